@@ -1,8 +1,8 @@
-"""What every test gets: an environment for agents, one way to run Hypothesis, and a guard against leaked threads.
+"""Shared by all tests: the environment of agents, the Hypothesis profiles, the workers, and a check for leaked threads.
 
-An agent under test must not inherit what hides its faults. PYTHONUNBUFFERED hides output that is lost in a buffer;
-PYTHONDONTWRITEBYTECODE raises memory; a forced colour or a config file of whoever runs the tests changes what the
-agent prints and does.
+An agent under test must not inherit variables that hide its faults. PYTHONUNBUFFERED hides output that is lost in a
+buffer, and PYTHONDONTWRITEBYTECODE increases memory. A forced color or a configuration file of the developer changes
+the output and the behavior of the agent.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ _NOT_FOR_AGENTS = (
     "STATE_DIRECTORY",
 )
 _LAST_THREADS_SECONDS = 2.0
-_WORKERS = 8
+_WORKERS = 10
 _HERE = Path(__file__).parent
+_OTHER_TIERS = ("deploy", "interop", "packaging")
 
-# No deadline and no too_slow: a busy machine is no fault of the code. Random on a desk, where a new counter-example
-# is welcome and its blob is printed; the same every time in CI, where red must mean that this commit broke it.
+# No deadline and no too_slow check, because a busy machine is not a fault of the code. Examples are random on a
+# developer's machine, where a new counter-example is welcome. In CI they are the same in every run, so that a failure
+# means that the commit broke the test.
 _PROFILE = settings(deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("desk", _PROFILE)
 settings.register_profile("ci", _PROFILE, derandomize=True, database=None)
@@ -41,13 +43,14 @@ settings.load_profile("ci" if os.environ.get("CI") else "desk")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give signals back their meaning: whoever starts the tests in the background hands them on ignored.
+    """Restore the default signal handlers and set a strict umask.
 
-    And let what tests write be written by its owner alone: with a umask of 002 their agents would rightly not approve.
+    A shell that starts the tests in the background leaves SIGINT ignored. With a umask of 002, files of the tests would
+    be writable by the group, and agents would refuse to approve.
     """
     _begin_elsewhere(config)
     os.umask(os.umask(0o022) | 0o022)
-    # What an agent leaves until the next boot is left where it goes with the run.
+    # Agents keep files until the next boot in this directory. It is removed after the run.
     runtime = tempfile.mkdtemp(prefix="runtime-")
     os.environ["RUNTIME_DIRECTORY"] = runtime
     atexit.register(shutil.rmtree, runtime, ignore_errors=True)
@@ -63,24 +66,31 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Run the normal suite side by side, as `-n 8 --dist worksteal` does; `-n` on the command line takes its place.
+    """Run the default suite as with `-n 10 --dist worksteal`, unless the command line sets `-n`.
 
-    Most tests wait for a deadline or a process, so eight share two cores well. Not for single files, whose workers
-    would take longer to start than they run, nor for the other tiers, which measure or share what they start.
+    Most tests wait for a deadline or a process, so ten workers keep two cores busy. Single files run without workers,
+    because the workers would take longer to start than the tests. The other tiers run without workers as well, because
+    their tests measure time or share machines.
     """
     is_chosen = config.option.markexpr not in config.getini("addopts") or any(
         ".py" in argument for argument in config.args
     )
     is_told = getattr(config.option, "numprocesses", 0) is not None or config.option.usepdb
-    if is_chosen or is_told or "PYTEST_XDIST_WORKER" in os.environ:  # a worker is not to have workers
+    if is_chosen or is_told or "PYTEST_XDIST_WORKER" in os.environ:  # a worker starts no workers
         return
     config.option.numprocesses = _WORKERS
     config.option.dist = "worksteal"
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each worker would compile every test for itself
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each worker compiles every test again
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Skip the folders in which the default run deselects every test. Their import takes seconds in each worker."""
+    is_default = config.option.markexpr in config.getini("addopts")
+    return True if is_default and collection_path.parent == _HERE and collection_path.name in _OTHER_TIERS else None
 
 
 def _begin_elsewhere(config: pytest.Config) -> None:
-    """Let each worker import another part of the tests first, and find the others' compiled by their workers."""
+    """Let each worker import another part of the tests first, so that each test is compiled only once."""
     folders = [Path(argument).resolve() for argument in config.args]
     if not hasattr(config, "workerinput") or not all(each.is_dir() and each.is_relative_to(_HERE) for each in folders):
         return
@@ -91,19 +101,19 @@ def _begin_elsewhere(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give all workers the tests in the same order, wherever they began."""
-    items.sort(key=lambda item: item.path)  # those of a file stay in theirs
+    """Give all workers the tests in the same order, as xdist requires."""
+    items.sort(key=lambda item: item.path)  # stable: the tests of a file keep their order
 
 
 @pytest.fixture
 def agent_env() -> dict[str, str]:
-    """Return the environment to start an agent with: this one, without what would hide its faults."""
+    """Return the environment for agents: the current one, without variables that hide faults."""
     return {name: value for name, value in os.environ.items() if name not in _NOT_FOR_AGENTS}
 
 
 @pytest.fixture(autouse=True)
 def no_leaked_threads() -> Iterator[None]:
-    """Fail a test that leaves a non-daemon thread behind: such a thread keeps an agent from ever exiting."""
+    """Fail a test that leaks a non-daemon thread. Such a thread would keep an agent from exiting."""
     before = set(threading.enumerate())
     yield
     leaked = [thread for thread in threading.enumerate() if thread not in before and not thread.daemon]

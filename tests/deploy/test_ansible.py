@@ -11,9 +11,7 @@ import hashlib
 import shlex
 import shutil
 import subprocess
-import sys
 import tarfile
-import time
 import zipfile
 from pathlib import Path
 from typing import NamedTuple
@@ -48,14 +46,6 @@ def test_playbooks_and_role_have_nothing_to_lint(tool, deploy, tmp_path):
         capture_output=True, text=True, timeout=540, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.deploy
-def test_rings_are_those_of_the_page_and_the_first_failure_ends_them(package, deploy, checkout):
-    (play,) = yaml_of(package, deploy / "ansible/rollout.yml")
-    assert play["serial"] == [1, "1%", "10%", "100%"]
-    assert play["max_fail_percentage"] == 0
-    assert "one VM, one in a hundred, one in ten, all" in page(checkout)
 
 
 @pytest.mark.deploy
@@ -258,67 +248,3 @@ def test_agent_is_taken_off_three_machines_of_which_one_has_none(fleet, removals
 
 
 # ---- ten of them ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-def test_ten_machines_in_rings_of_which_the_third_fails(fleet, made, shown):
-    _, roll_out, go_back = shown
-    names = [f"vm-{number}" for number in range(1, 11)]
-    for name in names:
-        fleet.start(name, with_version_before=False)
-    fleet.wait_until_up()
-    old, sinks_tried = made.old, ("-e", f"{ROLE}_send_test=true")
-
-    def versions():
-        return [fleet.readyz(name) for name in names]
-
-    # A first version whose sinks refuse goes on running, and is no success at the next run either.
-    for _ in range(2):
-        done = fleet.play(roll_out, old, "--limit", "vm-10", *sinks_tried)
-        assert (done.code, fleet.readyz("vm-10")) == (2, (200, old))
-
-    began = time.monotonic()
-    done = fleet.play(roll_out, old)
-    sys.stdout.write(f"ten installations: {time.monotonic() - began:.0f} s\n")
-    assert (done.code, done.said.count("PLAY [Roll the agent out in rings]")) == (0, 4)  # 1, 1, 1 and 7
-    assert versions() == [(200, old)] * 10
-    again = fleet.play(roll_out, old)
-    assert (again.code, again.total("changed"), len(again.recap)) == (0, 0, 10)
-
-    states = {name: fleet.state(name) for name in names}
-    done = fleet.play(roll_out, NEW, of_host={"vm-3": "never-ready"})
-    assert done.code == 2
-    assert set(done.recap) == {"vm-1", "vm-2", "vm-3"}
-    assert versions() == [(200, NEW)] * 2 + [(200, old)] * 8
-    assert "not rolled out on vm-3" in done.said
-    assert f"Rolled back: {old} runs as before, and is ready." in done.said
-    assert fleet.on("vm-3", f"cat {ETC}/config.toml").strip() == CONFIGURATIONS["good"].strip()
-    assert {name: fleet.state(name) for name in names[3:]} == {name: states[name] for name in names[3:]}
-
-    # In a ring of seven: the six others are finished, and it ends there.
-    done = fleet.play(roll_out, NEW, of_host={"vm-6": "never-ready"})
-    assert (done.code, len(done.recap), done.total("failed")) == (2, 10, 1)
-    assert versions() == [(200, old) if name == "vm-6" else (200, NEW) for name in names]
-
-    # The sinks of the new version are tried: what is installed by then is rolled back by the role itself.
-    done = fleet.play(roll_out, NEW, "--limit", "vm-6", *sinks_tried)
-    assert (done.code, fleet.readyz("vm-6")) == (2, (200, old))
-    assert f"Rolled back: {old} runs as before, and is ready." in done.said
-
-    assert fleet.play(go_back, NEW).code == 0
-    assert versions() == [(200, old)] * 10
-    again = fleet.play(go_back, NEW)
-    assert (again.code, again.total("changed")) == (0, 0)
-
-    # One that is switched off is left out of a ring that has others.
-    fleet.stop("vm-10")
-    done = fleet.play(roll_out, old, "--limit", ",".join(names[5:]))
-    assert (done.code, done.total("unreachable"), done.recap["vm-10"]["unreachable"]) == (4, 1, 1)
-    assert [done.recap[name]["ok"] > 0 for name in names[5:9]] == [True] * 4
-
-    # Nothing to change, and not ready: it is said so, and not that something was rolled back.
-    fleet.on("vm-1", f"systemctl stop {NAME}")
-    done = fleet.play(roll_out, old, "--limit", "vm-1", "-e", f"{ROLE}_wait_seconds=2")
-    assert done.code == 2
-    assert f"{old} was there before, nothing was changed, and it is NOT ready: It does not answer." in done.said

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 if sys.version_info >= (3, 11):
-    import tomllib
+    pass
 else:
-    import tomli as tomllib
+    pass
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(1500)]
 
@@ -42,17 +42,7 @@ def members(path):
         return {member.name.partition("/")[2]: member for member in tar.getmembers()}
 
 
-def text_of(path, name):
-    with tarfile.open(path) as tar:
-        top = tar.getmembers()[0].name
-        return tar.extractfile(f"{top}/{name}").read().decode()
-
-
 # ---- the lock -------------------------------------------------------------------------------------------------------
-
-
-def locked(path):
-    return dict(re.findall(r"(?m)^([a-z0-9-]+)==(\S+)", path.read_text()))
 
 
 def test_lock_is_what_pyproject_asks_for(checkout):
@@ -65,27 +55,6 @@ def test_lock_is_what_pyproject_asks_for(checkout):
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, f"run deploy/artifact/lock.sh: {done.stdout}{done.stderr}"
-
-
-def test_every_line_of_the_locks_has_a_hash_and_none_names_an_index(deploy):
-    for name in ("requirements.txt", "tools.txt"):
-        text = (deploy / "artifact" / name).read_text()
-        for line in re.findall(r"(?m)^[a-z0-9][^\n]*==[^\n]*\n[^\n]*", text):
-            assert "--hash=sha256:" in line, line
-        assert "://" not in text
-
-
-def test_no_locked_version_is_below_the_floor_of_its_library(deploy, checkout):
-    versions = locked(deploy / "artifact/requirements.txt")
-    settings = tomllib.loads((checkout / "pyproject.toml").read_text())
-    floors = settings["tool"][NAME]["floors"]
-    numbers = {name: tuple(map(int, re.findall(r"\d+", version))) for name, version in versions.items()}
-    extras = settings["project"]["optional-dependencies"]
-    for_the_portal = [*extras["portal"], *extras["portal-postgresql"]]  # which no archive brings
-    of_the_portal = {re.match(r"[\w-]+", each)[0].lower() for each in for_the_portal}
-    assert set(floors) - set(numbers) - of_the_portal == set()
-    for name in set(floors) & set(numbers):
-        assert numbers[name] >= tuple(map(int, re.findall(r"\d+", floors[name]["floor"]))), name
 
 
 # ---- the archives ---------------------------------------------------------------------------------------------------
@@ -104,16 +73,6 @@ def test_archive_is_small_and_holds_all_that_an_installation_needs(artifacts, ar
     machines = {name for name in held if name.endswith(".whl") and "-any.whl" not in name}
     assert machines
     assert all(ARCHES[arch] in name for name in machines)
-
-
-@pytest.mark.parametrize("arch", ARCHES)
-def test_archive_has_every_compiled_library_for_every_python(artifacts, arch, checkout):
-    classifiers = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]["classifiers"]
-    pythons = [line.rpartition(" ")[2] for line in classifiers if re.search(r":: 3\.\d+$", line)]
-    path = archive(artifacts, arch)
-    assert f"pythons='{' '.join(pythons)}'" in text_of(path, "built-for")
-    for python in pythons:
-        assert [name for name in members(path) if "msgspec-" in name and f"-cp{python.replace('.', '')}-" in name]
 
 
 @pytest.mark.parametrize("arch", ARCHES)
@@ -149,19 +108,6 @@ def test_archive_for_windows_holds_the_installer_the_service_and_the_wheel_that_
         own = tar.extractfile(member).read()
     assert (unpacked_for_windows / "wheels" / Path(member.name).name).read_bytes() == own
     assert (unpacked_for_windows / "LICENSE").exists()
-
-
-def test_same_files_give_the_same_bytes_of_the_archive_for_windows(unpacked_for_windows, artifacts, deploy, tmp_path):
-    """What is packed is locked by hash; to fetch it once more would take minutes."""
-    again = (
-        "import os, sys; from pathlib import Path; sys.path.insert(0, sys.argv[1]); import build;"
-        "epoch = int(os.environ.get('SOURCE_DATE_EPOCH') or build.DEFAULT_EPOCH);"
-        "build.pack_zip(Path(sys.argv[2]), Path(sys.argv[3]), epoch)"
-    )
-    packed = tmp_path / "packed.zip"
-    program = [sys.executable, "-B", "-c", again, deploy / "artifact", unpacked_for_windows, packed]
-    subprocess.run(program, timeout=120, check=True)
-    assert packed.read_bytes() == windows_archive(artifacts).read_bytes()
 
 
 @pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13"])
@@ -221,10 +167,6 @@ def test_what_is_installed_has_nothing_that_a_run_never_needs(facts):
     assert held & {"pip", "setuptools", "pygments", "rich", "markdown_it_py"} == set()
     assert int(facts["installed_megabytes"]) < 50
     assert facts["manual"] == f"/usr/local/share/man/man1/{NAME}.1"
-
-
-def test_demo_does_without_the_library_that_was_left_out(facts):
-    assert int(facts["demo_without_rich"]) >= 3
 
 
 def test_upgrade_under_load_loses_nothing_and_remembers_the_extras(facts):

@@ -8,15 +8,12 @@ judges it. What the rules of fleet/ do is in test_fleet.py.
 """
 
 import importlib
-import inspect
 import json
 import re
 import typing
 
 import pytest
 from bicep import AZURE, UNKNOWN, body, declared, decorators, literal, nodes, plain, properties, text
-
-from bridge.config.settings import StatusSettings
 
 pytestmark = pytest.mark.deploy
 
@@ -79,24 +76,9 @@ MAPPED = {
     "Microsoft.OperationalInsights/workspaces/tables": ("azure.mgmt.loganalytics", "2025-07-01", "Table"),
 }
 
-#: Of it the released SDK knows an older version alone (Microsoft, "Remediations - Create Or Update", 2021-10-01).
-REMEDIATION = "Microsoft.PolicyInsights/remediations"
-
-REMEDIATION_KEYS = {
-    "policyAssignmentId",
-    "policyDefinitionReferenceId",
-    "resourceDiscoveryMode",
-    "resourceCount",
-    "parallelDeployments",
-    "failureThreshold",
-    "filters",
-}
 
 #: Those of which the SDK has the newest version alone.
 UNVERSIONED = {"azure.mgmt.monitor", "azure.mgmt.loganalytics"}
-
-#: The first versions that know osImageNotificationProfile, and retentionDescription.
-OLDEST = {"Microsoft.Compute": "2022-08-01", "Microsoft.EventHub": "2024-01-01"}
 
 
 def resources(parse):
@@ -112,11 +94,6 @@ def resources(parse):
 def the_resource(parse, wanted):
     (found,) = (plain(node) for type_name, _, node in resources(parse) if type_name == wanted)
     return found
-
-
-def test_there_is_something_to_check():
-    fleet = {"fleet/application.bicep", "fleet/policy.bicep", "fleet/remediation.bicep"}
-    assert {"main.bicep", "eventhub.bicep", "logs.bicep", "scaleset.bicep"} | fleet == set(FILES)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -167,16 +144,6 @@ def test_modules_exist_and_get_what_they_ask_for_and_nothing_else(parse, name):
         assert required <= given <= set(asked)
         read = set(re.findall(rf"\b{module}\.outputs\.(\w+)", text(root)))
         assert read <= set(declared(target, "output"))
-
-
-@pytest.mark.parametrize("template", [name for name in FILES if name not in {"eventhub.bicep", "scaleset.bicep"}])
-def test_defaults_are_within_their_bounds_and_every_parameter_of_a_template_is_explained(parse, template):
-    root = parse(template)
-    for name, node in declared(root, "parameter").items():
-        found = decorators(root, name)
-        assert found["description"].endswith("."), name
-        if len(node.named_children) > 2 and "minValue" in found:
-            assert found["minValue"] <= literal(node.named_children[2]) <= found["maxValue"], name
 
 
 @pytest.fixture(scope="module")
@@ -251,22 +218,6 @@ def check_value(value, wanted, path):
         assert type(value) is wanted, f"{path} is {value!r}, not of type {wanted.__name__}"
 
 
-def test_every_resource_is_one_whose_model_is_known(parse):
-    assert {type_name for type_name, _, _ in resources(parse)} == set(TYPED) | set(MAPPED) | {REMEDIATION}
-
-
-def test_a_remediation_goes_on_for_all_of_a_ring_and_stops_when_too_many_fail(parse):
-    found = [plain(node)["properties"] for type_name, _, node in resources(parse) if type_name == REMEDIATION]
-    assert {one["policyDefinitionReferenceId"] for one in found} == {"virtualMachines", "scaleSets"}
-    for one in found:
-        assert set(one) <= REMEDIATION_KEYS
-        assert one["resourceDiscoveryMode"] == "ReEvaluateCompliance"  # what Azure found a day ago is another ring
-        assert one["resourceCount"] == 50_000  # the most that Azure takes; without it, 500
-        assert set(one["failureThreshold"]) == {"percentage"}
-    bounds = decorators(parse("fleet/remediation.bicep"), "parallelDeployments")
-    assert (bounds["minValue"], bounds["maxValue"]) == (1, 30)
-
-
 @pytest.mark.parametrize("type_name", TYPED)
 def test_keys_types_and_values_are_those_of_the_sdk(parse, sdk, type_name):
     library, model = TYPED[type_name]
@@ -310,73 +261,6 @@ def body_of(node):
     return json.loads((AZURE / path).read_text(encoding="utf-8"))[inner]
 
 
-def check_mapped(value, kind, models, path):
-    """Compare plain *value* with *kind*, as an _attribute_map of *models* names it, at *path*."""
-    if kind[0] in "[{":
-        assert isinstance(value, list if kind[0] == "[" else dict), path
-        for name, inner in enumerate(value) if kind[0] == "[" else value.items():
-            check_mapped(inner, kind[1:-1], models, f"{path}.{name}")
-    elif kind in {"str", "bool", "int"}:
-        assert value is UNKNOWN or type(value).__name__ == kind, f"{path} is {value!r}"
-    else:
-        keys = {each["key"]: each["type"] for each in getattr(models, kind)._attribute_map.values()}
-        for name, inner in value.items():
-            assert name in keys, f"{path}.{name} is unknown; there are {sorted(keys)}"
-            check_mapped(inner, keys[name], models, f"{path}.{name}")
-
-
-@pytest.mark.parametrize("type_name", [name for name in MAPPED if MAPPED[name][0] in UNVERSIONED])
-def test_what_stands_inside_is_of_the_sdk_too(parse, sdk, type_name):
-    library, _, model = MAPPED[type_name]
-    models = sdk(f"{library}.models")
-    kinds = {each["key"]: each["type"] for each in getattr(models, model)._attribute_map.values()}
-    (node,) = (node for found, _, node in resources(parse) if found == type_name)
-    for name, value in body_of(properties(node)["properties"]).items():
-        plain_value = plain(value) if hasattr(value, "children") else value
-        check_mapped(plain_value, kinds[f"properties.{name}"], models, name)
-
-
-def test_versions_are_released_know_what_is_used_and_are_none_of_the_future(parse, sdk):
-    newest = inspect.getsource(sdk(f"{EVENT_HUB}._configuration")) + inspect.getsource(
-        sdk(f"{COMPUTE}.operations._operations")
-    )
-    released = max(re.findall(r'"(20\d\d-\d\d-\d\d)"', newest))
-    for type_name, version, _ in resources(parse):
-        assert re.fullmatch(r"20\d\d-\d\d-\d\d", version), "a preview may go any day"
-        assert OLDEST.get(type_name.partition("/")[0], version) <= version <= released, type_name
-
-
-def test_deletions_and_os_upgrades_are_announced(parse):
-    found = the_resource(parse, "Microsoft.Compute/virtualMachineScaleSets")
-    profile = found["properties"]["virtualMachineProfile"]["scheduledEventsProfile"]
-    assert profile["osImageNotificationProfile"] == {"enable": True, "notBeforeTimeout": "PT15M"}
-    assert profile["terminateNotificationProfile"]["enable"] is True
-    assert "'PT${terminateNoticeMinutes}M'" in text(parse("scaleset.bicep"))
-    bounds = decorators(parse("main.bicep"), "terminateNoticeMinutes")
-    assert (bounds["minValue"], bounds["maxValue"]) == (5, 15)
-
-
-def test_os_upgrades_happen_by_themselves_and_have_the_health_that_they_require(parse):
-    found = the_resource(parse, "Microsoft.Compute/virtualMachineScaleSets")["properties"]
-    assert found["orchestrationMode"] == "Uniform"
-    assert found["upgradePolicy"]["automaticOSUpgradePolicy"]["enableAutomaticOSUpgrade"] is True
-    image = plain(declared(parse("main.bicep"), "parameter")["image"].named_children[2])
-    assert image["version"] == "latest"
-    (extension,) = found["virtualMachineProfile"]["extensionProfile"]["extensions"]
-    assert extension["properties"]["type"] == "ApplicationHealthLinux"
-    _, port = StatusSettings().address
-    assert extension["properties"]["settings"] == {"protocol": "http", "port": port, "requestPath": "/healthz"}
-
-
-def test_the_state_disk_is_none_that_an_upgrade_exchanges(parse):
-    found = the_resource(parse, "Microsoft.Compute/virtualMachineScaleSets")
-    storage = found["properties"]["virtualMachineProfile"]["storageProfile"]
-    assert "diffDiskSettings" not in storage["osDisk"]
-    (disk,) = storage["dataDisks"]
-    device = plain(declared(parse("main.bicep"), "parameter")["stateDisk"].named_children[2])
-    assert device == f"/dev/disk/azure/scsi1/lun{disk['lun']}"
-
-
 def test_only_the_one_identity_may_send_and_there_are_no_keys(parse):
     namespace = the_resource(parse, "Microsoft.EventHub/namespaces")["properties"]
     assert namespace["disableLocalAuth"] is True
@@ -386,32 +270,6 @@ def test_only_the_one_identity_may_send_and_there_are_no_keys(parse):
     assignment = body(declared(parse("eventhub.bicep"), "resource")["sender"])
     assert text(properties(assignment)["scope"]) == "hub"
     assert plain(properties(assignment)["properties"])["principalType"] == "ServicePrincipal"
-
-
-def test_records_go_to_the_table_by_the_transformation_that_is_tested(parse):
-    rule = the_resource(parse, "Microsoft.Insights/dataCollectionRules")
-    assert rule["kind"] == "Direct"  # the kind that has an address of its own
-    [flow] = rule["properties"]["dataFlows"]
-    root = parse("logs.bicep")
-    variables = {name: text(node.named_children[1]) for name, node in declared(root, "variable").items()}
-    assert variables["lines"] == "split(loadTextContent('kql/log-analytics/transform.kql'), '\\n')"
-    assert variables["transform"] == "join(filter(lines, line => !startsWith(line, '/')), '\\n')"
-    lines = (AZURE / "kql" / "log-analytics" / "transform.kql").read_text(encoding="utf-8").splitlines()
-    assert all(line.startswith("//") for line in lines if line.startswith("/"))
-    table = json.loads((AZURE / "kql" / "log-analytics" / "table.json").read_text(encoding="utf-8"))
-    name = table["properties"]["schema"]["name"]
-    assert (flow["outputStream"], flow["destinations"]) == (f"Custom-{name}", ["workspace"])
-    assert the_resource(parse, "Microsoft.OperationalInsights/workspaces/tables")["name"] == name
-    assert variables["stream"].startswith("'Custom-")
-
-
-def test_function_of_the_template_is_the_one_that_the_page_saves(parse):
-    saved = the_resource(parse, "Microsoft.OperationalInsights/workspaces/savedSearches")
-    found = declared(parse("logs.bicep"), "resource")["records"]
-    assert "loadTextContent('kql/log-analytics/ScheduledEventRecords.kql')" in text(found)
-    page = (AZURE.parents[1] / "docs/howto/log-analytics.md").read_text(encoding="utf-8")
-    [alias, parameters] = re.search(r"--fa (\S+) --fp '(\S+)'", page).groups()
-    assert (saved["properties"]["functionAlias"], saved["properties"]["functionParameters"]) == (alias, parameters)
 
 
 def test_only_the_one_identity_may_send_to_the_rule(parse):

@@ -86,12 +86,6 @@ def test_the_installer_finds_all_that_it_needs_beside_it(written):
         assert written[name] == (AZURE.parent / "systemd" / name).read_bytes()
 
 
-def test_the_setup_gets_the_wheel_its_sum_and_the_disk(cloud_init, written, package):
-    ((program, *arguments),) = package("yaml").safe_load(cloud_init)["runcmd"]
-    assert Path(program).name in written
-    assert arguments == [SAMPLE["wheelUrl"], SAMPLE["wheelSha256"], "/dev/disk/azure/scsi1/lun0"]
-
-
 def test_the_configuration_of_the_vms_sends_to_the_hub(written, tmp_path):
     path = tmp_path / "config.toml"
     path.write_bytes(written["config.toml"])
@@ -106,19 +100,6 @@ def test_the_configuration_of_the_vms_sends_to_the_hub(written, tmp_path):
     # The health extension asks the default address; the disk is mounted where the unit has the state by default.
     assert settings.status == StatusSettings()
     assert settings.state.directory is None
-
-
-def test_state_is_mounted_where_the_unit_keeps_it():
-    unit = (AZURE.parent / "systemd" / "scheduled-events-bridge.service").read_text()
-    (directory,) = re.findall(r"^StateDirectory=(.+)$", unit, re.MULTILINE)
-    assert f"state=/var/lib/{directory}\n" in (AZURE / "setup.sh").read_text()
-
-
-def test_shellcheck_finds_nothing_in_the_setup(tool):
-    judged = subprocess.run(
-        [tool("shellcheck"), str(AZURE / "setup.sh")], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert judged.returncode == 0, judged.stdout
 
 
 @pytest.fixture
@@ -212,10 +193,3 @@ def test_a_disk_that_is_not_there_is_waited_for_and_then_ends_the_setup_with_the
     assert "stateDisk" in done.stderr
     assert len((tmp_path / "slept").read_text()) == 60
     assert not (tmp_path / "absent").exists()
-
-
-def test_a_disk_that_comes_late_is_formatted(set_up_disk, tmp_path):
-    run, told = set_up_disk
-    assert run(tmp_path / "late").returncode == 99
-    assert len((tmp_path / "slept").read_text()) == 9
-    assert told(tmp_path / "late", "TYPE") == "ext4"

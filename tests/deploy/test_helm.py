@@ -1,12 +1,8 @@
 """The chart: linted, judged by the schemas of Kubernetes, and compared with what kustomize makes of the same."""
 
-import importlib.util
 import json
-import re
-import shutil
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
 
 import doc_pages
@@ -45,17 +41,6 @@ EVERYTHING = {
     "podLabels": {"team": "sre"},
     "serviceAccount": {"annotations": {"azure.workload.identity/client-id": "0"}},
     "maxUnavailable": 1,
-}
-#: The fields of a PodMonitor, as the CustomResourceDefinition of Prometheus Operator 0.91 has them, that may be used.
-POD_MONITOR = {"jobLabel": str, "selector": dict, "podMetricsEndpoints": list, "namespaceSelector": dict}
-ENDPOINT = {"port": str, "path": str, "interval": str, "scrapeTimeout": str, "relabelings": list}
-RELABELING = {
-    "action": str,
-    "regex": str,
-    "replacement": str,
-    "separator": str,
-    "sourceLabels": list,
-    "targetLabel": str,
 }
 
 
@@ -137,31 +122,6 @@ def test_chart_makes_what_kustomize_makes(rendered, kustomized, name):
         assert ours[kind] == manifest
 
 
-def test_pods_bear_the_labels_of_kustomize_and_those_that_they_are_selected_by(rendered, kustomized):
-    values = {"podLabels": {"team": "sre", f"{POD}/name": "other"}}
-    chart, theirs = (only(each, "DaemonSet")["spec"] for each in (rendered(values), kustomized(KUBERNETES / "base")))
-    labels = chart["template"]["metadata"]["labels"]
-    assert theirs["template"]["metadata"]["labels"].items() <= labels.items()
-    assert chart["selector"]["matchLabels"].items() <= labels.items()
-    assert labels["team"] == "sre"
-
-
-def test_every_kustomization_has_its_values():
-    paths = KUBERNETES.rglob("kustomization.yaml")
-    assert set(SAME) == {str(path.parent.relative_to(KUBERNETES)) for path in paths}
-
-
-def test_comparison_sees_a_difference(rendered, kustomized):
-    theirs = substance(kustomized(KUBERNETES / "base"))
-    for values in (
-        {"port": 9465},
-        {"tolerations": []},
-        {"resources": {"limits": {"memory": "1Gi"}}},
-        {"secretName": "other"},
-    ):
-        assert substance(rendered(values)) != theirs, values
-
-
 @pytest.mark.parametrize("values", [*SAME.values(), EVERYTHING, {"podMonitor": {"enabled": True}}], ids=str)
 def test_chart_is_right_for_helm(helm, tmp_path, values):
     path = tmp_path / "values.json"
@@ -222,19 +182,6 @@ def test_schema_refuses_what_is_unknown_or_wrong(rendered, values, named):
     assert named in said
 
 
-def test_every_value_is_in_the_schema_with_its_default_and_no_other(package):
-    values = package("yaml").safe_load((CHART / "values.yaml").read_text())
-    schema = json.loads((CHART / "values.schema.json").read_text())
-
-    def compare(value, known, path):
-        if known.get("additionalProperties") is False:
-            assert set(known["properties"]) - {"global", "claims"} == set(value), path
-            for key, inner in value.items():
-                compare(inner, known["properties"][key], f"{path}.{key}")
-
-    compare(values, schema, "")
-
-
 def test_configuration_of_values_is_the_same_as_toml(rendered):
     config = {
         "stop_grace_seconds": 12.5,
@@ -249,11 +196,6 @@ def test_configuration_of_values_is_the_same_as_toml(rendered):
     written = tomllib.loads(config_of(rendered({"config": config})))
     assert written == config
     assert [sink.name for sink in read(written).sinks] == ["one", "two"]
-
-
-def test_key_without_a_value_is_refused_because_toml_has_none(rendered):
-    said = rendered({"config": {"sinks": [{"type": "stdout", "event_types": None}]}}, refused=True)
-    assert "leave the key out" in said
 
 
 def test_values_of_the_readme_are_taken_and_make_a_configuration(rendered, package):
@@ -294,35 +236,6 @@ def test_stop_that_would_be_a_kill_is_refused(rendered):
     rendered({"config": {"stop_grace_seconds": 0}, "terminationGracePeriodSeconds": 2})
 
 
-def test_arguments_of_the_drain_go_to_both_of_its_sinks(rendered):
-    drain = {"enabled": True, "arguments": ["--spare", "Freeze,Reboot"]}
-    sinks = tomllib.loads(config_of(rendered({"drain": drain})))["sinks"]
-    commands = [sink["command"][3:] for sink in sinks if sink["type"] == "command"]
-    assert commands == [["--spare", "Freeze,Reboot"], ["--now", "--spare", "Freeze,Reboot"]]
-
-
-def test_release_of_another_name_makes_names_of_its_own_that_fit_together(rendered):
-    manifests = rendered({"drain": {"enabled": True}}, release="prod")
-    assert {each["metadata"]["name"] for each in manifests} == {f"prod-{NAME}", f"prod-{NAME}-drain"}
-    pod = only(manifests, "DaemonSet")["spec"]["template"]["spec"]
-    assert (pod["serviceAccountName"], pod["priorityClassName"]) == (f"prod-{NAME}", f"prod-{NAME}")
-    assert only(manifests, "ClusterRoleBinding")["subjects"][0]["name"] == f"prod-{NAME}"
-    selected = only(manifests, "DaemonSet")["spec"]["selector"]["matchLabels"]
-    assert selected == {"app.kubernetes.io/name": NAME, "app.kubernetes.io/instance": "prod"}
-
-
-def test_image_is_of_the_version_of_this_tree_unless_it_is_said(rendered, package):
-    chart = package("yaml").safe_load((CHART / "Chart.yaml").read_text())
-    assert chart["version"] == chart["appVersion"] == version(NAME)
-
-    def image(values):
-        return only(rendered({"image": values}), "DaemonSet")["spec"]["template"]["spec"]["containers"][0]["image"]
-
-    assert image({}) == f"registry.example.net/{NAME}:{version(NAME)}"
-    assert image({"repository": "r.io/x", "tag": "2"}) == "r.io/x:2"
-    assert image({"repository": "r.io/x", "tag": "2", "digest": f"sha256:{'b' * 64}"}) == f"r.io/x@sha256:{'b' * 64}"
-
-
 @pytest.fixture
 def pod_monitor(rendered):
     def of(**values):
@@ -336,20 +249,6 @@ def test_pod_monitor_is_off_by_default_and_refused_where_nothing_can_be_scraped(
     assert "loopback" in rendered({"podMonitor": {"enabled": True}, "hostNetwork": True}, refused=True)
 
 
-def test_pod_monitor_has_only_fields_that_the_operator_knows(pod_monitor):
-    made = pod_monitor(interval="30s", labels={"release": "prometheus"})
-    assert (made["apiVersion"], made["kind"]) == ("monitoring.coreos.com/v1", "PodMonitor")
-    assert made["metadata"]["labels"]["release"] == "prometheus"
-    [endpoint] = made["spec"]["podMetricsEndpoints"]
-    checked = [(made["spec"], POD_MONITOR), (endpoint, ENDPOINT)]
-    checked += [(rule, RELABELING) for rule in endpoint["relabelings"]]
-    for found, known in checked:
-        assert set(found) <= set(known)
-        assert all(isinstance(value, known[key]) for key, value in found.items())
-    assert re.fullmatch(r"(\d+h)?(\d+m)?(\d+s)?", endpoint["interval"])
-    assert pod_monitor(apiVersion="azmonitoring.coreos.com/v1")["apiVersion"] == "azmonitoring.coreos.com/v1"
-
-
 def test_pod_monitor_finds_the_agents_under_the_names_that_the_rules_go_by(rendered, pod_monitor):
     spec, daemon_set = pod_monitor()["spec"], only(rendered(), "DaemonSet")["spec"]["template"]
     labels, [endpoint] = daemon_set["metadata"]["labels"], spec["podMetricsEndpoints"]
@@ -358,40 +257,3 @@ def test_pod_monitor_finds_the_agents_under_the_names_that_the_rules_go_by(rende
     assert (endpoint["port"], endpoint["path"]) == (port["name"], "/metrics")
     assert f'job="{labels[spec["jobLabel"]]}"' in (DEPLOY / "prometheus" / "rules.yml").read_text()
     assert {"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "instance"} in endpoint["relabelings"]
-
-
-def test_notes_show_commands_for_the_namespace_of_the_release(helm, package, tmp_path):
-    chart = shutil.copytree(CHART, tmp_path / NAME)
-    notes = (chart / "templates/NOTES.txt").read_text()
-    shown = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: notes}\ndata: {text: {{ include "
-    (chart / "templates/notes.yaml").write_text(
-        f'{{{{ define "notes" }}}}{notes}{{{{ end }}}}\n{shown}"notes" . | toJson }}}}}}\n'
-    )
-    values = tmp_path / "values.json"
-    values.write_text('{"drain": {"enabled": true}}')
-    done = helm("template", NAME, chart, "--namespace", "maintenance", "--values", values)
-    assert done.returncode == 0, done.stderr
-    manifests = [each for each in package("yaml").safe_load_all(done.stdout) if each]
-    [text] = [each["data"]["text"] for each in manifests if each["metadata"]["name"] == "notes"]
-    commands = re.findall(r"^  kubectl -n (\S+) exec ds/(\S+) -- scheduled-events-bridge (.+)$", text, re.MULTILINE)
-    assert {(namespace, name) for namespace, name, _ in commands} == {("maintenance", NAME)}
-    assert [words for _, _, words in commands] == ["check-config --connect", "status", "send-test drain"]
-    assert "WARNING: image.repository" in text
-
-
-def test_chart_of_a_release_is_taken_by_helm_and_makes_the_same(helm, checkout, tmp_path):
-    spec = importlib.util.spec_from_file_location("release", checkout / ".ci/release.py")
-    release = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(release)
-    made = tmp_path / release.chart_name(release.version_here())
-    release.pack_chart(made, 0)
-    assert helm("lint", "--strict", made).returncode == 0
-    from_archive, from_tree = (helm("template", NAME, chart, "--namespace", NAME) for chart in (made, CHART))
-    assert (from_archive.returncode, from_archive.stdout) == (0, from_tree.stdout), from_archive.stderr
-
-
-def test_archive_holds_the_whole_chart(helm, tmp_path):
-    done = helm("package", CHART, "--destination", tmp_path)
-    assert done.returncode == 0, done.stderr
-    [archive] = tmp_path.glob("*.tgz")
-    assert archive.name == f"{NAME}-{version(NAME)}.tgz"

@@ -61,31 +61,12 @@ def settings(manifests, pod, environment, tmp_path):
     return loader.load(path, environment)
 
 
-def test_there_are_the_base_and_its_overlays_and_the_readme_names_each():
-    text = (KUBERNETES / "README.md").read_text()
-    assert set(re.findall(r"\]\(([\w/-]+)/kustomization\.yaml\)", text)) == set(BUILDS)
-    assert {"base", "overlays/host-network", "overlays/event-hubs", "overlays/drain"} <= set(BUILDS)
-
-
 @pytest.mark.parametrize("version", [*VERSIONS, "newest"])
 def test_every_manifest_is_valid_in_strict_mode(manifests, package, version):
     validate = package("kubernetes_validate")
     wanted = ".".join(validate.latest_version().split(".")[:2]) if version == "newest" else version
     for manifest in manifests:
         assert validate.validate(manifest, wanted, strict=True) == wanted
-
-
-def test_everything_that_has_a_namespace_is_in_the_one_that_is_made(manifests):
-    made = only(manifests, "Namespace")["metadata"]["name"]
-    assert f"kubectl -n {made} " in (KUBERNETES / "README.md").read_text()
-    for manifest in manifests:
-        if manifest["kind"] not in {"Namespace", "PriorityClass", "ClusterRole", "ClusterRoleBinding"}:
-            assert manifest["metadata"]["namespace"] == made
-
-
-def test_the_hostpath_volume_is_allowed_in_the_namespace(manifests):
-    labels = only(manifests, "Namespace")["metadata"]["labels"]
-    assert labels["pod-security.kubernetes.io/enforce"] == "privileged"
 
 
 def test_the_configuration_is_read_from_where_the_agent_looks(agent, settings, pod):
@@ -119,16 +100,6 @@ def test_probes_ask_where_the_agent_listens(pod, agent, settings):
     assert [declared["containerPort"] for declared in agent["ports"]] == [port]
 
 
-def test_configuration_that_says_nothing_or_otherwise_moves_neither_the_listener_nor_the_state(
-    settings, environment, tmp_path
-):
-    path = tmp_path / "own.toml"
-    for text in ("", '[status]\nlisten = "127.0.0.1:1"\n[state]\ndirectory = "/elsewhere"\n'):
-        path.write_text(text)
-        own = loader.load(path, environment)
-        assert (own.status, own.state) == (settings.status, settings.state)
-
-
 @pytest.fixture
 def own_overlay(kustomized, tmp_path):
     """Build an overlay beside those that come along, of a kustomization.yaml and a config.toml."""
@@ -153,12 +124,6 @@ def test_overlay_of_the_readme_replaces_the_configuration_and_the_image(own_over
     assert [each["configMap"]["name"] for each in pod["volumes"] if "configMap" in each] == [config["metadata"]["name"]]
     images = {each["image"] for each in pod["containers"] + pod["initContainers"]}
     assert images == {"registry.contoso.net/scheduled-events-bridge:0.1.0"}
-
-
-def test_config_toml_that_the_kustomization_does_not_name_is_not_taken(own_overlay):
-    config = only(own_overlay("resources: [../../base]\n"), "ConfigMap")
-    assert 'name = "own"' not in config["data"]["config.toml"]
-    assert "does nothing by itself" in (KUBERNETES / "README.md").read_text()
 
 
 @pytest.fixture
@@ -221,22 +186,6 @@ def test_prometheus_accepts_the_scrape_job(tool, package, scrape_job, tmp_path):
     assert judged.returncode == 0, judged.stdout + judged.stderr
 
 
-def test_no_annotation_has_the_agents_scraped_under_other_names(manifests):
-    metadata = only(manifests, "DaemonSet")["spec"]["template"]["metadata"]
-    assert not [name for name in metadata.get("annotations", {}) if name.startswith("prometheus.io/")]
-
-
-def test_only_the_overlay_for_it_uses_the_network_of_the_host(build, pod):
-    assert bool(pod.get("hostNetwork")) == (build == "overlays/host-network")
-    assert pod.get("dnsPolicy") == ("ClusterFirstWithHostNet" if pod.get("hostNetwork") else None)
-
-
-def test_a_slow_first_start_is_waited_for_and_a_passing_fault_kills_nothing(agent):
-    startup, liveness = agent["startupProbe"], agent["livenessProbe"]
-    assert startup["periodSeconds"] * startup["failureThreshold"] >= 165
-    assert liveness["periodSeconds"] * liveness["failureThreshold"] >= 120
-
-
 def test_the_kubelet_waits_longer_than_a_stop_takes(pod, settings):
     assert pod["terminationGracePeriodSeconds"] > settings.stop_grace_seconds + 1
 
@@ -246,26 +195,6 @@ def test_two_agents_never_run_on_one_node(manifests):
     assert strategy["type"] == "RollingUpdate"
     assert strategy["rollingUpdate"]["maxSurge"] == 0
     assert strategy["rollingUpdate"]["maxUnavailable"]
-
-
-def test_every_taint_is_tolerated_that_of_spot_nodes_too(pod):
-    assert pod["tolerations"] == [{"operator": "Exists"}]
-
-
-def test_nodes_without_a_vm_below_or_without_linux_get_none(pod):
-    assert pod["nodeSelector"] == {"kubernetes.io/os": "linux"}
-    (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    assert {"key": "type", "operator": "NotIn", "values": ["virtual-kubelet"]} in term["matchExpressions"]
-
-
-def test_the_pod_has_no_right_to_the_api_but_for_a_drain(build, manifests, pod):
-    account = only(manifests, "ServiceAccount")
-    assert pod["serviceAccountName"] == account["metadata"]["name"]
-    assert account["automountServiceAccountToken"] is False
-    assert pod["automountServiceAccountToken"] is False
-    is_drain = build == "overlays/drain"
-    assert bool([manifest for manifest in manifests if "Role" in manifest["kind"]]) == is_drain
-    assert bool([volume for volume in pod["volumes"] if "projected" in volume]) == is_drain
 
 
 @pytest.mark.parametrize("build", ["overlays/drain"], scope="module", indirect=True)
@@ -284,33 +213,6 @@ def test_drain_may_do_what_its_program_asks_for_and_nothing_else(manifests):
     assert binding["subjects"] == [subject]
 
 
-@pytest.mark.parametrize("build", ["overlays/drain"], scope="module", indirect=True)
-def test_token_of_the_drain_is_in_the_agents_container_alone_and_where_the_program_looks(pod, agent, settings):
-    program = (KUBERNETES / "drain.py").read_text()
-    found = mount(agent, "/var/run/secrets/kubernetes.io/serviceaccount/token")
-    assert f'Path("{found["mountPath"]}")' in program
-    token, authority = volume_of(pod, found)["projected"]["sources"]
-    assert token["serviceAccountToken"]["path"] == "token"
-    assert authority["configMap"]["items"] == [{"key": "ca.crt", "path": "ca.crt"}]
-    assert not [each for each in pod["initContainers"][0]["volumeMounts"] if each["name"] == found["name"]]
-    assert {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}} in agent["env"]
-    commands = [sink.config.command for sink in settings.sinks if sink.type_name == "command"]
-    dockerfile = (KUBERNETES.parent / "docker" / "Dockerfile").read_text()
-    assert "deploy/kubernetes/drain.py /opt/scheduled-events-bridge/" in dockerfile
-    assert {command[2] for command in commands} == {"/opt/scheduled-events-bridge/drain.py"}
-
-
-def test_page_of_the_drain_shows_the_tables_of_its_overlay():
-    [block] = doc_pages.blocks(doc_pages.page("docs/howto/kubernetes-drain.md"), "toml")
-    assert (KUBERNETES / "overlays/drain/config.toml").read_text().endswith(block.text)
-
-
-def test_the_priority_class_is_made_and_is_none_of_the_system(manifests, pod):
-    made = only(manifests, "PriorityClass")
-    assert pod["priorityClassName"] == made["metadata"]["name"]
-    assert 0 < made["value"] < 1_000_000_000
-
-
 def test_every_container_is_confined_and_the_agent_is_no_root(pod, agent):
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -326,19 +228,6 @@ def test_every_container_is_confined_and_the_agent_is_no_root(pod, agent):
     assert "runAsUser" not in agent["securityContext"]
     (owner,) = pod["initContainers"]
     assert sorted(owner["securityContext"]["capabilities"]["add"]) == ["CHOWN", "FOWNER"]
-
-
-def test_secrets_are_files_for_the_group_of_the_agent_and_may_be_absent(pod, agent):
-    volume = volume_of(pod, mount(agent, "/run/secrets/scheduled-events-bridge/webhook"))
-    assert volume["secret"]["optional"] is True
-    assert volume["secret"]["defaultMode"] == 0o440
-    assert pod["securityContext"]["fsGroup"] == pod["securityContext"]["runAsGroup"]
-
-
-def test_both_containers_run_the_image_that_the_kustomization_names(pod, agent):
-    images = {container["image"] for container in pod["containers"] + pod["initContainers"]}
-    assert images == {agent["image"]}
-    assert re.fullmatch(r"registry\.example\.net/scheduled-events-bridge:\d+\.\d+\.\d+", agent["image"])
 
 
 def test_the_pod_runs_as_the_user_of_the_image(pod):

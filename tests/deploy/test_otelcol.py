@@ -189,12 +189,6 @@ def test_configuration_is_valid(collector):
     assert collector.validate() == (0, "")
 
 
-def test_configuration_without_a_backend_is_refused(collector):
-    status, words = collector.validate(OTLP_BACKEND=None)
-    assert status != 0
-    assert "endpoint" in words
-
-
 def test_records_come_out_as_the_sink_wrote_them(collector, backend):
     collector.start()
     records = [sample_record(1), sample_record(2, event=sample_event(event_type="Preempt"))]
@@ -236,15 +230,6 @@ def test_records_survive_a_killed_and_a_stopped_collector(collector, backend, st
     backend.wait_for(records)
 
 
-def test_records_survive_a_kill_right_after_the_answer(collector, backend):
-    collector.start()
-    records = [sample_record(number) for number in range(1, 11)]
-    _send(collector, records)
-    collector.kill()
-    collector.start()
-    backend.wait_for(records)
-
-
 def test_full_queue_refuses_and_loses_nothing(collector, backend):
     collector.start(exporters__otlp_http__sending_queue__queue_size=10)
     backend.refuse_for_now()
@@ -268,15 +253,6 @@ def _is_taken(sink, record):
     return True
 
 
-def test_short_memory_refuses_before_it_takes(collector):
-    collector.start(processors__memory_limiter__limit_mib=1, processors__memory_limiter__spike_limit_mib=0)
-    record = sample_record()
-    with _sink(collector) as sink:
-        _until(lambda: not _is_taken(sink, record), "a refusal")
-        with pytest.raises(DeliveryFailed, match="503"):
-            sink.send([record])
-
-
 def test_what_the_backend_refuses_for_good_is_dropped_and_counted(collector, backend):
     collector.start()
     backend.say(401)
@@ -287,10 +263,6 @@ def test_what_the_backend_refuses_for_good_is_dropped_and_counted(collector, bac
     _send(collector, [later])
     backend.wait_for([later])
     assert set(backend.arrived) == {later.id}
-
-
-def test_comment_names_the_metric_of_lost_records(config):
-    assert _FAILED_METRIC in config.read_text()
 
 
 def test_nothing_stands_between_the_answer_and_the_disk(config, package):

@@ -47,14 +47,6 @@ def facts(built, image, deploy, tmp_path_factory):
     return run_in_container(builder, image, layer, CONTAINER, directory, volume=STATE)
 
 
-def test_nothing_goes_to_the_builder_that_is_not_needed(built):
-    builder, _ = built
-    names = {path.name for path in builder.context.iterdir()}
-    assert names == {"bridge", "sinks", "deploy", "pyproject.toml", "README.md", "LICENSE"}
-    held = {path.name for path in (builder.context / "deploy").rglob("*") if path.is_file()}
-    assert held == {"healthcheck.py", "requirements.txt"}
-
-
 def test_image_holds_the_versions_of_the_lock_compiled_and_no_installer(built, deploy):
     _, layer = built
     (packages,) = (layer / "root/opt/scheduled-events-portal/venv/lib").glob("python*/site-packages")

@@ -3,7 +3,6 @@
 import re
 import subprocess
 
-import doc_pages
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -99,40 +98,3 @@ def test_rules_and_their_tests_look_at_what_a_portal_exports(rules, directory, e
     assert given - series == set()
     named = re.findall(r'(?:reason|result)(?:=|!=|!~|=~)"([^"]+)"', "\n".join(rule["expr"] for rule in rules))
     assert {word for text in named for word in text.split("|")} <= values
-
-
-def test_each_alert_says_what_is_wrong_what_to_do_and_where_to_read_on(rules, deploy):
-    runbook = (deploy.parent / "docs/operate/runbook.md").read_text()
-    for rule in rules:
-        assert rule["alert"].startswith("ScheduledEventsPortal")
-        assert rule["labels"]["severity"] in SEVERITIES
-        assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}
-        assert rule["annotations"]["runbook_url"] == f"docs/operate/runbook.md#{rule['alert'].lower()}"
-        assert f"\n## {rule['alert']}\n" in runbook
-    headings = re.findall(r"^## (ScheduledEventsPortal\w+)$", runbook, flags=re.MULTILINE)
-    assert headings == [rule["alert"] for rule in rules]
-
-
-def test_every_metric_that_the_page_names_exists(exported):
-    rows = doc_pages.table(doc_pages.page("docs/operate/portal.md"), "metric `scheduled_events_portal_...`")
-    named = {name for row in rows for name in doc_pages.spans(row[0])}
-    series = {name.removeprefix("scheduled_events_portal_").removesuffix("_count") for name, _ in exported[0]}
-    assert named - series == set()
-    assert len(named) >= 8
-
-
-def test_job_of_the_configuration_is_the_one_that_the_rules_go_by(rules, package, directory):
-    (job,) = package("yaml").safe_load((directory / "prometheus.yml").read_text())["scrape_configs"]
-    named = set(re.findall(r'job="([^"]+)"', "\n".join(rule["expr"] for rule in rules)))
-    assert named == {job["job_name"]}
-    assert job["static_configs"] == [{"targets": ["127.0.0.1:9465"]}]
-
-
-def test_line_in_the_header_makes_links_of_a_repository(directory, package, tmp_path):
-    path = tmp_path / "rules.yml"
-    path.write_text((directory / "rules.yml").read_text())
-    (command,) = re.findall(r"^#   (sed -i .*)$", path.read_text(), flags=re.MULTILINE)
-    subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True, timeout=30)
-    groups = package("yaml").safe_load(path.read_text())["groups"]
-    for rule in (rule for group in groups for rule in group["rules"]):
-        assert rule["annotations"]["runbook_url"].startswith("https://git.example.net/bridge/blob/main/docs/operate/")

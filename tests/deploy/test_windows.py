@@ -12,7 +12,6 @@ import sys
 import time
 from pathlib import Path
 
-import click
 import doc_pages
 import pytest
 from shown_commands import check_ours
@@ -108,41 +107,11 @@ def test_stop_from_another_thread_drains_and_ends_with_0(service, simulator, tmp
     assert "The agent stopped." in said
 
 
-def test_stop_that_comes_before_the_agent_is_not_lost(service, simulator, tmp_path):
-    start, log = service
-    process = start(settings(simulator.endpoint, tmp_path / "state"), "-c", DRIVER, str(WINDOWS), str(log), "at once")
-    process.wait(20)
-    assert "The agent is running." not in log.read_text()
-    assert not (tmp_path / "state").exists()
-
-
 def test_wrong_configuration_ends_with_78_and_the_log_says_why(service):
     start, log = service
     process = start("[imds]\nendpiont = 1\n", "-c", DRIVER, str(WINDOWS), str(log), "")
     assert process.wait(20) == 78
     assert "endpiont" in log.read_text()
-
-
-def test_without_a_service_manager_the_program_stops_the_agent_and_fails(service, simulator, tmp_path):
-    start, log = service
-    process = start(settings(simulator.endpoint, tmp_path / "state"), "-I", str(WINDOWS / "service.py"))
-    assert process.wait(30) == 1
-    assert "on Windows only" in log.read_text()
-
-
-def test_long_log_is_kept_beside_and_a_new_one_started(tmp_path):
-    log = tmp_path / "logs" / "agent.log"
-    log.parent.mkdir()
-    program = (
-        "import os, sys; sys.path.insert(0, sys.argv[1]); import host; host.LONGEST_LOG_BYTES = 10;"
-        "from pathlib import Path; host.redirect_output(Path(sys.argv[2]));"
-        "print('é'); print('second', file=sys.stderr); os.write(1, b'third\\n')"
-    )
-    for before in ("short\n", "longer than ten\n"):
-        log.write_text(before)
-        subprocess.run([sys.executable, "-B", "-c", program, str(WINDOWS), str(log)], check=True, timeout=20)
-    assert log.read_text(encoding="utf-8") == "é\nsecond\nthird\n"
-    assert (log.parent / "agent.log.1").read_text() == "longer than ten\n"
 
 
 def test_what_is_called_of_pywin32_is_there_with_these_types(package):
@@ -276,22 +245,6 @@ def test_installer_calls_only_what_there_is_with_parameters_that_there_are(scrip
                 assert text(parameter).lstrip("-") in CMDLETS.get(name, set()), text(command)
 
 
-def test_every_program_that_fails_ends_the_installation(script):
-    body = text(functions(script)["Invoke-Native"])
-    assert re.search(r"if \(\$LASTEXITCODE -ne 0\) \{\s+throw ", body)
-    assert "$ErrorActionPreference = 'Stop'" in text(script)
-
-
-def test_whatever_fails_after_the_stop_starts_the_version_before_again(script):
-    found = re.search(r"\nStop-Agent\ntry \{\n(.*?)\n\}\ncatch \{\n(.*?)\n\}\n(.*)", text(script), re.DOTALL)
-    tried, caught, after = found.groups()
-    assert re.findall(r"[A-Z]\w+-\w+", tried) == ["Register-Agent", "Protect-Data", "Start-Service"]
-    assert re.findall(r"[A-Z]\w+-\w+", caught) == ["Stop-Agent", "Set-Command", "Start-Service", "Remove-Item"]
-    assert "Set-Command $old.PathName" in caught
-    assert caught.endswith("\n    throw")
-    assert "Service -" not in after.replace("Get-Service", "")
-
-
 def test_every_variable_is_set_before_strict_mode_asks_for_it(script):
     assigned = {
         text(found) for node in nodes(script, "left_assignment_expression") for found in nodes(node, "variable")
@@ -301,14 +254,6 @@ def test_every_variable_is_set_before_strict_mode_asks_for_it(script):
     for found in nodes(script, "variable", "braced_variable"):
         name = text(found).lower().replace("{", "").replace("}", "").replace("@", "$")
         assert name in known or name.startswith("$env:"), name
-
-
-def test_every_parameter_of_the_installer_is_used_and_explained(script):
-    source = text(script)
-    for parameter in parameters_of(next(nodes(script, "param_block"))):
-        name = parameter.lstrip("$")
-        assert re.search(rf"^\.PARAMETER {name}$", source, re.MULTILINE), name
-        assert len(re.findall(rf"\${name}\b", source)) > 1, name
 
 
 def test_installer_and_program_agree_on_names_and_places(script, tmp_path):
@@ -331,36 +276,6 @@ def test_installer_and_program_agree_on_names_and_places(script, tmp_path):
     assert 'os.environ["PROGRAMDATA"], NAME, "logs"' in program
     assert 'HERE / "venv" / "Lib" / "site-packages"' in program
     assert "$venv = Join-Path $Version 'venv'" in source
-
-
-def test_installer_takes_along_every_program_of_the_directory(script):
-    copied = set(re.findall(r"\(Join-Path \$PSScriptRoot '(\w+\.py)'\)", text(functions(script)["New-Version"])))
-    assert copied == {path.name for path in WINDOWS.glob("*.py")}
-
-
-def test_every_library_comes_by_its_hash_and_pywin32_with_them(script):
-    body = text(functions(script)["Install-FromIndex"])
-    [exact] = re.findall(r"\$exact = @\((.*)\)", body)
-    assert {"'--require-hashes'", "'--no-deps'", "':all:'", "$lock", "$Wheels"} <= set(exact.split(", "))
-    assert "$lock = Join-Path $PSScriptRoot '..\\artifact\\requirements.txt'" in body
-    installed = body.partition("'pip', 'install'")[2]
-    assert "$offline" in installed
-    assert "$offline = @('--no-index', '--find-links', $Wheels)" in body
-    assert "@($Package, 'pywin32')" in installed
-    lock = (WINDOWS.parent / "artifact/requirements.txt").read_text()
-    assert re.search(r"(?m)^pywin32==\d+ ; sys_platform == 'win32' \\\n    --hash=sha256:", lock)
-    assert (WINDOWS / "requirements.in").read_text().splitlines()[-1].startswith("pywin32==")
-
-
-def test_archive_needs_no_index_and_no_file_of_it_goes_without_its_hash(script):
-    body = text(functions(script)["Install-FromArchive"])
-    [exact] = re.findall(r"\$exact = @\((.*)\)", body)
-    assert {"'--require-hashes'", "'--no-deps'", "':all:'"} <= set(exact.split(", "))
-    assert "$offline = @('--no-index', '--find-links', (Join-Path $PSScriptRoot 'wheels'))" in body
-    assert "Join-Path $PSScriptRoot 'requirements.txt'" in body
-    assert 'Join-Path $PSScriptRoot "requirements-$extra.txt"' in body
-    assert body.count("Invoke-Native") == 1
-    assert "'install') + $quiet + $offline + $exact + $lists" in body
 
 
 def test_a_shutdown_waits_longer_than_the_agent_takes(script):
@@ -387,13 +302,6 @@ SHOWN = [
 ]
 
 
-def test_page_shows_every_step():
-    steps = ["unpack", "install", "configure", "look", "event log", "remove"]
-    assert [block.mark for block in doc_pages.blocks(doc_pages.page(PAGES[0]), "powershell")] == [
-        f"windows: {step}" for step in steps
-    ]
-
-
 def parameters_in(command):
     return [text(found).lstrip("-") for found in nodes(command, "command_parameter") if found.parent.parent == command]
 
@@ -414,32 +322,6 @@ def test_commands_of_the_page_parse_and_are_there_with_their_parameters(parse, s
             check_ours(shlex.split(text(command).partition(name)[2]))
         else:
             assert set(parameters_in(command)) <= SHOWN_CMDLETS[name], text(command)
-
-
-def test_a_slip_in_the_page_is_found(parse, script):
-    wrong = [".\\install.ps1 -Unistall", "Get-Service -Nam x", f'& "$env:ProgramFiles\\{NAME}\\{NAME}.cmd" stauts']
-    for line in wrong:
-        with pytest.raises((AssertionError, click.UsageError)):
-            test_commands_of_the_page_parse_and_are_there_with_their_parameters(
-                parse, script, doc_pages.Block("", "powershell", f"{line}\n")
-            )
-
-
-def test_page_names_the_places_that_the_installer_makes(script):
-    page, source = doc_pages.page(PAGES[0]), text(script)
-    for place, made in {
-        "config.toml": "$file = Join-Path $data 'config.toml'",
-        "state": "(Join-Path $data 'state')",
-        "logs\\agent.log": "(Join-Path $data 'logs')",
-    }.items():
-        assert f"`%ProgramData%\\{NAME}\\{place}`" in page
-        assert made in source
-    assert f"`%ProgramFiles%\\{NAME}\\versions`" in page
-    assert "Join-Path $root ('versions\\'" in source
-    assert f"`%ProgramFiles%\\{NAME}\\{NAME}.cmd`" in page
-    assert '(Join-Path $root "$name.cmd")' in source
-    assert "5 seconds, then 30, then 5 minutes" in page
-    assert "restart/5000/restart/30000/restart/300000" in source
 
 
 def test_the_configuration_that_comes_with_it_is_right():

@@ -16,7 +16,6 @@ from bridge.health import readiness
 from bridge.system import threads
 from sinks.eventhubs.sink import EventHubsConfig
 
-README = doc_pages.page("README.md")
 BOOK = doc_pages.book()
 DEPLOY = doc_pages.page("deploy/README.md") + doc_pages.book("operate")
 UNIT = doc_pages.page("deploy/systemd/scheduled-events-bridge.service")
@@ -25,14 +24,6 @@ DEFAULTS = read({})
 
 def _default(struct, name):
     return next(field.default for field in msgspec.structs.fields(struct) if field.name == name)
-
-
-def test_first_screens_say_what_turning_it_on_does_to_ones_own_reboots():
-    [paragraph] = re.findall(r"^> \*\*Before you turn it on:\*\*.*?\n\n", README, re.MULTILINE | re.DOTALL)
-    for words in ("waits up to 15 minutes", "The agent approves nothing unless", "#your-own-reboots", "24 hours"):
-        assert words in " ".join(paragraph.replace("\n> ", " ").split()), words
-    assert README.index(paragraph) < README.index("\n## ")
-    assert doc_pages.headings(doc_pages.page("docs/operate/rollout.md"), 2)[0] == "Before the first VM"
 
 
 @pytest.mark.parametrize(
@@ -62,16 +53,6 @@ def test_figure_of_the_page_is_the_one_of_the_code(page, quoted, value):
     found = re.findall(quoted, page)
     assert found
     assert {float(figure) for figure in found} == {value}
-
-
-def test_delivered_records_go_after_the_days_that_the_pages_say():
-    assert "Delivered records are deleted after seven days" in " ".join(DEPLOY.split())
-    assert DEFAULTS.state.keep_delivered_seconds == 7 * 86_400
-
-
-def test_restart_is_as_soon_as_the_page_says():
-    assert "five seconds later, without end" in " ".join(DEPLOY.split())
-    assert re.findall(r"^RestartSec=(\d+)$", UNIT, re.MULTILINE) == ["5"]
 
 
 def test_systemd_waits_longer_than_the_agent_takes_to_stop_and_less_than_a_person_would():

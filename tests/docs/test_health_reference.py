@@ -5,17 +5,14 @@ from __future__ import annotations
 import re
 
 import doc_pages
-import pytest
 from prometheus_client.core import Metric
 
-from bridge.errors import RefusalReason, RetryReason
+from bridge.errors import RetryReason
 from bridge.events.event import Document
 from bridge.events.record import Transition
-from bridge.health.reporter import HealthReporter
 from bridge.metrics.metrics import PREFIX, Metrics, OutboxReading
 from bridge.outbox.deliveries import OutboxTotals
-from bridge.outbox.outbox import Outbox
-from bridge.outbox.rows import ApprovalResult, SinkRow
+from bridge.outbox.rows import SinkRow
 from bridge.polling.poller import PollResult
 from bridge.testing.records import sample_event
 from bridge.testing.simulator.control import Control
@@ -85,12 +82,6 @@ def test_every_metric_is_documented_with_its_labels():
     }
 
 
-def test_histograms_are_called_so_and_nothing_else_is():
-    rows = {_quoted(cell)[0]: meaning for cell, _, meaning in doc_pages.table(HEALTH, "metric")}
-    said = {name for name, meaning in rows.items() if meaning.startswith("histogram")}
-    assert said == {_name(each).removeprefix(PREFIX) for each in _exported() if each.type == "histogram"}
-
-
 #: The variables of the Ansible role begin with its name, which is how those of the metrics begin too.
 VARIABLES = {
     name
@@ -99,17 +90,12 @@ VARIABLES = {
 }
 
 
-def test_no_variable_of_the_ansible_role_is_called_as_a_metric_is():
-    known = {sample.name for family in _exported() for sample in family.samples}
-    assert known.isdisjoint(VARIABLES)
-
-
-@pytest.mark.parametrize("path", USERS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_metric_that_a_file_names_exists(path):
+def test_every_metric_that_a_file_names_exists():
     known = {sample.name for family in _exported() for sample in family.samples}
     known |= {_name(family) for family in _exported()}
-    named = set(re.findall(rf"\b{PREFIX}[a-z_]+[a-z]\b", path.read_text(encoding="utf-8")))
-    assert named - known - VARIABLES == set()
+    for path in USERS:
+        named = set(re.findall(rf"\b{PREFIX}[a-z_]+[a-z]\b", path.read_text(encoding="utf-8")))
+        assert named - known - VARIABLES == set(), path
 
 
 def test_every_result_of_a_poll_is_documented():
@@ -120,22 +106,6 @@ def test_every_result_of_a_poll_is_documented():
 def test_every_reason_of_a_retry_is_documented_and_no_other():
     documented = {_quoted(cell)[0] for cell, _ in doc_pages.table(HEALTH, "reason")}
     assert documented == {reason.value for reason in RetryReason} | {"status_NNN", "other"}
-
-
-def test_every_result_of_an_approval_is_documented():
-    [row] = [row for row in doc_pages.table(HEALTH, "metric") if "approvals_total" in row[0]]
-    ours = {result.value for result in ApprovalResult}
-    assert ours <= set(_quoted(row[2]))
-    assert not ours & {reason.value for reason in RefusalReason}, (
-        "then the link to PROTOCOL.md would not be all the rest"
-    )
-
-
-def test_every_path_of_the_listener_is_documented_and_no_other(tmp_path):
-    outbox = Outbox(tmp_path)
-    pages = HealthReporter(outbox=outbox, metrics=Metrics(), directory=tmp_path, loop_watches=dict, sinks=list).pages
-    assert outbox.close(5)
-    assert {_quoted(cell)[0] for cell, *_ in doc_pages.table(HEALTH, "path")} == set(pages)
 
 
 def test_every_request_to_the_simulator_is_documented_and_no_other():

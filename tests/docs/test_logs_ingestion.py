@@ -15,7 +15,7 @@ import strict_services
 
 from bridge.cli.init import recipe
 from bridge.config.loader import read
-from bridge.sink import DeliveryFailed, DeliveryRejected, Transition, encode
+from bridge.sink import Transition, encode
 from bridge.testing import Simulator
 from bridge.testing.http_contract import Answer, HttpPeer
 from bridge.testing.records import sample_event, sample_record
@@ -71,33 +71,3 @@ def test_rows_of_the_recipe_are_taken_and_hold_the_records_whole(rule):
     sink.close()
     assert [json.loads(row["RawData"])["data"] for row in rule.rows] == [json.loads(encode(each)) for each in RECORDS]
     assert "parse_json(RawData).data" in TRANSFORM
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"entra_scope": "https://monitor.azure.com/.default"}, "audience"),
-        ({"template": '[{"Raw": {{ record | tojson | tojson }}}]'}, "columns"),
-        ({"template": "{{ record | tojson }}"}, "no array of rows"),
-    ],
-)
-def test_a_slip_in_the_recipe_is_refused(rule, wrong, said):
-    pytest.importorskip("jinja2")
-    sink = sink_of(rule, **wrong)
-    with pytest.raises(DeliveryRejected, match=said):
-        sink.send([RECORDS[0]])
-    sink.close()
-    assert rule.rows == []
-
-
-def test_check_shows_a_token_and_writes_nothing(rule):
-    pytest.importorskip("jinja2")
-    rule.reply(lambda _: Answer(status=405))
-    sink = sink_of(rule)
-    sink.check()
-    rule.reply(lambda _: Answer(status=403))
-    with pytest.raises(DeliveryFailed, match="403"):
-        sink.check()
-    sink.close()
-    assert rule.rows == []
-    assert {request.method for request in rule.requests} == {"OPTIONS"}

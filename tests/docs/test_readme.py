@@ -13,23 +13,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-_TOP_LEVEL = {
-    ".editorconfig",
-    ".pre-commit-config.yaml",
-    "Makefile",
-    ".ci",
-    ".github",
-    ".gitignore",
-    "CHANGELOG.md",
-    "LICENSE",
-    "README.md",
-    "bridge",
-    "deploy",
-    "docs",
-    "pyproject.toml",
-    "sinks",
-    "tests",
-}
 _FENCED = re.compile(r"^(```|~~~).*?^\1[ \t]*$", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`[^`\n]*`")
 _INLINE_LINK = re.compile(r"\]\(\s*<?([^)\s>]+)>?[^)]*\)")
@@ -88,20 +71,6 @@ def test_readme_command_is_a_single_line_that_makes_its_own_venv(marker):
     lines = _command(marker)
     assert len(lines) == 1, lines
     assert lines[0].startswith("python3 -m venv .venv && .venv/bin/pip install --quiet ")
-
-
-def test_readme_test_command_ends_with_the_plain_test_runner():
-    assert _command("test-command")[0].endswith(" && .venv/bin/pytest")
-
-
-def test_page_of_the_demo_has_the_readmes_line():
-    [line, piped] = [block.text for block in doc_pages.blocks(doc_pages.page("docs/start/demo.md"), "sh")]
-    assert line.splitlines() == _command("demo-command")
-    assert piped.partition(" | ")[0] == line.strip().rpartition(" && ")[2]
-
-
-def test_top_level_holds_known_names_only():
-    assert {name.partition("/")[0] for name in _git_files()} <= _TOP_LEVEL
 
 
 def test_no_link_inside_the_repository_is_dead():

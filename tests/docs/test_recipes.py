@@ -16,7 +16,7 @@ from bridge.cli.init import configuration, recipe, recipe_names
 from bridge.config.loader import read
 from bridge.sink import Transition, encode
 from bridge.testing import Simulator
-from bridge.testing.http_contract import Answer, HttpPeer, Request
+from bridge.testing.http_contract import Answer, HttpPeer
 from bridge.testing.records import sample_event, sample_record
 
 if sys.version_info >= (3, 11):
@@ -31,14 +31,6 @@ SECRETS = {
     "opsgenie-headers": "Authorization: GenieKey 0123",
     "servicenow-headers": "Authorization: Basic dXNlcjpwYXNz",
     "splunk-headers": "Authorization: Splunk 12345678-1234-1234-1234-123456789012",
-}
-#: A recipe that no service takes over HTTP -> the test that runs it.
-RUN = {
-    "apprise:mail": "tests/interop/test_apprise_library.py::test_recipe_for_mail_sends_one",
-    "command": "tests/docs/test_configurations.py::test_drain_script_drains_and_undrains",
-    "eventlog": "tests/sinks/eventlog/test_eventlog.py",
-    "file": "tests/docs/test_recipes.py::test_recipe_for_a_file_appends_each_record",
-    "stdout": "tests/docs/test_recipes.py::test_recipe_for_standard_output_prints_each_record",
 }
 #: Formats that make a request of each record; the others leave out what disturbs nobody.
 ONE_EACH = {
@@ -98,13 +90,6 @@ def sent(name, folder):
         return list(zip(records(transitions), peer.requests, strict=name in ONE_EACH))
 
 
-def test_every_recipe_is_run():
-    assert not set(strict_services.SERVICES) & set(RUN)
-    assert set(strict_services.SERVICES) | set(RUN) == set(recipe_names())
-    for path, _, test in (where.partition("::") for where in RUN.values()):
-        assert f"def {test}" in (ROOT / path).read_text(encoding="utf-8"), path
-
-
 @pytest.mark.parametrize("name", recipe_names())
 def test_recipe_is_a_configuration_that_the_agent_takes(name, tmp_path):
     if name == "eventlog" and sys.platform != "win32":
@@ -141,12 +126,6 @@ def test_service_takes_every_record_of_the_recipe(name, tmp_path, monkeypatch):
     with Simulator("quiet") as simulator:  # for the tokens of Azure's own services
         monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", simulator.endpoint)
         assert len(sent(name, tmp_path)) > len(ENDS)
-
-
-@pytest.mark.parametrize("name", sorted(strict_services.SERVICES))
-def test_stub_of_a_service_refuses_what_is_not_for_it(name):
-    refusal = strict_services.SERVICES[name][0]
-    assert refusal(Request(method="PUT", path="/else", query=(), headers={"content-type": "text/plain"}, body=b"{}"))
 
 
 def test_recipe_for_a_file_appends_each_record(tmp_path):

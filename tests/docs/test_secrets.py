@@ -93,12 +93,3 @@ def test_secrets_come_from_the_vault_as_the_agent_wants_them(fetch, vault, tmp_p
     assert (done.returncode, done.stdout) == (0, "token is another one\n")
     assert (etc / "token").read_text() == "another"
     assert (etc / "webhook-secret").stat().st_ino == files["webhook-secret"]
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="for systemd")
-def test_what_is_there_stays_when_the_vault_does_not_give_it(fetch, vault, tmp_path):
-    assert fetch("webhook-secret").returncode == 0
-    vault.reply(lambda _: Answer(status=403, body=b"Forbidden"))
-    done = fetch("webhook-secret")
-    assert (done.returncode, "403" in done.stderr) == (1, True)
-    assert {path.name: path.read_text() for path in (tmp_path / "etc").iterdir()} == {"webhook-secret": "whsec_1"}

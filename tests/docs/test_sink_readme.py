@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import bridge.sink
 from bridge.testing.http_contract import HttpPeer
 
 if sys.version_info >= (3, 11):
@@ -19,7 +18,6 @@ else:
     import tomli as tomllib
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "write-a-sink.md"
-KEYS = PAGE.parents[1] / "reference" / "sinks.md"
 _MARKED = re.compile(r"^<!-- file: (\S+) -->\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TOKEN = "pager-token-4711"
 
@@ -81,12 +79,6 @@ def test_example_sends_by_either_name(run, folder, peer, config):
     assert (request.headers["idempotency-key"], request.headers["authorization"]) == (record["id"], f"Bearer {TOKEN}")
 
 
-@pytest.mark.parametrize("config", ["by-class.toml", "by-name.toml"])
-def test_configuration_of_the_example_is_right(run, config):
-    done = run("bridge", "check-config", "-c", config)
-    assert done.returncode == 0, done.stderr
-
-
 def test_mistake_in_the_examples_table_is_said(run, folder):
     (folder / "wrong.toml").write_text('[[sinks]]\ntype = "acme-pager"\nurl = "pager"\ntokn_env = "X"\n')
     done = run("bridge", "check-config", "-c", "wrong.toml")
@@ -98,21 +90,3 @@ def test_example_passes_the_contract_suite(run):
     done = run("pytest", "-q", "-p", "no:cacheprovider", "test_acme_pager.py")
     assert done.returncode == 0, done.stdout
     assert re.search(r"\b18 passed, 1 skipped", done.stdout), done.stdout
-
-
-def test_every_error_argument_is_explained():
-    text = PAGE.read_text(encoding="utf-8")
-    for word in ("retry_after", "needs_attention", "held", "records"):
-        assert f"`{word}=" in text, word
-
-
-def test_names_that_the_page_hands_on_are_there():
-    table = PAGE.read_text(encoding="utf-8").partition("## What else `bridge.sink` hands on")[2].partition("\n## ")[0]
-    names = {name for line in table.splitlines() if line.startswith("| `") for name in re.findall(r"`(\w+)`", line)}
-    assert names - {"Future"} <= set(bridge.sink.__all__)
-    assert len(names) > 20
-
-
-def test_the_file_sink_is_in_the_page_with_the_directory_of_the_unit():
-    section = KEYS.read_text(encoding="utf-8").partition("## file\n")[2].partition("\n## ")[0]
-    assert "LogsDirectory=scheduled-events-bridge" in section

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from answering import answering
+from readable_source import readable_source
 
 from bridge.testing import Simulator
 
@@ -121,7 +122,8 @@ def as_a_login(agent, *arguments, user="nobody"):
     env = {name: value for name, value in agent.env.items() if name != "XDG_STATE_HOME"}
     done = subprocess.run(
         [sys.executable, "-c", AS_A_LOGIN, *map(str, arguments)],
-        check=False, capture_output=True, text=True, env={**env, "AS": user}, cwd="/", timeout=60,
+        check=False, capture_output=True, text=True, cwd="/", timeout=60,
+        env={**env, "AS": user, "PYTHONPATH": readable_source()},
     )  # fmt: skip
     if done.returncode == 99:
         pytest.skip("mounts cannot be made here")

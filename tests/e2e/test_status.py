@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from answering import answering
+from readable_source import readable_source
 
 from bridge.agent.handlers import StoredOutbox
 from bridge.agent.requests import Status
@@ -369,7 +370,7 @@ def test_another_user_is_refused_and_root_leaves_no_file_of_its_own(agent, azure
                     check=False,
                     capture_output=True,
                     text=True,
-                    env=agent.env,
+                    env={**agent.env, "PYTHONPATH": readable_source()},
                     cwd=agent.directory,
                     timeout=60,
                 )

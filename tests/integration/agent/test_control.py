@@ -12,6 +12,7 @@ from multiprocessing.connection import Client
 
 import msgspec
 import pytest
+from readable_source import readable_source
 
 from bridge.agent import control
 from bridge.agent.control import (
@@ -173,7 +174,8 @@ def test_directory_with_a_long_path_has_its_socket_in_run(tmp_path, state, serve
 def test_other_users_are_denied(state, serve):
     serve()
     asking = [sys.executable, "-c", ASK_AS_ANOTHER, str(state)]
-    said = subprocess.run(asking, capture_output=True, text=True, check=True, timeout=30).stdout
+    env = {**os.environ, "PYTHONPATH": readable_source()}
+    said = subprocess.run(asking, capture_output=True, text=True, check=True, timeout=30, env=env, cwd="/").stdout
     assert "Run the command as root, with sudo" in said
 
 

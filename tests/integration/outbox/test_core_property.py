@@ -222,7 +222,7 @@ def _run(examples: int, steps: int) -> None:
 
 @pytest.mark.timeout(600)
 def test_core_equals_a_list_after_kills_and_disk_failures() -> None:
-    _run(200, 12)
+    _run(80, 12)
 
 
 @pytest.mark.long

@@ -46,8 +46,6 @@ def _key(path, kid="ops-2026", approver="portal"):
     return f'[[approval.remote.keys]]\nkid = "{kid}"\napprover = "{approver}"\npublic_key_file = \'{path}\'\n'
 
 
-
-
 def test_everything_of_a_rule_is_read():
     (rule,) = _approval(
         _rule(
