@@ -13,13 +13,13 @@ import doc_pages
 import jsonschema
 import msgspec
 import pytest
+from configuration_tables import tables
 
 from bridge.approval.rules import first_match
 from bridge.approval.signing import generate_key
 from bridge.cli import commands
 from bridge.config.approval import ApprovalSettings, KeySettings, RemoteSettings, RuleSettings
 from bridge.config.loader import documented, read
-from bridge.config.reference import tables
 from bridge.config.settings import TopSettings
 from bridge.events.record import Evidence, Transition
 from bridge.exit_codes import ExitCode

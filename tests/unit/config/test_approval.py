@@ -7,7 +7,6 @@ import sys
 import pytest
 
 from bridge.approval.signing import generate_key
-from bridge.cli.check_config.report import describe_approval
 from bridge.config.approval import ApprovalSettings, KeySettings, RemoteSettings, RuleSettings
 from bridge.config.loader import read
 from bridge.config.trusted_keys import TrustedKey, unusable_keys
@@ -244,17 +243,3 @@ def test_mistakes_of_other_tables_and_of_this_one_come_together():
         "approval.rules[0].name",
         "approval.remote.keys",
     ]
-
-
-def test_check_config_warns_of_a_rule_that_approves_everything():
-    described = describe_approval(
-        _approval(_rule() + _rule('event_sources = ["User"]', name="mine") + _rule(name="hold", action="hold"))
-    )
-    assert ["WARNING" in line for line in described] == [False, True, False, False]
-
-
-def test_check_config_says_who_must_approve(keys):
-    described = describe_approval(_approval("[approval]\ndry_run = true\n" + _remote(key_tables=_key(keys[0]))))
-    assert "dry_run: the agent never posts an approval." in described[0]
-    assert described[1] == "Portal https://portal.example.net/api/v1: 1 of portal must approve."
-    assert describe_approval(None) == ["Approvals: none. The agent never posts an approval."]

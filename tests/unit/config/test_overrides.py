@@ -8,7 +8,6 @@ from click.testing import CliRunner
 from bridge.cli.commands import commands
 from bridge.config.loader import load, state_directory
 from bridge.config.overrides import OVERRIDES
-from bridge.config.reference import find
 from bridge.errors import ConfigurationError
 
 LISTEN = "SCHEDULED_EVENTS_BRIDGE_STATUS_LISTEN"
@@ -53,8 +52,6 @@ def test_wrong_value_is_refused_by_the_name_of_its_variable_beside_the_mistakes_
     assert [each.partition(" ")[0] for each in both.value.mistakes] == ["stop_grace_seconds", f"${LISTEN}"]
 
 
-def test_help_and_the_reference_name_every_variable():
+def test_help_names_every_variable():
     said = CliRunner().invoke(commands, ["--help"]).output
-    for variable, key in OVERRIDES.items():
-        assert f"${variable}" in said
-        assert f"${variable} goes before the file." in find(key).text
+    assert all(f"${variable}" in said for variable in OVERRIDES)
