@@ -209,9 +209,8 @@ def _has_ended(event_id: str, newest: TransitionRecord) -> bool:
 def _of_document(content: bytes) -> list[Sighting]:
     events = [event for event in parse_document(content).events if event.event_id is not None]
     names = [event.event_id for event in events]
-    for name in names:
-        if names.count(name) > 1:
-            raise EventNotFound(f"The document has two events {name!r}, so the decision would be ambiguous.")
+    if len(set(names)) < len(names):
+        raise EventNotFound("The document has two events with the same EventId, so the decision would be ambiguous.")
     return [Sighting(event=event, vm=VmIdentity()) for event in events]
 
 

@@ -27,8 +27,8 @@ from bridge.events.event import encode
 def show_status(config: Path | None, directory: Path | None, *, as_json: bool) -> None:
     """Print the status of the outbox in *directory*, by default the directory of the configuration.
 
-    Raises ConfigurationError if the configuration is wrong and *directory* is None, and BridgeError if no agent
-    answers and no outbox can be read.
+    Raises ConfigurationError if the configuration is invalid, and BridgeError if no agent responds and no outbox can be
+    read. *directory* without *config* needs no configuration.
     """
     where, configuration = _configuration(config, directory)
     answer = Reader(where).ask(Status())
@@ -38,27 +38,19 @@ def show_status(config: Path | None, directory: Path | None, *, as_json: bool) -
 
 
 def _configuration(config: Path | None, directory: Path | None) -> tuple[Path, ConfigurationReport]:
-    """Return the state directory, and the configuration if it belongs to that directory."""
-    try:
-        file = find_config(config, os.environ)
-        settings = load_top(file, os.environ)
-        own = state_directory(settings, os.environ)
-        table = {} if file is None else parsed(file)
-        sinks = _sink_names(table)
-        approvals_unsafe, unusable_keys = _approval_files(table, file, directory or own)
-    except ConfigurationError as error:
-        if directory is None:
-            hint = "`status --state-directory DIRECTORY` works without the configuration."
-            raise ConfigurationError(*error.mistakes, hint, file=error.file) from error
-        problem = "The configuration is wrong, so the configured sinks are unknown. Run `check-config`."
+    """Return the state directory and its configuration, unless *directory* without *config* leaves it unknown."""
+    if directory is not None and config is None:
+        problem = "The configured sinks are unknown. Use --config to name the configuration of this directory."
         return directory, ConfigurationReport(problem=problem)
-    if config is None and directory is not None and own.absolute() != directory.absolute():
-        problem = f"The configuration found is for {own}. Use --config to name the configuration of this directory."
-        return directory, ConfigurationReport(problem=problem)
-    return directory or own, ConfigurationReport(
+    file = find_config(config, os.environ)
+    settings = load_top(file, os.environ)
+    directory = directory or state_directory(settings, os.environ)
+    table = {} if file is None else parsed(file)
+    approvals_unsafe, unusable_keys = _approval_files(table, file, directory)
+    return directory, ConfigurationReport(
         file=None if file is None else str(file.absolute()),
         looked_for=configuration_in_words(None, os.environ) if file is None else None,
-        sinks=sinks,
+        sinks=_sink_names(table),
         vm_name=settings.vm.name,
         imds_endpoint=settings.imds.endpoint,
         max_bytes=settings.state.max_bytes,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime, timezone
-from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
@@ -17,10 +16,10 @@ from bridge.approval.digest import digest
 from bridge.clock import format_time, parse_time
 from bridge.events.diff import is_over
 from bridge.events.event import ScheduledEvent, VmIdentity, names_vm
-from bridge.events.record import Evidence, Transition, Verdict
+from bridge.events.record import TransitionRecord
 from bridge.health.readiness import STUCK_SECONDS, Readiness, directory_text
 from bridge.outbox.approvals import DISABLED_FILE
-from bridge.outbox.rows import ApprovalStage, DecisionStage, SinkRow, StoredDecision
+from bridge.outbox.rows import ApprovalStage, DecisionStage, PendingApproval, SinkRow, StoredDecision
 
 SCHEMA_VERSION = 1
 _TOTALS = ("accepted", "delivered", "pending", "parked", "expired", "evicted", "discarded")
@@ -30,7 +29,7 @@ class ConfigurationReport(msgspec.Struct, frozen=True, kw_only=True):
     """The configuration that this command reads. It can differ from the configuration of the agent."""
 
     file: str | None = None
-    """Null: no file was found, or the file does not belong to the state directory."""
+    """Null: no file was found, or the state directory was named without a configuration."""
     looked_for: str | None = None
     """The searched locations if no file was found."""
     problem: str | None = None
@@ -56,47 +55,18 @@ class StateReport(msgspec.Struct, frozen=True, kw_only=True):
     """Outbox files of earlier generations."""
 
 
-class TransitionReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The last change of an event by Azure."""
-
-    transition: Transition
-    evidence: Evidence
-    observed_at: str
-
-
-class ApprovalReport(msgspec.Struct, frozen=True, kw_only=True):
-    """An approval of the current version of an event."""
-
-    state: ApprovalStage
-    source: str
-    approvers: tuple[str, ...]
-    attempts: int
-    http_status: int | None
-    changed_at: float
-    """Unix seconds."""
-
-
-class DecisionReport(msgspec.Struct, frozen=True, kw_only=True):
-    """An open decision on the current version of an event, or a hold on the event."""
-
-    state: DecisionStage
-    source: str
-    approver: str
-    verdict: Verdict
-    reason: str | None
-    expires_at: float
-    """Unix seconds."""
-
-
 class EventReport(ScheduledEvent, frozen=True, kw_only=True):
     """An active event."""
 
     seconds_to_not_before: float | None
     """Negative after NotBefore."""
     affects_this_vm: bool | None
-    last_transition: TransitionReport | None
-    approval: ApprovalReport | None
-    decisions: tuple[DecisionReport, ...]
+    last_transition: TransitionRecord | None
+    """The newest record that Azure caused."""
+    approval: PendingApproval | None
+    """The approval of the current version of the event."""
+    decisions: tuple[StoredDecision, ...]
+    """The open decisions on the current version, and the holds on the event."""
 
 
 class SinkReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,8 +97,6 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     """The complete report."""
 
     schema_version: int = SCHEMA_VERSION
-    version: str
-    """The version of this command."""
     at: str
     known_at: str | None
     """The time of the newest stored fact. Without an agent, the report describes the state at this time."""
@@ -153,7 +121,6 @@ def build_report(
     shown = () if answer.document is None else answer.document.events
     events = sorted((event for event in shown if not is_over(event)), key=_urgency)
     return StatusReport(
-        version=version("scheduled-events-bridge"),
         at=format_time(now),
         known_at=_known_at(answer),
         agent=agent,
@@ -191,15 +158,14 @@ def _event(event: ScheduledEvent, answer: StatusAnswer, vm_name: str | None, now
     key = event.event_id and (event.event_id, digest(event))
     approvals = [each for each in answer.approvals if each.key == key and each.state is not ApprovalStage.OVER]
     decisions = [each for each in answer.decisions if each.key == key or _holds(each, event)]
-    last = answer.last_transitions.get(event.key)
     seconds = None if event.not_before is None else round((event.not_before - now).total_seconds(), 3)
     return EventReport(
         **{name: getattr(event, name) for name in ScheduledEvent.__struct_fields__},
         seconds_to_not_before=seconds,
         affects_this_vm=names_vm(event, vm_name),
-        last_transition=None if last is None else msgspec.convert(last, TransitionReport, from_attributes=True),
-        approval=msgspec.convert(approvals[-1], ApprovalReport, from_attributes=True) if approvals else None,
-        decisions=msgspec.convert(decisions, tuple[DecisionReport, ...], from_attributes=True),
+        last_transition=answer.last_transitions.get(event.key),
+        approval=approvals[-1] if approvals else None,
+        decisions=tuple(decisions),
     )
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 
-from bridge.cli.status_json import ApprovalReport, DecisionReport, EventReport, SinkReport, StatusReport
+from bridge.cli.status_json import EventReport, SinkReport, StatusReport
 from bridge.cli.terminal import Colour, Table, ago, countdown, counted, size, styled, utc, with_label, wrapped
 from bridge.clock import parse_time
+from bridge.outbox.rows import PendingApproval, StoredDecision
 from bridge.text import duration, one_line
 
 _LABEL = "{:<7}"
@@ -64,7 +65,7 @@ def _facts(report: StatusReport, now: datetime) -> list[str]:
         *_fact("IMDS", poll if endpoint is None else f"{endpoint}, {poll}"),
         *_fact("State", f"{state.directory}, {size(state.outbox_bytes)}{limit}"),
         *_fact("Config", file or "none: the agent uses the defaults"),
-        *_fact("Agent", _version(report)),
+        *([] if agent is None else _fact("Agent", f"version {agent.version}")),
     ]
     for warning in _warnings(report):
         lines += [styled(line, bold=True) for line in wrapped(warning, indent=_INDENT)]
@@ -73,14 +74,6 @@ def _facts(report: StatusReport, now: datetime) -> list[str]:
 
 def _fact(label: str, text: str) -> list[str]:
     return wrapped(text, first=_LABEL.format(label), indent=_INDENT)
-
-
-def _version(report: StatusReport) -> str:
-    own, agent = report.version, report.agent
-    if agent is not None and agent.version == own:
-        return f"version {own}"
-    running = "unknown version" if agent is None else f"version {agent.version}"
-    return f"{running}. This command has version {own}."
 
 
 def _warnings(report: StatusReport) -> Iterator[str]:
@@ -160,7 +153,7 @@ def _approval_lines(event: EventReport, now: datetime) -> list[str]:
     return lines if event.approval is None else [_approval(event.approval, now), *lines]
 
 
-def _approval(approval: ApprovalReport, now: datetime) -> str:
+def _approval(approval: PendingApproval, now: datetime) -> str:
     who = f" ({', '.join(approval.approvers)})" if approval.approvers else ""
     tries = "not sent yet"
     if approval.attempts:
@@ -170,7 +163,7 @@ def _approval(approval: ApprovalReport, now: datetime) -> str:
     return f"{state} {ago(now.timestamp() - approval.changed_at)}, requested by {approval.source}{who}, {tries}"
 
 
-def _decision(decision: DecisionReport) -> str:
+def _decision(decision: StoredDecision) -> str:
     state = decision.state.value.replace("_", " ")
     text = f"{decision.verdict.value} by {decision.approver} ({decision.source}), {state}"
     return text if decision.reason is None else f"{text}: {decision.reason}"

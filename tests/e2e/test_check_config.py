@@ -7,7 +7,6 @@ import json
 import os
 import socket
 import sys
-import time
 from importlib.metadata import version
 from pathlib import Path
 
@@ -311,18 +310,6 @@ def test_missing_metadata_service_and_a_proxy_that_answers_for_it_are_reported_w
             assert said in line
             assert "imds.endpoint can name a simulator" in line
             assert "asked again" not in line
-
-
-def test_silent_peers_are_tried_at_the_same_time(agent, check):
-    with contextlib.closing(socket.create_server(("127.0.0.1", 0), backlog=64)) as silent:
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        sinks = "".join(webhook(f"s{number}", "timeout_seconds = 4", url=url) for number in range(6))
-        began = time.monotonic()
-        code, lines = check(f'[imds]\nendpoint = "{url}"\ntimeout_seconds = 4\n{state(agent)}{sinks}', "--connect")
-        took = time.monotonic() - began
-    assert code == 1
-    assert len([line for line in lines if ": FAILED: " in line]) == 7
-    assert took < 18  # one after the other they would take 28
 
 
 def test_the_portal_is_tried_and_keeps_its_decisions(agent, check, azure):

@@ -188,7 +188,7 @@ def test_decision_that_the_vm_will_refuse_is_signed_with_a_warning(decide, conte
             json.dumps({"Events": [DOCUMENT["Events"][0]] * 2}).encode(),
             {"event_id": "ONE", "vm_id": "x"},
             1,
-            "two events 'ONE'",
+            "two events with the same EventId",
         ),
         (
             encode(sample_record(1)) + b"\n" + encode(sample_record(1, vm=VmIdentity(vm_id="another"))),

@@ -186,22 +186,6 @@ def test_records_refused_for_good_are_said_once_and_counted(agent, imds, peer):
     assert lines(agent)[-1]["pending"] == {"hook": 0}
 
 
-def test_an_endpoint_that_refuses_all_it_gets_is_said_once_and_parks_nothing(agent, imds, peer):
-    refuse(peer, 400)
-    start(agent, imds, webhook(peer))
-    events = [event(f"E-{number}") for number in range(10)]
-    imds.show(document(2, *events))
-    agent.wait_for(lambda: len(peer.received) >= 3)
-    peer.accept()
-    imds.show(document(3, *events, event("E-10")))
-    agent.wait_for(lambda: "responds again" in agent.log)
-    assert agent.stop() == 0
-    refused = only(agent, "Sending failed")
-    assert (refused["level"], refused["sink"]) == ("ERROR", "hook")
-    assert "nothing is parked" in refused["message"]
-    assert lines(agent)[-1]["pending"] == {"hook": 0}
-
-
 def test_a_metadata_service_that_fails_many_times_is_said_once_and_counted(agent, imds):
     start(agent, imds, STDOUT)
     good, struck = imds.body, []
