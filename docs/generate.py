@@ -18,12 +18,12 @@ from typing import Any
 
 import click
 import msgspec
+from configuration_tables import Key, Table, tables
 
 from bridge.cli.commands import commands
 from bridge.cli.help import EXAMPLES
 from bridge.cli.init import recipe
 from bridge.config.json_schema import configuration_schema
-from bridge.config.reference import Key, Table, tables
 from bridge.config.settings import VmSettings, documented
 from bridge.events.event import ScheduledEvent, encode
 from bridge.events.record import Approval, TransitionRecord, json_schema

@@ -13,7 +13,6 @@ from __future__ import annotations
 import getpass
 import os
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Iterable
@@ -25,11 +24,13 @@ from bridge.agent.control import ControlClient, NoAgent
 from bridge.agent.requests import Decide, Decision, Status
 from bridge.approval.digest import digest
 from bridge.cli.connect import advice, user_name
-from bridge.cli.stderr import say
+from bridge.cli.stderr import complain, say
+from bridge.config.approval import ApprovalSettings
 from bridge.config.loader import Settings
 from bridge.errors import BridgeError
 from bridge.events.event import Document, ScheduledEvent
 from bridge.events.record import Verdict
+from bridge.exit_codes import ExitCode
 from bridge.outbox.approvals import cli_decision
 from bridge.outbox.rows import ApprovalResult, StoredDecision
 from bridge.text import EXCERPT_CHARACTERS, escaped, one_line
@@ -41,25 +42,13 @@ _POLL_SECONDS = 0.1
 _APPROVED = frozenset({ApprovalResult.ACCEPTED.value, ApprovalResult.ALREADY_APPROVED.value})
 
 
-class ApprovalsNotConfigured(BridgeError):
-    """The configuration has no [approval] table."""
-
-
-class WouldOverrule(BridgeError):
-    """The approval would end a hold or replace other approvers, and the person did not confirm that."""
-
-
-class NoSuchEvent(BridgeError):
-    """The event is unknown, or its status does not allow an approval."""
-
-
 def approve(settings: Settings, directory: Path, event_id: str, *, yes: bool, overrule: bool) -> int:
     """Approve *event_id* after a question, unless *yes*; print the outcome and return the exit code.
 
-    Raises WouldOverrule if *yes* without *overrule* would end a hold or replace other approvers.
+    Raises BridgeError if *yes* without *overrule* would end a hold or replace other approvers.
     """
     if settings.approval is None:
-        raise ApprovalsNotConfigured(
+        raise BridgeError(
             "Approvals are not configured. To allow them, add an empty [approval] table to the configuration."
         )
     agent = ControlClient(directory)
@@ -71,10 +60,10 @@ def approve(settings: Settings, directory: Path, event_id: str, *, yes: bool, ov
     click.echo(describe(event), err=True)
     shown_at = time.time()
     holds = [each for each in status.decisions if each.event_id == event_id and each.verdict is Verdict.HOLD]
-    overruled = _overruled(settings, holds)
+    overruled = _overruled(settings.approval, holds)
     say(*overruled)
     if yes and overruled and not overrule:
-        raise WouldOverrule(f"{' '.join(overruled)} To approve the event all the same, add --overrule.")
+        raise BridgeError(f"{' '.join(overruled)} To approve the event all the same, add --overrule.")
     if not yes:
         click.confirm("Overrule this and approve the event?" if overruled else "Approve it?", abort=True, err=True)
     decision = cli_decision(
@@ -89,7 +78,7 @@ def approve(settings: Settings, directory: Path, event_id: str, *, yes: bool, ov
     others = agent.ask(Decide(decision=decision, overruled=tuple(hold.arrival for hold in holds))).other_holds
     if others:
         names = " and ".join(f"the hold of {each}" for each in _by_approver(others))
-        raise WouldOverrule(escaped(f"Nothing was approved, because {names} arrived. Run the command again."))
+        raise BridgeError(escaped(f"Nothing was approved, because {names} arrived. Run the command again."))
     return _outcome(agent, decision)
 
 
@@ -99,12 +88,12 @@ def _by_approver(holds: Iterable[StoredDecision]) -> list[str]:
     return [f"{each.approver}: {each.reason}" if each.reason else each.approver for each in newest.values()]
 
 
-def _overruled(settings: Settings, holds: Iterable[StoredDecision]) -> list[str]:
+def _overruled(approval: ApprovalSettings, holds: Iterable[StoredDecision]) -> list[str]:
     """Return a sentence for each hold and for the other approvers that the approval overrules."""
     sentences = [f"This overrules the hold of {each}." for each in _by_approver(holds)]
-    remote = None if settings.approval is None else settings.approval.remote
-    if remote is not None and remote.required_approvals > 1:
-        sentences.append(f"This overrules required_approvals = {remote.required_approvals}: one approver is enough.")
+    needed = 1 if approval.remote is None else approval.remote.required_approvals
+    if needed > 1:
+        sentences.append(f"This overrules required_approvals = {needed}: one approver is enough.")
     return sentences
 
 
@@ -129,9 +118,9 @@ def _event(document: Document | None, event_id: str) -> ScheduledEvent:
         return events[0]
     if events:
         status = escaped(events[0].event_status)
-        raise NoSuchEvent(f"The event {escaped(event_id)} is {status}. Only a Scheduled event can be approved.")
+        raise BridgeError(f"The event {escaped(event_id)} is {status}. Only a Scheduled event can be approved.")
     names = ", ".join(escaped(event.event_id or "") for event in known)
-    raise NoSuchEvent(f"Unknown event {event_id!r}. Known events: {names or 'none'}.")
+    raise BridgeError(f"Unknown event {event_id!r}. Known events: {names or 'none'}.")
 
 
 def _user() -> str:
@@ -149,19 +138,15 @@ def _outcome(agent: ControlClient, decision: StoredDecision) -> int:
     deadline = time.monotonic() + _OUTCOME_SECONDS
     while time.monotonic() < deadline:
         found = agent.ask(progress).decision
-        if found is not None and found.outcome is not None:
-            return _print(found)
-        threading.Event().wait(_POLL_SECONDS)
-    say(
+        if found is None or found.outcome is None:
+            time.sleep(_POLL_SECONDS)
+        elif found.outcome in _APPROVED:
+            click.echo(escaped(f"approved: {found.message}"))
+            return ExitCode.OK
+        else:
+            return complain(f"not approved ({found.outcome}): {found.message}", code=ExitCode.FAILED)
+    return complain(
         f"No result after {_OUTCOME_SECONDS:g} s. The agent retries until the event starts, changes, or gets a hold. "
-        "`events` shows the result."
+        "`events` shows the result.",
+        code=ExitCode.FAILED,
     )
-    return 1
-
-
-def _print(found: StoredDecision) -> int:
-    if found.outcome in _APPROVED:
-        click.echo(escaped(f"approved: {found.message}"))
-        return 0
-    say(f"not approved ({found.outcome}): {found.message}")
-    return 1

@@ -1,4 +1,4 @@
-"""The commands for approvers and portals, with their options and help: `keygen`, `decide`, `portal`, `portal-check`."""
+"""The commands for approvers and for authors of portals: `keygen`, `decide`, and `portal-check`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any, BinaryIO
 
 import click
 
-from bridge.cli.help import LaterCommands
 from bridge.cli.options import DIRECTORY, FILE, option
 from bridge.exit_codes import ExitCode
 
@@ -110,65 +109,15 @@ def portal_check(  # noqa: PLR0917  # click's
 @option("--decision", required=True, type=click.Choice(["approve", "hold"]))
 @option("--reason", help="A reason of one line for records and logs.")
 @option("--valid-seconds", type=float, default=3600.0, help="Seconds for which agents accept it, at most one day.")
-@option("--all", "for_all", is_flag=True, help="Sign one decision per line for every VM with records in the file.")
-@option("--to", "url", metavar="URL", help="Also send the decisions to the portal at URL.")
-@option("--token-file", type=FILE, help="With --to: the bearer token of the approver.")
-@option("--ca-file", type=FILE, help="With --to: the certificate authorities to trust instead of those of requests.")
-def decide(
-    event_file: BinaryIO,
-    vm_id: str | None,
-    url: str | None,
-    token_file: Path | None,
-    ca_file: Path | None,
-    *,
-    for_all: bool,
-    **options: Any,
-) -> None:
+@option("--all", "for_all", is_flag=True, help="Sign a decision for every VM in the file, one per line.")
+def decide(event_file: BinaryIO, *, vm_id: str | None, for_all: bool, **options: Any) -> None:
     """Sign a decision on an event for one VM, and print the token that a portal passes to the VM's agent.
 
-    With --all, sign for every VM: an approval for the VMs with the event Scheduled, a hold for all VMs of the resource
-    group.
+    With --all, sign for every VM in the file: an approval where the event is Scheduled, a hold where it is not over.
     """
     from bridge.cli.decide import decide as sign  # noqa: PLC0415
-    from bridge.cli.decide_all import decide_for_all, send_decisions  # noqa: PLC0415
 
     if for_all and vm_id is not None:
         raise click.UsageError("Use either --all or --vm-id, not both.")
-    if url is None and (token_file is not None or ca_file is not None):
-        raise click.UsageError("--token-file and --ca-file need --to.")
-    content = event_file.read()
-    tokens = decide_for_all(content, **options) if for_all else [sign(content, vm_id=vm_id, **options)]
-    click.echo("\n".join(tokens))
-    if url is not None:
-        given = {"token_file": token_file, "ca_file": ca_file}
-        send_decisions(tokens, url=url, options={name: value for name, value in given.items() if value is not None})
-
-
-def _portal_commands() -> dict[str, click.Command]:
-    from bridge.cli.portal import commands as of_portal  # noqa: PLC0415
-
-    return of_portal()
-
-
-@click.group(
-    cls=LaterCommands, load=_portal_commands, invoke_without_command=True, short_help="Serve the reference ops portal."
-)
-@option("--config", "-c", "path", type=FILE, help="The portal's TOML file.", show_default=False)
-@option("--log-format", type=click.Choice(["auto", "json", "text", "journal"]), default="auto")
-@option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
-@click.pass_context
-def portal(context: click.Context, path: Path | None, log_format: str, log_level: str) -> None:
-    """Serve the reference ops portal until SIGTERM or SIGINT. It receives the records of a fleet and shows the events.
-
-    The portal is a separate server with its own configuration: --config, else $SCHEDULED_EVENTS_PORTAL_CONFIG, else
-    /etc/scheduled-events-portal/portal.toml.
-    """
-    from bridge.cli.portal import serve  # noqa: PLC0415
-
-    if context.invoked_subcommand is None:
-        serve(path, log_format, log_level)
-    elif path is not None:
-        raise click.UsageError(f"Write --config after the command: portal {context.invoked_subcommand} --config FILE.")
-
-
-APPROVER_COMMANDS: tuple[click.Command, ...] = (keygen, portal_check, decide, portal)
+    for token in sign(event_file.read(), vm_id=vm_id, for_all=for_all, **options):
+        click.echo(token)

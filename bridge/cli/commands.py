@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from bridge.cli.approver_commands import APPROVER_COMMANDS
-from bridge.cli.help import GroupedCommands, WithExamples
-from bridge.cli.options import FILE, config, option, state_directory, with_config, with_state
+from bridge.cli.approver_commands import decide, keygen, portal_check
+from bridge.cli.help import GroupedCommands, add_examples
+from bridge.cli.options import FILE, config, log_options, option, state_directory, with_config, with_state
+from bridge.cli.portal import library, portal
 from bridge.cli.stderr import complain, complain_of_mistakes, complain_of_usage
 from bridge.errors import BridgeError, ConfigurationError, StateDirectoryError
 from bridge.exit_codes import ExitCode
@@ -67,13 +67,7 @@ def commands() -> None:
 
 @commands.command(short_help="Watch this VM's events and deliver them.")
 @with_config
-@option(
-    "--log-format",
-    type=click.Choice(["auto", "json", "text", "journal"]),
-    default="auto",
-    help="auto: text on a terminal, journal under systemd.",
-)
-@option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
+@log_options
 @option("--allow-second-agent", is_flag=True, help="Start even if another agent already watches this VM.")
 def run(settings: Settings, log_format: str, log_level: str, *, allow_second_agent: bool) -> None:
     """Watch this VM's events and deliver them, until SIGTERM or SIGINT. SIGHUP reloads the configuration.
@@ -106,8 +100,6 @@ def demo(*, with_portal: bool) -> None:
     if not with_portal:
         run_demo()
         return
-    from bridge.cli.portal import library  # noqa: PLC0415
-
     library()  # reports a missing library
     from bridge.cli.demo_portal import run_portal_demo  # noqa: PLC0415  # the libraries of the portal
 
@@ -133,20 +125,14 @@ def check_config(path: Path | None, *, connect: bool) -> int:
 @config
 @state_directory
 @option("--json", "as_json", is_flag=True, help="Print one JSON object on one line.")
-@option("--watch", "-w", is_flag=True, help="Update the screen until interrupted.")
-@option("--interval", type=click.FloatRange(min=0.2), default=2.0, help="With --watch: seconds between updates.")
-def status(path: Path | None, state_directory: Path | None, *, as_json: bool, watch: bool, interval: float) -> None:
+def status(path: Path | None, state_directory: Path | None, *, as_json: bool) -> None:
     """Show the agent's state: events, sinks, and undelivered records. It also works while the agent is stopped.
 
     Exit 0 for every state, because /readyz reports health. Exit 1 if an agent runs but does not respond within 5 s, or
     if no outbox can be read.
     """
-    from bridge.cli.status import show_status, watch_status  # noqa: PLC0415
+    from bridge.cli.status import show_status  # noqa: PLC0415
 
-    if watch and as_json:
-        raise click.UsageError("--watch and --json exclude each other.")
-    if watch:
-        watch_status(path, state_directory, seconds=interval)
     show_status(path, state_directory, as_json=as_json)
 
 
@@ -211,7 +197,7 @@ def send_test(settings: Settings, names: tuple[str, ...]) -> int:
     return 0 if send(settings, names) else ExitCode.FAILED
 
 
-@commands.group(cls=WithExamples, short_help="List, retry, discard, move, or import undelivered records.")
+@commands.group(short_help="List, retry, discard, move, or import undelivered records.")
 def outbox() -> None:
     """List, retry, discard, move, or import undelivered records. It also works while the agent is stopped."""
 
@@ -311,7 +297,7 @@ def simulate(*, list_scenarios: bool, **options: Any) -> None:
 
     /control on the same port adds, starts, and cancels events. docs/reference/simulator.md lists its routes.
     """
-    from bridge.cli.signals import STOP_SIGNALS, SignalEvents  # noqa: PLC0415
+    from bridge.cli.signals import set_by_signals  # noqa: PLC0415
     from bridge.cli.terminal import wrapped  # noqa: PLC0415
     from bridge.testing.simulator.scenario import load_scenario, scenario_names  # noqa: PLC0415
     from bridge.testing.simulator.serving import ServeOptions, serve  # noqa: PLC0415
@@ -321,10 +307,7 @@ def simulate(*, list_scenarios: bool, **options: Any) -> None:
             for line in wrapped(load_scenario(name).description, first=f"{name:<24} ", indent=" " * 25):
                 click.echo(line)
         return
-    stop, signals = threading.Event(), SignalEvents()
-    for number in STOP_SIGNALS:
-        signals.set_on(number, stop)
-    serve(ServeOptions(**options), stop=stop, say=partial(click.echo, err=True))
+    serve(ServeOptions(**options), stop=set_by_signals(), say=partial(click.echo, err=True))
 
 
 @commands.command(short_help="Print the JSON schema of a record or the configuration.")
@@ -359,14 +342,6 @@ def init(sinks: tuple[str, ...], output: Path | None, *, list_recipes: bool) -> 
     write_configuration(sinks or ("stdout",), output)
 
 
-@commands.command(short_help="Explain a key of the configuration.")
-@click.argument("key", required=False)
-def explain(key: str | None) -> None:
-    """Explain KEY, a key or table of the configuration, such as sinks.webhook.url. Without KEY, list the tables."""
-    from bridge.cli.explain import explain as explain_key  # noqa: PLC0415
-
-    explain_key(key)
-
-
-for each in APPROVER_COMMANDS:
+for each in (keygen, decide, portal, portal_check):
     commands.add_command(each)
+add_examples(commands)

@@ -1,59 +1,75 @@
-"""`keygen` and `decide`: keys to sign decisions with, and signed decisions.
+"""`keygen` and `decide`: keys for signing decisions, and signed decisions.
 
-Both commands are for those who decide, not for a VM: they read no configuration and no outbox. Standard output gets
-what a program wants (lines for the configuration, a token); what a person should check goes to standard error.
+Both commands are for approvers, not for a VM: they read no configuration and no outbox. Standard output gets the lines
+for the configuration or the tokens. Standard error gets a summary for a person.
 """
 
 from __future__ import annotations
 
 import codecs
 import json
-from datetime import timedelta
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
 
-from bridge.approval.signing import generate_key, sign_decision
+from bridge.approval.signing import DecisionSigner, generate_key
 from bridge.clock import format_time, utc_now
 from bridge.config.trusted_keys import MAX_NAME_CHARACTERS
 from bridge.errors import BridgeError
-from bridge.events.event import ScheduledEvent
-from bridge.events.record import TransitionRecord, decode_record
+from bridge.events.event import ScheduledEvent, VmIdentity, normal_name
+from bridge.events.record import Transition, TransitionRecord, Verdict, decode_record
 from bridge.imds.document import parse_document
 from bridge.text import one_line
 
 DEFAULT_KEY_NAME = "decisions.key"
+#: Records of approvals can carry an older version of the event.
+_OF_THE_EVENT = frozenset(
+    {
+        Transition.SCHEDULED,
+        Transition.UPDATED,
+        Transition.STARTED,
+        Transition.COMPLETED,
+        Transition.CANCELED,
+        Transition.ENDED,
+    }
+)
 
 
 class EventNotFound(BridgeError):
-    """A file does not say which event a decision is about; the message says what it has."""
+    """The file does not determine the event or the VM of the decision."""
 
 
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """An event that a decision can be about, and whose VM told of it."""
+class Sighting(msgspec.Struct, frozen=True, kw_only=True):
+    """An event as one VM saw it last."""
 
     event: ScheduledEvent
-    vm_id: str | None = None
+    vm: VmIdentity
+    """Without a vmId in a Scheduled Events document."""
     is_over: bool = False
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Return whether the VM can approve the event."""
+        return not self.is_over and self.event.event_status == "Scheduled"
 
 
 def make_key(private_key_file: Path, *, kid: str | None, approver: str) -> str:
-    """Write a key pair and return the lines to paste into a VM's configuration; raise SigningFailed if there is one."""
+    """Write a key pair and return the lines for a VM's configuration; raise SigningFailed if a file exists."""
     kid = kid or private_key_file.stem
     for option, name in (("--kid", kid), ("--approver", approver)):
         if not (1 <= len(name) <= MAX_NAME_CHARACTERS and name.isprintable() and (name.isascii() or name is approver)):
-            raise click.UsageError(
-                f"{name[:40]!r} is no name that decisions can carry; give a plain one with {option}."
-            )
+            raise click.UsageError(f"{name[:40]!r} cannot be used in decisions. Choose a plain name with {option}.")
     pair = generate_key(private_key_file)
     public = pair.public_key_file.absolute()
     return "\n".join(
         (
-            "# The private key, which you alone can read. Keep it where decisions are signed,",
-            "# never on a VM:",
+            "# The private key, which only you can read. Keep it where decisions are signed:",
             f"#   {pair.private_key_file.absolute()}",
-            "# What goes to every VM is the public key, and this:",
+            "# Every VM gets the public key and these lines:",
             "[[approval.remote.keys]]",
             f"kid = {_toml(kid)}",
             f"approver = {_toml(approver)}",
@@ -63,7 +79,7 @@ def make_key(private_key_file: Path, *, kid: str | None, approver: str) -> str:
 
 
 def _toml(text: str) -> str:
-    """Return *text* as a basic string of TOML, whose escapes JSON's are; DEL alone may not stand as it is."""
+    """Return *text* as a basic string of TOML, which has the escapes of JSON. TOML also requires an escape for DEL."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -72,96 +88,149 @@ def decide(
     *,
     event_id: str | None,
     vm_id: str | None,
+    for_all: bool,
     key: Path,
     kid: str,
     approver: str,
     decision: str,
     reason: str | None,
     valid_seconds: float,
-) -> str:
-    """Return a signed decision on the event in *content*, and say on standard error what it consents to.
+) -> list[str]:
+    """Return signed decisions on an event in *content*, and print a summary of each to standard error.
 
-    *content* is a Scheduled Events document, or records as JSON lines, of which the newest of an event counts.
+    *content* is a Scheduled Events document, or records as JSON lines, plain or as CloudEvents. Without *for_all*, the
+    decision is for *vm_id*, or for the VM of the records.
     """
-    chosen = find_event(content, event_id)
-    addressee = vm_id or chosen.vm_id
-    if addressee is None:
-        raise click.UsageError("The file does not say which VM the decision is for. Name its vmId with --vm-id.")
+    found = _sightings(content.removeprefix(codecs.BOM_UTF8))
+    event_id = event_id or _only_event(found)
+    of_event = [each for each in found if each.event.event_id == event_id]
+    if not of_event:
+        raise EventNotFound(f"The file has no event {event_id!r}. {_has(found)}")
+    chosen = _all_vms(of_event, decision) if for_all else [_one_vm(of_event, vm_id)]
+    signer = DecisionSigner(key, kid=kid, approver=approver)
     now = utc_now()
-    token = sign_decision(
-        key,
-        kid=kid,
-        approver=approver,
-        vm_id=addressee,
-        event=chosen.event,
-        decision=decision,
-        now=now,
-        valid_seconds=valid_seconds,
-        reason=reason,
-    )
-    until = format_time(now + timedelta(seconds=valid_seconds))
-    click.echo(one_line(f"{decision} until {until}, for VM {addressee}: {what(chosen.event)}"), err=True)
-    if chosen.is_over or chosen.event.event_status != "Scheduled":
-        state = "over" if chosen.is_over else chosen.event.event_status
-        click.echo(one_line(f"The event is {state} by this file: an agent that sees the same refuses."), err=True)
-    return token
+    tokens = [
+        signer.sign(each.vm.vm_id or "", each.event, decision, now=now, valid_seconds=valid_seconds, reason=reason)
+        for each in chosen
+    ]
+    _summarize(chosen, decision, until=now + timedelta(seconds=valid_seconds))
+    if for_all:
+        _report_unknown_vms(of_event)
+    return tokens
 
 
-def find_event(content: bytes, event_id: str | None) -> Candidate:
-    """Return the event called *event_id* in *content*, or the only one; raise EventNotFound when it is not clear."""
-    found = _candidates(content.removeprefix(codecs.BOM_UTF8))
-    has = f"It has: {', '.join(map(one_line, found)) or 'none with an EventId'}."
-    if event_id is not None and event_id not in found:
-        raise EventNotFound(f"The file has no event {event_id!r}. {has}")
-    if event_id is None and len(found) != 1:
-        raise EventNotFound(f"The file has {len(found)} events; name one with --event-id. {has}")
-    return next(iter(found.values())) if event_id is None else found[event_id]
+def _one_vm(sightings: Sequence[Sighting], vm_id: str | None) -> Sighting:
+    if len(sightings) > 1:
+        raise EventNotFound(
+            f"The file has records of {len(sightings)} VMs for this event. Use --all, or give the records of one VM."
+        )
+    vm = sightings[0].vm
+    if vm_id is None and vm.vm_id is None:
+        raise click.UsageError("The file does not contain the vmId of the VM. Give it with --vm-id.")
+    return sightings[0] if vm_id is None else msgspec.structs.replace(sightings[0], vm=VmIdentity(vm_id=vm_id))
 
 
-def _candidates(content: bytes) -> dict[str, Candidate]:
-    """Return the events of *content* by their EventId."""
+def _all_vms(sightings: Sequence[Sighting], decision: str) -> list[Sighting]:
+    """Return the VMs for an approval, where the event is Scheduled, or for a hold, where it is not over."""
+    wanted = [each for each in sightings if each.vm.vm_id is not None]
+    is_hold = decision == Verdict.HOLD.value
+    chosen = [each for each in wanted if (not each.is_over if is_hold else each.is_scheduled)]
+    if not chosen:
+        state = "not over" if is_hold else "Scheduled"
+        raise EventNotFound(f"The event is {state} for no VM in the file.")
+    return chosen
+
+
+def _only_event(sightings: Iterable[Sighting]) -> str:
+    names = dict.fromkeys(each.event.event_id for each in sightings)
+    if len(names) != 1:
+        raise EventNotFound(f"The file has {len(names)} events. Name one with --event-id. {_has(sightings)}")
+    return next(iter(names)) or ""
+
+
+def _has(sightings: Iterable[Sighting]) -> str:
+    names = dict.fromkeys(one_line(each.event.event_id or "") for each in sightings)
+    return f"It has: {', '.join(names) or 'none with an EventId'}."
+
+
+def _summarize(chosen: Iterable[Sighting], decision: str, *, until: datetime) -> None:
+    for each in chosen:
+        event = each.event
+        when = f"not before {event.not_before_raw}" if event.not_before_raw else "no NotBefore"
+        names = ", ".join(event.resources or ()) or "no VM"
+        _print(
+            f"{decision} until {format_time(until)}, for VM {each.vm.vm_id}: "
+            f"{event.event_type or 'an event'} {event.event_id} of {names}, {when}"
+        )
+        if not each.is_scheduled:
+            state = "over" if each.is_over else event.event_status
+            _print(f"In the file, the event is {state}. An agent that sees the same state refuses the decision.")
+
+
+def _report_unknown_vms(sightings: Sequence[Sighting]) -> None:
+    known = {normal_name(each.vm.name) for each in sightings if each.vm.name is not None}
+    names = dict.fromkeys(name for each in sightings for name in each.event.resources or ())
+    missing = [name for name in names if normal_name(name) not in known]
+    if missing:
+        _print(f"No decision for {', '.join(missing)}: the file has no record of this VM.")
+
+
+def _print(text: str) -> None:
+    click.echo(one_line(text), err=True)
+
+
+def _sightings(content: bytes) -> list[Sighting]:
+    """Return the events of *content*, of which each VM saw each event once."""
     try:
         value = msgspec.json.decode(content)
     except msgspec.DecodeError:
         value = None  # several lines
     if isinstance(value, dict) and "Events" in value:
         return _of_document(content)
-    found = {}
-    for record in sorted(_records(content), key=lambda each: each.sequence):  # the newest is what counts
-        if record.event is not None and record.event.event_id is not None:
+    found: dict[tuple[str | None, str], Sighting] = {}
+    newest: dict[str | None, TransitionRecord] = {}
+    for record in sorted(_records(content), key=lambda each: (each.stream_id, each.sequence)):
+        event = record.event
+        newest[record.vm.vm_id] = record
+        if record.transition in _OF_THE_EVENT and event is not None and event.event_id is not None:
             is_over = record.transition.is_ending
-            found[record.event.event_id] = Candidate(event=record.event, vm_id=record.vm.vm_id, is_over=is_over)
-    return found
+            found[record.vm.vm_id, event.event_id] = Sighting(event=event, vm=record.vm, is_over=is_over)
+    return [
+        msgspec.structs.replace(each, is_over=each.is_over or _has_ended(event_id, newest[vm_id]))
+        for (vm_id, event_id), each in found.items()
+    ]
 
 
-def _of_document(content: bytes) -> dict[str, Candidate]:
-    found: dict[str, Candidate] = {}
-    for event in parse_document(content).events:
-        if event.event_id in found:
-            raise EventNotFound(f"The document has two events {event.event_id!r}; nobody knows which one is meant.")
-        if event.event_id is not None:
-            found[event.event_id] = Candidate(event=event)
-    return found
+def _has_ended(event_id: str, newest: TransitionRecord) -> bool:
+    """Return whether the VM's newest record proves the end of the event, also if the record of its end is missing."""
+    return newest.active_event_ids is not None and event_id not in newest.active_event_ids
+
+
+def _of_document(content: bytes) -> list[Sighting]:
+    events = [event for event in parse_document(content).events if event.event_id is not None]
+    names = [event.event_id for event in events]
+    if len(set(names)) < len(names):
+        raise EventNotFound("The document has two events with the same EventId, so the decision would be ambiguous.")
+    return [Sighting(event=event, vm=VmIdentity()) for event in events]
 
 
 def _records(content: bytes) -> list[TransitionRecord]:
+    """Return the records of *content*: one indented record, or one record per line."""
     lines = [line for line in content.splitlines() if line.strip()] if b"\n{" in content else [content]
     records = []
     for number, line in enumerate(lines, start=1):
         try:
-            records.append(decode_record(line))
-        except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            records.append(decode_record(_without_envelope(line)))
+        except (ValueError, msgspec.MsgspecError) as error:
             raise EventNotFound(
-                f"Line {number} of the file is no transition record ({error}), and the file is no Scheduled Events "
-                "document. Give what `events --json` prints, or what the metadata service answers."
+                f"Line {number} of the file is not a transition record ({error}), and the file is not a Scheduled "
+                "Events document. Give the output of `events --json`, of the portal, or of the metadata service."
             ) from error
-    streams = {record.stream_id for record in records}
-    if len(streams) > 1:
-        raise EventNotFound(f"The file has records of {len(streams)} outboxes, whose order nobody knows. Give one's.")
     return records
 
 
-def what(event: ScheduledEvent) -> str:
-    """Return what a decision on *event* consents to, for a person."""
-    when = f"not before {event.not_before_raw}" if event.not_before_raw else "no NotBefore"
-    return f"{event.event_type or 'an event'} {event.event_id} of {', '.join(event.resources or ()) or 'no VM'}, {when}"
+def _without_envelope(line: bytes) -> bytes:
+    """Return the record in *line*, which can be a CloudEvent that contains the record."""
+    value: Any = msgspec.json.decode(line)
+    is_cloudevent = isinstance(value, dict) and "specversion" in value and "data" in value
+    return msgspec.json.encode(value["data"]) if is_cloudevent else line

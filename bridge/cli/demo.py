@@ -1,18 +1,15 @@
-"""`demo`: a simulated Azure and the real agent in one process, which ends by itself and leaves nothing behind.
+"""`demo`: a simulated Azure and the real agent in one process. The demo ends automatically and leaves nothing behind.
 
-The agent is the one of `run`: it polls, writes its outbox and delivers. Only three things differ, so that nobody has to
-set anything up and nothing stays: IMDS is the simulator, the state lives in a temporary directory, and the status
-listener is off. No file and no variable that `run` would read is read.
+The agent is the agent of `run`: it polls, writes its outbox, and delivers. Three things differ: IMDS is the simulator,
+the state directory is temporary, and the status listener is off. The demo reads no configuration.
 
-Piped, the records go to standard output through the stdout sink, as JSON lines. On a terminal `bridge.cli.demo_view`
-shows them with their meaning; rich is imported only then, and where it was left out (an installation from the archive
-of a release has nothing that a service never needs) the lines come there too.
+If standard output is piped, the records go through the stdout sink as JSON lines. On a terminal, `bridge.cli.demo_view`
+shows the records with their meaning. Only the terminal needs rich, which some installations leave out.
 """
 
 from __future__ import annotations
 
 import logging
-import signal
 import sys
 import tempfile
 import threading
@@ -26,7 +23,7 @@ import msgspec
 
 from bridge import logs
 from bridge.agent.agent import Agent
-from bridge.cli.signals import SignalEvents
+from bridge.cli.signals import set_by_signals
 from bridge.config.loader import Settings, SinkSettings, read
 from bridge.errors import BridgeError, DeliveryFailed, StateDirectoryError
 from bridge.outbox import deliveries
@@ -39,50 +36,46 @@ _SCENARIO = "live-migration"
 _TICK_SECONDS = 0.1
 #: Five responses confirm the ending of an event.
 _PATIENCE_SECONDS = 10.0
-_STOP_GRACE_SECONDS = 1.0
-_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 def run_demo() -> None:
     """Show a live migration from announcement to completion, in about 20 seconds.
 
-    Raises KeyboardInterrupt when a signal ended it early, BrokenPipeError when the reader of standard output has
-    gone, and BridgeError when a change did not arrive.
+    Raises KeyboardInterrupt on a signal, BrokenPipeError if the reader of standard output is gone, and BridgeError if a
+    change was not delivered.
     """
-    stop = threading.Event()
+    stop = set_by_signals()
     scenario = load_scenario(_SCENARIO)
-    with set_by_signals(stop), temporary_directory() as directory:
+    with temporary_directory() as directory:
         _play(scenario, _view(scenario), directory, stop)
     if stop.is_set():
         raise KeyboardInterrupt
 
 
 def _view(scenario: Scenario) -> JsonLines | Screen:
-    if not sys.stdout.isatty():
-        return JsonLines()
-    try:
-        from bridge.cli.demo_view import Screen  # noqa: PLC0415  # rich is for a terminal only
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "rich":
-            raise
-        sys.stderr.write("Shown without a table, because the Python package rich is not installed.\n")
-        return JsonLines()
-    return Screen(scenario)
+    if sys.stdout.isatty():
+        try:
+            from bridge.cli.demo_view import Screen  # noqa: PLC0415  # rich is for a terminal only
+        except ModuleNotFoundError:
+            sys.stderr.write("The output is JSON, because the Python package rich is not installed.\n")
+        else:
+            return Screen(scenario)
+    return JsonLines()
 
 
 class JsonLines:
-    """JSON lines on standard output, and nothing else there; warnings go to standard error."""
+    """Prints JSON lines to standard output, and warnings to standard error."""
 
     def __init__(self) -> None:
         logs.configure(level=logging.WARNING)
-        self.sinks = tuple(_without_first_break(sink) for sink in read({}).sinks)
+        self.sinks = read({}).sinks
         self._probes = [sink.build() for sink in self.sinks]
 
-    def begin(self, simulator: Simulator) -> None:
-        """Do nothing: only records are printed."""
+    def begin(self) -> None:
+        """Print nothing."""
 
     def refresh(self) -> None:
-        """Raise BrokenPipeError when the reader has gone: `demo | head -n 1` should end at once."""
+        """Raise BrokenPipeError if the reader is gone, so that `demo | head -n 1` ends at once."""
         for probe in self._probes:
             try:
                 probe.check()
@@ -90,26 +83,19 @@ class JsonLines:
                 raise BrokenPipeError from failed
 
     def end(self, *, is_whole: bool) -> None:
-        """Do nothing: the exit code is the answer."""
-
-
-def _without_first_break(sink: SinkSettings) -> SinkSettings:
-    """Return *sink*, of standard output, for one that begins with this process: no cut line can be in it."""
-    sink_class = type(sink.sink_class.__name__, (sink.sink_class,), {"breaks_first_line": False})
-    return msgspec.structs.replace(sink, sink_class=sink_class)
+        """Print nothing."""
 
 
 def _play(scenario: Scenario, view: JsonLines | Screen, directory: Path, stop: threading.Event) -> None:
-    """Run both sides until the scenario is over or *stop* is set, and close everything."""
+    """Run the simulator and the agent until the end of the scenario or until *stop* is set."""
     changes: list[Change] = []
     simulator = Simulator(scenario, speed=scenario.demo_speed)
     simulator.world.listen(changes.append)
     is_whole = False
     try:
-        settings = _settings(simulator.endpoint, view.sinks)
-        agent = Agent(settings, directory)
+        agent = Agent(_settings(simulator.endpoint, view.sinks), directory)
         try:
-            view.begin(simulator)
+            view.begin()
             simulator.start()
             agent.start()
             is_whole = _watch(simulator, agent, view, changes, stop=stop)
@@ -120,15 +106,13 @@ def _play(scenario: Scenario, view: JsonLines | Screen, directory: Path, stop: t
         simulator.close()
     if not is_whole and not stop.is_set():
         raise BridgeError(
-            f"The simulated Azure made {len(changes)} changes, and not all of them were delivered. "
-            "Is the machine very busy, or is standard output full? Run the demo again."
+            f"The simulated Azure made {len(changes)} changes, and the agent did not deliver all of them. The machine "
+            "may be very busy, or standard output may be full. Run the demo again."
         )
 
 
 def _settings(endpoint: str, sinks: tuple[SinkSettings, ...]) -> Settings:
-    defaults = read(
-        {"imds": {"endpoint": endpoint}, "status": {"listen": ""}, "stop_grace_seconds": _STOP_GRACE_SECONDS}
-    )
+    defaults = read({"imds": {"endpoint": endpoint}, "status": {"listen": ""}, "stop_grace_seconds": 1.0})
     return msgspec.structs.replace(defaults, sinks=sinks)
 
 
@@ -147,7 +131,8 @@ def _watch(
         view.refresh()
         if not simulator.world.is_finished:
             continue
-        if _delivered(agent) >= len(changes):
+        totals = agent.outbox.read(deliveries.totals).sinks.values()
+        if min((row.delivered for row in totals), default=0) >= len(changes):
             view.refresh()
             return True
         give_up_at = give_up_at or time.monotonic() + _PATIENCE_SECONDS
@@ -156,36 +141,16 @@ def _watch(
     return False
 
 
-def _delivered(agent: Agent) -> int:
-    return min((row.delivered for row in agent.outbox.read(deliveries.totals).sinks.values()), default=0)
-
-
 @contextmanager
 def temporary_directory() -> Iterator[Path]:
-    """Yield a directory that is gone at the end."""
-    prefix = "scheduled-events-bridge-demo-"
+    """Yield a directory that is deleted at the end."""
     try:
-        # On Windows a file that a virus scanner holds cannot be deleted; that is no reason to fail.
-        directory = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
-    except OSError as exc:
+        # On Windows, a virus scanner can keep a file open, so that the file cannot be deleted.
+        directory = tempfile.TemporaryDirectory(prefix="scheduled-events-bridge-demo-", ignore_cleanup_errors=True)
+    except OSError as error:
         raise StateDirectoryError(
-            f"The demo cannot make a temporary directory: {exc.strerror or exc}. Set TMPDIR to one it may write to."
-        ) from exc
+            f"The demo cannot create a temporary directory: {error.strerror or error}. Set TMPDIR to a writable "
+            "directory."
+        ) from error
     with directory as name:
         yield Path(name)
-
-
-@contextmanager
-def set_by_signals(stop: threading.Event) -> Iterator[None]:
-    """Let Ctrl-C, SIGTERM and a closed terminal end the demo in order; what is ignored (nohup) stays so."""
-    numbers = [getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)]
-    before = {number: signal.getsignal(number) for number in numbers}
-    taken = [number for number in numbers if before[number] is not signal.SIG_IGN]
-    signals = SignalEvents()
-    for number in taken:
-        signals.set_on(number, stop)
-    try:
-        yield
-    finally:
-        for number in taken:
-            signal.signal(number, before[number])

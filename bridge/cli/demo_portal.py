@@ -19,7 +19,8 @@ from pathlib import Path
 from bridge import logs
 from bridge.agent.agent import Agent
 from bridge.approval.signing import generate_key
-from bridge.cli.demo import set_by_signals, temporary_directory
+from bridge.cli.demo import temporary_directory
+from bridge.cli.signals import set_by_signals
 from bridge.clock import format_time, utc_now
 from bridge.config.loader import Settings, read
 from bridge.errors import BridgeError
@@ -60,9 +61,8 @@ _QUIET_SECONDS = 20.0
 def run_portal_demo() -> None:
     """Serve the portal with something to decide until a signal ends it, then raise KeyboardInterrupt."""
     logs.configure(level=logging.WARNING)
-    stop = threading.Event()
+    stop = set_by_signals()
     with ExitStack() as stack:
-        stack.enter_context(set_by_signals(stop))
         directory = stack.enter_context(temporary_directory())
         simulator = stack.enter_context(Simulator(vms=VMS, rate_limit=False))
         url, password = stack.enter_context(_portal(directory))

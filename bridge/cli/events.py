@@ -14,21 +14,17 @@ import msgspec
 from bridge.agent.requests import Asked, Events
 from bridge.cli.connect import Reader
 from bridge.cli.stderr import say
-from bridge.cli.terminal import Table, is_narrower_than, utc
+from bridge.cli.terminal import Table, utc
 from bridge.clock import parse_time
 from bridge.errors import BridgeError
 from bridge.events.event import encode
-from bridge.events.record import Evidence, TransitionRecord
+from bridge.events.record import TransitionRecord
 
 _FOLLOW_SECONDS = 0.5
 _NO_LIMIT = 1_000_000
-_HEADER = ("SEQ", "OBSERVED", "TRANSITION", "EVIDENCE", "TYPE", "NOT BEFORE", "RESOURCES", "EVENT")
+_HEADER = ("SEQ", "OBSERVED", "TRANSITION", "EVIDENCE", "TYPE", "NOT BEFORE", "EVENT", "RESOURCES")
 #: Wide enough for all transitions and times, so that the rows of `--follow` stay aligned.
-_WIDTHS = (5, 20, 16, 8, 9, 20)
-#: On a narrower terminal, each record takes two lines.
-_WIDE = 150
-_NARROW_HEADER = ("SEQ", "OBSERVED", "TRANSITION", "TYPE", "NOT BEFORE")
-_NARROW_WIDTHS = (5, 20, 16, 9)
+_WIDTHS = (5, 20, 16, 8, 9, 20, 36)
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
@@ -52,8 +48,7 @@ def since(text: str, now: datetime) -> datetime:
 
 def list_events(directory: Path, wanted: Events, *, follow: bool, as_json: bool) -> None:
     """Print the newest records that match *wanted*, oldest first, and with *follow* also each new record."""
-    is_narrow = is_narrower_than(_WIDE)
-    table = Table(_NARROW_HEADER, widths=_NARROW_WIDTHS) if is_narrow else Table(_HEADER, widths=_WIDTHS)
+    table = None if as_json else Table(_HEADER, widths=_WIDTHS)
     asked = Reader(directory)
     # Read first, so that records between the two requests are printed as well.
     last = _last_sequence(asked) if follow else 0
@@ -61,7 +56,7 @@ def list_events(directory: Path, wanted: Events, *, follow: bool, as_json: bool)
     if not records and not as_json:
         is_filtered = wanted != Events(limit=wanted.limit)
         click.echo("No matching records." if is_filtered else "No records yet.", err=True)
-    _print(records, None if as_json else table, is_narrow=is_narrow)
+    _print(records, table)
     last = max([last, *(record.sequence for record in records)])
     problem = ""
     while follow:
@@ -75,7 +70,7 @@ def list_events(directory: Path, wanted: Events, *, follow: bool, as_json: bool)
             continue
         problem = ""
         last = max([last, *(record.sequence for record in newer)])
-        _print(filter(wanted.matches, newer), None if as_json else table, is_narrow=is_narrow)
+        _print(filter(wanted.matches, newer), table)
 
 
 def _last_sequence(asked: Asked) -> int:
@@ -94,22 +89,12 @@ def _newest_first(asked: Asked, wanted: Events) -> Iterator[TransitionRecord]:
             return
 
 
-def _print(records: Iterable[TransitionRecord], table: Table | None, *, is_narrow: bool) -> None:
+def _print(records: Iterable[TransitionRecord], table: Table | None) -> None:
     if table is None:
         for record in records:
             click.echo(encode(record))
-    elif is_narrow:
-        table.add_with(map(_narrow_cells, map(_cells, records)))
     else:
         table.add(map(_cells, records))
-
-
-def _narrow_cells(cells: tuple[str, ...]) -> tuple[tuple[str, ...], list[str]]:
-    """Return the cells that fit into 80 columns, and a line with the other cells."""
-    sequence, observed, transition, evidence, event_type, not_before, resources, event_id = cells
-    uncertain = "" if evidence == Evidence.OBSERVED.value else f"({evidence})"
-    below = "  ".join(filter(None, (event_id, resources, uncertain)))
-    return (sequence, observed, transition, event_type, not_before), [below] if below else []
 
 
 def _cells(record: TransitionRecord) -> tuple[str, ...]:
@@ -121,6 +106,6 @@ def _cells(record: TransitionRecord) -> tuple[str, ...]:
         record.evidence.value,
         "" if event is None else event.event_type or "",
         "" if event is None or event.not_before is None else utc(event.not_before),
-        "" if event is None else ", ".join(event.resources or ()),
         "" if event is None else event.event_id or "",
+        "" if event is None else ", ".join(event.resources or ()),
     )

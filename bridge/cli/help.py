@@ -1,16 +1,14 @@
-"""The help of the command line: commands grouped by what a person wants, where the configuration is, and examples."""
+"""The help of the command line: groups of commands, the location of the configuration, and examples."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
-from itertools import chain
 from typing import Any
 
 import click
 
 _GROUPS = {
-    "Run": ("run", "init", "check-config", "explain", "schema", "send-test"),
-    "Look": ("status", "events", "outbox"),
+    "Run": ("run", "init", "check-config", "schema", "send-test"),
+    "Inspect": ("status", "events", "outbox"),
     "Approve": ("approve", "keygen", "decide"),
     "Decide for a fleet": ("portal", "portal-check"),
     "Try": ("demo", "simulate"),
@@ -23,20 +21,19 @@ Configuration: --config FILE, else $SCHEDULED_EVENTS_BRIDGE_CONFIG, else
 State: state.directory there, else $STATE_DIRECTORY, else
   /var/lib/scheduled-events-bridge for root and
   ~/.local/state/scheduled-events-bridge for others.
-Before the file: $SCHEDULED_EVENTS_BRIDGE_STATUS_LISTEN for status.listen,
+Override the file: $SCHEDULED_EVENTS_BRIDGE_STATUS_LISTEN for status.listen,
   $SCHEDULED_EVENTS_BRIDGE_STATE_DIRECTORY for state.directory.
-NO_COLOR turns colours off.
+NO_COLOR turns colors off.
 """
 
-#: Two or more of each command; a test runs or reads every one of them.
+#: At least two for each command. The reference of the commands shows them as well.
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "run": ("run", "run --config try.toml --log-level debug"),
     "init": ("init --sink eventhubs --sink webhook:slack", "init --sink webhook:pagerduty --output config.toml"),
     "check-config": ("check-config", "check-config --config try.toml --connect"),
-    "explain": ("explain sinks.webhook.url", "explain approval.rules"),
     "schema": ("schema", "schema --config"),
     "send-test": ("send-test", "send-test pagerduty"),
-    "status": ("status", "status --watch --interval 5"),
+    "status": ("status", "status --json"),
     "events": ("events --since 1h --type Reboot", "events --follow --json"),
     "outbox list": ("outbox list", "outbox list --sink pagerduty --state parked"),
     "outbox retry": ("outbox retry", "outbox retry --sink pagerduty"),
@@ -69,64 +66,25 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 
 
 class GroupedCommands(click.Group):
-    """A group that lists its commands by what they are for, and shows examples under each."""
+    """The top level, whose help lists the commands in groups."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Make the group with the places of the configuration below its commands."""
+        """Add the location of the configuration below the commands."""
         super().__init__(*args, epilog=_EPILOG, **kwargs)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the groups, in the order in which a person comes to them."""
-        listed = set(chain.from_iterable(_GROUPS.values()))
-        width = max(map(len, self.list_commands(ctx)))
-        others = tuple(name for name in self.list_commands(ctx) if name not in listed)
-        for title, names in {**_GROUPS, "Other": others}.items():
-            found = [(name, self.get_command(ctx, name)) for name in names]
-            rows = [
-                (name.ljust(width), command.get_short_help_str(60)) for name, command in found if command is not None
-            ]
-            if rows:
-                with formatter.section(title):
-                    formatter.write_dl(rows, col_max=16)
-
-    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
-        """Add *cmd* with its examples."""
-        super().add_command(cmd, name)
-        add_examples(cmd, cmd.name or "")
+    def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the groups in the order of `_GROUPS`."""
+        width = max(map(len, self.commands))
+        for title, names in _GROUPS.items():
+            with formatter.section(title):
+                rows = [(name.ljust(width), self.commands[name].get_short_help_str(60)) for name in names]
+                formatter.write_dl(rows, col_max=16)
 
 
-class WithExamples(click.Group):
-    """A group whose commands show examples; its own name is before theirs."""
-
-    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
-        """Add *cmd* with its examples."""
-        super().add_command(cmd, name)
-        add_examples(cmd, f"{self.name} {cmd.name}")
-
-
-class LaterCommands(click.Group):
-    """A group whose commands are made when somebody asks for one of them: the agent does not pay for them."""
-
-    def __init__(self, *args: Any, load: Callable[[], dict[str, click.Command]], **kwargs: Any) -> None:
-        """Make the group; *load* returns its commands."""
-        self._load = load
-        self._loaded: MutableMapping[str, click.Command] | None = None
-        super().__init__(*args, **kwargs)
-
-    @property
-    def commands(self) -> MutableMapping[str, click.Command]:
-        """Return the commands by their names."""
-        if self._loaded is None:
-            self._loaded = self._load()
-        return self._loaded
-
-    @commands.setter
-    def commands(self, _none: MutableMapping[str, click.Command]) -> None:
-        """Take nothing: click sets what there is at first, which is nothing."""
-
-
-def add_examples(command: click.Command, path: str) -> None:
-    """Show the examples of the command at *path*, such as ``outbox list``, below its help."""
-    lines = [f"  scheduled-events-bridge {line}" for line in EXAMPLES.get(path, ())]
-    if lines:
-        command.epilog = "\n".join(["\b", "Examples:", *lines])
+def add_examples(group: click.Group) -> None:
+    """Add the examples to the help of each command in *group*."""
+    for path, lines in EXAMPLES.items():
+        command: Any = group
+        for name in path.split():
+            command = command.commands[name]
+        command.epilog = "\n".join(["\b", "Examples:", *(f"  scheduled-events-bridge {line}" for line in lines)])

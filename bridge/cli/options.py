@@ -15,14 +15,26 @@ import click
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 FILE = click.Path(dir_okay=False, path_type=Path)
-# readable=False: the message of our own, when it is read, says more.
+# readable=False: the message of the failed read is more precise.
 DIRECTORY = click.Path(file_okay=False, readable=False, path_type=Path)
 option = partial(click.option, show_default=True)
 
 
+def log_options(command: Command) -> Command:
+    """Add the options of the log."""
+    formats, levels = (
+        click.Choice(["auto", "json", "text", "journal"]),
+        click.Choice(["debug", "info", "warning", "error"]),
+    )
+    command = option("--log-level", type=levels, default="info")(command)
+    return option(
+        "--log-format", type=formats, default="auto", help="auto: text on a terminal, journal under systemd."
+    )(command)
+
+
 def _no_directory(_context: click.Context, _parameter: click.Parameter, path: Path | None) -> Path | None:
-    """Reject a directory as wrong usage. Reading the file finds any other mistake."""
-    if path is not None and os.path.isdir(path):  # noqa: PTH112  # False, too, where it may not be seen
+    """Reject a directory as wrong usage. The read of the file finds any other mistake."""
+    if path is not None and os.path.isdir(path):  # noqa: PTH112
         raise click.BadParameter(f"{path} is a directory. Name the file, such as {path / 'config.toml'}.")
     return path
 
@@ -33,11 +45,11 @@ config = option(
     "path",
     type=click.Path(path_type=Path),
     callback=_no_directory,
-    help="TOML file.  [default: its usual place]",
+    help="TOML file.  [default: the usual location]",
     show_default=False,
 )
 state_directory = option(
-    "--state-directory", type=DIRECTORY, help="Where the outbox is.  [default: what the configuration says]"
+    "--state-directory", type=DIRECTORY, help="The state directory.  [default: from the configuration]"
 )
 
 

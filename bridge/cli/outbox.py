@@ -20,15 +20,12 @@ from bridge.agent.requests import (
     Status,
 )
 from bridge.cli.connect import Reader, writer
-from bridge.cli.terminal import Table, counted, is_narrower_than, utc
+from bridge.cli.terminal import Table, counted, utc
 from bridge.clock import format_time, parse_time
 from bridge.errors import BridgeError
 from bridge.outbox.rows import DeliveryState
 
-_HEADER = ("SINK", "SEQ", "STATE", "TRIES", "OBSERVED", "CHANGED", "TRANSITION", "EVENT", "RECORD", "LAST ERROR")
-#: On a narrower terminal, the identifiers of each row are on lines of their own.
-_WIDE = 180
-_NARROW_HEADER = ("SINK", "SEQ", "STATE", "TRIES", "OBSERVED", "TRANSITION")
+_HEADER = ("SINK", "SEQ", "STATE", "TRIES", "OBSERVED", "TRANSITION", "EVENT", "RECORD", "LAST ERROR")
 _PAGE = 1_000
 _BOTH = (DeliveryState.PENDING, DeliveryState.PARKED)
 
@@ -36,18 +33,14 @@ _BOTH = (DeliveryState.PENDING, DeliveryState.PARKED)
 def list_records(directory: Path, *, sink: str | None, state: str | None, limit: int, as_json: bool) -> None:
     """Print the first *limit* pending and parked records, or only the records in *state*."""
     asked = Reader(directory)
-    table: Table | None = None
+    table = Table(_HEADER)
     printed = 0
     for rows, has_more in _pages(asked, OutboxList(sink=sink, states=_states(state)), limit):
         printed += len(rows)
         if as_json:
             for row in rows:
                 click.echo(msgspec.json.encode(_json(row)))
-        elif is_narrower_than(_WIDE):
-            table = table or Table(_NARROW_HEADER)
-            table.add_with(map(_narrow_cells, map(_cells, rows)))
         else:
-            table = table or Table(_HEADER)
             table.add(map(_cells, rows))
         if has_more and printed >= limit:
             click.echo(f"Only the first {counted(limit, 'record')} are listed. Use --limit to list more.", err=True)
@@ -71,13 +64,9 @@ def _states(state: str | None) -> tuple[DeliveryState, ...]:
     return _BOTH if state is None else (DeliveryState(state),)
 
 
-def _changed_at(row: OutboxRow) -> datetime:
-    return datetime.fromtimestamp(row.changed_at, timezone.utc)
-
-
 def _json(row: OutboxRow) -> dict[str, object]:
-    values = {name: getattr(row, name) for name in row.__struct_fields__}
-    return {**values, "changed_at": format_time(_changed_at(row))}
+    changed_at = datetime.fromtimestamp(row.changed_at, timezone.utc)
+    return {**msgspec.structs.asdict(row), "changed_at": format_time(changed_at)}
 
 
 def _cells(row: OutboxRow) -> tuple[str, ...]:
@@ -87,19 +76,11 @@ def _cells(row: OutboxRow) -> tuple[str, ...]:
         row.state.value,
         str(row.attempts),
         utc(parse_time(row.record.observed_at)),
-        utc(_changed_at(row)),
         row.record.transition.value,
         row.record.event_key,
         row.record.id,
         row.error or "",
     )
-
-
-def _narrow_cells(cells: tuple[str, ...]) -> tuple[tuple[str, ...], list[str]]:
-    """Return the cells that fit into 80 columns, and lines with the other cells."""
-    sink, sequence, state, tries, observed, changed, transition, event, record, error = cells
-    below = [f"event {event}", f"record {record}, changed {changed}", error]
-    return (sink, sequence, state, tries, observed, transition), [line for line in below if line]
 
 
 def retry(directory: Path, *, sink: str | None, record_id: str | None) -> None:

@@ -1,4 +1,4 @@
-"""`send-test`: a record of transition `test`, sent straight to each sink; the outbox is not touched."""
+"""`send-test`: sends a record with transition `test` directly to each sink, without the outbox."""
 
 from __future__ import annotations
 
@@ -23,43 +23,41 @@ _IDENTITY_SECONDS = 2.0
 
 
 def send_test(settings: Settings, names: Sequence[str]) -> bool:
-    """Send a test record straight to the sinks called *names*, or to all but those that run a program.
+    """Send a test record to the sinks *names*, or to all sinks that do not start a program.
 
-    Prints what came of each, and returns whether every one took it.
+    Prints the result of each sink, and returns whether every sink accepted the record.
     """
     by_name = {sink.name: sink for sink in settings.sinks}
     unknown = [name for name in names if name not in by_name]
     if unknown:
-        raise click.UsageError(f"No sink is called {unknown[0]!r}. Configured: {', '.join(by_name)}.")
+        raise click.UsageError(f"Unknown sink {unknown[0]!r}. Configured sinks: {', '.join(by_name)}.")
     chosen = [by_name[name] for name in names] or [
         sink for sink in settings.sinks if not sink.sink_class.send_test_by_name_only
     ]
     for sink in settings.sinks:
         if sink not in chosen and not names:
-            say(f"{sink.name}: left out, it runs a program; name it to run that.")
+            say(f"{sink.name}: skipped, because it starts a program. To start the program, name the sink.")
     record = _test_record(settings)
     attested = attested_tokens(partial(attested_document, settings.imds))
-    problems = [(sink.name, _send(sink, record, attested)) for sink in chosen]
-    for name, problem in problems:
-        say(f"{name}: {problem or 'delivered'}")
-    return all(problem is None for _, problem in problems)
+    is_delivered = [_send(sink, record, attested) for sink in chosen]
+    return all(is_delivered)
 
 
-def _send(sink: SinkSettings, record: TransitionRecord, attested: AttestedTokens) -> str | None:
-    """Send *record* to *sink*; return what was wrong, or None."""
+def _send(sink: SinkSettings, record: TransitionRecord, attested: AttestedTokens) -> bool:
+    """Send *record* to *sink*, and print and return the result."""
     timeout_seconds = sink.config.timeout_seconds
-    sender = Sender(sink.build, name=sink.name, timeout_seconds=timeout_seconds, attested=attested)
-    try:
-        sender.send([record])
-    except Exception as error:  # noqa: BLE001  # anything a sink raises is an answer to the person who asked
-        return str(error) or type(error).__name__
-    finally:
-        sender.close()
-    return None
+    problem = ""
+    with closing(Sender(sink.build, name=sink.name, timeout_seconds=timeout_seconds, attested=attested)) as sender:
+        try:
+            sender.send([record])
+        except Exception as error:  # noqa: BLE001  # a sink can raise anything
+            problem = str(error) or type(error).__name__
+    say(f"{sink.name}: {problem or 'delivered'}")
+    return not problem
 
 
-def _found_identity(settings: Settings) -> VmIdentity:
-    """Return who this VM is, as far as IMDS says so quickly: a test away from Azure works as well."""
+def _identity(settings: Settings) -> VmIdentity:
+    """Return the identity of this VM, empty outside Azure."""
     try:
         with closing(client_of(settings.imds, at_most_seconds=_IDENTITY_SECONDS)) as imds:
             return imds.identity()
@@ -69,7 +67,7 @@ def _found_identity(settings: Settings) -> VmIdentity:
 
 def _test_record(settings: Settings) -> TransitionRecord:
     now = utc_now()
-    vm = _found_identity(settings).with_overrides(settings.vm)
+    vm = _identity(settings).with_overrides(settings.vm)
     name = vm.name or "this-vm"
     event = ScheduledEvent(
         event_id=f"TEST-{now:%Y%m%dT%H%M%S.%fZ}",

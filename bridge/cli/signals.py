@@ -45,6 +45,15 @@ class SignalEvents:
                     event.set()
 
 
+def set_by_signals() -> threading.Event:
+    """Return an event that a stop signal or the end of the terminal sets. Signals that are ignored stay ignored."""
+    stop, signals = threading.Event(), SignalEvents()
+    for number in (*STOP_SIGNALS, _RELOAD):
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+            signals.set_on(number, stop)
+    return stop
+
+
 class RunSignals:
     """The signals of `run`: a stop signal sets *stop*, and SIGHUP sets *reload_wanted*.
 

@@ -8,9 +8,6 @@ the names of the configured sinks and the checks of the files that approvals dep
 from __future__ import annotations
 
 import os
-import shutil
-import sys
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,72 +16,41 @@ import click
 
 from bridge.agent.requests import Status
 from bridge.cli.connect import Reader
-from bridge.cli.status_json import LocalFacts, StatusReport, build_report
+from bridge.cli.status_json import ConfigurationReport, build_report
 from bridge.cli.status_screen import screen
-from bridge.cli.terminal import in_place, is_terminal, utc, wrapped
 from bridge.clock import utc_now
 from bridge.config.loader import configuration_in_words, find_config, load_top, parsed, state_directory
-from bridge.errors import BridgeError, ConfigurationError
+from bridge.errors import ConfigurationError
 from bridge.events.event import encode
-
-
-def watch_status(config: Path | None, directory: Path | None, *, seconds: float) -> None:
-    """Show the status every *seconds* until interrupted; an error is shown in its place."""
-    if is_terminal():  # moves the text above into the scrollback
-        click.echo("\n" * (shutil.get_terminal_size().lines - 1), nl=False)
-    while True:
-        try:
-            lines = screen(_report(config, directory))
-        except BridgeError as error:
-            lines = [line for text in str(error).split("\n") for line in wrapped(text, first="", indent="  ")]
-        lines += ["", f"{utc(utc_now())}, updated every {seconds:g} s. Press Ctrl-C to exit."]
-        click.echo(in_place(lines) if is_terminal() else "\n".join([*lines, ""]), nl=False, color=is_terminal() or None)
-        sys.stdout.flush()
-        threading.Event().wait(seconds)
 
 
 def show_status(config: Path | None, directory: Path | None, *, as_json: bool) -> None:
     """Print the status of the outbox in *directory*, by default the directory of the configuration.
 
-    Raises ConfigurationError if the configuration is wrong and *directory* is None, and BridgeError if no agent
-    answers and no outbox can be read.
+    Raises ConfigurationError if the configuration is invalid, and BridgeError if no agent responds and no outbox can be
+    read. *directory* without *config* needs no configuration.
     """
-    report = _report(config, directory)
-    if as_json:
-        click.echo(encode(report))
-        return
-    for line in screen(report):
+    where, configuration = _configuration(config, directory)
+    answer = Reader(where).ask(Status())
+    report = build_report(answer, directory=where, configuration=configuration, now=utc_now())
+    for line in [encode(report).decode()] if as_json else screen(report):
         click.echo(line)
 
 
-def _report(config: Path | None, directory: Path | None) -> StatusReport:
-    where, local = _local(config, directory)
-    answer = Reader(where).ask(Status())
-    return build_report(answer, directory=where, local=local, now=utc_now())
-
-
-def _local(config: Path | None, directory: Path | None) -> tuple[Path, LocalFacts]:
-    """Return the state directory, and the facts of the configuration if it belongs to that directory."""
-    try:
-        file = find_config(config, os.environ)
-        settings = load_top(file, os.environ)
-        own = state_directory(settings, os.environ)
-        table = {} if file is None else parsed(file)
-        sinks = _sink_names(table)
-        approvals_unsafe, unusable_keys = _approval_files(table, file, directory or own)
-    except ConfigurationError as error:
-        if directory is None:
-            hint = "`status --state-directory DIRECTORY` works without the configuration."
-            raise ConfigurationError(*error.mistakes, hint, file=error.file) from error
-        problem = "The configuration is wrong, so the configured sinks are unknown. Run `check-config`."
-        return directory, LocalFacts(problem=problem)
-    if config is None and directory is not None and own.absolute() != directory.absolute():
-        problem = f"The configuration found is for {own}. Use --config to name the configuration of this directory."
-        return directory, LocalFacts(problem=problem)
-    return directory or own, LocalFacts(
+def _configuration(config: Path | None, directory: Path | None) -> tuple[Path, ConfigurationReport]:
+    """Return the state directory and its configuration, unless *directory* without *config* leaves it unknown."""
+    if directory is not None and config is None:
+        problem = "The configured sinks are unknown. Use --config to name the configuration of this directory."
+        return directory, ConfigurationReport(problem=problem)
+    file = find_config(config, os.environ)
+    settings = load_top(file, os.environ)
+    directory = directory or state_directory(settings, os.environ)
+    table = {} if file is None else parsed(file)
+    approvals_unsafe, unusable_keys = _approval_files(table, file, directory)
+    return directory, ConfigurationReport(
         file=None if file is None else str(file.absolute()),
         looked_for=configuration_in_words(None, os.environ) if file is None else None,
-        sinks=sinks,
+        sinks=_sink_names(table),
         vm_name=settings.vm.name,
         imds_endpoint=settings.imds.endpoint,
         max_bytes=settings.state.max_bytes,

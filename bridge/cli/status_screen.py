@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 
-from bridge.cli.status_json import ApprovalReport, DecisionReport, EventReport, SinkReport, StatusReport
+from bridge.cli.status_json import EventReport, SinkReport, StatusReport
 from bridge.cli.terminal import Colour, Table, ago, countdown, counted, size, styled, utc, with_label, wrapped
 from bridge.clock import parse_time
-from bridge.outbox.rows import ApprovalStage, DecisionStage
+from bridge.outbox.rows import PendingApproval, StoredDecision
 from bridge.text import duration, one_line
 
 _LABEL = "{:<7}"
@@ -19,20 +19,11 @@ _INDENT = " " * 7
 _UNDER = "  "
 _MOST_NAMES = 3
 _BEHIND = "The outbox is not saved for {}: {} The agent continues from memory and approves nothing."
+_UNCONFIGURED = (
+    "{name} is not configured, so nothing is sent to it. To send the records to another sink, run "
+    "`outbox move {name} NEW`. To give them up, run `outbox discard --sink {name}`."
+)
 _EVENT_WIDTHS = (9, 9, 14, 20)
-_OF_APPROVAL = {
-    ApprovalStage.DRAINING: "the command of {source} is running",
-    ApprovalStage.WANTED: "requested by {source}, {tries}",
-    ApprovalStage.POSTED: "approved by {source} {since}, not started by Azure yet",
-    ApprovalStage.DRY_RUN: "dry run: {source} would have approved the event {since}",
-    ApprovalStage.COMMAND_FAILED: "not approved: the command of {source} failed {since}",
-    ApprovalStage.WITHDRAWN: "withdrawn {since}, requested by {source}",
-}
-_OF_DECISION = {
-    DecisionStage.NEW: "decision of {who} ({verdict}), not evaluated yet",
-    DecisionStage.WAITING: "decision of {who} ({verdict}), waiting for more approvers or for Azure",
-    DecisionStage.ON_HOLD: "hold of {who}",
-}
 
 
 def screen(report: StatusReport) -> list[str]:
@@ -43,18 +34,17 @@ def screen(report: StatusReport) -> list[str]:
 
 def _agent(report: StatusReport, now: datetime) -> list[str]:
     agent = report.agent
-    if not agent.running:
+    if agent is None:
         known = report.known_at
         when = "" if known is None else f" Its last stored change: {_moment(known, now)}."
-        lines = _loud(f"The agent is not running.{when}", "bright_red")
-    elif agent.ready:
+        return _loud(f"The agent is not running.{when}", "bright_red")
+    if agent.is_ready:
         lines = _loud("The agent is running and ready.", "green")
     else:
         lines = _loud("The agent is running, but not ready:", "bright_red")
     lines += [line for reason in agent.reasons for line in wrapped(reason, indent=_UNDER)]
-    behind = report.state.behind
-    if behind is not None:
-        message = _BEHIND.format(duration(behind.seconds), behind.reason)
+    if agent.outbox_behind is not None:
+        message = _BEHIND.format(duration(agent.outbox_behind_seconds), agent.outbox_behind)
         lines += [styled(line, colour="bright_red") for line in wrapped(message, indent=_UNDER)]
     return lines
 
@@ -64,14 +54,18 @@ def _loud(text: str, colour: Colour | None = None) -> list[str]:
 
 
 def _facts(report: StatusReport, now: datetime) -> list[str]:
-    state = report.state
-    of = "" if state.max_bytes is None else f" of {size(state.max_bytes)}"
+    state, found, agent = report.state, report.configuration, report.agent
+    limit = "" if found.max_bytes is None else f" of {size(found.max_bytes)}"
+    file = (found.file or found.looked_for or "unknown") if agent is None else agent.configuration
+    endpoint = found.imds_endpoint if agent is None else agent.imds
+    polled = report.last_good_poll_at
+    poll = "no good poll yet" if polled is None else f"last good poll {_moment(polled, now)}"
     lines = [
         *_fact("VM", report.vm.name or "unknown: IMDS has not responded yet"),
-        *_fact("IMDS", _imds(report, now)),
-        *_fact("State", f"{state.directory}, {size(state.outbox_bytes)}{of}"),
-        *_fact("Config", _configuration(report)),
-        *_fact("Agent", _version(report)),
+        *_fact("IMDS", poll if endpoint is None else f"{endpoint}, {poll}"),
+        *_fact("State", f"{state.directory}, {size(state.outbox_bytes)}{limit}"),
+        *_fact("Config", file or "none: the agent uses the defaults"),
+        *([] if agent is None else _fact("Agent", f"version {agent.version}")),
     ]
     for warning in _warnings(report):
         lines += [styled(line, bold=True) for line in wrapped(warning, indent=_INDENT)]
@@ -82,54 +76,31 @@ def _fact(label: str, text: str) -> list[str]:
     return wrapped(text, first=_LABEL.format(label), indent=_INDENT)
 
 
-def _imds(report: StatusReport, now: datetime) -> str:
-    imds = report.imds
-    where = "" if imds.endpoint is None else f"{imds.endpoint}, "
-    if imds.last_good_poll_at is None:
-        return f"{where}no good poll yet"
-    return f"{where}last good poll {_moment(imds.last_good_poll_at, now, seconds_ago=imds.last_good_poll_seconds_ago)}"
-
-
-def _configuration(report: StatusReport) -> str:
-    found = report.configuration
-    if found.agent_file is not None:
-        return found.agent_file or "none: the agent uses the defaults"
-    return found.file or found.looked_for or "unknown"
-
-
-def _version(report: StatusReport) -> str:
-    own, of_agent = report.configuration.version, report.agent.version
-    if of_agent is None:
-        return f"unknown version. This command has version {own}."
-    return f"version {of_agent}" if of_agent == own else f"version {of_agent}. This command has version {own}."
-
-
 def _warnings(report: StatusReport) -> Iterator[str]:
-    found, state = report.configuration, report.state
-    is_known = found.agent_file is not None and (found.file is not None or found.looked_for is not None)
-    if is_known and found.agent_file != (found.file or ""):
+    found, state, agent = report.configuration, report.state, report.agent
+    is_known = found.file is not None or found.looked_for is not None
+    if agent is not None and is_known and agent.configuration != (found.file or ""):
         own = found.file or "no file, so the defaults"
         yield f"The agent uses another configuration than this command ({own}). Name it with --config."
     if state.approvals_disabled:
         yield "Nothing is approved, because the file approvals.disabled exists."
-    yield from (f"Nothing is approved. {why}" for why in state.approvals_unsafe)
-    yield from (f"{why} Its decisions do not count." for why in state.unusable_keys)
+    yield from (f"Nothing is approved. {why}" for why in found.approvals_unsafe)
+    yield from (f"{why} Its decisions do not count." for why in found.unusable_keys)
     if state.kept_files:
-        names = ", ".join(file.name for file in state.kept_files)
-        yield f"{counted(len(state.kept_files), 'older outbox file')} kept: {names}."
-    if report.configuration_problem is not None:
-        yield report.configuration_problem
+        yield f"{counted(len(state.kept_files), 'older outbox file')} kept: {', '.join(state.kept_files)}."
+    if found.problem is not None:
+        yield found.problem
 
 
 def _events(report: StatusReport, now: datetime) -> list[str]:
     if not report.events:
-        return ["No scheduled events." if report.agent.running else "No scheduled events when the agent stopped."]
+        return ["No scheduled events." if report.agent else "No scheduled events when the agent stopped."]
     table = Table(("EVENT", "STATUS", "STARTS", "NOT BEFORE", "AFFECTS"), widths=_EVENT_WIDTHS)
     rows = table.lines(map(_event_cells, report.events))
     lines = rows[:1]
     for event, row in zip(report.events, rows[1:], strict=True):
-        lines.append(styled(row, bold=True) if event.affects_this_vm is not False else row)
-        lines += wrapped(_details(event), indent=_UNDER)
+        lines.append(styled(row, bold=event.affects_this_vm is not False))
+        lines += wrapped(_details(event, now), indent=_UNDER)
         for text in _approval_lines(event, now):
             lines += with_label(wrapped(f"approval: {text}", indent=_UNDER), "approval:")
     return lines
@@ -159,11 +130,12 @@ def _affected(event: EventReport) -> str:
     return "this VM" if len(names) == 1 else f"this VM + {len(names) - 1}"
 
 
-def _details(event: EventReport) -> str:
+def _details(event: EventReport, now: datetime) -> str:
     parts = [event.event_id or "no EventId"]
     last = event.last_transition
     if last is not None:
-        parts.append(f"{last.transition.value} ({last.evidence.value}) {ago(last.seconds_ago)}")
+        seconds = (now - parse_time(last.observed_at)).total_seconds()
+        parts.append(f"{last.transition.value} ({last.evidence.value}) {ago(max(seconds, 0.0))}")
     if event.event_source is not None:
         parts.append(event.event_source)
     if event.duration_seconds is not None:
@@ -181,22 +153,19 @@ def _approval_lines(event: EventReport, now: datetime) -> list[str]:
     return lines if event.approval is None else [_approval(event.approval, now), *lines]
 
 
-def _approval(approval: ApprovalReport, now: datetime) -> str:
+def _approval(approval: PendingApproval, now: datetime) -> str:
+    who = f" ({', '.join(approval.approvers)})" if approval.approvers else ""
     tries = "not sent yet"
     if approval.attempts:
         answer = "no response" if approval.http_status is None else f"HTTP {approval.http_status}"
         tries = f"{counted(approval.attempts, 'attempt')}, last result: {answer}"
-    who = f" ({', '.join(approval.approvers)})" if approval.approvers else ""
-    return _OF_APPROVAL[approval.state].format(
-        source=f"{approval.source}{who}",
-        tries=tries,
-        since=ago((now - parse_time(approval.changed_at)).total_seconds()),
-    )
+    state = approval.state.value.replace("_", " ")
+    return f"{state} {ago(now.timestamp() - approval.changed_at)}, requested by {approval.source}{who}, {tries}"
 
 
-def _decision(decision: DecisionReport) -> str:
-    who = f"{decision.approver} ({decision.source})"
-    text = _OF_DECISION[decision.state].format(who=who, verdict=decision.verdict.value)
+def _decision(decision: StoredDecision) -> str:
+    state = decision.state.value.replace("_", " ")
+    text = f"{decision.verdict.value} by {decision.approver} ({decision.source}), {state}"
     return text if decision.reason is None else f"{text}: {decision.reason}"
 
 
@@ -209,48 +178,32 @@ def _sinks(report: StatusReport, now: datetime) -> list[str]:
     lines = rows[:1]
     for sink, row in zip(shown, rows[1:], strict=True):
         state = _state_of(sink)
-        lines.append(styled(row, bold=True, colour=_COLOURS[state]) if state in _COLOURS else row)
+        lines.append(styled(row, bold=state != "ok", colour="bright_red" if state in _RED else None))
         if sink.last_error is not None and (sink.pending or sink.parked):
             when = "" if sink.last_error_at is None else f" {_moment(sink.last_error_at, now)}"
             lines += wrapped(f"last error{when}: {sink.last_error}", indent=_UNDER)
         if sink.configured is False:
-            lines += wrapped(_move_or_discard(sink), indent=_UNDER)
-    if any(_state_of(sink) in _COLOURS for sink in shown):
+            lines += wrapped(_UNCONFIGURED.format(name=one_line(sink.name)), indent=_UNDER)
+    if any(_state_of(sink) != "ok" for sink in shown):
         lines += ["", *wrapped("`outbox list` lists the records. After a fix, `outbox retry` sends them at once.")]
     return lines
 
 
-def _move_or_discard(sink: SinkReport) -> str:
-    name = one_line(sink.name)
-    return (
-        f"{name} is not configured, so nothing is sent to it. To send the records to another sink, run "
-        f"`outbox move {name} NEW`. To give them up, run `outbox discard --sink {name}`."
-    )
-
-
-_NOT_CONFIGURED, _NEEDS_ATTENTION, _STUCK = "not configured", "needs attention", "stuck"
-_FAILING, _HAS_PARKED, _OK = "failing", "has parked", "ok"
-#: All states except ok; red: only a person can end the state.
-_COLOURS: dict[str, Colour | None] = {
-    _NOT_CONFIGURED: None,
-    _NEEDS_ATTENTION: "bright_red",
-    _STUCK: "bright_red",
-    _FAILING: None,
-    _HAS_PARKED: None,
-}
+#: Only a person can end these states.
+_RED = frozenset({"needs attention", "stuck"})
 
 
 def _state_of(sink: SinkReport) -> str:
     """Return the most severe state of *sink*."""
     if sink.configured is False:
-        return _NOT_CONFIGURED
+        return "not configured"
     if sink.needs_attention:
-        return _NEEDS_ATTENTION
+        return "needs attention"
     if sink.is_stuck:
-        return _STUCK
+        return "stuck"
     if sink.pending and sink.last_error is not None:
-        return _FAILING
-    return _HAS_PARKED if sink.parked else _OK
+        return "failing"
+    return "has parked" if sink.parked else "ok"
 
 
 def _sink_cells(sink: SinkReport) -> tuple[str, ...]:
@@ -258,7 +211,6 @@ def _sink_cells(sink: SinkReport) -> tuple[str, ...]:
     return one_line(sink.name), _state_of(sink), str(sink.pending), oldest, str(sink.parked), str(sink.delivered)
 
 
-def _moment(text: str, now: datetime, *, seconds_ago: float | None = None) -> str:
+def _moment(text: str, now: datetime) -> str:
     moment = parse_time(text)
-    seconds = (now - moment).total_seconds() if seconds_ago is None else seconds_ago
-    return f"{utc(moment)} ({ago(max(seconds, 0.0))})"
+    return f"{utc(moment)} ({ago(max((now - moment).total_seconds(), 0.0))})"

@@ -12,24 +12,24 @@ from bridge.text import escaped
 
 
 def say(*sentences: str) -> None:
-    """Say the *sentences*, with an escape in place of what could not be seen."""
-    from bridge.cli.terminal import is_terminal, wrapped  # noqa: PLC0415  # a run that fails at nothing needs none
+    """Print the *sentences*. Control characters are escaped."""
+    from bridge.cli.terminal import is_terminal, wrapped  # noqa: PLC0415  # only on an error
 
     for text in (escaped(line) for sentence in sentences for line in sentence.split("\n")):
-        # A command to copy stays on one line, however long: the terminal may break it.
+        # A command stays on one line, so that it can be copied.
         is_whole = "runuser " in text or not is_terminal(sys.stderr)
         for line in [text] if is_whole else wrapped(text, first="", indent="  ", to=sys.stderr):
             click.echo(line, err=True)
 
 
 def complain(*sentences: str, code: int) -> int:
-    """Say the *sentences*; return *code*."""
+    """Print the *sentences*; return *code*."""
     say(*sentences)
     return code
 
 
 def complain_of_mistakes(error: ConfigurationError, *, code: int) -> int:
-    """Say the mistakes, on a terminal below the name of their file; return *code*."""
+    """Print the mistakes, on a terminal below the name of the file; return *code*."""
     from bridge.cli.terminal import counted, is_terminal, styled  # noqa: PLC0415
 
     if is_terminal(sys.stderr) and error.file is not None and str(error.file) not in error.mistakes[0]:
@@ -39,16 +39,12 @@ def complain_of_mistakes(error: ConfigurationError, *, code: int) -> int:
 
 
 def complain_of_usage(error: click.ClickException) -> int:
-    """Say what click says of a command that was used wrongly; return its exit code."""
-    said = io.StringIO()
-    error.show(said)
-    is_file = isinstance(error, click.UsageError) and _has_a_file_for_an_argument(error)
-    hint = ". The configuration is named with --config FILE." if is_file else ""
-    return complain(said.getvalue().rstrip("\n") + hint, code=error.exit_code)
-
-
-def _has_a_file_for_an_argument(error: click.UsageError) -> bool:
-    """Return whether an argument too many may be the file that belongs behind --config."""
-    options = () if error.ctx is None else error.ctx.command.params
-    takes_file = any("--config" in each.opts and not getattr(each, "is_flag", False) for each in options)
-    return takes_file and "unexpected extra argument" in error.message
+    """Print the message of click; return the exit code of *error*."""
+    output = io.StringIO()
+    error.show(output)
+    # A file name without --config is the most common mistake.
+    params = [] if not isinstance(error, click.UsageError) or error.ctx is None else error.ctx.command.params
+    takes_file = any("--config" in each.opts and not getattr(each, "is_flag", False) for each in params)
+    is_extra = takes_file and "unexpected extra argument" in error.message
+    hint = ". The configuration is named with --config FILE." if is_extra else ""
+    return complain(output.getvalue().rstrip("\n") + hint, code=error.exit_code)

@@ -11,11 +11,11 @@ import click
 import doc_pages
 import jsonschema
 import pytest
+from configuration_tables import tables
 
 from bridge.approval.rules import first_match
 from bridge.cli import commands
 from bridge.config.loader import read
-from bridge.config.reference import tables
 from bridge.events.record import Evidence, Transition
 from bridge.exit_codes import ExitCode
 from bridge.testing.records import sample_event

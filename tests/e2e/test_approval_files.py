@@ -63,7 +63,7 @@ def errors(agent):
 def status(agent):
     code, out, err = agent.call("status", "--json", "--config", agent.config)
     assert code == 0, err
-    return json.loads(out)["state"]
+    return json.loads(out)["configuration"]
 
 
 # A key whose file is gone.

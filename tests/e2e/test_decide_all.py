@@ -1,4 +1,4 @@
-"""`decide --all` and `--to`: one file of records in, a decision for every VM of the event out, and to the portal."""
+"""`decide --all`: signs a decision for every VM of an event from one file of records."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from datetime import datetime, timezone
 import fork_server
 import msgspec
 import pytest
-from outside_portal import Signer
-from small_portal import SmallPortal
 
 from bridge.approval.decision_token import verify
 from bridge.approval.digest import digest
@@ -104,37 +102,6 @@ def test_an_approval_goes_to_every_vm_that_sees_the_event_scheduled_as_it_sees_i
     assert [line.partition(": ")[0].rpartition(" ")[2] for line in err.splitlines()] == [vm(0).vm_id, vm(1).vm_id]
 
 
-def test_a_hold_goes_to_every_vm_of_the_resource_group_that_the_file_knows(decide):
-    elsewhere = sample_event(event_id="E-2", resources=("vm_5",))
-    code, claims, err = decide(
-        lines(
-            record(0),
-            record(4, event=elsewhere),
-            record(5, group="east", event=elsewhere),
-        ),
-        *("--event-id", EVENT.event_id),
-        decision="hold",
-    )
-    assert code == 0
-    assert set(claims) == {0, 4}
-    assert {each.event_id for each in claims.values()} == {EVENT.event_id}
-    assert {each.verdict for each in claims.values()} == {Verdict.HOLD}
-    assert "No decision for vm_1, vm_2, of which the file has no record." in err
-
-
-def test_what_a_vm_told_in_an_older_stream_only_is_over_for_it(decide):
-    code, claims, _ = decide(
-        lines(
-            record(0),
-            record(1, 9, stream="b"),
-            record(1, 1, stream="c", event=sample_event(event_id="E-2"), observed_at="2026-11-20T12:00:00.000Z"),
-        ),
-        *("--event-id", EVENT.event_id),
-    )
-    assert code == 0
-    assert set(claims) == {0}
-
-
 def test_a_record_of_an_approval_says_nothing_of_the_event(decide):
     before = msgspec.structs.replace(EVENT, not_before_raw="before")
     refused = Approval(source="portal", result="event_changed")
@@ -157,12 +124,12 @@ def test_cloudevents_are_taken_as_the_sinks_send_them(decide):
 @pytest.mark.parametrize(
     ("content", "arguments", "said"),
     [
-        (b"", (), "The file has 0 events"),
-        (lines(record(0), record(1, event=sample_event(event_id="E-2"))), (), "The file has 2 events; name one"),
+        (b"", (), "is not a transition record"),
+        (lines(record(0), record(1, event=sample_event(event_id="E-2"))), (), "The file has 2 events. Name one"),
         (lines(record(0)), ("--event-id", "E-9"), "The file has no event 'E-9'."),
-        (lines(record(0), record(0, 2, transition=Transition.ENDED)), (), "is over for every VM of the file"),
-        (lines(record(0)) + b"{}\n", (), "Line 2 of the file is no transition record"),
-        (lines(record(0)) + b"{\n", (), "Line 2 of the file is no transition record"),
+        (lines(record(0), record(0, 2, transition=Transition.ENDED)), (), "is Scheduled for no VM in the file"),
+        (lines(record(0)) + b"{}\n", (), "Line 2 of the file is not a transition record"),
+        (lines(record(0)) + b"{\n", (), "Line 2 of the file is not a transition record"),
     ],
 )
 def test_a_file_that_does_not_say_whom_it_is_for_signs_nothing(decide, content, arguments, said):
@@ -175,97 +142,42 @@ def test_an_event_that_is_scheduled_for_nobody_cannot_be_approved(decide):
     started = msgspec.structs.replace(EVENT, event_status="Started")
     code, claims, err = decide(lines(record(0, event=started, transition=Transition.STARTED)))
     assert (code, claims) == (1, {})
-    assert "is Scheduled for no VM of the file" in err
+    assert "is Scheduled for no VM in the file" in err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--vm-id", vm(0).vm_id), "Use either --all or --vm-id, not both."),
-        (("--token-file", "token"), "--token-file and --ca-file need --to."),
-        (("--to", "http://portal.invalid"), "Plain http goes to a loopback address only"),
-    ],
-)
-def test_wrong_use_is_exit_2(decide, arguments, said):
-    code, _, err = decide(lines(record(0)), *arguments)
-    assert code == 2
-    assert said in err
-
-
-class Carries(SmallPortal):
-    """Takes decisions that were signed elsewhere, unless *refuses* says why not."""
-
-    refuses = None
-
-    def __init__(self, *args, **options):
-        super().__init__(*args, **options)
-        self.given = []
-
-    def carried(self, tokens):
-        self.given.append(tokens)
-        return self.refuses or 204
-
-
-@pytest.fixture
-def portal(tmp_path):
-    (tmp_path / "token").write_text("the-token-of-anne\n")
-    portal = Carries(Signer(tmp_path, "ops"), vm_id=vm(0).vm_id, token="the-token-of-anne")
-    yield portal
-    portal.close()
-
-
-def test_decisions_are_given_to_the_portal_too(decide, portal):
-    code, claims, err = decide(lines(record(0), record(1)), "--to", portal.url, "--token-file", "token")
-    assert (code, set(claims)) == (0, {0, 1})
-    assert [len(part) for part in portal.given] == [2]
-    assert f"2 decisions given to {portal.url}." in err
-
-
-def test_more_decisions_than_a_request_holds_go_in_several(call, portal, tmp_path):
-    many = [
-        sample_record(1, event=EVENT, vm=VmIdentity(name=f"w{number}", vm_id=f"7ef1d8a4-0c2b-4c7e-9a35-{number:012}"))
-        for number in range(120)
-    ]
-    code, out, _ = call(
-        *(
-            "decide",
-            "--key",
-            tmp_path / "night.key",
-            "--kid",
-            "night",
-            "--approver",
-            "ops",
-            "--event-file",
-            "-",
-            "--all",
+def test_a_hold_goes_to_every_vm_for_which_the_event_is_not_over(decide):
+    elsewhere = sample_event(event_id="E-2", resources=("vm_5",))
+    started = msgspec.structs.replace(EVENT, event_status="Started")
+    code, claims, err = decide(
+        lines(
+            record(0),
+            record(1, event=started, transition=Transition.STARTED),
+            record(4, event=elsewhere),
         ),
-        *("--decision", "approve", "--to", portal.url, "--token-file", "token"),
-        stdin=lines(*many),
+        *("--event-id", EVENT.event_id),
+        decision="hold",
     )
     assert code == 0
-    assert [len(part) for part in portal.given] == [100, 20]
-    assert [token for part in portal.given for token in part] == out.splitlines()
+    assert set(claims) == {0, 1}
+    assert {each.event_id for each in claims.values()} == {EVENT.event_id}
+    assert {each.verdict for each in claims.values()} == {Verdict.HOLD}
+    assert "No decision for vm_2: the file has no record of this VM." in err
 
 
-@pytest.mark.parametrize("status", [302, 403, 422, 500])
-def test_a_portal_that_does_not_take_them_is_exit_1(decide, portal, status):
-    portal.refuses = status
-    code, claims, err = decide(lines(record(0)), "--to", portal.url, "--token-file", "token")
-    assert (code, set(claims)) == (1, {0})
-    assert f"answered {status}" in err
-
-
-def test_a_portal_that_is_not_there_is_exit_1(decide):
-    code, _, err = decide(lines(record(0)), "--to", "http://127.0.0.1:9")
-    assert code == 1
-    assert "The portal at http://127.0.0.1:9 cannot be reached: " in err
-
-
-def test_one_decision_is_given_to_the_portal_as_well(call, portal, tmp_path):
-    code, out, _ = call(
-        *("decide", "--key", tmp_path / "night.key", "--kid", "night", "--approver", "ops", "--event-file", "-"),
-        *("--decision", "hold", "--to", portal.url, "--token-file", "token"),
-        stdin=lines(record(0)),
+def test_records_of_several_runs_of_an_agent_are_in_order_and_a_lost_ending_counts(decide):
+    later = msgspec.structs.replace(EVENT, not_before_raw="later")
+    code, claims, _ = decide(
+        lines(
+            record(0, 2, stream="b", event=later, transition=Transition.UPDATED),
+            record(0, 1, stream="a"),
+            record(1, 1, stream="a"),
+            record(1, 9, stream="b", transition=Transition.HEARTBEAT, event=None, active_event_ids=()),
+        ),
     )
-    assert code == 0
-    assert portal.given == [out.split()]
+    assert (code, set(claims)) == (0, {0})
+    assert claims[0].event_digest == digest(later)
+
+
+def test_all_and_a_vm_exclude_each_other(decide):
+    code, _, err = decide(lines(record(0)), "--vm-id", vm(0).vm_id)
+    assert (code, "Use either --all or --vm-id, not both." in err) == (2, True)

@@ -121,10 +121,8 @@ def test_agent_lives_and_stops_while_a_secret_of_the_new_configuration_does_not_
     agent.configure(imds.url, f'[[sinks]]\ntype = "webhook"\nurl_file = "{secret}"\n[labels]\nteam = "b"\n')
     hang.touch()
     agent.process.send_signal(signal.SIGHUP)
-    agent.wait_for(lambda: "nothing was changed" in agent.log or "was reloaded" in agent.log)
     assert feedings(manager, 2) >= 2
     hang.unlink()
-    agent.process.send_signal(signal.SIGHUP)
     agent.wait_for(lambda: "was reloaded" in agent.log)
     hang.touch()
     agent.process.send_signal(signal.SIGHUP)

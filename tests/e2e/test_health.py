@@ -95,18 +95,6 @@ def test_healthy_agent_is_ready_once_imds_has_answered(agent, imds, listener):
     assert agent.stop() == 0
 
 
-def test_document_that_is_too_large_is_the_reason_in_readyz_and_in_the_log(agent, imds, listener):
-    configure(agent, imds)
-    imds.body = b'{"Events": []}' + b" " * (4 << 20)
-    agent.start()
-    wait_for(lambda: "larger than 4 MiB" in agent.log, "the log does not say why")
-    [reason] = listener.get("/readyz")[1]["reasons"]
-    assert "larger than 4 MiB" in reason
-    imds.show(document(1), polls=1)
-    wait_for(lambda: listener.get("/readyz")[0] == 200, "the agent is not ready")
-    assert agent.stop() == 0
-
-
 def test_metrics_tell_what_was_polled_and_recorded(agent, imds, listener):
     configure(agent, imds)
     imds.body = json.dumps(document(1)).encode()

@@ -15,7 +15,7 @@ from bridge.approval.decision_token import verify
 from bridge.approval.digest import digest
 from bridge.config.loader import read
 from bridge.config.trusted_keys import TrustedKey
-from bridge.events.event import encode
+from bridge.events.event import VmIdentity, encode
 from bridge.events.record import Transition, Verdict
 from bridge.testing.records import VM, sample_event, sample_record
 
@@ -145,7 +145,7 @@ def test_the_newest_record_of_the_event_counts(decide, tmp_path):
     assert _accepted(out, tmp_path).event_digest == digest(later)
     code, _, err = decide(b"", event_file=path)
     assert code == 1
-    assert "The file has 2 events; name one with --event-id." in err
+    assert "The file has 2 events. Name one with --event-id." in err
 
 
 def test_hold_for_another_vm_of_the_event_is_addressed_to_it(decide, tmp_path):
@@ -173,14 +173,14 @@ def test_decision_that_the_vm_will_refuse_is_signed_with_a_warning(decide, conte
     code, out, err = decide(content)
     assert code == 0
     assert out
-    assert "an agent that sees the same refuses" in err
+    assert "An agent that sees the same state refuses the decision" in err
 
 
 @pytest.mark.parametrize(
     ("content", "options", "code", "sentence"),
     [
-        (b"nonsense", {}, 1, "Line 1 of the file is no transition record"),
-        (b"", {}, 1, "is no transition record"),
+        (b"nonsense", {}, 1, "Line 1 of the file is not a transition record"),
+        (b"", {}, 1, "is not a transition record"),
         (b'{"Events": 3}', {}, 1, "has no list of Events"),
         (encode(sample_record()), {"event_id": "NONE"}, 1, "The file has no event 'NONE'. It has: C7061BAC"),
         (encode(sample_record(event=None)), {}, 1, "none with an EventId"),
@@ -188,13 +188,13 @@ def test_decision_that_the_vm_will_refuse_is_signed_with_a_warning(decide, conte
             json.dumps({"Events": [DOCUMENT["Events"][0]] * 2}).encode(),
             {"event_id": "ONE", "vm_id": "x"},
             1,
-            "two events 'ONE'",
+            "two events with the same EventId",
         ),
         (
-            encode(sample_record(1)) + b"\n" + encode(sample_record(2, stream_id="another")),
+            encode(sample_record(1)) + b"\n" + encode(sample_record(1, vm=VmIdentity(vm_id="another"))),
             {},
             1,
-            "records of 2 outboxes",
+            "records of 2 VMs for this event",
         ),
         (encode(sample_record()), {"valid_seconds": 90000}, 1, "cannot be valid for 90000.0 s"),
         (encode(sample_record()), {"valid_seconds": "nan"}, 1, "cannot be valid for nan s"),

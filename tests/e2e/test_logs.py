@@ -9,9 +9,7 @@ import json
 import os
 import re
 import signal
-import threading
 import time
-import uuid
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timezone
 from importlib.metadata import version
@@ -20,7 +18,6 @@ import pytest
 from private_ca import PrivateCa
 
 from bridge.testing.http_peer import HttpPeer
-from bridge.testing.simulator.imds_api import Answer
 
 STDOUT = '[[sinks]]\nname = "out"\ntype = "stdout"\n'
 #: Whether the tests' own directory would survive a redeploy is the machine's business.
@@ -46,13 +43,10 @@ def peer():
         yield peer
 
 
-def start(agent, imds, sinks, *arguments, timeout_seconds=5):
+def start(agent, imds, sinks, *arguments):
     imds.identity = (200, b'{"name": "vm_0", "vmId": "AAAA"}')
     imds.body = json.dumps(document(1)).encode()
     agent.configure(imds.url, sinks)
-    agent.config.write_text(
-        agent.config.read_text().replace("[imds]\n", f"[imds]\ntimeout_seconds = {timeout_seconds}\n")
-    )
     agent.start(*arguments)
     imds.wait_for_polls(2)
 
@@ -156,22 +150,6 @@ def test_a_sink_that_fails_many_times_is_said_once_and_counted_when_it_is_over(a
     ]
 
 
-def test_an_error_that_carries_another_request_id_each_time_is_one_error(agent, imds, peer):
-    def refuse_as_azure_does(_request):
-        moment = datetime.now(timezone.utc).isoformat()
-        text = f"The messaging entity is busy. TrackingId:{uuid.uuid4()}_G12, Timestamp:{moment}"
-        return Answer(status=503, body=text.encode())
-
-    peer.reply(refuse_as_azure_does)
-    start(agent, imds, webhook(peer))
-    events = fail_often(agent, imds, peer)
-    peer.accept()
-    agent.wait_for(lambda: "responds again" in agent.log)
-    assert agent.stop() == 0
-    assert only(agent, "Sending failed")["level"] == "WARNING"
-    assert only(agent, "The sink responds again.")["failures"] == len(peer.received) - len(events)
-
-
 def test_another_reason_is_said_and_a_second_outage_is_said_again(agent, imds, peer):
     start(agent, imds, webhook(peer))
     for number, (status, level) in enumerate([(503, "WARNING"), (401, "ERROR"), (503, "WARNING")]):
@@ -208,46 +186,20 @@ def test_records_refused_for_good_are_said_once_and_counted(agent, imds, peer):
     assert lines(agent)[-1]["pending"] == {"hook": 0}
 
 
-def test_an_endpoint_that_refuses_all_it_gets_is_said_once_and_parks_nothing(agent, imds, peer):
-    refuse(peer, 400)
-    start(agent, imds, webhook(peer))
-    events = [event(f"E-{number}") for number in range(10)]
-    imds.show(document(2, *events))
-    agent.wait_for(lambda: len(peer.received) >= 3)
-    peer.accept()
-    imds.show(document(3, *events, event("E-10")))
-    agent.wait_for(lambda: "responds again" in agent.log)
-    assert agent.stop() == 0
-    refused = only(agent, "Sending failed")
-    assert (refused["level"], refused["sink"]) == ("ERROR", "hook")
-    assert "nothing is parked" in refused["message"]
-    assert lines(agent)[-1]["pending"] == {"hook": 0}
-
-
-@pytest.mark.parametrize("how", ["status", "body", "silence"])
-def test_a_metadata_service_that_fails_many_times_is_said_once_and_counted(agent, imds, how):
-    # Only silence waits for the deadline, which the answer after it must keep; a busy machine must not turn another
-    # fault into silence.
-    start(agent, imds, STDOUT, timeout_seconds=1.5 if how == "silence" else 5)
-    good, release, struck = imds.body, threading.Event(), []
+def test_a_metadata_service_that_fails_many_times_is_said_once_and_counted(agent, imds):
+    start(agent, imds, STDOUT)
+    good, struck = imds.body, []
 
     def strike(handler):
         struck.append(handler)
-        if how == "silence":
-            release.wait(20)
-            handler.close_connection = True
-            return
-        body = b"<html>" if how == "body" else b""
-        handler.send_response(500 if how == "status" else 200)
-        handler.send_header("Content-Length", str(len(body)))
+        handler.send_response(500)
+        handler.send_header("Content-Length", "0")
         handler.end_headers()
-        handler.wfile.write(body)
 
     imds.answer = strike
     imds.wait_for_polls(6)
     imds.body, imds.answer = good, None
     agent.wait_for(lambda: "responds again" in agent.log)
-    release.set()
     assert agent.stop() == 0
     failed = [line for line in lines(agent) if (line["level"], line["logger"]) == ("WARNING", "bridge.polling.poller")]
     assert len(failed) == 1

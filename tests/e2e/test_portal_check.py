@@ -87,20 +87,16 @@ def test_all_that_is_met_is_exit_0(serve, check, tmp_path):
         *("--records-url", portal.records_url, "--decision-by", operator(tmp_path, portal)),
     )
     assert (code, err) == (0, "")
-    assert "NOT MET" not in out
-    assert out.count("  not tried  ") == out.count("(--attested).") == 8  # there is no metadata service here
-    assert out.splitlines()[-1].endswith(" met, 0 not met, 8 not tried. The sections are those of PROTOCOL.md.")
-    assert [line for line in out.splitlines() if line.startswith("Section ")][:2] == [
-        "Section 1: The portal's part",
-        "Section 2: The request",
-    ]
+    assert "not met: section" not in out
+    assert out.count("not tried: section") == out.count("(--attested).") == 8  # no metadata service runs here
+    assert out.splitlines()[-1].endswith(" met, 0 not met, 8 not tried.")
 
 
 def test_an_operator_whose_command_fails_is_exit_1_and_nothing_is_called_broken(serve, check):
     code, out, _ = check(serve(SmallPortal), "--decision-by", "false")
     assert code == 1
-    assert "NOT MET" not in out
-    assert "The command of --decision-by ended with 1." in out
+    assert "not met: section" not in out
+    assert "The command of --decision-by exited with 1." in out
 
 
 def test_a_person_is_told_when_to_decide(serve, check):
@@ -116,7 +112,7 @@ def test_a_person_is_told_when_to_decide(serve, check):
     assert [detail for detail in others if "(--attested)" not in detail] == []
     event_id = portal.records[0]["event"]["event_id"]
     assert err.splitlines() == [
-        f"Now decide at the portal: {verdict}, for the VM {VM_ID}; if the portal has the event {event_id}, on that one."
+        f"Decide in the portal now: {verdict} for the VM {VM_ID}, on the event {event_id} if the portal has it."
         for verdict in ("approve", "hold")
     ]
 
@@ -130,13 +126,13 @@ def test_what_is_not_met_is_exit_1_with_section_request_and_answer(serve, check)
     portal = serve(LetsAnybodyIn)
     code, out, _ = check(portal)
     lines = [line.strip() for line in out.splitlines()]
-    at = next(number for number, line in enumerate(lines) if line.startswith("NOT MET"))
+    at = next(number for number, line in enumerate(lines) if line.startswith("not met: "))
     assert code == 1
-    assert lines[at] == "NOT MET    Who shows no token, or another, is refused."
+    assert lines[at] == "not met: section 2: Who shows no token, or another, is refused."
     assert lines[at + 1] == "With no token it does not answer 401 or 403."
-    assert lines[at + 2].startswith(f"asked: GET {portal.url}/vms/{VM_ID}/decisions?index=0&wait=2, without Authoriz")
-    assert lines[at + 3].startswith("answered: 200, application/json, ")
-    assert lines[at + 4] == 'the page: "SHOULD answer only a caller that is this VM"'
+    assert lines[at + 2].startswith(f"request: GET {portal.url}/vms/{VM_ID}/decisions?index=0&wait=2, without Authoriz")
+    assert lines[at + 3].startswith("response: 200, application/json, ")
+    assert lines[at + 4] == 'PROTOCOL.md: "SHOULD answer only a caller that is this VM"'
     assert "1 not met" in lines[-1]
     assert TOKEN not in out
 
@@ -158,7 +154,7 @@ def test_json_is_one_requirement_a_line(serve, check):
     ("url", "arguments", "said"),
     [
         ("https://portal.invalid", (), "Missing option '--vm-id'"),
-        ("https://portal.invalid", ("--vm-id", "web-0"), "--vm-id 'web-0' is no vmId, which is a UUID."),
+        ("https://portal.invalid", ("--vm-id", "web-0"), "--vm-id 'web-0' is not a vmId, which is a UUID."),
         ("http://portal.invalid", ("--vm-id", VM_ID), "Plain http goes to a loopback address only"),
         ("ftp://127.0.0.1", ("--vm-id", VM_ID), "url is 'ftp://...', but must be"),
         ("https://portal.invalid", ("--vm-id", VM_ID, "--token-file", "a", "--token-env", "B"), "are both set"),

@@ -25,17 +25,14 @@ resource = pytest.importorskip("resource", reason="Windows has no limits for fil
 
 KEYS = {
     "": {
-        *("schema_version", "at", "known_at", "agent", "vm", "imds", "state", "configuration_problem"),
+        *("schema_version", "at", "known_at", "agent", "vm", "last_good_poll_at", "state"),
         *("configuration", "events", "sinks"),
     },
-    "agent": {"running", "ready", "reasons", "version"},
-    "configuration": {"file", "looked_for", "agent_file", "version"},
-    "vm": {"name", "vm_id"},
-    "imds": {"endpoint", "last_good_poll_at", "last_good_poll_seconds_ago", "last_good_poll_is_live"},
-    "state": {
-        *("directory", "stream_id", "behind", "approvals_disabled", "outbox_bytes", "max_bytes", "kept_files"),
+    "configuration": {
+        *("file", "looked_for", "problem", "sinks", "vm_name", "imds_endpoint", "max_bytes"),
         *("approvals_unsafe", "unusable_keys"),
     },
+    "state": {"directory", "stream_id", "approvals_disabled", "outbox_bytes", "kept_files"},
     "events": {
         *("event_id", "event_type", "event_status", "event_source", "not_before", "seconds_to_not_before"),
         *("duration_seconds", "resources", "affects_this_vm", "last_transition", "approval", "decisions"),
@@ -104,7 +101,7 @@ def wait_for_status(agent, predicate):
 
 
 def is_ready(report):
-    return report["agent"]["ready"]
+    return report["agent"] is not None and report["agent"]["status"] == "ready"
 
 
 def test_a_running_agent_is_shown_with_its_events_and_sinks(agent, azure):
@@ -113,16 +110,15 @@ def test_a_running_agent_is_shown_with_its_events_and_sinks(agent, azure):
     agent.start()
     report = wait_for_status(agent, lambda report: is_ready(report) and sink_of(report, "stdout")["delivered"])
     assert set(report) == KEYS[""]
-    for part in ("agent", "vm", "imds", "state", "configuration"):
+    for part in ("state", "configuration"):
         assert set(report[part]) == KEYS[part]
     for part in ("events", "sinks"):
         assert [set(each) for each in report[part]] == [KEYS[part]]
-    assert report["agent"] == {
-        "running": True, "ready": True, "reasons": [], "version": version("scheduled-events-bridge"),
-    }  # fmt: skip
-    assert report["state"]["behind"] is None
-    assert report["imds"]["last_good_poll_is_live"] is True
-    assert report["imds"]["last_good_poll_seconds_ago"] < 5
+    assert report["agent"]["reasons"] == []
+    assert report["agent"]["version"] == version("scheduled-events-bridge")
+    assert report["agent"]["outbox_behind"] is None
+    assert report["agent"]["last_good_poll_seconds_ago"] < 5
+    assert report["vm"]["name"] == "vm_0"
     (event,) = report["events"]
     assert (event["event_id"], event["affects_this_vm"], event["resources"]) == (event_id, True, ["vm_1", "vm_0"])
     assert 800 < event["seconds_to_not_before"] <= 900
@@ -156,8 +152,7 @@ def test_the_stored_state_is_shown_after_a_kill_and_after_a_stop(agent, azure, p
         assert re.search(r"^alerts +failing +1 +\d+ s +0 +0$", text, re.MULTILINE)
         assert "503" in text
         report = status_json(agent)
-        assert report["agent"] == {"running": False, "ready": None, "reasons": [], "version": None}
-        assert (report["imds"]["last_good_poll_is_live"], sink_of(report, "alerts")["needs_attention"]) == (False, None)
+        assert (report["agent"], sink_of(report, "alerts")["needs_attention"]) == (None, None)
         assert report["known_at"] < report["at"]
         before = {path.name: path.read_bytes() for path in agent.state.iterdir() if path.suffix != ".sock"}
         status(agent)
@@ -173,9 +168,7 @@ def test_the_configuration_and_the_version_are_shown(agent, azure):
     agent.start()
     report = wait_for_status(agent, is_ready)
     own = version("scheduled-events-bridge")
-    assert report["configuration"] == {
-        "file": str(agent.config), "looked_for": None, "agent_file": str(agent.config), "version": own,
-    }  # fmt: skip
+    assert report["configuration"]["file"] == report["agent"]["configuration"] == str(agent.config)
     lines = status(agent).splitlines()
     assert f"Config {agent.config}" in lines
     assert f"Agent  version {own}" in lines
@@ -189,7 +182,6 @@ def test_the_configuration_and_the_version_are_shown(agent, azure):
     assert agent.stop() == 0
     lines = status(agent).splitlines()
     assert f"Config {agent.config}" in lines
-    assert f"Agent  unknown version. This command has version {own}." in lines
     assert "No scheduled events when the agent stopped." in lines
     if Path("/etc/scheduled-events-bridge/config.toml").exists():
         pytest.skip("This machine has a configuration of the service.")
@@ -241,7 +233,7 @@ def test_failing_sinks_are_shown_with_the_error_and_the_next_step(agent, azure, 
     report = wait_for_status(
         agent,
         lambda report: (
-            report["agent"]["ready"] is False
+            report["agent"] is not None
             and all(sink["last_error"] for sink in report["sinks"])
             and [sink["needs_attention"] for sink in report["sinks"]] == [True, True, False]
         ),
@@ -284,8 +276,8 @@ def test_records_of_a_renamed_sink_are_reported_and_moved(agent, azure, peer):
 @pytest.mark.parametrize(
     ("spec", "shown"),
     [
-        (EventSpec(event_type="Freeze", on_approval="wait"), r"approved by rule:freeze .* ago, not started by Azure"),
-        (EventSpec(event_type="Redeploy"), "the command of rule:drain is running"),
+        (EventSpec(event_type="Freeze", on_approval="wait"), r"posted .* ago, requested by rule:freeze"),
+        (EventSpec(event_type="Redeploy"), r"draining .* ago, requested by rule:drain"),
     ],
 )
 def test_an_open_approval_is_shown(agent, azure, spec, shown):
@@ -312,9 +304,9 @@ def test_an_outbox_that_cannot_be_saved_is_shown_with_the_newest_records(agent, 
     # Enough for the output of the sink, but not for the outbox.
     resource.prlimit(agent.process.pid, resource.RLIMIT_FSIZE, (8_192, resource.RLIM_INFINITY))
     azure.world.add_event(EventSpec(event_type="Reboot"))
-    report = wait_for_status(agent, lambda report: report["state"]["behind"])
-    assert report["state"]["behind"]["seconds"] >= 0
-    assert report["agent"]["ready"] is False
+    report = wait_for_status(agent, lambda report: report["agent"]["outbox_behind"])
+    assert report["agent"]["outbox_behind_seconds"] >= 0
+    assert report["agent"]["status"] == "not_ready"
     report = wait_for_status(agent, lambda report: sink_of(report, "stdout")["delivered"] == 2)
     assert sorted(event["event_type"] for event in report["events"]) == ["Freeze", "Reboot"]
     assert re.search(r"The outbox is not saved for \d+ s: .* The agent continues from memory", status(agent))
@@ -324,7 +316,7 @@ def test_an_outbox_that_cannot_be_saved_is_shown_with_the_newest_records(agent, 
     code, _, err = agent.call("outbox", "retry", "-c", agent.config)
     assert (code, "could not save it" in err) == (1, True)
     resource.prlimit(agent.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    wait_for_status(agent, lambda report: report["state"]["behind"] is None)
+    wait_for_status(agent, lambda report: report["agent"]["outbox_behind"] is None)
 
 
 def test_a_hung_agent_is_named_by_its_process_id_within_five_seconds(agent, azure):
@@ -333,13 +325,12 @@ def test_a_hung_agent_is_named_by_its_process_id_within_five_seconds(agent, azur
     wait_for_status(agent, is_ready)
     agent.process.send_signal(signal.SIGSTOP)
     try:
-        for command in (("status",), ("events",), ("outbox", "retry"), ("approve", "E-1", "--yes")):
-            began_at = time.monotonic()
-            code, out, err = agent.call(*command, "--config", agent.config)
-            assert (code, out) == (1, "")
-            assert f"process {agent.process.pid}" in err
-            assert len(err.splitlines()) == 1
-            assert time.monotonic() - began_at < 8
+        began_at = time.monotonic()
+        code, out, err = agent.call("status", "--config", agent.config)
+        assert (code, out) == (1, "")
+        assert f"process {agent.process.pid}" in err
+        assert len(err.splitlines()) == 1
+        assert time.monotonic() - began_at < 8
     finally:
         agent.process.send_signal(signal.SIGCONT)
     wait_for_status(agent, is_ready)
@@ -392,10 +383,7 @@ def test_files_next_to_the_outbox_are_shown(agent, azure):
     agent.start()
     wait_for_status(agent, is_ready)
     (agent.state / "outbox-1.db").write_bytes(b"garbage" * 1_000)
-    wait_for_status(
-        agent,
-        lambda r: [(each["name"], each["bytes"] > 0) for each in r["state"]["kept_files"]] == [("outbox-1.db", True)],
-    )
+    wait_for_status(agent, lambda report: report["state"]["kept_files"] == ["outbox-1.db"])
     (agent.state / "approvals.disabled").touch()
     text = status(agent)
     assert "1 older outbox file kept: outbox-1.db." in text
@@ -411,13 +399,9 @@ def test_the_state_directory_is_enough_without_a_valid_configuration(agent, azur
     agent.config.write_text("sinks = 3")
     code, out, err = agent.call("status", "--config", agent.config)
     assert (code, out) == (78, "")
-    assert "--state-directory" in err
-    report = status_json(agent, "--state-directory", agent.state)
-    assert "configuration is wrong" in report["configuration_problem"]
-    assert sink_of(report, "stdout")["configured"] is None
     code, out, err = agent.call("status", "--state-directory", agent.state)
     assert (code, err) == (0, "")
-    assert "--config" in out
+    assert "Use --config to name the configuration of this directory." in out
     code, out, err = agent.call("status", "--state-directory", agent.directory / "nowhere")
     assert (code, out) == (1, "")
     assert "contains no outbox" in err

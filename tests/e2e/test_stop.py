@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -87,35 +87,6 @@ def lock_of(agent, **options):
     blocker = sqlite3.connect(agent.state / "outbox-1.db", isolation_level=None, **options)
     blocker.execute("BEGIN IMMEDIATE")
     return blocker
-
-
-def test_a_stop_comes_in_time_while_another_program_holds_the_outbox(agent, imds):
-    imds.body = b'{"DocumentIncarnation": 1, "Events": []}'
-    configure(agent, imds.url)
-    agent.start()
-    imds.wait_for_polls(2)
-    wait_until_running(agent)
-    with closing(lock_of(agent)):
-        served = imds.served
-        imds.body = b'{"DocumentIncarnation": 2, "Events": []}'
-        agent.wait_for(lambda: imds.served > served)
-        stop_in_time(agent)
-
-
-def test_events_are_delivered_while_another_program_holds_the_outbox_for_long(agent, imds):
-    imds.body = b'{"DocumentIncarnation": 1, "Events": []}'
-    configure(agent, imds.url, '[[sinks]]\nname = "out"\ntype = "stdout"\n')
-    agent.start()
-    imds.wait_for_polls(2)
-    wait_until_running(agent)
-    with closing(lock_of(agent)):
-        imds.show(document(2, "E-1"), polls=1)
-        agent.wait_for(lambda: len(agent.records) == 1, timeout_seconds=25)
-        imds.show(document(3, "E-1", "E-2"), polls=1)
-        agent.wait_for(lambda: len(agent.records) == 2, timeout_seconds=10)
-    agent.wait_for(lambda: "is saved again" in agent.log)
-    assert agent.log.count("The outbox cannot be saved") == 1
-    stop_in_time(agent)
 
 
 def test_records_in_memory_survive_a_lock_that_ends_within_the_grace(agent, imds):

@@ -139,11 +139,11 @@ def assert_delivered_is_at(peer, agent, sink="slow"):
     assert len(set(received(peer)) - delivered) <= 1
 
 
-@pytest.mark.parametrize("kinds", [["slow"], ["dead"], ["silent"], ["slow", "dead", "silent"]], ids=" and ".join)
-def test_a_backlog_of_thousands_is_sent_or_kept(agent, imds, slow, address_of, kinds):
+def test_a_backlog_of_thousands_is_sent_or_kept(agent, imds, slow, address_of):
+    kinds = ["slow", "dead", "silent"]
     configure(agent, imds.url, STDOUT + "".join(webhook(kind, address_of(kind)) for kind in kinds))
     start_with_backlog(agent, imds, events=EVENTS)
-    agent.wait_for(lambda: "slow" not in kinds or len(slow.received) > 20)
+    agent.wait_for(lambda: len(slow.received) > 20)
     stop_in_time(agent)
     assert_all_there(agent, ["stdout", *kinds], count=2 * EVENTS)
     assert_delivered_is_at(slow, agent)
@@ -168,19 +168,12 @@ def test_the_next_start_sends_what_the_stop_kept_and_at_most_the_cut_send_again(
     assert len(received(slow)) <= 401
 
 
-@pytest.mark.parametrize(
-    "signals",
-    [(signal.SIGINT,), (signal.SIGTERM, signal.SIGTERM), (signal.SIGINT, signal.SIGTERM, signal.SIGINT)],
-    ids=lambda signals: " ".join(each.name for each in signals),
-)
-def test_an_interrupt_is_a_stop_and_a_second_signal_neither_hurries_nor_harms_it(agent, imds, slow, signals):
+def test_an_interrupt_is_a_stop_and_a_second_signal_neither_hurries_nor_harms_it(agent, imds, slow):
     configure(agent, imds.url, webhook("slow", slow.address))
     start_with_backlog(agent, imds, events=200)
-    first, *more = signals
-    agent.process.send_signal(first)
-    if more:
-        wait_for_more(agent, slow, 5)  # it drains
-    stop_in_time(agent, *more or [first])
+    agent.process.send_signal(signal.SIGINT)
+    wait_for_more(agent, slow, 5)  # it drains
+    stop_in_time(agent, signal.SIGTERM, signal.SIGINT)
     assert_all_there(agent, ["slow"], count=400)
     assert_delivered_is_at(slow, agent)
 

@@ -90,26 +90,6 @@ def test_mistakes_are_counted_under_the_name_of_their_file_and_broken_between_wo
     assert "name would have to be looked up before the agent can listen." in " ".join(" ".join(lines).split())
 
 
-@pytest.mark.parametrize(
-    "command", ["init --sink webhook:slak", "simulate --list", "explain", "explain urll", "keygen"]
-)
-@pytest.mark.parametrize("columns", [80, 120])
-def test_no_word_is_broken_in_two(terminal, command, columns):
-    text = terminal(*command.split(), columns=columns).read_until(lambda _: False)
-    lines = _CODE.sub("", text).splitlines()
-    assert lines
-    assert [line for line in lines if len(line) > columns and "decisions.key" not in line] == []
-
-
-def test_what_came_of_a_test_record_is_broken_between_words(agent, terminal):
-    agent.configure("http://127.0.0.1:9", '[[sinks]]\ntype = "file"\npath = "/proc/no-such-directory/records.jsonl"\n')
-    text = terminal("send-test", "-c", agent.config, columns=60).read_until(lambda _: False)
-    lines = text.splitlines()
-    assert lines[0].startswith("file: ")
-    assert len(lines) > 1
-    assert max(map(len, lines)) <= 60
-
-
 def test_mistakes_that_are_piped_are_a_line_each_and_nothing_else(agent):
     agent.config.write_text(_MISTAKES)
     code, out, err = agent.call("check-config", "-c", agent.config)
@@ -141,30 +121,3 @@ def test_status_has_colors_unless_no_color_and_fits_the_terminal(agent, terminal
     lines = _CODE.sub("", text).splitlines()
     assert max(map(len, lines)) <= columns
     assert any(line.startswith("Terminate  Scheduled  in ") for line in lines)
-
-
-def test_watched_status_takes_the_place_of_the_one_before_and_leaves_what_scrolled_away(agent, terminal):
-    agent.configure("http://127.0.0.1:9")
-    watched = terminal("status", "--watch", "--interval", "0.2", "-c", agent.config, rows=20)
-    frames = watched.read_until(lambda text: text.count("updated every 0.2 s") >= 3).split("\x1b[H")
-    assert frames[0].strip() == ""
-    assert frames[0].count("\n") == 19  # the screen before is pushed up, not overwritten
-    assert len(frames) >= 4
-    assert all("contains no outbox" in " ".join(frame.split()) for frame in frames[1:3])
-    assert all(frame.endswith("\x1b[J") for frame in frames[1:3])
-    assert not re.search(r"\x1b\[[23]J", watched.text)
-
-
-def test_watched_status_that_is_piped_comes_again_without_a_code(agent):
-    agent.configure("http://127.0.0.1:9")
-    path = agent.directory / "watched"
-    with path.open("wb") as out:
-        process = agent.start_command(
-            "status", "--watch", "--interval", "0.2", "-c", agent.config, stdout=out, stderr=out
-        )
-    try:
-        agent.wait_for(lambda: path.read_text().count("updated every 0.2 s") >= 2)
-    finally:
-        process.kill()
-        process.wait()
-    assert "\x1b" not in path.read_text()

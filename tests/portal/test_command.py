@@ -52,7 +52,7 @@ def run(*words):
 
 def test_migrate_makes_the_database_and_says_so_once(config):
     assert run("migrate", "--config", config).stdout == "The database was brought from nothing to step 0001.\n"
-    assert "as this version wants it" in run("migrate", "--config", config).stdout
+    assert "which this version needs" in run("migrate", "--config", config).stdout
 
 
 @pytest.mark.usefixtures("store")

@@ -12,7 +12,7 @@ from fleet_records import fleet_record
 from portal_kit import AGENT_TOKEN, RunningPortal
 
 from bridge.approval.signing import generate_key, sign_decision
-from bridge.cli.decide_all import SendingFailed, decide_for_all, send_decisions
+from bridge.cli.decide import decide
 from bridge.config.approval import KeySettings, RemoteSettings
 from bridge.config.settings import ImdsSettings
 from bridge.config.trusted_keys import TrustedKey
@@ -107,9 +107,11 @@ def test_the_portal_meets_every_sentence_of_attested_tokens(tmp_path, nonce):
 
 def sign_for_all(portal, pair, record, *, kid="ops"):
     content = portal.get(f"/events/{record.event.event_id}/records").content
-    return decide_for_all(
+    return decide(
         content,
         event_id=None,
+        vm_id=None,
+        for_all=True,
         key=pair.private_key_file,
         kid=kid,
         approver="ada",
@@ -123,20 +125,9 @@ def test_what_decide_signs_for_all_is_carried_to_each_vm(portal, pair):
     records = [fleet_record(number) for number in range(3)]
     portal.send(*records)
     tokens = sign_for_all(portal, pair, records[0])
-    send_decisions(tokens, url=portal.url, options={})
+    assert requests.post(f"{portal.url}/decisions", json={"decisions": tokens}, timeout=20).ok
     headers = {"Authorization": f"Bearer {AGENT_TOKEN}"}
     for record in records:
         url = f"{portal.url}/vms/{record.vm.vm_id.lower()}/decisions?index=0&wait=1"
         [token] = requests.get(url, headers=headers, timeout=20).json()["decisions"]
         assert token in tokens
-
-
-def test_what_the_portal_refuses_is_said(portal, pair):
-    record = fleet_record(0)
-    portal.send(record)
-    tokens = sign_for_all(portal, pair, record, kid="stranger")
-    with pytest.raises(SendingFailed, match="unknown_key"):
-        send_decisions(tokens, url=portal.url, options={})
-    good = sign_for_all(portal, pair, record)
-    with pytest.raises(SendingFailed, match="refused 1 decision of 2; the first: unknown_key: "):
-        send_decisions([*good, *tokens], url=portal.url, options={})

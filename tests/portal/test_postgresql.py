@@ -282,7 +282,7 @@ def test_a_transaction_that_only_was_in_anothers_way_is_done_again(postgresql_da
 
 
 def test_the_commands_work_there_too(config):
-    assert "as this version wants it" in run("migrate", "--config", config).stdout
+    assert "which this version needs" in run("migrate", "--config", config).stdout
     run("users", "add", "ann", "--role", "approver", "--no-password", "--config", config)
     assert run("users", "list", "--config", config).stdout == "ann  approver  all VMs\n"
     assert "All 1 entries" in run("audit", "verify", "--config", config).stdout

@@ -44,7 +44,7 @@ def test_people_are_added_listed_changed_and_disabled(run):
     assert run("users", "add", "vic", "--no-password", "--scope", "resource_group:West") == "vic is a viewer now.\n"
     assert run("users", "list") == "ann  approver  all VMs\nvic  viewer  resource_group:west\n"
     run("users", "add", "vic", "--role", "approver", "--no-password", "--scope", "labels.team:Payments")
-    assert run("users", "disable", "ann") == "ann is let in no more.\n"
+    assert run("users", "disable", "ann") == "ann is disabled.\n"
     listed = run("users", "list").splitlines()
     assert listed[0].startswith("ann  approver  all VMs  (disabled 20")
     assert listed[1] == "vic  approver  labels.team:Payments"
@@ -92,7 +92,7 @@ def session(run, tmp_path):
             "Ann has no password any more.\n",
             ("user_password_changed", {"by": "proxy"}),
         ),
-        (("disable", "Ann"), "Ann is let in no more.\n", ("user_disabled", {})),
+        (("disable", "Ann"), "Ann is disabled.\n", ("user_disabled", {})),
         (("sign-out", "Ann"), "The sessions of Ann have ended.\n", ("user_signed_out", {})),
     ],
 )

@@ -10,21 +10,18 @@ from __future__ import annotations
 import getpass
 import os
 import shlex
-import ssl
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bridge.approval.credentials import SecretCredential
 from bridge.approval.files import agent_user, unsafe_files
-from bridge.cli.terminal import this_command
 from bridge.config.approval import RemoteSettings
 from bridge.config.loader import Settings, SinkSettings
 from bridge.config.masking import has_secret
 from bridge.config.secret_keys import readable_secrets
 from bridge.config.trusted_keys import unusable_keys
-from bridge.delivery.sender import Sender
 from bridge.errors import CredentialFailed, SecretUnavailable, StateDirectoryError
 from bridge.outbox.lock import prepare_directory
 from bridge.system.run_and_kill import find_program
@@ -33,9 +30,8 @@ from bridge.system.secrets import Secret
 if sys.platform != "win32":
     import pwd
 
-_LOCAL_SECONDS = 30.0
-_AUTHORITIES, _CERTIFICATE, _KEY = "ca_file", "client_cert_file", "client_key_file"
-_PEM_KEYS = frozenset({_AUTHORITIES, _CERTIFICATE, _KEY})
+#: `load` reports a missing file, and `--connect` uses the certificates.
+_PEM_KEYS = frozenset({"ca_file", "client_cert_file", "client_key_file"})
 _ENVIRONMENT_HINT = " (This command's environment can differ from the agent's environment.)"
 
 
@@ -74,15 +70,15 @@ def warnings(settings: Settings) -> list[str]:
     """Return a sentence for each secret that other users may read, and for each URL that contains a secret."""
     found = list(readable_secrets(settings.secret_files))
     for sink in settings.sinks:
-        config = sink.config
-        values = {name: getattr(config, name) for name in config.__struct_fields__}
-        found += [f"Sink {sink.name}: {message}" for message in _secret_urls(values)]
+        found += [f"Sink {sink.name}: {message}" for message in _secret_urls(sink)]
     return found
 
 
-def _secret_urls(values: Mapping[str, Any]) -> Iterator[str]:
-    for name, value in values.items():
-        if f"{name}_file" in values and isinstance(value, str) and has_secret(value):
+def _secret_urls(sink: SinkSettings) -> Iterator[str]:
+    names = sink.config.__struct_fields__
+    for name in names:
+        value = getattr(sink.config, name)
+        if f"{name}_file" in names and isinstance(value, str) and has_secret(value):
             yield (
                 f"{name} seems to contain a secret. Every user who can read the configuration can use it. "
                 f"Write the URL to a separate file, and name that file with {name}_file instead."
@@ -90,7 +86,7 @@ def _secret_urls(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def advice_for_root(directory: Path) -> Iterator[str]:
-    """Tell root, who can read every file, how to check as the owner of the state *directory*."""
+    """Yield the command that checks as the owner of the state *directory*, because root can read every file."""
     if sys.platform == "win32" or os.geteuid() != 0:
         return
     try:
@@ -100,7 +96,7 @@ def advice_for_root(directory: Path) -> Iterator[str]:
     if name != who():
         yield (
             f"Root can read every file, but the state directory belongs to {name}. If the agent runs as {name}, check "
-            f"as that user: runuser -u {name} -- {this_command()} {shlex.join(sys.argv[1:])}"
+            f"as that user: runuser -u {name} -- {shlex.join(sys.orig_argv)}"
         )
 
 
@@ -117,57 +113,18 @@ def _state(path: Path) -> Iterator[str]:
 
 def _sink(sink: SinkSettings) -> Iterator[str]:
     config = sink.config
-    named = {name: getattr(config, name) for name in config.__struct_fields__}
-    named = {name: value for name, value in named.items() if isinstance(value, str)}
-    yield from _secrets(named)
-    yield from _certificates(named)
-    if sink.sink_class.send_test_by_name_only:  # starts a program, so its own check makes no request
-        yield from _own_check(sink)
-
-
-def _secrets(named: Mapping[str, str]) -> Iterator[str]:
-    for name, value in named.items():
+    for name in config.__struct_fields__:
         key, _, kind = name.rpartition("_")
-        if name in _PEM_KEYS or not key or kind not in {"file", "env"}:
+        value = getattr(config, name)
+        if not isinstance(value, str) or name in _PEM_KEYS or not key or kind not in {"file", "env"}:
             continue
         secret = Secret(key=key, file=value) if kind == "file" else Secret(key=key, env=value)
         try:
             secret.values()
         except SecretUnavailable as error:
             yield f"{error}{'' if kind == 'file' else _ENVIRONMENT_HINT}"
-
-
-def _certificates(named: Mapping[str, str]) -> Iterator[str]:
-    authorities, certificate, key = (named.get(name) for name in (_AUTHORITIES, _CERTIFICATE, _KEY))
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    if authorities is not None:
-        try:
-            context.load_verify_locations(cafile=authorities)
-        except OSError as error:
-            yield f"{_AUTHORITIES}: {authorities} has no usable certificate: {_reason(error)}."
-    if certificate is not None:
-        try:
-            # Without a passphrase, OpenSSL would ask for it on the terminal.
-            context.load_cert_chain(certificate, key, password=lambda: "")
-        except (OSError, ValueError) as error:
-            pair = certificate if key is None else f"{certificate} and {key}"
-            yield f"{_CERTIFICATE}: {pair} has no usable certificate with its key: {_reason(error)}."
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, ssl.SSLError):
-        return error.reason or "it is not PEM"
-    return (error.strerror if isinstance(error, OSError) else str(error)) or type(error).__name__
-
-
-def _own_check(sink: SinkSettings) -> Iterator[str]:
-    sender = Sender(sink.build, name=sink.name, timeout_seconds=min(sink.config.timeout_seconds, _LOCAL_SECONDS))
-    try:
-        sender.check()
-    except Exception as error:  # noqa: BLE001  # a sink can raise anything
-        yield str(error) or type(error).__name__
-    finally:
-        sender.close()
+    if sink.sink_class.send_test_by_name_only:
+        yield from _program(getattr(config, "command", None))
 
 
 def _program(command: Sequence[str] | None) -> Iterator[str]:
@@ -199,5 +156,3 @@ def _portal(remote: RemoteSettings) -> Iterator[str]:
     except CredentialFailed as error:
         yield f"{error}{'' if remote.token_env is None else _ENVIRONMENT_HINT}"
     yield from _program(remote.command)
-    named = {name: getattr(remote, name) for name in sorted(_PEM_KEYS)}
-    yield from _certificates({name: value for name, value in named.items() if value is not None})

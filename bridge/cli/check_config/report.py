@@ -7,7 +7,7 @@ tries again, so these problems exit with 1.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -15,8 +15,8 @@ import click
 
 from bridge.cli.check_config.local import advice_for_root, local_problems, warnings, who
 from bridge.cli.terminal import Colour, counted, styled, with_label, wrapped
-from bridge.config.approval import ApprovalSettings, RuleSettings
-from bridge.config.loader import Settings, SinkSettings, configuration_in_words, find_config, load, state_directory
+from bridge.config.approval import ApprovalSettings
+from bridge.config.loader import Settings, configuration_in_words, find_config, load, state_directory
 from bridge.outbox.lock import is_locked
 from bridge.text import one_line
 
@@ -38,8 +38,10 @@ def check_configuration(path: Path | None, *, connect: bool) -> bool:
     _show(f"State: {directory.absolute()}{runs}. IMDS: {settings.imds.endpoint}. Checked as {who()}.")
     file = configuration_in_words(settings.file, os.environ)
     _show(f"Configuration: {file}. This is version {version(_NAME)}.")
-    for line in (*_overrides(settings), *map(_sink, settings.sinks), *describe_approval(settings.approval)):
+    for line in _overrides(settings):
         _show(line)
+    _show(f"Sinks: {', '.join(f'{sink.name} ({sink.type_name})' for sink in settings.sinks)}.")
+    _show(_approvals(settings.approval))
     for warning in warnings(settings):
         click.echo("\n".join(with_label(wrapped(f"{_WARNING} {warning}", first="", indent="  "), _WARNING)))
     for advice in advice_for_root(directory):  # contains a command, which must stay on one line
@@ -70,52 +72,19 @@ def _overrides(settings: Settings) -> Iterator[str]:
         yield f"From the environment: {key} is {value!r} (${variable})."
 
 
-def _sink(sink: SinkSettings) -> str:
-    config = sink.config
-    filters = [
-        f"{name} {', '.join(chosen)}"
-        for name, chosen in (
-            ("transitions", config.transitions),
-            ("event types", config.event_types),
-            ("event sources", config.event_sources),
-        )
-        if chosen is not None
-    ]
-    filters += ["only as the first VM in Resources"] if config.speak == "first" else []
-    what = "; ".join(filters) or "every transition, type and source"
-    return f"Sink {sink.name} ({sink.type_name}): scope {config.scope}; {what}."
-
-
-def describe_approval(approval: ApprovalSettings | None) -> list[str]:
-    """Return one line for each way in which the configuration approves events."""
+def _approvals(approval: ApprovalSettings | None) -> str:
     if approval is None:
-        return ["Approvals: none. The agent never posts an approval."]
-    dry = " dry_run: the agent never posts an approval." if approval.dry_run else ""
-    lines = [f"Approvals: {counted(len(approval.rules), 'rule')}, {'a' if approval.remote else 'no'} portal.{dry}"]
-    lines.extend(_rule(rule) for rule in approval.rules)
+        return "Approvals: none. The agent never posts an approval."
+    rules = ", ".join(f"{rule.name} ({rule.action})" for rule in approval.rules) or "none"
+    sentences = [f"Approvals: rules: {rules}."]
     if approval.remote is not None:
         approvers = ", ".join(sorted({key.approver for key in approval.remote.keys}))
-        needed = approval.remote.required_approvals
-        after = "" if approval.remote.command is None else f", and {approval.remote.command[0]} must exit 0"
-        lines.append(f"Portal {approval.remote.url}: {needed} of {approvers} must approve{after}.")
-    return lines
-
-
-def _rule(rule: RuleSettings) -> str:
-    is_open = not (rule.event_types or rule.event_sources) and rule.max_duration_seconds is None
-    warning = (
-        " WARNING: this rule also approves evictions and deletions." if rule.action == "approve" and is_open else ""
-    )
-    return f"Rule {rule.name}: {rule.action}; {_filters(rule)}; {rule.resources}, {rule.act}.{warning}"
-
-
-def _filters(rule: RuleSettings) -> str:
-    chosen: list[tuple[str, Sequence[str] | None]] = [("types", rule.event_types), ("sources", rule.event_sources)]
-    filters = [f"{name} {', '.join(words)}" for name, words in chosen if words is not None]
-    for word, bound in (("at least", rule.min_duration_seconds), ("at most", rule.max_duration_seconds)):
-        filters += [] if bound is None else [f"{word} {bound:g} s"]
-    filters += [] if rule.command is None else [f"after {rule.command[0]}"]
-    return "; ".join(filters) or "every event"
+        sentences.append(
+            f"Portal {approval.remote.url}: {approval.remote.required_approvals} of {approvers} must approve."
+        )
+    if approval.dry_run:
+        sentences.append("dry_run: the agent never posts an approval.")
+    return " ".join(sentences)
 
 
 def _try(settings: Settings, *, is_running: bool, broken: set[str]) -> bool:

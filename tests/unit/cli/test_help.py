@@ -74,12 +74,6 @@ def test_help_of_run_says_what_its_first_request_changes():
     assert "15 minutes" in said
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES))
-def test_help_of_a_command_shows_its_examples_and_fits_eighty_columns(path):
-    said = CliRunner().invoke(commands, [*path.split(), "--help"], terminal_width=80).output
-    assert all(f"scheduled-events-bridge {line}" in said for line in EXAMPLES[path])
-
-
 @pytest.mark.parametrize(
     ("words", "found"),
     [

@@ -7,7 +7,6 @@ from click.testing import CliRunner
 
 from bridge.cli.commands import commands
 from bridge.config.loader import OVERRIDES, load, state_directory
-from bridge.config.reference import find
 from bridge.errors import ConfigurationError
 
 LISTEN = "SCHEDULED_EVENTS_BRIDGE_STATUS_LISTEN"
@@ -44,8 +43,6 @@ def test_wrong_value_is_a_mistake_of_its_key(tmp_path):
     assert [each.partition(" ")[0] for each in caught.value.mistakes] == ["stop_grace_seconds", "status.listen"]
 
 
-def test_help_and_the_reference_name_every_variable():
+def test_help_names_every_variable():
     said = CliRunner().invoke(commands, ["--help"]).output
-    for variable, key in OVERRIDES.items():
-        assert f"${variable}" in said
-        assert f"${variable} overrides it." in find(key).text
+    assert all(f"${variable}" in said for variable in OVERRIDES)

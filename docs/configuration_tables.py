@@ -1,7 +1,7 @@
-"""The reference of the configuration: every key of the agent and of each installed sink.
+"""The tables of the configuration reference: every key of the agent and of each installed sink.
 
-`explain`, `init`, `schema --config`, and the reference page use this module, so their keys and defaults are correct.
-The description of a key is the text under its field (`bridge.config.settings.documented`).
+The structs that read the configuration are the source. The text of a key is the docstring of its field
+(`bridge.config.settings.documented`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from bridge.config.approval import ApprovalSettings, KeySettings, RemoteSettings
 from bridge.config.mistakes import in_words
 from bridge.config.settings import TopSettings, documented
 from bridge.config.sinks import base_rules, installed, sink_class
-from bridge.errors import ConfigurationError
 from bridge.sink import SinkConfig
 
 #: Path, struct, and header of each table.
@@ -30,7 +29,7 @@ _APPROVAL_TABLES: tuple[tuple[str, type[msgspec.Struct], str], ...] = (
 )
 
 
-#: Very large bounds, such as ten years in seconds, are not part of the description.
+#: A bound such as ten years in seconds only catches typing errors, so the reference leaves the bound out.
 _FAR_BOUND = re.compile(r" and at most \d{9,}")
 
 
@@ -38,17 +37,17 @@ class Key(NamedTuple):
     """One key of the configuration."""
 
     path: str
-    """The dotted path, such as ``imds.timeout_seconds`` or ``sinks.webhook.url``."""
+    """Such as ``imds.timeout_seconds`` or ``sinks.webhook.url``."""
     kind: str
-    """The valid values, in words."""
+    """The values that the key accepts."""
     default: str | None
-    """The default as TOML. "": no default. None: the key is required."""
+    """The default as TOML. "" for an optional key without a default, None for a required key."""
     text: str
-    """The description, with the unit."""
+    """The meaning of the key, with its unit."""
 
     @property
     def name(self) -> str:
-        """Return the key without its table."""
+        """Return the name of the key in its table."""
         return self.path.rpartition(".")[2]
 
 
@@ -56,41 +55,22 @@ class Table(NamedTuple):
     """One table of the configuration and its keys."""
 
     path: str
-    """The dotted path, such as ``imds``, ``sinks`` (keys of every sink), or ``sinks.webhook`` (its own keys)."""
+    """Such as ``imds``, ``sinks`` (the keys of every sink), or ``sinks.webhook`` (the keys of this type only)."""
     header: str
-    """The header line in the file; "" for the top of the file."""
+    """The header in the file. "" for the top of the file."""
     text: str
-    """The purpose."""
+    """The purpose of the table."""
     keys: tuple[Key, ...]
 
 
 @cache
 def tables() -> tuple[Table, ...]:
-    """Return every table: the top of the file, the agent, approvals, all sinks, and each sink.
-
-    A sink whose module cannot be imported is left out. `check-config` reports the reason.
-    """
+    """Return every table: of the agent, of approvals, of all sinks, and of each sink type."""
     return (*_agent_tables(), *_approval_tables(), _common_table(), *_sink_tables())
 
 
-def find(path: str) -> Table | Key | None:
-    """Return the table or key at *path*. The keys of every sink are also found below each sink."""
-    everything = tables()
-    by_path: dict[str, Table | Key] = {key.path: key for table in everything for key in table.keys}
-    by_path |= {table.path: table for table in everything if table.path}
-    table, _, name = path.rpartition(".")
-    if path not in by_path and table in by_path and table.startswith("sinks."):
-        return by_path.get(f"sinks.{name}")
-    return by_path.get(path)
-
-
-def paths() -> list[str]:
-    """Return the path of every table and key, in the order of the reference."""
-    return [path for table in tables() for path in (table.path, *(key.path for key in table.keys)) if path]
-
-
 def keys_of(struct: type[msgspec.Struct], prefix: str, *, stricter: Mapping[str, Any] | None = None) -> tuple[Key, ...]:
-    """Return the keys of *struct* below *prefix*, without its tables."""
+    """Return a key for each field of *struct* that is not a table."""
     texts = documented(struct)
     rules = stricter or {}
     return tuple(
@@ -106,7 +86,7 @@ def keys_of(struct: type[msgspec.Struct], prefix: str, *, stricter: Mapping[str,
 
 
 def default_of(field: msgspec.structs.FieldInfo) -> str | None:
-    """Return the default of *field* as TOML; "" without a default, None if the key is required."""
+    """Return the default of *field* as TOML, "" without a default, or None if the key is required."""
     if field.required:
         return None
     default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
@@ -114,7 +94,7 @@ def default_of(field: msgspec.structs.FieldInfo) -> str | None:
 
 
 def toml_value(value: object) -> str:
-    """Return *value* (a bool, number, text, list, or table) in TOML."""
+    """Return *value* as TOML."""
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{key} = {toml_value(item)}" for key, item in value.items()) + " }" if value else "{}"
     if isinstance(value, list | tuple | set | frozenset):
@@ -123,7 +103,7 @@ def toml_value(value: object) -> str:
 
 
 def _is_table(field: msgspec.structs.FieldInfo) -> bool:
-    """Return whether *field* is a separate table of the reference."""
+    """Return whether *field* is a separate table."""
     return isinstance(field.default, msgspec.Struct) or field.name in {"approval", "rules", "remote", "keys"}
 
 
@@ -153,12 +133,9 @@ def _common_table() -> Table:
 def _sink_tables() -> Iterator[Table]:
     common = {key.name: key for key in _common_table().keys}
     for name in installed():
-        try:
-            cls = sink_class(name)
-        except ConfigurationError:
-            continue
+        cls = sink_class(name)
         found = keys_of(cls.Config, f"sinks.{name}.", stricter=base_rules(cls.Config))
-        # A common key is repeated only if this sink has another default or other valid values.
+        # A common key is repeated only if this sink type has another default or accepts other values.
         own = tuple(key for key in found if key[1:] != common.get(key.name, key)[1:] or key.name not in common)
         yield Table(f"sinks.{name}", f'[[sinks]]\ntype = "{name}"', _first_line(cls), own)
 
