@@ -16,6 +16,7 @@ import secrets as chance
 import uuid
 from collections.abc import Callable, Sequence
 from enum import Enum
+from functools import lru_cache
 from typing import NamedTuple
 
 import jwt
@@ -38,7 +39,7 @@ _MOST_TOKEN_CHARACTERS = 2_048
 _SKEW_SECONDS = 60
 #: How long a document that was taken is remembered: longer than its challenge counts.
 KEPT_SECONDS = CHALLENGE_SECONDS + _SKEW_SECONDS
-_MOST_READ = 20_000
+_MOST_CACHED = 20_000
 
 
 class TokenRefused(BridgeError):
@@ -92,14 +93,13 @@ class _Read(NamedTuple):
 class AgentTokens:
     """Issues and verifies agent tokens; *secrets* returns the portal's secrets, the newest first.
 
-    An agent sends its token with every poll, and the verification would double the cost of a poll. The claims of
-    verified tokens are therefore cached by the hash of the token and the secret.
+    An agent sends its token with every poll, and the verification would double the cost of a poll. Verified tokens are
+    therefore cached.
     """
 
     def __init__(self, secrets: Callable[[], Sequence[str]], *, clock: Clock) -> None:
         self._secrets = secrets
         self._clock = clock
-        self._read: dict[tuple[bytes, str], _Read] = {}
 
     def new(self, vm_id: str, *, subscription_id: str) -> str:
         """Return a token for the VM *vm_id* that is valid for TOKEN_SECONDS."""
@@ -117,25 +117,24 @@ class AgentTokens:
     def vm_id_of(self, token: str) -> str:
         """Return the VM of *token*, in lower case; raise TokenRefused for an invalid token."""
         if len(token) > _MOST_TOKEN_CHARACTERS:
-            raise TokenRefused("The token is too long for one of this portal.")
-        name = hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
+            raise TokenRefused("The token is too long.")
         for secret in self._secrets():
-            read = self._read.get((name, secret))
-            if read is None:
+            try:
                 read = _verified(token, secret)
-                if read is None:
-                    continue
-                if len(self._read) >= _MOST_READ:
-                    self._read.clear()
-                self._read[name, secret] = read
+            except jwt.InvalidSignatureError:
+                continue
             if not read.issued_at - _SKEW_SECONDS <= self._clock.timestamp() < read.expires_at:
                 raise TokenRefused("The token has expired.")
             return read.vm_id
-        raise TokenRefused("The token is none of this portal's.")
+        raise TokenRefused("The token is invalid.")
 
 
-def _verified(token: str, secret: str) -> _Read | None:
-    """Return the claims of *token*; None if another secret signed it. Raise TokenRefused for a malformed token."""
+@lru_cache(maxsize=_MOST_CACHED)
+def _verified(token: str, secret: str) -> _Read:
+    """Return the claims of *token*; raise TokenRefused for a malformed token, InvalidSignatureError for another secret.
+
+    The cache contains no failures, so invalid tokens take no memory.
+    """
     try:
         claims = jwt.decode(
             token,
@@ -146,12 +145,12 @@ def _verified(token: str, secret: str) -> _Read | None:
             options={"require": ["sub", "iat", "exp"], "verify_exp": False, "verify_iat": False},
         )
     except jwt.InvalidSignatureError:
-        return None
+        raise
     except (jwt.PyJWTError, ValueError, RecursionError) as error:
-        raise TokenRefused("The token is none of this portal's.") from error
+        raise TokenRefused("The token is invalid.") from error
     subject, issued_at, expires_at = claims["sub"], claims["iat"], claims["exp"]
     if not (isinstance(subject, str) and isinstance(issued_at, int) and isinstance(expires_at, int)):
-        raise TokenRefused("The token is none of this portal's.")
+        raise TokenRefused("The token is invalid.")
     return _Read(str(uuid.UUID(subject)), issued_at, min(expires_at, issued_at + TOKEN_SECONDS))
 
 

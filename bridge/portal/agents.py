@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
+from prometheus_client import Counter
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -45,7 +46,6 @@ MAX_BODY_BYTES = 64 * 1024
 _THREADS = 4
 #: So many documents wait at most: some seconds' work.
 _MOST_WAITING = 500
-_ACCEPTED, _BUSY = "accepted", "busy"
 #: A refusal that is none of these is 403.
 _STATUSES = {
     DocumentRefusal.TOO_LARGE: 413,
@@ -55,16 +55,13 @@ _STATUSES = {
 
 
 class AgentRoutes:
-    """The two routes; *count* is called with the result of each document: accepted, or the reason of the refusal.
-
-    *store* keeps the accepted documents.
-    """
+    """The two routes. *documents* counts the results, and *store* keeps the accepted documents."""
 
     def __init__(
         self,
         settings: AttestedSettings,
         *,
-        count: Callable[[str], None],
+        documents: Counter,
         clock: Clock,
         store: Store,
         most_waiting: int = _MOST_WAITING,
@@ -87,10 +84,10 @@ class AgentRoutes:
             clock=clock,
             nonce=settings.nonce,
         )
-        self._count = count
+        self._documents = documents
         self._most_waiting = most_waiting
         self._log = ThrottledLog(logger, clock=clock)
-        # Of its own: what waits for a certificate here shall not hold up who stores records.
+        # Separate threads, because a slow download of a certificate must not delay records.
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="attested")
         self._waiting = 0
 
@@ -124,9 +121,9 @@ class AgentRoutes:
         except SecretUnavailable as error:
             return self._without_secret(error)
         if token is None:
-            self._count(_BUSY)
-            return error_answer(503, "Too many documents wait.")
-        self._count(_ACCEPTED)
+            self._documents.labels("busy").inc()
+            return error_answer(503, "Too many documents wait for verification.")
+        self._documents.labels("accepted").inc()
         return json_answer({"token": token, "expires_in": TOKEN_SECONDS})
 
     async def _looked_at(self, document: str) -> str | None:
@@ -150,14 +147,14 @@ class AgentRoutes:
 
     def _refused(self, refused: DocumentRefused) -> Response:
         reason = refused.reason
-        self._count(reason.value)
+        self._documents.labels(reason.value).inc()
         message = f"An attested document was refused: {refused}"
         self._log.problem(reason, logging.WARNING, message, reason=reason.value)
         return json_answer({"error": str(refused), "reason": reason.value}, status=_STATUSES.get(reason, 403))
 
     def _without_secret(self, error: SecretUnavailable) -> Response:
         self._log.problem("secret", logging.ERROR, str(error))
-        return error_answer(503, "The portal cannot read its own secret.")
+        return error_answer(503, "The portal cannot read its secret.")
 
 
 def secrets_of(secret: Secret) -> Callable[[], Sequence[str]]:
@@ -179,7 +176,7 @@ def _document_in(body: bytes) -> str:
     try:
         document = strict_json.loads(body.decode("utf-8"))["document"]
     except (ValueError, LookupError, TypeError) as error:
-        raise DocumentRefused(DocumentRefusal.MALFORMED, 'The body is no {"document": "..."}.') from error
+        raise DocumentRefused(DocumentRefusal.MALFORMED, 'The body must be {"document": "..."}.') from error
     if not isinstance(document, str):
-        raise DocumentRefused(DocumentRefusal.MALFORMED, "The document is no text.")
+        raise DocumentRefused(DocumentRefusal.MALFORMED, "The document must be a string.")
     return document

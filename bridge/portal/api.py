@@ -14,13 +14,14 @@ from starlette.routing import Route
 
 from bridge.portal.authentication import Authenticator
 from bridge.portal.connected_agents import ConnectedAgents
-from bridge.portal.fleet import State, key_of_event_id
+from bridge.portal.fleet import State, VmState, key_of_event_id
 from bridge.portal.form_fields import KEY, group_of
 from bridge.portal.requests import RequestRefused, error_answer, headers_of, json_answer, whole_number
 from bridge.portal.store.audit import entries
 from bridge.portal.store.database import StoreThreads
 from bridge.portal.store.event_details import known_vms
 from bridge.portal.store.events import PAGE, EventFilter, event_of, list_events, place_of, records_by_id, records_of
+from bridge.portal.store.verdicts import UNKNOWN_EVENT
 
 _LINES = "application/jsonl"
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
@@ -68,7 +69,7 @@ class Api:
         key = _key(request)
         event = await self._store.read(event_of, key)
         if event is None:
-            return error_answer(404, "No record told of such an event.")
+            return error_answer(404, UNKNOWN_EVENT)
         records = await self._store.read(records_of, key)
         return json_answer({"event": event, "records": [msgspec.Raw(each.encode()) for each in records]})
 
@@ -82,16 +83,15 @@ class Api:
             ids = [] if event is None else [vm.record_id for vm in event.vms if vm.vm_key == vm_id.lower()]
             found = await self._store.read(records_by_id, ids)
         if not found:
-            return error_answer(404, "No record told of such an event.")
+            return error_answer(404, UNKNOWN_EVENT)
         return Response("".join(f"{each}\n" for each in found), media_type=_LINES, headers=_HEADERS)
 
     async def _agents(self, _request: Request) -> Response:
         known = {vm.vm_key: vm for vm in await self._store.read(known_vms, limit=_MOST_AGENTS)}
         seen = self._connected_agents.all()
         keys = [*known, *sorted(seen.keys() - known.keys())]
-        return json_answer(
-            {"agents": [{"vm_key": key, "record": known.get(key), "agent": seen.get(key)} for key in keys]}
-        )
+        agents = [{"vm_key": key, "record": _newest_record(known.get(key)), "agent": seen.get(key)} for key in keys]
+        return json_answer({"agents": agents})
 
     async def _audit(self, request: Request) -> Response:
         after = whole_number(request.query_params, "after", 0, lowest=0, highest=_LARGEST)
@@ -109,6 +109,12 @@ class Api:
                 page = await self._store.read(entries, after=page[-1].entry)
 
         return StreamingResponse(lines(), media_type=_LINES, headers=_HEADERS)
+
+
+def _newest_record(vm: VmState | None) -> dict[str, object] | None:
+    if vm is None:
+        return None
+    return {"vm_key": vm.vm_key, "observed_at": vm.observed_at, "vm": vm.vm, "labels": vm.labels}
 
 
 def _key(request: Request) -> str:

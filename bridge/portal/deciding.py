@@ -1,15 +1,15 @@
 """Turns verdicts of people into signed decisions.
 
-The checks run in this order: the person may decide on every VM of the event, the event is the one that the person saw,
-and a connected agent would act on an approval. The verdict and its decisions are then stored in one transaction, and
-the polls are woken.
+One transaction checks that the person may decide on every VM of the event, that the event is the one that the person
+saw, and that a connected agent would act on an approval. It stores the verdict and its decisions. Then the polls are
+woken.
 """
 
 from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 
 import msgspec
@@ -17,15 +17,21 @@ from sqlalchemy import Connection
 
 from bridge.clock import Clock, format_time
 from bridge.portal.connected_agents import ConnectedAgents
-from bridge.portal.fleet import EventState, VmOfEvent
+from bridge.portal.fleet import EventState
 from bridge.portal.pending_decisions import PendingDecisions
-from bridge.portal.signing import AgentSeen, PortalKey, addressees
+from bridge.portal.signing import NO_AGENT, PortalKey, addressees, why_unreachable
 from bridge.portal.store.database import StoreThreads, StoreUnavailable
 from bridge.portal.store.decisions import NewDecision
-from bridge.portal.store.events import event_of
-from bridge.portal.store.verdicts import AcceptedVerdict, Allow, VerdictRefused, add_verdict, event_of_verdict, withdraw
+from bridge.portal.store.verdicts import (
+    UNKNOWN_EVENT,
+    AcceptedVerdict,
+    Allow,
+    VerdictRefused,
+    add_verdict,
+    withdraw,
+)
 from bridge.portal.users import AccessDenied, Person, still
-from bridge.portal.verdicts import Choice, Outcome, Ruling, Verdict
+from bridge.portal.verdicts import NO_KEY, Choice, Outcome, Ruling, Verdict
 from bridge.text import one_line
 
 DEFAULT_VALID_SECONDS = 3_600.0
@@ -65,16 +71,10 @@ class VerdictService:
         self.required = required
         """The number of people that an approval needs."""
 
-    @property
-    def can_sign(self) -> bool:
-        """Return whether the portal has a key. Without one, it only forwards decisions that were signed elsewhere."""
-        return self._key is not None
-
     async def submit(self, person: Person, request: VerdictRequest) -> AcceptedVerdict:
         """Store a verdict of *person*; raise VerdictRefused or AccessDenied."""
         if self._key is None:
-            raise VerdictRefused("This portal has no key of its own. Sign with `decide --to`, and it carries that.")
-        await self._store.read(self._check, person, request.event_key)
+            raise VerdictRefused(NO_KEY)
         now = self._clock.now()
         valid = timedelta(seconds=min(max(1.0, request.valid_seconds), MOST_VALID_SECONDS))
         new = Verdict(
@@ -92,12 +92,23 @@ class VerdictService:
         await self._notify()
         return taken
 
+    async def submit_all(
+        self, person: Person, requests: Sequence[VerdictRequest]
+    ) -> list[AcceptedVerdict | VerdictRefused | AccessDenied | StoreUnavailable]:
+        """Submit verdicts of *person* in order; return the result of each, also after a failure of the database."""
+        results: list[AcceptedVerdict | VerdictRefused | AccessDenied | StoreUnavailable] = []
+        for request in requests:
+            try:
+                results.append(await self.submit(person, request))
+            except (VerdictRefused, AccessDenied) as error:
+                results.append(error)
+            except StoreUnavailable as error:
+                results += [error] * (len(requests) - len(results))
+                break
+        return results
+
     async def withdraw(self, person: Person, verdict_id: str) -> AcceptedVerdict:
         """Withdraw a verdict; raise VerdictRefused or AccessDenied."""
-        key = await self._store.read(event_of_verdict, verdict_id)
-        if key is None:
-            raise VerdictRefused("There is no such verdict.", status=404)
-        await self._store.read(self._check, person, key)
         now, allow = self._clock.now(), self._allow(person)
         taken = await self._store.write(withdraw, verdict_id, by=person.name, now=now, sign=self._sign, allow=allow)
         await self._notify()
@@ -108,19 +119,13 @@ class VerdictService:
         with contextlib.suppress(StoreUnavailable):
             await self._pending_decisions.catch_up()
 
-    def _check(self, connection: Connection, person: Person, event_key: str) -> None:
-        event = event_of(connection, event_key)
-        if event is None:
-            raise VerdictRefused("No record told of such an event.", status=404)
-        self._allow(person)(connection, event)
-
     def _allow(self, person: Person) -> Allow:
-        """Return the check that runs again inside the transaction, with the current role, scope, and VMs."""
+        """Return the check that runs inside the transaction, with the current role, scope, and VMs."""
 
         def check(connection: Connection, event: EventState) -> None:
             now = still(person, connection, at=format_time(self._clock.now()))
             if not now.may_see(event):
-                raise VerdictRefused("No record told of such an event.", status=404)
+                raise VerdictRefused(UNKNOWN_EVENT, status=404)
             why_not = now.why_not_decide(event)
             if why_not is not None:
                 raise AccessDenied(403, why_not)
@@ -135,17 +140,9 @@ class VerdictService:
         if ruling.outcome is Outcome.HELD:
             return self._key.holds(event, ruling, vm_keys, now=now)
         if min(each.expires_at for each in ruling.verdicts) <= format_time(now):
-            raise VerdictRefused("An approval expired before the database could take it.", event=event)
+            raise VerdictRefused("An approval expired before it was stored.", event=event)
         agents = self._connected_agents.of(vm.vm_key for vm in event.vms)
         asked = addressees(event, agents, self._key.kid)
         if not asked:
-            nobody = "; ".join(f"{vm.vm.name or vm.vm_key} {self._why_not(vm, agents)}" for vm in event.vms)
-            raise VerdictRefused(f"No agent would follow it now: {nobody}.", event=event)
+            raise VerdictRefused(f"{NO_AGENT}: {why_unreachable(event, agents, self._key.kid)}.", event=event)
         return self._key.approvals(event, ruling, asked, now=now)
-
-    def _why_not(self, vm: VmOfEvent, agents: Mapping[str, AgentSeen]) -> str:
-        """Return the reason why the agent of *vm* gets no approval."""
-        if vm.vm_key not in agents:
-            return "has not asked for decisions"
-        kid = "" if self._key is None else self._key.kid
-        return agents[vm.vm_key].why_not(kid) or "sees another event than this"

@@ -8,7 +8,7 @@ can stop the event any more. A dry run and a refusal leave the event undecided.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from enum import Enum
 
@@ -45,7 +45,7 @@ class AcceptedApproval(msgspec.Struct, frozen=True, kw_only=True):
     def sentence(self) -> str:
         """Return the sentence for an event that Azure still shows as Scheduled."""
         approved = f"Approved by {self.by}" if self.by else "Approved"
-        return f"{approved}; Azure was told at {self.clock}: it may start at any moment and can no longer be stopped."
+        return f"{approved}, and posted to Azure at {self.clock}. It can start at any moment. No one can stop it."
 
 
 def accepted_approval(details: EventDetails) -> AcceptedApproval | None:
@@ -110,7 +110,7 @@ class Stage(str, Enum):
 
 
 class DecisionProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """The progress of the decisions of one verdict, for the VMs with equal progress."""
+    """The progress of decisions that were made together, for the VMs with equal progress."""
 
     vms: tuple[str, ...]
     choice: Choice
@@ -122,40 +122,8 @@ class DecisionProgress(msgspec.Struct, frozen=True, kw_only=True):
     """A later decision holds the event."""
     is_past: bool
     """It has no effect any more."""
-    before: str
-    """The text before the names of the VMs."""
-    after: str
-    """The text after the names of the VMs."""
-
-    @property
-    def steps(self) -> str:
-        """Return the stages up to this one, as text."""
-        return _STEPS[self.stage]
 
 
-_RESULTS = {
-    "accepted": "Azure took it.",
-    "already_approved": "Azure had an approval of it already.",
-    "dry_run": "The agent only tries (dry_run): Azure was not told.",
-    "gave_up": "It was tried until the event started or went.",
-    "rejected": "Azure refused it; the agent goes on.",
-    "unanswered": "Nobody knows whether Azure took it.",
-    "disabled": "The file approvals.disabled exists there.",
-    "superseded": "A newer decision won, or a hold.",
-    "expired": "It had run out before it was checked.",
-    "event_changed": "The event is not any more what was decided on.",
-    "event_unknown": "That VM has no such event.",
-    "event_not_scheduled": "The event had started already.",
-    "unknown_key": "The agent does not trust the portal's key.",
-    "too_few_approvers": "That VM wants more approvers than one key.",
-}
-_STEPS = {
-    Stage.QUEUED: "queued",
-    Stage.RECEIVED: "queued, received",
-    Stage.FOLLOWED: "queued, received, followed",
-    Stage.REFUSED: "queued, received, refused because:",
-    Stage.EXPIRED: "queued, expired",
-}
 _NOT_FOLLOWED = frozenset({"dry_run"})
 _UNDER_WAY = frozenset({Stage.QUEUED, Stage.RECEIVED})
 
@@ -165,90 +133,56 @@ def progress_of(
 ) -> tuple[DecisionProgress, ...]:
     """Return the progress of every decision of *details*, oldest first."""
     outcomes = _newest_outcomes(details.outcomes)
-    held_at = max((each.index for each in details.decisions if each.choice is Choice.HOLD), default=0)
-    approved_at = max((each.index for each in details.decisions if each.choice is Choice.APPROVE), default=0)
-    found: dict[tuple[str, Choice, Stage, str, bool, bool, str], list[str]] = {}
+    newest = {each.choice: each.index for each in details.decisions}
+    found: dict[DecisionProgress, list[str]] = {}
     for each in details.decisions:
-        stage, because = _how_far(each, outcomes.get(each.jws_sha256), agents.get(each.vm_key), now=now)
-        is_stopped = each.index < held_at
+        stage, because = _stage_of(each, outcomes.get(each.jws_sha256), agents.get(each.vm_key), now=now)
+        is_stopped = each.index < newest.get(Choice.HOLD, 0)
         if each.choice is Choice.HOLD:
-            is_past, because = _what_of_a_hold(
-                each, details, (stage, because), accepted, is_before_approval=each.index < approved_at
-            )
+            why_past = _why_hold_is_past(each, stage, details, accepted, approved_at=newest.get(Choice.APPROVE, 0))
         else:
-            is_past, because = _what_of_an_approval(stage, because, accepted, is_stopped=is_stopped)
-        before = _before(each, stage, details, is_past=is_past)
-        key = (each.made_at, each.choice, stage, because, is_stopped, is_past, before)
-        found.setdefault(key, []).append(each.vm_name or each.vm_key)
-    count = len(dict.fromkeys(details.event.event.resources or ())) or len(details.event.vms)
-    return tuple(
-        DecisionProgress(
-            vms=tuple(names),
-            choice=choice,
-            made_at=made_at,
+            why_past = _why_approval_is_past(stage, because, accepted, is_stopped=is_stopped)
+        progress = DecisionProgress(
+            vms=(),
+            choice=each.choice,
+            made_at=each.made_at,
             stage=stage,
-            because=because,
+            because=because if why_past is None else why_past,
             is_stopped=is_stopped,
-            is_past=is_past,
-            before=before,
-            after=_after(choice, stage, names, count, is_past=is_past),
+            is_past=why_past is not None,
         )
-        for (made_at, choice, stage, because, is_stopped, is_past, before), names in found.items()
-    )
+        found.setdefault(progress, []).append(each.vm_name or each.vm_key)
+    return tuple(msgspec.structs.replace(progress, vms=tuple(names)) for progress, names in found.items())
 
 
-def _what_of_a_hold(
-    hold: SignedDecision,
-    details: EventDetails,
-    far: tuple[Stage, str],
-    accepted: AcceptedApproval | None,
-    *,
-    is_before_approval: bool,
-) -> tuple[bool, str]:
-    """Return whether *hold* has no effect any more, and an explanation of its stage."""
-    stage, because = far
-    if is_before_approval:
-        return True, "An approval came after it."
+def _why_hold_is_past(
+    hold: SignedDecision, stage: Stage, details: EventDetails, accepted: AcceptedApproval | None, *, approved_at: int
+) -> str | None:
+    """Return the reason why *hold* has no effect any more, which can be empty; None if it has an effect."""
+    if hold.index < approved_at:
+        return "A later approval replaced the hold."
     if accepted is not None:
-        return True, f"Too late: Azure was told at {accepted.clock}."
+        return f"Too late: the approval was posted to Azure at {accepted.clock}."
     if details.event.state is not State.SCHEDULED:
-        return True, ""
-    said = next((each for each in details.verdicts if each.verdict_id == hold.verdict_id), None)
-    is_held = any(each.choice is Choice.HOLD and each.withdrawn_at is None for each in details.verdicts)
-    if said is not None and said.choice is Choice.HOLD and not is_held:
-        # PROTOCOL.md, section 8: the rules of a VM that has it stay stopped until an approval comes.
-        stopped = " The rules of that VM stay stopped until somebody approves." if stage is Stage.RECEIVED else ""
-        return True, f"Taken back since.{stopped}"
-    return False, because
-
-
-def _what_of_an_approval(
-    stage: Stage, because: str, accepted: AcceptedApproval | None, *, is_stopped: bool
-) -> tuple[bool, str]:
-    """Return whether an approval has no effect any more, and an explanation of its stage."""
-    if stage not in _UNDER_WAY:
-        return stage is Stage.EXPIRED, because
-    if accepted is not None:
-        return True, because or f"Azure was told at {accepted.clock}."
-    return is_stopped, "Agents were told to hold it after that." if is_stopped else because
-
-
-def _before(decision: SignedDecision, stage: Stage, details: EventDetails, *, is_past: bool) -> str:
-    if decision.choice is Choice.HOLD:
-        said = {each.verdict_id: each.choice for each in details.verdicts}.get(decision.verdict_id or "")
-        what = "Stop of the approval" if said is Choice.APPROVE else "Hold of this event"
-        return f"{what}, for every agent that could start it early:"
-    if stage is Stage.FOLLOWED:
-        return "Approval told to Azure by"
-    return "Approval to be told to Azure by" if stage in _UNDER_WAY and not is_past else "Approval for the agent of"
-
-
-def _after(choice: Choice, stage: Stage, names: Sequence[str], count: int, *, is_past: bool) -> str:
-    """Return the number of VMs for which an approval counts. One or two agents send it to Azure."""
-    if choice is Choice.HOLD or is_past or stage in {Stage.REFUSED, Stage.EXPIRED}:
         return ""
-    first = "one of them is enough; " if len(names) > 1 and stage is not Stage.FOLLOWED else ""
-    return f"({first}it counts for all {count} VMs)" if count > 1 else ""
+    verdict = next((each for each in details.verdicts if each.verdict_id == hold.verdict_id), None)
+    is_held = any(each.choice is Choice.HOLD and each.withdrawn_at is None for each in details.verdicts)
+    if verdict is None or verdict.choice is not Choice.HOLD or is_held:
+        return None
+    # PROTOCOL.md, section 8: the rules of a VM with the hold stay stopped until an approval arrives.
+    rules = " The rules of this VM stay stopped until the next approval." if stage is Stage.RECEIVED else ""
+    return f"Withdrawn.{rules}"
+
+
+def _why_approval_is_past(
+    stage: Stage, because: str, accepted: AcceptedApproval | None, *, is_stopped: bool
+) -> str | None:
+    """Return the reason why an approval has no effect any more, which can be empty; None if it has an effect."""
+    if stage not in _UNDER_WAY:
+        return because if stage is Stage.EXPIRED else None
+    if accepted is not None:
+        return because or f"Azure accepted an approval at {accepted.clock}."
+    return "A later hold stops it." if is_stopped else None
 
 
 def _newest_outcomes(outcomes: Iterable[TransitionRecord]) -> dict[str, TransitionRecord]:
@@ -260,19 +194,20 @@ def _newest_outcomes(outcomes: Iterable[TransitionRecord]) -> dict[str, Transiti
     return found
 
 
-def _how_far(
+def _stage_of(
     decision: SignedDecision, outcome: TransitionRecord | None, agent: AgentSeen | None, *, now: datetime
 ) -> tuple[Stage, str]:
     if outcome is not None and outcome.approval is not None:
         result = outcome.approval.result
         followed = outcome.transition is Transition.APPROVED and result not in _NOT_FOLLOWED
-        because = _RESULTS.get(result, f"{result}: {outcome.approval.reason or 'no reason was given'}")
-        return (Stage.FOLLOWED if followed else Stage.REFUSED), because
+        if followed:
+            return Stage.FOLLOWED, ""
+        return Stage.REFUSED, f"{outcome.approval.reason or 'No reason.'} ({result})"
     if agent is not None and agent.received_index >= decision.index:
         # A hold produces no outcome record.
-        return Stage.RECEIVED, "The agent starts nothing early." if decision.choice is Choice.HOLD else ""
+        return Stage.RECEIVED, "The agent does not start the event early." if decision.choice is Choice.HOLD else ""
     if decision.choice is Choice.APPROVE and decision.expires_at_seconds <= now.timestamp():
-        return Stage.EXPIRED, "It ran out before the agent asked."
+        return Stage.EXPIRED, "It expired before the agent polled."
     if agent is None:
-        return Stage.QUEUED, "Its agent has not asked for decisions."
-    return Stage.QUEUED, "" if agent.is_connected else "Its agent is not connected."
+        return Stage.QUEUED, "The agent has never polled for decisions."
+    return Stage.QUEUED, "" if agent.is_connected else "The agent is not connected."

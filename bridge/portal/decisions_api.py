@@ -25,15 +25,13 @@ from bridge.portal.fleet import key_of_event_id
 from bridge.portal.metrics import PortalMetrics
 from bridge.portal.pending_decisions import MAX_DECISIONS, PendingDecisions
 from bridge.portal.requests import body_of, error_answer, json_answer
-from bridge.portal.store.database import StoreThreads, StoreUnavailable
+from bridge.portal.store.database import StoreThreads
 from bridge.portal.store.decisions import NewDecision, add_decisions
 
 logger = logging.getLogger(__name__)
 
-#: Some three milliseconds of work.
-_LOOKED_AT_ONCE = 16
-#: Requests that wait for verification, with up to 1 MiB each. The sender needs no credentials.
-_MOST_WAITING = 16
+#: About three milliseconds of work.
+_VERIFIED_AT_ONCE = 16
 
 
 class _Brought(msgspec.Struct, frozen=True):
@@ -61,49 +59,39 @@ class DecisionsApi:
         self._metrics = metrics
         self._clock = clock
         self._turn = asyncio.Lock()
-        self._waiting = 0
         self._log = ThrottledLog(logger, clock=clock)
 
     async def post(self, request: Request) -> Response:
         """Return the number of each decision or the reason for its refusal; 400 if all are refused."""
         if not self._keys:
-            return error_answer(403, "This portal has no [[keys]] to verify a decision by.")
+            return error_answer(403, "This portal has no [[keys]].")
         try:
             tokens = _decode(await body_of(request)).decisions
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return error_answer(400, 'The body must be {"decisions": ["...", ...]}.')
         if not 1 <= len(tokens) <= MAX_DECISIONS:
-            return error_answer(400, f"There must be 1 to {MAX_DECISIONS} decisions.")
-        looked_at = await self._looked_at_in_turn(tokens)
+            return error_answer(400, f"The body must contain 1 to {MAX_DECISIONS} decisions.")
+        looked_at = await self._verify(tokens)
         good = [each for each in looked_at if isinstance(each, NewDecision)]
         numbers = await self._store.write(add_decisions, good, at=format_time(self._clock.now())) if good else {}
         await self._pending_decisions.catch_up()
         results = [_result(each, numbers) for each in looked_at]
         return json_answer({"decisions": results}, status=200 if good else 400)
 
-    async def _looked_at_in_turn(self, tokens: Sequence[str]) -> list[NewDecision | RefusedDecision]:
-        """Verify *tokens* in small groups, because a thousand take 0.2 s and would delay the polls.
-
-        A thread would not help: a computing thread releases the interpreter only every five milliseconds.
-        """
-        if self._waiting >= _MOST_WAITING:
-            raise StoreUnavailable("Too many others bring decisions now.")
+    async def _verify(self, tokens: Sequence[str]) -> list[NewDecision | RefusedDecision]:
+        """Verify *tokens* in small groups, because a thousand take 0.2 s and would delay the polls."""
         found: list[NewDecision | RefusedDecision] = []
-        self._waiting += 1
-        try:
-            async with self._turn:
-                for start in range(0, len(tokens), _LOOKED_AT_ONCE):
-                    found += [self._looked_at(token) for token in tokens[start : start + _LOOKED_AT_ONCE]]
-                    await asyncio.sleep(0)
-        finally:
-            self._waiting -= 1
+        async with self._turn:
+            for start in range(0, len(tokens), _VERIFIED_AT_ONCE):
+                found += [self._verified(token) for token in tokens[start : start + _VERIFIED_AT_ONCE]]
+                await asyncio.sleep(0)
         return found
 
-    def _looked_at(self, token: str) -> NewDecision | RefusedDecision:
+    def _verified(self, token: str) -> NewDecision | RefusedDecision:
         try:
             claims = verify_for_any_vm(token, keys=self._keys, now=self._clock.now())
         except RefusedDecision as refused:
-            self._metrics.refused_decision(refused.reason.value)
+            self._metrics.decisions_refused.labels(refused.reason.value).inc()
             self._log.problem(
                 refused.reason, logging.WARNING, f"A decision was refused: {refused}", reason=refused.reason.value
             )

@@ -179,14 +179,19 @@ def key_of_event_id(event_id: str) -> str:
 def undecidable_because(event: ScheduledEvent, state: State) -> str | None:
     """Return the reason why *event* cannot be decided on (PROTOCOL.md, section 1); None if it can."""
     if not state.is_open:
-        return "it is over"
+        return "the event is over"
     if state is not State.SCHEDULED:
-        return "it has started" if state is State.STARTED else f"its status is {event.event_status}"
+        return "the event has started" if state is State.STARTED else f"the event's status is {event.event_status}"
     if event.event_id is None:
-        return "it has no EventId"
+        return "the event has no EventId"
     if not 1 <= len(event.event_id) <= _LONGEST_EVENT_ID or not event.event_id.isprintable():
-        return "its EventId is longer than 256 characters, or cannot be printed"
+        return "the EventId is longer than 256 characters or not printable"
     return None
+
+
+def undecidable(event: EventState) -> str:
+    """Return the refusal of a verdict on an event that no one can decide on."""
+    return f"No one can decide on this event: {event.undecidable_because}."
 
 
 class Fleet:
@@ -267,7 +272,7 @@ def state_of(views: Sequence[View], vms: Mapping[str, VmState]) -> EventState:
         undecidable_because=undecidable_because(event, chosen.state),
         vms=tuple(report.compared_with(chosen) for report in reports),
         unheard=_unheard(event, reports),
-        groups=_groups(reports),
+        groups=tuple(sorted({group for report in reports for group in groups_of(report.view)})),
     )
 
 
@@ -308,13 +313,10 @@ def _unheard(event: ScheduledEvent, reports: Iterable[_VmReport]) -> tuple[str, 
     return tuple(name for name in names if normal_name(name) not in heard)
 
 
-def _groups(reports: Iterable[_VmReport]) -> tuple[str, ...]:
-    found = set()
-    for report in reports:
-        if report.view.vm.resource_group:
-            found.add(f"resource_group:{report.view.vm.resource_group.casefold()}")
-        found |= {f"labels.{name}:{value}" for name, value in report.view.labels.items()}
-    return tuple(sorted(found))
+def groups_of(vm: VmState | View | VmOfEvent) -> tuple[str, ...]:
+    """Return the groups of *vm* that a scope or a filter can name."""
+    group = [f"resource_group:{vm.vm.resource_group.casefold()}"] if vm.vm.resource_group else []
+    return (*group, *(f"labels.{name}:{value}" for name, value in sorted(vm.labels.items())))
 
 
 def _stream_milliseconds(stream_id: str, first_received_at: str) -> int:

@@ -44,7 +44,7 @@ class AbortedConnections:
 
     def add(self, reason: str) -> None:
         """Count one connection; *reason* is one of a few fixed sentences."""
-        self._metrics.cut()
+        self._metrics.connections_cut.inc()
         self._log.problem(reason, logging.WARNING, f"A connection was aborted: {reason}")
 
 

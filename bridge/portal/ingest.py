@@ -1,7 +1,7 @@
-"""``POST /api/v1/records``: records in, as CloudEvents, from the sinks of the agents.
+"""``POST /api/v1/records``: accepts records from agents as CloudEvents.
 
-204 says that every record is stored, for good; the same records again change nothing. What a sink makes of the other
-answers is in docs/reference/sinks.md: 400 and 413 park a record, 401, 403 and 503 keep it until somebody or time mends.
+The response 204 means that all records are stored. Sending them again changes nothing. An agent parks a record after a
+400 or 413, and sends it again after a 401, 403, or 503.
 """
 
 from __future__ import annotations
@@ -25,63 +25,60 @@ from bridge.portal.store.ingest import ReceivedRecord, add_records
 
 logger = logging.getLogger(__name__)
 
-#: Some seconds' work: a sink waits ten for an answer.
+#: Some seconds of work. A sink waits ten seconds for a response.
 _MOST_WAITING_RECORDS = 5_000
 
 
 class RecordWriter:
-    """Writes what has gathered in one transaction: while one is committed, the next ones wait and become one.
+    """Stores the records of several requests in one transaction.
 
-    A fleet that starts over tells of its events within seconds, and each commit waits for the disk.
+    Each commit waits for the disk, and a fleet that restarts sends its records within seconds. Records that arrive
+    during a commit are batched into the next one.
     """
 
     def __init__(self, store: StoreThreads, *, clock: Clock) -> None:
         self._store = store
         self._clock = clock
         self._waiting: list[tuple[list[ReceivedRecord], asyncio.Future[None]]] = []
-        self._waiting_records = 0
         self._writing: asyncio.Task[None] | None = None
 
     async def write(self, received: list[ReceivedRecord]) -> None:
-        """Return when *received* is stored for good; raise StoreUnavailable when it is not, or too much waits."""
-        if self._waiting_records > _MOST_WAITING_RECORDS:
+        """Store *received*; raise StoreUnavailable if the database is not available or too many records wait."""
+        if sum(len(records) for records, _ in self._waiting) > _MOST_WAITING_RECORDS:
             raise StoreUnavailable(f"More than {_MOST_WAITING_RECORDS} records wait to be stored.")
         stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((received, stored))
-        self._waiting_records += len(received)
         if self._writing is None:
             self._writing = asyncio.create_task(self._write_all())
-        await asyncio.shield(stored)  # a client that goes away takes nothing back
+        await asyncio.shield(stored)  # the records are stored even if the client disconnects
 
     async def _write_all(self) -> None:
         try:
             while self._waiting:
-                gathered, self._waiting, self._waiting_records = self._waiting, [], 0
-                if not await self._are_stored(gathered) and len(gathered) > 1:
-                    for each in gathered:  # so that what cannot be stored keeps out nothing else
-                        await self._are_stored([each], is_last_try=True)
+                batch, self._waiting = self._waiting, []
+                error = await self._store_records([record for records, _ in batch for record in records])
+                for records, stored in batch:
+                    # After a failure, store each request alone, so that one request cannot block the others.
+                    own = error if error is None or len(batch) == 1 else await self._store_records(records)
+                    if stored.done():
+                        continue
+                    if own is None:
+                        stored.set_result(None)
+                    else:
+                        stored.set_exception(own)
         finally:
             self._writing = None
 
-    async def _are_stored(
-        self, gathered: list[tuple[list[ReceivedRecord], asyncio.Future[None]]], *, is_last_try: bool = False
-    ) -> bool:
-        records = [record for received, _ in gathered for record in received]
-        failed: Exception | None = None
+    async def _store_records(self, records: list[ReceivedRecord]) -> Exception | None:
         try:
             await self._store.write(add_records, records, format_time(self._clock.now()))
-        except Exception as error:  # noqa: BLE001  # the waiting requests raise it
-            failed = error
-        for _, stored in gathered:
-            if failed is None and not stored.done():
-                stored.set_result(None)
-            elif failed is not None and (is_last_try or len(gathered) == 1) and not stored.done():
-                stored.set_exception(failed)
-        return failed is None
+        except Exception as error:  # noqa: BLE001  # the waiting request raises it
+            return error
+        return None
 
 
 class Ingest:
-    """Takes records in."""
+    """Accepts records over HTTP."""
 
     def __init__(
         self,
@@ -106,20 +103,17 @@ class Ingest:
         except RequestMalformed as error:
             self._log.problem("malformed", logging.WARNING, f"Records were refused: {error}")
             return error_answer(400, str(error))
-        self._metrics.received(len(received))
+        self._metrics.records.inc(len(received))
         self._metrics.ingest_seconds.observe(time.perf_counter() - began)
         return Response(status_code=204)
 
     async def _received(self, request: Request) -> list[ReceivedRecord]:
         headers = headers_of(request)
-        is_signed = "webhook-signature" in headers and "authorization" not in headers
-        agent = None if is_signed else self._authenticator.agent(headers)
-        body = await body_of(request)
-        agent = agent or self._authenticator.agent(headers, body)
-        received = received_records(headers, body)
+        agent = self._authenticator.agent(headers)
+        received = received_records(headers, await body_of(request))
         for each in received:
             if not agent.may_speak_for(vm_key(each.record)):
                 raise self._authenticator.refused(
-                    AuthenticationFailure.NOT_YOURS, "A record is another VM's than the one that asks.", status=403
+                    AuthenticationFailure.NOT_YOURS, "The token is for another VM than the record.", status=403
                 )
         return received

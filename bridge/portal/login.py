@@ -15,7 +15,6 @@ from bridge.logs import ThrottledLog
 from bridge.portal.form_fields import Form, form_of, one, own_page, part_of
 from bridge.portal.rendering import SECURITY_HEADERS, Renderer
 from bridge.portal.requests import RequestRefused, headers_of
-from bridge.portal.sentences import moment
 from bridge.portal.server_sent_events import LiveUpdates
 from bridge.portal.store.database import StoreUnavailable
 from bridge.portal.users import COOKIE, AccessDenied, Person, Users
@@ -112,11 +111,10 @@ class LoginPages:
         self, request: Request, person: Person | None, template: str, *, status: int = 200, **more: Any
     ) -> Response:
         """Render *template* with *more* and the values that all pages have."""
-        now = self._clock.now()
         values = {
             "person": person,
             "path": request.url.path,
-            "now": moment(now),
+            "now": self._clock.now(),
             "is_part": part_of(request) is not None,
             "follows": "",
             **more,

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from datetime import timedelta
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from bridge.clock import Clock
+from bridge.clock import Clock, parse_time
 from bridge.portal import timeline
 from bridge.portal.audit import Entry
 from bridge.portal.connected_agents import ConnectedAgents
 from bridge.portal.deciding import MOST_REASON_CHARACTERS, VerdictRequest, VerdictService
-from bridge.portal.fleet import EventState, key_of_event_id
+from bridge.portal.fleet import EventState, groups_of, key_of_event_id
 from bridge.portal.form_fields import (
     DIGEST,
     KEY,
@@ -35,7 +36,7 @@ from bridge.portal.login import LoginPages, redirect
 from bridge.portal.requests import RequestRefused
 from bridge.portal.sentences import PageContext, differences, these, vm_names
 from bridge.portal.server_sent_events import LiveUpdates
-from bridge.portal.store.database import StoreThreads, StoreUnavailable
+from bridge.portal.store.database import StoreThreads
 from bridge.portal.store.event_details import (
     EventDetails,
     event_details_of,
@@ -47,10 +48,10 @@ from bridge.portal.store.event_details import (
     open_events_of_vms,
 )
 from bridge.portal.store.events import EventFilter
-from bridge.portal.store.verdicts import AcceptedVerdict, VerdictRefused
-from bridge.portal.users import AccessDenied, Person, Role, Users
+from bridge.portal.store.verdicts import UNKNOWN_EVENT, AcceptedVerdict, VerdictRefused
+from bridge.portal.users import VIEWER, AccessDenied, Person, Role, Users
 from bridge.portal.verdicts import Choice, Outcome
-from bridge.portal.views import AgentView, EventView, Section, agent_view, entry_view, groups_of_vm, view_of
+from bridge.portal.views import SECTIONS, STATE_WORDS, AgentView, EventView, agent_view, entry_view, view_of
 
 logger = logging.getLogger(__name__)
 
@@ -59,18 +60,23 @@ _OVER_SECONDS = 3_600.0
 _PAGE = 50
 _MOST_AGENTS = 10_000
 _MOST_CHOSEN = 100
-_WITHDRAW = "withdraw"
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a verdict on one event."""
 
-    key: str
-    title: str
-    is_taken: bool
+    event: EventState | None
+    is_accepted: bool
     sentence: str
     changes: tuple[str, ...] = ()
     """The changes of the event since the page was loaded."""
+
+    @property
+    def title(self) -> str:
+        """Return the title of the event."""
+        if self.event is None:
+            return "The event"
+        return f"{self.event.event.event_type or 'Event'} of {these(vm_names(self.event))}"
 
 
 class Pages:
@@ -132,17 +138,24 @@ class Pages:
         group = group_of(request)
         part = part_of(request)
         views = await self._views(person, group, part)
-        lists = [(section, [view for view in views if view.section is section]) for section in Section]
-        groups = sorted({name for view in views for name in view.groups})
+        lists = [(section, [view for view in views if view.section == section]) for section in SECTIONS]
+        groups = sorted({name for view in views for name in view.event.groups})
         if group is not None and group not in groups:
             groups.insert(0, group)
-        return self._login_pages.page(request, person, "home.html", lists=lists, group=group, groups=groups)
+        return self._login_pages.page(
+            request, person, "home.html", lists=lists, headings=SECTIONS, group=group, groups=groups
+        )
 
     async def event(self, request: Request, person: Person) -> Response:
         """``GET /events/{key}``: one event, by its key or its EventId."""
         details = await self._details_of(request.path_params["key"], person)
         return self._login_pages.page(
-            request, person, "event.html", view=self._view(details, person), follows=details.event.key
+            request,
+            person,
+            "event.html",
+            view=self._view(details, person),
+            follows=details.event.key,
+            states=STATE_WORDS,
         )
 
     async def timeline(self, request: Request, person: Person) -> Response:
@@ -168,7 +181,7 @@ class Pages:
         found: list[AgentView] = []
         for key in keys:
             vm = known.get(key)
-            if person.scope and (vm is None or not groups_of_vm(vm) & set(person.scope)):
+            if person.scope and (vm is None or not set(groups_of(vm)) & set(person.scope)):
                 continue
             found.append(agent_view(key, vm, seen.get(key), kid=self._kid, open_events=counts.get(key, 0)))
         return self._login_pages.page(request, person, "agents.html", agents=found, kid=self._kid)
@@ -184,100 +197,67 @@ class Pages:
     async def chosen(self, request: Request, person: Person) -> Response:
         """``GET /decide``: the selected events, the effect on each, and one form for all."""
         if person.role is not Role.APPROVER:
-            raise AccessDenied(403, "You may look, and not decide.")
+            raise AccessDenied(403, VIEWER)
         keys = list(dict.fromkeys(request.query_params.getlist("event")))[:_MOST_CHOSEN]
         if not all(KEY.fullmatch(key) for key in keys):
-            raise RequestRefused(400, "An event is named by 32 hexadecimal digits.")
+            raise RequestRefused(400, "The key of an event has 32 hexadecimal digits.")
         found = await self._store.read(event_details_of, keys)
         views = [self._view(details, person) for details in found if person.may_see(details.event)]
         return self._login_pages.page(
             request,
             person,
             "chosen.html",
-            approvable=[view for view in views if view.approve],
-            holdable=[view for view in views if view.hold],
-            others=[view for view in views if not view.approve and not view.hold],
+            approvable=[view for view in views if view.buttons.approve],
+            holdable=[view for view in views if view.buttons.hold],
+            others=[view for view in views if not view.buttons.approve and not view.buttons.hold],
         )
 
     async def decide(self, request: Request, person: Person, form: Form) -> Response:
         """``POST /decide``: one choice and reason for one or more events; a result for each event."""
         choice = one(form, "verdict")
         named = [each.partition(":") for each in form.get("event", ())]
-        if choice not in {each.value for each in Choice} or not 1 <= len(named) <= _MOST_CHOSEN:
-            raise RequestRefused(400, f"A form says approve or hold, and names one to {_MOST_CHOSEN} events.")
-        if not all(KEY.fullmatch(key) and DIGEST.fullmatch(digest) for key, _, digest in named):
-            raise RequestRefused(400, "An event is named by its key and its digest.")
-        if person.role is not Role.APPROVER:
-            raise AccessDenied(403, "You may look, and not decide.")
+        are_keys = all(KEY.fullmatch(key) and DIGEST.fullmatch(digest) for key, _, digest in named)
+        if choice not in {each.value for each in Choice} or not 1 <= len(named) <= _MOST_CHOSEN or not are_keys:
+            raise RequestRefused(400, f"The form must approve or hold 1 to {_MOST_CHOSEN} events.")
         reason = one(form, "reason")[:MOST_REASON_CHARACTERS]
-        results = []
-        for key, _, digest in named:
-            verdict_request = VerdictRequest(event_key=key, choice=Choice(choice), digest=digest, reason=reason)
-            results.append(await self._submit(person, verdict_request, is_only=len(named) == 1))
+        requests = [
+            VerdictRequest(event_key=key, choice=Choice(choice), digest=digest, reason=reason)
+            for key, _, digest in named
+        ]
+        results = await self._verdict_service.submit_all(person, requests)
         self._live.check_now()
-        if len(results) == 1 and results[0].is_taken:
-            return redirect(
-                f"/events/{results[0].key}" if one(form, "back") == "event" else f"/#event-{results[0].key}"
-            )
-        status = 200 if any(each.is_taken for each in results) else 409
-        return self._login_pages.page(request, person, "results.html", status=status, results=results, choice=choice)
+        if len(results) == 1:
+            if isinstance(results[0], AcceptedVerdict):
+                return _back_to(form, requests[0].event_key)
+            if isinstance(results[0], AccessDenied):
+                raise results[0]
+        shown = [await self._result(each, result) for each, result in zip(requests, results, strict=True)]
+        status = 200 if any(each.is_accepted for each in shown) else 409
+        return self._login_pages.page(request, person, "results.html", status=status, results=shown)
 
     async def withdraw(self, request: Request, person: Person, form: Form) -> Response:
         """``POST /verdicts/{id}/withdraw``: withdraw a verdict."""
         try:
             taken = await self._verdict_service.withdraw(person, request.path_params["verdict_id"])
         except VerdictRefused as refused:
-            key = "" if refused.event is None else refused.event.key
-            title = "The event" if refused.event is None else self._title(refused.event)
-            result = Result(key=key, title=title, is_taken=False, sentence=str(refused))
-            return self._login_pages.page(
-                request, person, "results.html", status=409, results=[result], choice="withdraw"
-            )
+            result = Result(event=refused.event, is_accepted=False, sentence=str(refused))
+            return self._login_pages.page(request, person, "results.html", status=409, results=[result])
         self._live.check_now()
-        key = taken.verdict.event_key
-        return redirect(f"/events/{key}" if one(form, "back") == "event" else f"/#event-{key}")
+        return _back_to(form, taken.verdict.event_key)
 
-    async def _submit(self, person: Person, verdict_request: VerdictRequest, *, is_only: bool) -> Result:
-        try:
-            taken = await self._verdict_service.submit(person, verdict_request)
-            found = await self._store.read(events_of, [verdict_request.event_key])
-        except StoreUnavailable:
-            return _refused(verdict_request, "The database cannot be asked now: nobody knows whether it was taken.")
-        except AccessDenied as refused:
-            if is_only:
-                raise
-            return _refused(verdict_request, str(refused))
-        except VerdictRefused as refused:
-            return await self._changed(verdict_request, refused)
-        return Result(
-            key=verdict_request.event_key,
-            title=self._title(found[verdict_request.event_key]),
-            is_taken=True,
-            sentence=_taken(taken),
-        )
-
-    async def _changed(self, verdict_request: VerdictRequest, refused: VerdictRefused) -> Result:
-        """Return the result of a refused verdict, with the changes of the event since the page was loaded."""
-        event = refused.event
-        if event is None:
-            return _refused(verdict_request, str(refused))
+    async def _result(self, request: VerdictRequest, result: AcceptedVerdict | Exception) -> Result:
+        """Return the result for a page. For a refused verdict, include the changes since the page was loaded."""
+        if isinstance(result, AcceptedVerdict):
+            return Result(event=result.event, is_accepted=True, sentence=_effect(result))
+        event = result.event if isinstance(result, VerdictRefused) else None
         changes: tuple[str, ...] = ()
-        if verdict_request.digest != event.digest:
-            shown = await self._store.read(event_with_digest, verdict_request.event_key, verdict_request.digest)
-            was = None if shown is None else shown.event
-            nothing = ("No record that came from a VM shows it as the form did.",)
-            changes = nothing if was is None else differences(was, event.event)
-        return Result(
-            key=verdict_request.event_key,
-            title=self._title(event),
-            is_taken=False,
-            sentence=str(refused),
-            changes=changes,
-        )
-
-    @staticmethod
-    def _title(event: EventState) -> str:
-        return f"{event.event.event_type or 'Event'} of {these(vm_names(event))}"
+        if event is not None and request.digest != event.digest:
+            loaded = await self._store.read(event_with_digest, request.event_key, request.digest)
+            if loaded is None or loaded.event is None:
+                changes = ("No record reports the event as the page showed it.",)
+            else:
+                changes = differences(loaded.event, event.event)
+        return Result(event=event, is_accepted=False, sentence=str(result), changes=changes)
 
     async def _views(self, person: Person, group: str | None, part: frozenset[str] | None) -> list[EventView]:
         """Return the rows of the first page; for a part of the page, only the changed rows."""
@@ -289,12 +269,12 @@ class Pages:
             found += await self._store.read(
                 list_event_details, EventFilter(is_open=False, group=group), limit=_MOST_OVER
             )
-        oldest = self._clock.timestamp() - _OVER_SECONDS
+        oldest = self._clock.now() - timedelta(seconds=_OVER_SECONDS)
         views = [
             self._view(details, person)
             for details in found
             if person.may_see(details.event)
-            and (details.event.is_open or timeline.seconds_of(details.event.observed_at) >= oldest)
+            and (details.event.is_open or parse_time(details.event.observed_at) >= oldest)
         ]
         return sorted(views, key=lambda view: view.order)
 
@@ -316,22 +296,23 @@ class Pages:
         key = name if KEY.fullmatch(name) else key_of_event_id(name)
         found = await self._store.read(event_details_of, [key])
         if not found or not person.may_see(found[0].event):
-            raise RequestRefused(404, "No record told of such an event.")
+            raise RequestRefused(404, UNKNOWN_EVENT)
         return found[0]
 
 
-def _refused(verdict_request: VerdictRequest, why: str) -> Result:
-    return Result(key=verdict_request.event_key, title="The event", is_taken=False, sentence=why)
+def _back_to(form: Form, key: str) -> Response:
+    """Return a redirect to the page of the form."""
+    return redirect(f"/events/{key}" if one(form, "back") == "event" else f"/#event-{key}")
 
 
-def _taken(taken: AcceptedVerdict) -> str:
+def _effect(taken: AcceptedVerdict) -> str:
     """Return the effect of an accepted verdict."""
-    told = f"{len(taken.sent_to)} agent{'' if len(taken.sent_to) == 1 else 's'}"
+    agents = f"sent to {len(taken.sent_to)} agent{'' if len(taken.sent_to) == 1 else 's'}"
     if taken.ruling.outcome is Outcome.HELD:
-        return f"Held: {told} told."
+        return f"Held, and {agents}."
     if taken.ruling.outcome is Outcome.WAITING:
-        return f"Noted; {taken.ruling.needed} more must approve it."
-    return f"Approved: {told} told." if taken.sent_to else "Noted."
+        return f"Stored. {taken.ruling.needed} more must approve the event."
+    return f"Approved, and {agents}." if taken.sent_to else "Stored."
 
 
 def _may_read(entry: Entry, person: Person, events: Mapping[str, EventState]) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import Response
 
+from bridge.clock import format_time, parse_time
 from bridge.portal.requests import error_answer
 from bridge.text import escaped
 
@@ -56,6 +58,7 @@ class Renderer:
             lstrip_blocks=True,
         )
         self._templates.globals["static"] = self._address_of
+        self._templates.filters["time"] = _time_element
 
     def page(
         self, template: str, values: Mapping[str, Any], *, status: int = 200, headers: Mapping[str, str] | None = None
@@ -83,6 +86,13 @@ class Renderer:
 
     def _address_of(self, name: str) -> str:
         return f"/static/{name}?v={self._hashes[name]}"
+
+
+def _time_element(when: datetime | str, css_class: str = "") -> Markup:
+    """Return a ``<time>`` element for the page's script and for people."""
+    at = parse_time(when) if isinstance(when, str) else when
+    element = Markup('<time class="{}" datetime="{}">{:%Y-%m-%d %H:%M:%S} UTC</time>')
+    return element.format(css_class, format_time(at), at)
 
 
 def _printed(value: Any) -> Any:

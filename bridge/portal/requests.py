@@ -1,11 +1,10 @@
 """Reads the headers and the body of a request, and builds JSON responses and error responses.
 
-A body that is too large or too slow is refused while it arrives.
+A body that is too large is refused while it arrives. `bridge.portal.http_limits` aborts a request that is too slow.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 
 import msgspec
@@ -15,7 +14,6 @@ from starlette.responses import Response
 from bridge.errors import BridgeError
 
 MAX_BODY_BYTES = 1024 * 1024
-BODY_SECONDS = 10.0
 RETRY_AFTER_SECONDS = 2
 JSON = "application/json"
 
@@ -31,7 +29,7 @@ class RequestRefused(BridgeError):
 
 
 class BodyRefused(RequestRefused):
-    """The body is not read to its end; *status* is 400, 408, or 413."""
+    """The body is not read to its end; *status* is 400 or 413."""
 
     closes_connection = True
 
@@ -45,31 +43,20 @@ def headers_of(request: Request) -> dict[str, str]:
 
 
 async def body_of(request: Request, *, most_bytes: int = MAX_BODY_BYTES) -> bytes:
-    """Return the body; raise BodyRefused if it has more than *most_bytes* or is slow.
-
-    The application can set ``state.body_seconds`` to another limit than BODY_SECONDS.
-    """
-    seconds = getattr(request.app.state, "body_seconds", BODY_SECONDS)
+    """Return the body; raise BodyRefused if it has more than *most_bytes*."""
     too_large = BodyRefused(413, f"The body is larger than {most_bytes} bytes.")
     length = request.headers.get("content-length", "")
     if length.isascii() and length.isdecimal() and (len(length) > len(str(most_bytes)) or int(length) > most_bytes):
         raise too_large
-
     parts = bytearray()
-
-    async def whole() -> bytes:
+    try:
         async for part in request.stream():
             if len(parts) + len(part) > most_bytes:
                 raise too_large
             parts.extend(part)
-        return bytes(parts)
-
-    try:
-        return await asyncio.wait_for(whole(), seconds)
-    except asyncio.TimeoutError:
-        raise BodyRefused(408, f"The body did not come within {seconds:g} s.") from None
     except ClientDisconnect:
-        raise BodyRefused(400, "The client went away.") from None
+        raise BodyRefused(400, "The client disconnected.") from None
+    return bytes(parts)
 
 
 def whole_number(

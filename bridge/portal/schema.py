@@ -109,7 +109,7 @@ verdicts = Table(
     metadata,
     Column("verdict_id", String(36), primary_key=True),
     Column("event_key", String(32), nullable=False),
-    Column("verdict", Text, nullable=False),
+    Column("choice", Text, nullable=False),
     Column("digest", String(64), nullable=False),
     Column("user_name", Text, nullable=False),
     Column("reason", Text, nullable=False),

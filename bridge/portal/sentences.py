@@ -12,15 +12,15 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from bridge.clock import format_time, parse_time
+from bridge.clock import parse_time
 from bridge.events.event import ScheduledEvent
 from bridge.portal.decision_progress import AcceptedApproval, DecisionProgress, Stage, is_accepted
-from bridge.portal.fleet import EventState, State
-from bridge.portal.signing import AgentSeen, addressees
+from bridge.portal.fleet import EventState, State, undecidable
+from bridge.portal.signing import NO_AGENT, AgentSeen, why_unreachable
 from bridge.portal.store.event_details import EventDetails
 from bridge.portal.user_names import folded_name
 from bridge.portal.users import Person
-from bridge.portal.verdicts import TAKE_BACK, Choice, Outcome, Ruling, people_of
+from bridge.portal.verdicts import NO_KEY, WITHDRAW_HOLD, Choice, Outcome, Ruling, people_of
 
 #: The names of fields in sentences, in their order.
 _FIELDS = {
@@ -33,20 +33,13 @@ _FIELDS = {
 }
 
 _ENDS = {
-    State.COMPLETED: "It is over.",
-    State.CANCELED: "Azure took it back: it did not happen.",
-    State.ENDED: "It is over, and no VM saw how.",
+    State.COMPLETED: "The event is over.",
+    State.CANCELED: "Azure canceled the event.",
+    State.ENDED: "The event is over. No VM reported how it ended.",
 }
 
 
 _ON_ITS_WAY = frozenset({Stage.QUEUED, Stage.RECEIVED})
-
-
-class Moment(msgspec.Struct, frozen=True):
-    """A time for the page's script and for people."""
-
-    machine: str
-    text: str
 
 
 class PageContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,12 +79,6 @@ def these(names: Sequence[str]) -> str:
     return f"this VM: {names[0]}" if len(names) == 1 else f"these {len(names)} VMs: {', '.join(names)}"
 
 
-def moment(when: datetime | str) -> Moment:
-    """Return *when* for a page."""
-    at = parse_time(when) if isinstance(when, str) else when
-    return Moment(format_time(at), f"{at:%Y-%m-%d %H:%M:%S} UTC")
-
-
 def differences(before: ScheduledEvent, now: ScheduledEvent) -> tuple[str, ...]:
     """Return a sentence for each difference between *before* and *now* that changes the digest."""
     found = []
@@ -108,7 +95,7 @@ def clock_text(event: EventState) -> str:
     """Return the start of the event: "at 11:15:00 UTC", with the date if it is not near."""
     at = event.event.not_before
     if at is None:
-        return "at a time that it does not say"
+        return "at an unknown time"
     near = abs(at - parse_time(event.first_observed_at)) < timedelta(hours=12)
     return f"at {at:%H:%M:%S} UTC" if near else f"on {at:%Y-%m-%d} at {at:%H:%M:%S} UTC"
 
@@ -116,21 +103,21 @@ def clock_text(event: EventState) -> str:
 def next_event(event: EventState, now: datetime, accepted: AcceptedApproval | None = None) -> str:
     """Return what happens if no one acts, without the countdown."""
     if not event.is_open:
-        return _ENDS.get(event.state, "It is over.")
+        return _ENDS[event.state]
     if event.state is State.STARTED:
-        return "Azure has started it. It is under way until Azure takes it from the VMs' documents."
+        return "Azure has started the event. It is over when Azure removes it from the documents of the VMs."
     if event.state is State.OTHER:
-        return f"Its status is {event.event.event_status}, which this version does not know."
+        return f"The event has the status {event.event.event_status}, which this version does not support."
     return accepted.sentence if accepted is not None else _next_of_announced(event, now)
 
 
 def _next_of_announced(event: EventState, now: datetime) -> str:
     at = event.event.not_before
     if at is None:
-        return "If nobody acts, Azure starts it; it does not say when."
+        return "If no one acts, Azure starts the event. The event has no NotBefore."
     if at <= now:
-        return f"Azure may start it at any moment: NotBefore was {clock_text(event)}."
-    return f"If nobody acts, Azure starts it {clock_text(event)}."
+        return f"Azure can start the event at any moment. NotBefore was {clock_text(event)}."
+    return f"If no one acts, Azure starts the event {clock_text(event)}."
 
 
 def buttons(
@@ -150,24 +137,24 @@ def buttons(
         return Buttons()
     if event.undecidable_because is not None:
         is_odd = event.state is State.SCHEDULED
-        return Buttons(why_not=f"Nobody can decide on it: {event.undecidable_because}." if is_odd else "")
+        return Buttons(why_not=undecidable(event) if is_odd else "")
     why_not = context.person.why_not_decide(event)
     if why_not is None and context.kid is None:
-        why_not = "This portal has no key of its own. Sign with `decide --to`, and it carries that."
+        why_not = NO_KEY
     if why_not is None and ruling.outcome is Outcome.HELD:
-        why_not = f"It is held. {TAKE_BACK}"
+        why_not = f"The event is held. {WITHDRAW_HOLD}"
     if why_not is not None:
         return Buttons(why_not=why_not)
     names = these(vm_names(event))
-    hold = f"we do not start it early; Azure does {clock_text(event)}. For {names}"
+    hold = f"not started early. Azure starts it {clock_text(event)}. For {names}"
     why_not = _why_not_approve(event, ruling, progress, context)
     if why_not is not None:
         return Buttons(hold=hold, why_not=why_not)
     more = ruling.needed - 1
     if more > 0:
-        others = "one more person has" if more == 1 else f"{more} more people have"
+        others = "one more person approves" if more == 1 else f"{more} more people approve"
         why_not = too_few(context.required, context.approvers)
-        return Buttons(approve=f"starts once {others} approved too, for {names}", hold=hold, why_not=why_not)
+        return Buttons(approve=f"starts after {others}, for {names}", hold=hold, why_not=why_not)
     return Buttons(approve=f"starts now, for {names}", hold=hold)
 
 
@@ -176,7 +163,7 @@ def too_few(required: int, approvers: int | None) -> str:
     if approvers is None or approvers >= required:
         return ""
     people = "person" if required == 1 else "different people"
-    return f"{required} {people} must approve, and only {approvers} may here: `portal users` lets others in."
+    return f"{required} {people} must approve, and only {approvers} may. Add approvers with `portal users`."
 
 
 def _why_not_approve(
@@ -185,26 +172,15 @@ def _why_not_approve(
     """Return the reason why this person, who may hold the event, cannot approve it; None if the person can."""
     if ruling.outcome is Outcome.APPROVED and (_was_followed(progress) or _is_on_its_way(progress)):
         return ""
-    nobody = unreachable(event, context)
-    if nobody:
-        return f"An approval would reach no agent now: {nobody}."
+    unreachable = "" if context.kid is None else why_unreachable(event, context.agents, context.kid)
+    if unreachable:
+        return f"{NO_AGENT}: {unreachable}."
     if ruling.outcome is Outcome.WAITING and folded_name(context.person.name) in {
         folded_name(each.user_name) for each in ruling.verdicts
     }:
-        return f"You have approved it; another person must too. {too_few(context.required, context.approvers)}".rstrip()
+        why_too_few = too_few(context.required, context.approvers)
+        return f"You approved the event. Another person must approve it too. {why_too_few}".rstrip()
     return None
-
-
-def unreachable(event: EventState, context: PageContext) -> str:
-    """Return the reason of each VM why its agent would not act on an approval now; empty if one agent would."""
-    if context.kid is None or addressees(event, context.agents, context.kid):
-        return ""
-    found = []
-    for vm in event.vms:
-        seen = context.agents.get(vm.vm_key)
-        why = "has not asked for decisions" if seen is None else seen.why_not(context.kid)
-        found.append(f"{vm.vm.name or vm.vm_key} {why or 'sees another event than this'}")
-    return "; ".join(found)
 
 
 def why_not_yet(
@@ -216,15 +192,15 @@ def why_not_yet(
     """Return the reason why a Scheduled event has not started; empty for all other events."""
     event = details.event
     if event.state is not State.SCHEDULED or accepted is not None:
-        return "Azure has not shown it as started yet." if event.state is State.SCHEDULED else ""
+        return "Azure has not reported the start yet." if event.state is State.SCHEDULED else ""
     people = people_of(ruling.verdicts)
     if ruling.outcome is Outcome.HELD:
         if _was_followed(progress):
-            return f"Held by {people}, but Azure was told to start it before it changed, and may at any moment."
-        return f"Held by {people}: we do not start it early; Azure does {clock_text(event)}."
+            return f"Held by {people}. An earlier version was approved, and Azure can start it at any moment."
+        return f"Held by {people}. Azure starts it {clock_text(event)}."
     if ruling.outcome is Outcome.WAITING:
-        more = "one more person" if ruling.needed == 1 else f"{ruling.needed} more people"
-        return f"Approved by {people}; {more} must approve it.{_all_the_same(details, progress)}"
+        more = "One more person" if ruling.needed == 1 else f"{ruling.needed} more people"
+        return f"Approved by {people}. {more} must approve it.{_all_the_same(details, progress)}"
     if ruling.outcome is Outcome.APPROVED:
         return _why_approved_is_not_started(people, progress)
     return _why_undecided_is_not_started(details) + _all_the_same(details, progress)
@@ -232,38 +208,38 @@ def why_not_yet(
 
 def _why_undecided_is_not_started(details: EventDetails) -> str:
     if any(is_accepted(each) for each in details.outcomes):
-        return "Azure was told to start it before it changed, and may at any moment."
+        return "An earlier version was approved, and Azure can start it at any moment."
     gone = [each for each in details.verdicts if each.choice is Choice.APPROVE and each.withdrawn_at is None]
     if not gone:
-        return "Nobody has decided."
-    what = "has run out"
+        return "No one has decided."
+    what = "has expired"
     if gone[-1].digest != details.event.digest:
-        what = "was of the event before it changed"
+        what = "was for an earlier version of the event"
     elif gone[-1] not in details.counting:
-        what = "does not count, for they may approve no more"
-    return f"Nobody has decided: the approval of {gone[-1].user_name} {what}."
+        what = "does not count, because this user may no longer approve"
+    return f"No one has decided. The approval of {gone[-1].user_name} {what}."
 
 
 def _why_approved_is_not_started(people: str, progress: Sequence[DecisionProgress]) -> str:
     """Return the progress of the approval of *people*. Only a decision without a later hold counts as approved."""
     if _was_followed(progress):
-        return "Approved, and Azure was told. Azure has not shown it as started yet."
+        return "Approved, and posted to Azure. Azure has not reported the start yet."
     if _is_on_its_way(progress):
-        return "Approved. It waits for an agent to take it to Azure."
+        return "Approved. An agent has not posted the approval to Azure yet."
     accepted = [each for each in progress if each.choice is Choice.APPROVE]
     if not accepted:
-        return f"No agent was told of the approval of {people}: approve it again."
+        return f"The approval of {people} reached no agent. Approve the event again."
     if all(each.is_stopped for each in accepted):
-        return f"Agents were told to hold it after the approval of {people}: approve it again."
-    return "Approved, and no agent followed: approve it again."
+        return f"A hold followed the approval of {people}. Approve the event again."
+    return "Approved, and no agent followed. Approve the event again."
 
 
 def _all_the_same(details: EventDetails, progress: Sequence[DecisionProgress]) -> str:
     """Return a warning if an agent has an approval that does not count here or was signed elsewhere."""
     is_changed = any(each.choice is Choice.APPROVE and each.digest != details.event.digest for each in details.verdicts)
-    if is_changed or not _is_on_its_way(progress):  # of an event that changed, agents refuse it
+    if is_changed or not _is_on_its_way(progress):  # agents refuse it for a changed event
         return ""
-    return " An approval is on its way to an agent all the same; a hold stops it."
+    return " An agent can still follow an approval. A hold stops it."
 
 
 def _was_followed(progress: Iterable[DecisionProgress]) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import gc
 import logging
 import os
@@ -30,13 +29,11 @@ from bridge.config.trusted_keys import unusable_keys
 from bridge.errors import BridgeError, ConfigurationError
 from bridge.http.failures import is_loopback
 from bridge.metrics.metrics import own_version
-from bridge.portal.agents import AgentRoutes
-from bridge.portal.app import Application, agent_routes
+from bridge.portal.app import Application
 from bridge.portal.audit import NewEntry
 from bridge.portal.health import Health
 from bridge.portal.http_limits import AbortedConnections, HttpLimits, LimitedHttp
 from bridge.portal.metrics import PortalMetrics
-from bridge.portal.requests import BODY_SECONDS
 from bridge.portal.settings import PortalSettings, address_of, check_secrets
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.database import Store, StoreThreads
@@ -44,14 +41,13 @@ from bridge.system.systemd import SystemdNotifier
 
 logger = logging.getLogger(__name__)
 
-#: What a request that is under way gets to end by itself once a stop was asked for.
+#: The time for a running request to end after a stop was requested.
 _GRACE_SECONDS = 1.5
-#: When uvicorn gives up what has not even ended by then, in whole seconds.
+#: The time until uvicorn aborts the remaining requests, in whole seconds.
 _LAST_SECONDS = 3
-#: Small: after a reset uvicorn keeps what belongs to a connection for so long.
+#: Small, because uvicorn keeps the memory of a connection for this time after a reset.
 _KEEP_ALIVE_SECONDS = 5
 _BACKLOG = 2_048
-_TRIM_SECONDS = 15.0
 _STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGBREAK") if hasattr(signal, name))
 
 
@@ -63,12 +59,10 @@ class Portal:
         settings: PortalSettings,
         *,
         clock: Clock = REAL_CLOCK,
-        body_seconds: float = BODY_SECONDS,
         limits: HttpLimits = HttpLimits(),  # noqa: B008  # frozen
     ) -> None:
         self._settings = settings
         self._clock = clock
-        self._body_seconds = body_seconds
         self._limits = limits
         self._stopping = threading.Event()
         self._wake: Callable[[], object] = lambda: None
@@ -93,19 +87,18 @@ class Portal:
         try:
             before, now = store.migrate()
             if before != now:
-                logger.info("The database was brought to this version.", extra={"before": before, "now": now})
+                logger.info("The database was migrated.", extra={"before": before, "now": now})
             sockets += [_bound("server.listen", self._settings.server.listen)]
             sockets += [_bound("operator.listen", self._settings.operator.listen)]
             self.address, self.operator_address = (each.getsockname()[:2] for each in sockets)
             metrics = PortalMetrics()
             threads = StoreThreads(store)
-            agents = agent_routes(self._settings, store=store, metrics=metrics, clock=self._clock)
+            app = Application(self._settings, threads=threads, metrics=metrics, clock=self._clock)
             try:
-                _run(self._serve(threads, metrics, agents, *sockets))
+                _run(self._serve(app, threads, metrics, *sockets))
             finally:
                 threads.close()
-                if agents is not None:
-                    agents.close()
+                app.close()
         finally:
             for each in sockets:
                 each.close()
@@ -119,23 +112,15 @@ class Portal:
 
     async def _serve(
         self,
+        app: Application,
         threads: StoreThreads,
         metrics: PortalMetrics,
-        agents: AgentRoutes | None,
         public: socket.socket,
         operator: socket.socket,
     ) -> None:
         wanted, loop = asyncio.Event(), asyncio.get_running_loop()
         self._wake = lambda: loop.call_soon_threadsafe(wanted.set)
         _on_signals(loop, self.stop)
-        app = Application(
-            self._settings,
-            threads=threads,
-            metrics=metrics,
-            agents=agents,
-            clock=self._clock,
-            body_seconds=self._body_seconds,
-        )
         await app.load()
         protocol = partial(LimitedHttp, limits=self._limits, aborted=AbortedConnections(metrics, clock=self._clock))
         servers = (
@@ -147,7 +132,6 @@ class Portal:
             for server, bound in zip(servers, (public, operator), strict=True)
         ]
         following = [loop.create_task(each.follow()) for each in app.followers]
-        returning = loop.create_task(_return_freed_memory())
         listener = threads.store.listener(_called_on(loop, app.pending_decisions.notify_new))
         try:
             await threads.write(
@@ -162,13 +146,13 @@ class Portal:
             waiting.cancel()
             for task in (*following, *serving):
                 if task.done():
-                    task.result()  # none of them ends by itself but by an error, which is raised here
+                    task.result()  # a task ends by itself only because of an error, which this raises
         finally:
             self._stopping.set()
             app.stop()
             if listener is not None:
                 listener.stop()
-            for task in (*following, returning):
+            for task in following:
                 task.cancel()
             for server in servers:
                 server.should_exit = True
@@ -184,8 +168,8 @@ class Portal:
         logger.info("The portal is up.", extra={"url": url, "operator": operator, "version": own_version()})
         if scheme == "http" and not is_loopback(host):
             logger.warning(
-                "server.listen is no loopback address and there is no cert_file: agents speak plain http to loopback "
-                "only, so a proxy that speaks TLS must stand before the portal."
+                "server.listen is not a loopback address, and cert_file is not set. Agents use plain HTTP for loopback "
+                "addresses only. Set cert_file, or put a proxy with TLS in front of the portal."
             )
         systemd = SystemdNotifier(os.environ)
         systemd.ready(f"Serving {url}")
@@ -206,7 +190,7 @@ class Portal:
             config.load()
         except (OSError, ssl.SSLError) as error:
             raise ConfigurationError(
-                f"server.cert_file or server.key_file cannot be used: {error}. Both must be there, readable, PEM, and "
+                f"server.cert_file or server.key_file cannot be used: {error}. Both must be readable PEM files that "
                 "belong together."
             ) from error
         return config
@@ -280,18 +264,6 @@ def _collect_garbage_rarely() -> None:
     gc.set_threshold(10_000, 10, 50)
 
 
-async def _return_freed_memory() -> None:
-    """Return freed memory to the system every 15 s, until the task is canceled; only glibc needs this.
-
-    glibc keeps the fragmented memory of thousands of connections otherwise (malloc_trim(3)). The unit and the image set
-    PYTHONMALLOC=malloc, because Python's own allocator keeps more of it.
-    """
-    trim = None if sys.platform == "win32" else getattr(ctypes.CDLL(None), "malloc_trim", None)
-    while trim is not None:
-        await asyncio.sleep(_TRIM_SECONDS)
-        await asyncio.to_thread(trim, 0)
-
-
 def _allow_connections() -> None:
     """Raise the limit of open files to its maximum, because each held poll is one."""
     if sys.platform != "win32":
@@ -313,7 +285,7 @@ def _bound(key: str, listen: str) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
         raise BridgeError(
-            f"{key}: {host}:{port} cannot be listened on: {error.strerror or error}. Free the port, or set another one."
+            f"{key}: cannot listen on {host}:{port}: {error.strerror or error}. Free the port, or set another port."
         ) from error
 
 

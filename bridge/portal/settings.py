@@ -1,7 +1,6 @@
-"""The settings of the portal: one TOML file, read into frozen values with every mistake told at once.
+"""The settings of the portal: one TOML file, with the same rules as the agent's configuration file.
 
-A file of its own, because the portal is a server of its own. The rules are those of the agent's file: nothing unknown
-is passed over, and a secret never stands in it. The text under a field is the reference of that setting.
+The text under a field is the reference of that setting (docs/generate.py).
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def _listen(value: str) -> None:
         )
 
 
-#: Where Microsoft keeps the certificates of its authorities.
+#: The certificates of Microsoft's authorities.
 AUTHORITIES_URLS = ("https://www.microsoft.com/pkiops/certs", "https://www.microsoft.com/pki/mscorp")
 
 
@@ -80,51 +79,57 @@ _Listen = Annotated[str, Check(_listen)]
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """``[server]``: where agents, people and programs reach the portal."""
+    """``[server]``: the listener for agents, people, and programs."""
 
     listen: _Listen = "127.0.0.1:8443"
-    """Address and port. Agents speak plain http to a loopback address only: elsewhere give a certificate, or put a
-    proxy that speaks TLS before it."""
+    """Address and port. Agents use plain HTTP for loopback addresses only. For other addresses, set a certificate, or
+    put a proxy with TLS in front of the portal."""
     cert_file: _Text | None = None
-    """The certificate of the server with its chain, PEM. Default: plain http."""
+    """The certificate of the server with its chain, PEM. Default: plain HTTP."""
     key_file: _Text | None = None
     """The private key of `cert_file`, PEM."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError when only one half of a certificate is given."""
+        """Raise ValueError for half of a certificate."""
         if (self.cert_file is None) != (self.key_file is None):
-            raise ValueError("cert_file and key_file belong together. Give both, or none for plain http.")
+            raise ValueError("cert_file and key_file belong together. Set both, or none for plain HTTP.")
 
 
 class OperatorSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """``[operator]``: /healthz, /readyz and /metrics, on a listener of their own that needs no token."""
+    """``[operator]``: the listener for /healthz, /readyz, and /metrics, which needs no token."""
 
     listen: _Listen = "127.0.0.1:9465"
     """Address and port."""
 
 
+def _check_one_source(settings: msgspec.Struct, *names: str) -> None:
+    """Raise ValueError for a secret with two sources."""
+    for name in names:
+        if getattr(settings, f"{name}_file") and getattr(settings, f"{name}_env"):
+            raise ValueError(f"{name}_file and {name}_env are both set. Keep one.")
+
+
 class DatabaseSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """``[database]``: what the portal remembers, in a file of SQLite or a database of PostgreSQL."""
+    """``[database]``: an SQLite file or a PostgreSQL database."""
 
     file: _Text | None = None
     """The SQLite database. Default: portal.db in $STATE_DIRECTORY, else in /var/lib/scheduled-events-portal."""
     url: _Text | None = None
-    """A database of PostgreSQL, for several processes behind a load balancer, such as
-    `postgresql://portal@db.example.net/portal?sslmode=verify-full`; everything that libpq reads there, but no
-    password. Needs the extra `portal-postgresql`."""
+    """The URL of a PostgreSQL database without a password, for several processes behind a load balancer. Example:
+    `postgresql://portal@db.example.net/portal?sslmode=verify-full`. Needs the extra `portal-postgresql`."""
     password_file: _Text | None = None
-    """A file with the password for `url`; read again for each connection. Default: as libpq finds one itself."""
+    """A file with the password for `url`. The portal reads the file for each connection. Default: the default of
+    libpq."""
     password_env: _Text | None = None
-    """The environment variable that holds the password."""
+    """The environment variable with the password."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for two databases, two places of the password, and a password in the address."""
+        """Raise ValueError for two databases, two sources of the password, and a password in the URL."""
+        _check_one_source(self, "password")
         if self.file is not None and self.url is not None:
-            raise ValueError("file and url are both set; keep one.")
-        if self.password_file is not None and self.password_env is not None:
-            raise ValueError("password_file and password_env are both set; keep one.")
+            raise ValueError("file and url are both set. Keep one.")
         if self.url is None and (self.password_file or self.password_env):
-            raise ValueError("there is a password, but no url to show it to. Set url, or take the password out.")
+            raise ValueError("A password is set without url. Set url, or remove the password.")
         if self.url is not None and (mistake := _mistake_of(self.url)):
             raise ValueError(mistake)
 
@@ -134,166 +139,152 @@ class DatabaseSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _mistake_of(url: str) -> str | None:
-    """Return why *url* is no address of a database, without a word of it: somebody may have put a password there."""
+    """Return the mistake in *url*, without any part of *url*, which may contain a password."""
     try:
         parts = urlsplit(url)
         has_password = parts.password is not None or "password" in parts.query.casefold()
     except ValueError:
-        return "url is no address that can be read."
+        return "url is not a valid URL."
     if parts.scheme not in {"postgresql", "postgres"} or parts.fragment:
         return "url must begin with postgresql:// and have no #."
-    return "url has a password in it. Put that into password_file or password_env." if has_password else None
+    return "url contains a password. Use password_file or password_env instead." if has_password else None
 
 
 class AttestedSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """``[agents.attested]``: agents whose VM Azure vouches for; each gets a token that counts for an hour."""
+    """``[agents.attested]``: agents that prove their VM with an attested document, and get a token for an hour."""
 
     subscriptions: Annotated[tuple[Annotated[str, Check(_uuid)], ...], Meta(min_length=1)]
-    """The subscriptions whose VMs are let in. Anybody with an Azure account has genuine documents."""
+    """The accepted subscriptions. Anyone with an Azure account has genuine documents."""
     secret_file: _Text | None = None
-    """A file with the secret that challenges and tokens are signed with, of 32 characters or more; several, one a line:
-    the first signs, all count. Read again when it changes. Every process of a portal has the same."""
+    """A file with the secret that signs challenges and tokens, at least 32 characters. For a rotation, the file can
+    contain several secrets, one per line. The first one signs, and all of them verify. The portal reads the file again
+    when it changes. All processes of a portal need the same secret."""
     secret_env: _Text | None = None
-    """The environment variable that holds the secret."""
+    """The environment variable with the secret."""
     nonce: Literal["required", "preferred"] = "required"
-    """required: a document counts with a challenge of this portal in it, and once. preferred: another nonce does too,
-    for a metadata service that goes on giving documents of earlier requests; whoever saw one can show it for five
-    minutes."""
+    """required: a document must contain a challenge of this portal, and is accepted once. preferred: a document with
+    another nonce is accepted too, for a metadata service that returns documents of earlier requests. A copy of such a
+    document is valid for five minutes."""
     roots_file: _Text | None = None
-    """The roots, PEM, that a document's signer must lead to. Default: those of Azure."""
+    """The root certificates for the signers of documents, PEM. Default: the roots of Azure."""
     intermediates_file: _Text | None = None
-    """Certificates of authorities below the roots, PEM, for a portal that cannot fetch them. They are not trusted."""
+    """Intermediate certificates, PEM, for a portal that cannot download them. They are not trusted as roots."""
     intermediates_urls: tuple[Annotated[str, Check(_authorities_url)], ...] = AUTHORITIES_URLS
-    """Where the certificates of such authorities may be fetched: what a document names is asked for below these alone.
-    An empty list: nowhere."""
+    """The portal downloads intermediate certificates only below these URLs. An empty list disables downloads."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError unless there is one place of the secret."""
+        """Raise ValueError unless the secret has one source."""
         if (self.secret_file is None) == (self.secret_env is None):
-            raise ValueError("set secret_file or secret_env, and one of them only.")
+            raise ValueError("Set secret_file or secret_env, and only one of them.")
 
     def secret(self) -> Secret:
-        """Return the secrets that challenges and tokens are signed with."""
+        """Return the secrets that sign challenges and tokens."""
         return Secret(key="agents.attested.secret", file=self.secret_file, env=self.secret_env)
 
 
 class AgentsSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """``[agents]``: how agents show who they are. One of its ways is needed."""
+    """``[agents]``: the credentials of agents. At least one kind is required."""
 
     token_file: _Text | None = None
-    """A file with the bearer tokens that agents may show, one a line; read again when it changes. Any VM that has one
-    may send records in any VM's name."""
+    """A file with the bearer tokens of agents, one per line. The portal reads the file again when it changes. A VM with
+    such a token can send records for every VM."""
     token_env: _Text | None = None
-    """The environment variable that holds the token."""
-    webhook_secret_file: _Text | None = None
-    """A file with the secrets (`whsec_...`) by which records may be signed as Standard Webhooks says, one a line."""
-    webhook_secret_env: _Text | None = None
-    """The environment variable that holds the secret."""
+    """The environment variable with the token."""
     attested: AttestedSettings | None = None
-    """Attested documents, the way to prefer: no secret on the VM, and no VM can speak for another."""
+    """Attested documents (recommended): no secret on the VM, and no VM can send records for another VM."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for two places of one secret, and when no agent could ever be let in."""
-        for name in ("token", "webhook_secret"):
-            if getattr(self, f"{name}_file") and getattr(self, f"{name}_env"):
-                raise ValueError(f"{name}_file and {name}_env are both set; keep one.")
-        if not any(getattr(self, name) for name in self.__struct_fields__):
-            raise ValueError(
-                "no agent could send a record. Write [agents.attested], or set token_file or token_env, or "
-                "webhook_secret_file or webhook_secret_env."
-            )
+        """Raise ValueError for two sources of the token, and if no agent could authenticate."""
+        _check_one_source(self, "token")
+        if not (self.token_file or self.token_env or self.attested):
+            raise ValueError("No agent can authenticate. Add [agents.attested], or set token_file or token_env.")
 
     def token(self) -> Secret:
-        """Return the tokens that agents may show."""
+        """Return the tokens of agents."""
         return Secret(key="agents.token", file=self.token_file, env=self.token_env)
-
-    def webhook_secret(self) -> Secret:
-        """Return the secrets by which records may be signed."""
-        return Secret(key="agents.webhook_secret", file=self.webhook_secret_file, env=self.webhook_secret_env)
 
 
 class ReadersSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """``[readers]``: programs that read events and the audit. Without the table nobody may."""
+    """``[readers]``: the credentials of programs that read events and the audit. Without a token, no program can."""
 
     token_file: _Text | None = None
-    """A file with the bearer tokens that readers may show, one a line; read again when it changes."""
+    """A file with the bearer tokens of readers, one per line. The portal reads the file again when it changes."""
     token_env: _Text | None = None
-    """The environment variable that holds the token."""
+    """The environment variable with the token."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for two places of one secret."""
-        if self.token_file and self.token_env:
-            raise ValueError("token_file and token_env are both set; keep one.")
+        """Raise ValueError for two sources of the token."""
+        _check_one_source(self, "token")
 
     def token(self) -> Secret:
-        """Return the tokens that readers may show."""
+        """Return the tokens of readers."""
         return Secret(key="readers.token", file=self.token_file, env=self.token_env)
 
 
 class PeopleSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """``[people]``: who may look and decide in a browser. `portal users add` makes those who sign in by a password."""
+    """``[people]``: the users of the pages. `portal users add` creates users with a password."""
 
     required_approvals: Annotated[int, Meta(ge=1, le=9)] = 1
-    """How many different people must approve an event before agents are told. One is enough for a hold."""
+    """The number of different people who must approve an event. One person is enough for a hold."""
     session_hours: Annotated[float, Meta(gt=0, le=168)] = 12.0
-    """For how long a person stays signed in."""
+    """The lifetime of a session."""
     origin: _Text | None = None
-    """What a browser calls the portal, such as `https://portal.example.net`. Default: as the Host header says; set it
-    where a proxy changes that header."""
+    """The origin of the portal in a browser, such as `https://portal.example.net`. Default: from the Host header. Set
+    this if a proxy changes that header."""
     proxy_header: _Text | None = None
-    """The header in which a proxy names the person, such as `X-Forwarded-User` of oauth2-proxy. The proxy must take the
-    header away from what comes to it."""
+    """The header with the name of the user whom a proxy has authenticated, such as `X-Forwarded-User` of oauth2-proxy.
+    The proxy must remove this header from incoming requests."""
     proxy_addresses: tuple[Annotated[str, Check(_address)], ...] = ()
-    """The addresses of proxies before the portal. That header is believed from them alone, and so is what they put at
-    the end of `X-Forwarded-For`: wrong passwords are counted by the address from which a person comes."""
+    """The addresses of the proxies. The portal accepts `proxy_header` only from these addresses, and also the last
+    address in their `X-Forwarded-For`, by which it counts wrong passwords."""
     proxy_role: Literal["viewer", "approver"] = "viewer"
-    """What somebody may do whom the proxy names and `portal users` does not know."""
+    """Role of a user whom the proxy authenticates but who has no local account."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError when a header would be believed from nowhere."""
+        """Raise ValueError for a header without proxies."""
         if self.proxy_header and not self.proxy_addresses:
-            raise ValueError("proxy_header is believed from proxy_addresses alone. Give these too.")
+            raise ValueError("proxy_header needs proxy_addresses.")
 
 
 class SigningSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """``[signing]``: the key by which the portal signs what people decide. Without it the portal only carries."""
+    """``[signing]``: the key that signs decisions of people. Without it, the portal only forwards decisions."""
 
     kid: _Text
-    """The name under which the VMs trust the key, in `[[approval.remote.keys]]`."""
+    """The name of the key on the VMs, in `[[approval.remote.keys]]`."""
     approver: _Text = "portal"
-    """The approver that the VMs give to the key."""
+    """The approver of the key on the VMs."""
     private_key_file: _Text
-    """The private key, as `scheduled-events-bridge keygen` makes one."""
+    """The private key from `scheduled-events-bridge keygen`."""
 
 
 class PortalSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything of the file."""
+    """The configuration file."""
 
     server: ServerSettings = ServerSettings()
-    """Where the portal is reached."""
+    """The public listener."""
     operator: OperatorSettings = OperatorSettings()
     """Health and metrics."""
     database: DatabaseSettings = DatabaseSettings()
-    """What the portal remembers."""
+    """The database."""
     agents: AgentsSettings
-    """How agents show who they are."""
+    """The credentials of agents."""
     readers: ReadersSettings = ReadersSettings()
-    """Programs that read."""
+    """The credentials of programs."""
     people: PeopleSettings = PeopleSettings()
-    """Who may look and decide."""
+    """The users of the pages."""
     signing: SigningSettings | None = None
-    """The portal's own key."""
+    """The portal's key."""
     keys: tuple[KeySettings, ...] = ()
-    """Whose signed decisions the portal carries to the agents, one table each: the keys that the VMs trust."""
+    """The public keys of decisions that the portal forwards, one table per key: the keys that the VMs trust."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for two keys of one name, and for one key under two names."""
+        """Raise ValueError for two keys with one name, and for one key with two names."""
         mistakes = key_mistakes([key.trusted() for key in self.keys])
         if mistakes:
             raise ValueError(" ".join(mistakes))
 
 
-#: Path of a table, and its struct.
+#: The tables and their structs.
 TABLES: tuple[tuple[str, type[msgspec.Struct]], ...] = (
     ("server", ServerSettings),
     ("operator", OperatorSettings),
@@ -308,13 +299,12 @@ TABLES: tuple[tuple[str, type[msgspec.Struct]], ...] = (
 
 
 def check_secrets(settings: PortalSettings) -> None:
-    """Raise ConfigurationError with every secret that is configured and cannot be read.
+    """Raise ConfigurationError with every configured secret that cannot be read.
 
-    Later, while the portal runs, one that cannot be read refuses whoever needs it, and is read again.
+    After the start, the portal refuses the requests that need an unreadable secret, and reads it again.
     """
     mistakes = []
-    agents, readers, database = settings.agents, settings.readers, settings.database
-    for secret in (agents.token(), agents.webhook_secret(), readers.token(), database.password()):
+    for secret in (settings.agents.token(), settings.readers.token(), settings.database.password()):
         try:
             secret.values()
         except SecretUnavailable as error:
@@ -330,7 +320,7 @@ def address_of(listen: str) -> tuple[str, int]:
 
 
 def read(table: Mapping[str, Any]) -> PortalSettings:
-    """Return the settings of a parsed file; raise ConfigurationError with every mistake of it."""
+    """Return the settings of a parsed file; raise ConfigurationError with all mistakes."""
     problems = Problems()
     settings = convert(table, PortalSettings, "", problems)
     if problems.sentences or settings is None:
@@ -339,21 +329,21 @@ def read(table: Mapping[str, Any]) -> PortalSettings:
 
 
 def load(path: Path) -> PortalSettings:
-    """Return the settings of the file at *path*; raise ConfigurationError with every mistake of it."""
+    """Return the settings of the file at *path*; raise ConfigurationError with all mistakes."""
     try:
         table = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
     except OSError as error:
         raise ConfigurationError(
-            f"The portal's configuration {path} cannot be read: {error.strerror or error}. Mend that, or name another "
-            "file with --config."
+            f"The portal's configuration {path} cannot be read: {error.strerror or error}. Fix the file, or set "
+            "another one with --config."
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise ConfigurationError(f"The portal's configuration {path} is no valid TOML: {error}.") from error
+        raise ConfigurationError(f"The portal's configuration {path} is not valid TOML: {error}.") from error
     return read(table)
 
 
 def find(explicit: Path | None, environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the file to read: *explicit*, else the environment's, else the system's."""
+    """Return the path of the configuration file: *explicit*, else from the environment, else the default."""
     if explicit is not None:
         return explicit
     named = environ.get(CONFIG_VARIABLE, "")

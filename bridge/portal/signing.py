@@ -21,7 +21,7 @@ from bridge.portal.store.decisions import NewDecision
 from bridge.portal.verdicts import Choice, Ruling, reason_of
 from bridge.text import one_line
 
-#: One and a spare.
+#: One agent is sufficient. The second one is a spare.
 _ASKED_TO_APPROVE = 2
 _HOLD_SECONDS = 86_400.0
 _STREAM = "stream:"
@@ -46,9 +46,9 @@ class AgentSeen(msgspec.Struct, frozen=True, kw_only=True):
         if self.kids is not None and kid not in self.kids:
             return f"does not trust the key {kid}"
         if self.disabled:
-            return "approves nothing: its file approvals.disabled exists"
+            return "approves nothing, because its file approvals.disabled exists"
         if self.dry_run:
-            return "only tries: dry_run is set"
+            return "does not approve, because dry_run is set"
         return None
 
 
@@ -64,6 +64,21 @@ def addressees(event: EventState, agents: Mapping[str, AgentSeen], kid: str) -> 
         and seen.why_not(kid) is None
     ]
     return tuple(sorted(able, key=lambda vm: (vm.affects_this_vm is not True, vm.vm_key))[:_ASKED_TO_APPROVE])
+
+
+NO_AGENT = "No agent would follow an approval now"
+
+
+def why_unreachable(event: EventState, agents: Mapping[str, AgentSeen], kid: str) -> str:
+    """Return the reason of each VM why its agent would not act on an approval; empty if one agent would."""
+    if addressees(event, agents, kid):
+        return ""
+    found = []
+    for vm in event.vms:
+        seen = agents.get(vm.vm_key)
+        why = "has never polled for decisions" if seen is None else seen.why_not(kid)
+        found.append(f"{vm.vm.name or vm.vm_key} {why or 'reports another version of the event'}")
+    return "; ".join(found)
 
 
 class PortalKey:

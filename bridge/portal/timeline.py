@@ -1,12 +1,12 @@
-"""The timeline: a bar for each event, from when it was told of until it ended, as numbers for an SVG. Pure.
+"""The timeline: a bar for each event, from its first record to its end, as coordinates for an SVG. Pure.
 
-The picture repeats what the table below it says in words, and is hidden from those who cannot see it.
+The table below the picture contains the same information as text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 
 import msgspec
 
@@ -18,25 +18,17 @@ ROW = 22
 _TOP = 24
 _LEAST_BAR = 4.0
 _TICKS = 6
+_DAY_SECONDS = 86_400.0
 
 
 class Bar(msgspec.Struct, frozen=True, kw_only=True):
     """One event."""
 
-    key: str
     state: str
-    label: str
     x: float
     y: float
     width: float
     not_before: float | None
-
-
-class Tick(msgspec.Struct, frozen=True):
-    """A line of the scale."""
-
-    x: float
-    text: str
 
 
 class Chart(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,47 +37,35 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
     width: int
     height: int
     bars: tuple[Bar, ...]
-    ticks: tuple[Tick, ...]
+    ticks: tuple[tuple[float, str], ...]
+    """The lines of the scale and their labels."""
     now: float
 
 
-def seconds_of(text: str) -> float:
-    """Return the Unix seconds of a time as it is stored."""
-    return parse_time(text).timestamp()
-
-
 def chart(events: Sequence[EventState], *, now: datetime) -> Chart | None:
-    """Return the picture of *events*, the first at the top; None when there is none."""
+    """Return the picture of *events*, the first one at the top; None if there are none."""
     if not events:
         return None
-    starts = [seconds_of(event.first_observed_at) for event in events]
-    ends = [now.timestamp() if event.is_open else seconds_of(event.observed_at) for event in events]
-    due = [event.event.not_before.timestamp() if event.event.not_before else None for event in events]
-    first = min(starts)
-    last = max([now.timestamp(), *ends, *(each for each in due if each is not None)])
+    starts = [parse_time(event.first_observed_at) for event in events]
+    ends = [now if event.is_open else parse_time(event.observed_at) for event in events]
+    first = min(starts).timestamp()
+    last = max([now, *ends, *(event.event.not_before for event in events if event.event.not_before)]).timestamp()
     span = max(last - first, 60.0)
 
-    def x(seconds: float) -> float:
-        return round(min(max((seconds - first) / span, 0.0), 1.0) * WIDTH, 1)
+    def x(at: datetime) -> float:
+        return round(min(max((at.timestamp() - first) / span, 0.0), 1.0) * WIDTH, 1)
 
     bars = tuple(
         Bar(
-            key=event.key,
             state=event.state.value,
-            label=event.event.event_type or "Event",
             x=x(start),
             y=_TOP + ROW * row,
             width=max(_LEAST_BAR, x(end) - x(start)),
-            not_before=None if at is None else x(at),
+            not_before=None if event.event.not_before is None else x(event.event.not_before),
         )
-        for row, (event, start, end, at) in enumerate(zip(events, starts, ends, due, strict=True))
+        for row, (event, start, end) in enumerate(zip(events, starts, ends, strict=True))
     )
-    scale = tuple(
-        Tick(x(first + span * part / _TICKS), _text(first + span * part / _TICKS, span)) for part in range(_TICKS)
-    )
-    return Chart(width=WIDTH, height=_TOP + ROW * len(bars) + 4, bars=bars, ticks=scale, now=x(now.timestamp()))
-
-
-def _text(seconds: float, span: float) -> str:
-    at = datetime.fromtimestamp(seconds, timezone.utc)
-    return f"{at:%d %b %H:%M}" if span > timedelta(days=1).total_seconds() else f"{at:%H:%M:%S}"
+    label = "%d %b %H:%M" if span > _DAY_SECONDS else "%H:%M:%S"
+    times = [datetime.fromtimestamp(first + span * part / _TICKS, timezone.utc) for part in range(_TICKS)]
+    ticks = tuple((x(at), at.strftime(label)) for at in times)
+    return Chart(width=WIDTH, height=_TOP + ROW * len(bars) + 4, bars=bars, ticks=ticks, now=x(now))

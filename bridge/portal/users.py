@@ -26,7 +26,7 @@ from starlette.requests import Request
 from bridge.clock import Clock, format_time
 from bridge.logs import ThrottledLog
 from bridge.portal.audit import NewEntry
-from bridge.portal.fleet import EventState, VmOfEvent
+from bridge.portal.fleet import EventState, groups_of
 from bridge.portal.proxies import Proxies
 from bridge.portal.requests import RequestRefused, headers_of
 from bridge.portal.settings import PeopleSettings
@@ -51,6 +51,9 @@ NOBODYS_HASH = "$argon2id$v=19$m=65536,t=3,p=4$NODTa3+FH8YWtHER2am/vg$4iqmJnJsGY
 _HASHES_AT_ONCE = 2
 #: Some seconds' work.
 _MOST_SIGNING_IN = 50
+
+
+VIEWER = "You are a viewer. Only an approver can decide."
 
 
 class Role(str, Enum):
@@ -87,17 +90,12 @@ class Person(msgspec.Struct, frozen=True, kw_only=True):
         An approval is consent for every VM of the event. Therefore, each VM must be known and in the scope.
         """
         if self.role is not Role.APPROVER:
-            return "You may look, and not decide."
+            return VIEWER
         if not self.scope:
             return None
-        outside = [vm.vm.name or vm.vm_key for vm in event.vms if not _is_in_scope(vm, self.scope)]
-        outside += [f"{name} (unknown here)" for name in event.unheard]
-        return f"It speaks for VMs outside your scope: {', '.join(outside)}." if outside else None
-
-
-def _is_in_scope(vm: VmOfEvent, scope: tuple[str, ...]) -> bool:
-    group = f"resource_group:{vm.vm.resource_group.casefold()}" if vm.vm.resource_group else None
-    return bool({group, *(f"labels.{name}:{value}" for name, value in vm.labels.items())} & set(scope))
+        outside = [vm.vm.name or vm.vm_key for vm in event.vms if not set(self.scope) & set(groups_of(vm))]
+        outside += [f"{name} (no record)" for name in event.unheard]
+        return f"The event includes VMs outside your scope: {', '.join(outside)}." if outside else None
 
 
 def still(person: Person, connection: store_users.Connection, *, at: str) -> Person:

@@ -15,7 +15,8 @@ import msgspec
 
 from bridge.portal.user_names import folded_name
 
-TAKE_BACK = "Take the hold back to approve it."
+WITHDRAW_HOLD = "Withdraw the hold to approve the event."
+NO_KEY = "This portal has no key. Sign with `decide --to`. The portal forwards the decision."
 
 
 class Choice(str, Enum):

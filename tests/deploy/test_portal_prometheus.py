@@ -70,14 +70,14 @@ def exported():
     """Return the series of a portal to which everything has happened, with each label, and with each of its values."""
     metrics = PortalMetrics()
     metrics.answered("records", 503)
-    metrics.refused_decision("unknown_key")
+    metrics.decisions_refused.labels("unknown_key").inc()
     metrics.ingest_seconds.observe(2)
-    metrics.received(1)
-    metrics.attested("accepted")
+    metrics.records.inc()
+    metrics.documents.labels("accepted").inc()
     for caller in AuthenticationFailure:
-        metrics.refused(caller.value)
+        metrics.callers_refused.labels(caller.value).inc()
     for document in DocumentRefusal:
-        metrics.attested(document.value)
+        metrics.documents.labels(document.value).inc()
     metrics.show({"vms": 1, "open_events": 1})
     families = text_string_to_metric_families(metrics.page().decode())
     samples = [sample for family in families for sample in family.samples]

@@ -67,16 +67,11 @@ class RunningPortal:
         directory: Path,
         *,
         clock: Clock = REAL_CLOCK,
-        body_seconds: float = 10.0,
         limits: HttpLimits = HttpLimits(),  # noqa: B008  # frozen
         **tables: Any,
     ) -> None:
         self._settings = read(portal_table(directory, **tables))
-        self._more: dict[str, Any] = {
-            "clock": clock,
-            "body_seconds": body_seconds,
-            "limits": limits,
-        }
+        self._more: dict[str, Any] = {"clock": clock, "limits": limits}
         self._thread: threading.Thread | None = None
         self._failed: BaseException | None = None
         self.portal = Portal(self._settings, **self._more)

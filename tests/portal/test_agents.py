@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import contextlib
 import logging
 import re
 import secrets
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from pathlib import Path
@@ -18,17 +16,14 @@ import pytest
 import requests
 from fleet_records import fleet_record
 from portal_kit import AGENT_TOKEN, BATCH, RunningPortal, batch
-from starlette.applications import Starlette
-from starlette.requests import Request
 
 from bridge.config.loader import read as read_agent
 from bridge.errors import CredentialFailed, DeliveryFailed
 from bridge.imds.client import ImdsClient, attested_tokens
 from bridge.portal.agent_tokens import AgentTokens
-from bridge.portal.agents import MAX_BODY_BYTES, AgentRoutes, secrets_of
+from bridge.portal.agents import MAX_BODY_BYTES, secrets_of
 from bridge.portal.authentication import AuthenticationFailed, Authenticator
 from bridge.portal.metrics import PortalMetrics
-from bridge.portal.settings import AttestedSettings
 from bridge.system.access_tokens import AttestedToken
 from bridge.system.secrets import Secret
 from bridge.testing import Fault, ManualClock, Simulator
@@ -291,15 +286,6 @@ def test_what_is_no_document_is_refused(shared, body, status):
     assert posted(shared, "/agents/token", body).status_code == status
 
 
-def test_a_slow_body_holds_nothing(table, tmp_path):
-    with RunningPortal(tmp_path / "slow", body_seconds=0.3, agents={"attested": table}) as portal:
-        with socket.create_connection(("127.0.0.1", portal.portal.address[1]), PATIENCE_SECONDS) as slow:
-            slow.sendall(b"POST /api/v1/agents/token HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
-            slow.settimeout(PATIENCE_SECONDS)
-            assert b" 408 " in slow.recv(4096)
-        assert posted(portal, "/agents/challenge").status_code == 200
-
-
 def test_without_the_table_there_are_no_such_routes(tmp_path):
     with RunningPortal(tmp_path) as portal:
         assert posted(portal, "/agents/challenge").status_code == 404
@@ -321,36 +307,12 @@ def test_a_portal_without_its_secret_says_so_and_goes_on(portal, table, imds, az
     assert portal.post(cloud_event_bytes(record_of(azure, 0)), token=token).status_code == 204
 
 
-def test_when_too_many_wait_the_next_is_told_to_come_again(table):
-    counts = []
-    routes = AgentRoutes(
-        msgspec.convert(table, AttestedSettings),
-        count=counts.append,
-        clock=ManualClock().clock,
-        store=None,
-        most_waiting=0,
-    )
-
-    async def receive():
-        return {"type": "http.request", "body": b'{"document": "AAAA"}'}
-
-    app = Starlette()
-    scope = {"type": "http", "method": "POST", "path": "/", "headers": [], "query_string": b"", "app": app}
-    answer = asyncio.run(routes.token(Request(scope, receive)))
-    routes.close()
-    assert answer.status_code == 503
-    assert int(answer.headers["retry-after"]) > 0
-    assert counts == ["busy"]
-
-
 def test_ten_thousand_bogus_tokens_leave_nothing_behind(caplog):
     clock = ManualClock(datetime(2030, 5, 6, tzinfo=timezone.utc)).clock
     tokens = AgentTokens(lambda: (SECRET,), clock=clock)
     metrics = PortalMetrics()
     none = Secret(key="none")
-    callers = Authenticator(
-        agent_token=none, webhook_secret=none, reader_token=none, metrics=metrics, clock=clock, attested=tokens
-    )
+    callers = Authenticator(agent_token=none, reader_token=none, metrics=metrics, clock=clock, attested=tokens)
     good = tokens.new("7ef1d8a4-0c2b-4c7e-9a35-1f5f6d1f2b90", subscription_id="s")
     head, payload, signature = good.split(".")
     for number in range(10_000):

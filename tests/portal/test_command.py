@@ -95,7 +95,7 @@ def test_backup_makes_a_file_that_a_portal_can_start_on(config, tmp_path):
     copy = Store.of_file(tmp_path / "copy.db")
     assert copy.migrate() == ("0001", "0001")
     copy.close()
-    with pytest.raises(BridgeError, match="exists already"):
+    with pytest.raises(BridgeError, match="does not overwrite a file"):
         run("backup", "--config", config, tmp_path / "copy.db")
 
 

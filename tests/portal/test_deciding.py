@@ -17,10 +17,10 @@ from bridge.portal.fleet import key_of_event_id
 from bridge.portal.pending_decisions import PendingDecisions
 from bridge.portal.signing import PortalKey
 from bridge.portal.store.database import Store, StoreThreads
+from bridge.portal.store.event_details import verdicts_of
 from bridge.portal.store.events import event_of
 from bridge.portal.store.ingest import ReceivedRecord, add_records
 from bridge.portal.store.users import User, add_session, add_user, change_user
-from bridge.portal.store.verdicts import verdicts_of
 from bridge.portal.users import AccessDenied, Person, Role
 from bridge.portal.verdicts import Choice
 from bridge.testing import ManualClock
@@ -79,7 +79,7 @@ class Office:
 
     @property
     def said(self):
-        return [each.choice.value for each in self.store.read(verdicts_of, KEY)]
+        return [each.choice.value for each in self.store.read(verdicts_of, [KEY])]
 
 
 class _Slow:

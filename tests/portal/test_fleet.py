@@ -193,12 +193,12 @@ def test_names_that_no_record_came_from_are_told():
     ("fields", "why"),
     [
         ({}, None),
-        ({"event_id": None}, "it has no EventId"),
-        ({"event_id": "x" * 257}, "its EventId is longer than 256 characters, or cannot be printed"),
-        ({"event_id": "a\u2028b"}, "its EventId is longer than 256 characters, or cannot be printed"),
-        ({"event_status": "Paused"}, "its status is Paused"),
-        ({"transition": Transition.STARTED}, "it has started"),
-        ({"transition": Transition.CANCELED}, "it is over"),
+        ({"event_id": None}, "the event has no EventId"),
+        ({"event_id": "x" * 257}, "the EventId is longer than 256 characters or not printable"),
+        ({"event_id": "a\u2028b"}, "the EventId is longer than 256 characters or not printable"),
+        ({"event_status": "Paused"}, "the event's status is Paused"),
+        ({"transition": Transition.STARTED}, "the event has started"),
+        ({"transition": Transition.CANCELED}, "the event is over"),
     ],
 )
 def test_what_nobody_can_decide_on_says_why(fields, why):

@@ -27,7 +27,7 @@ EVENTS = b"GET /api/v1/events HTTP/1.1\r\nHost: x\r\n\r\n"
 
 @pytest.fixture(scope="module")
 def portal(tmp_path_factory):
-    with RunningPortal(tmp_path_factory.mktemp("portal"), limits=LIMITS, body_seconds=0.5) as running:
+    with RunningPortal(tmp_path_factory.mktemp("portal"), limits=LIMITS) as running:
         yield running
 
 

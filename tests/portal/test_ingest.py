@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import base64
+import contextlib
 import gzip
-import hashlib
-import hmac
 import json
 import socket
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -18,20 +15,15 @@ from fleet_records import fleet_record
 from portal_kit import AGENT_TOKEN, BATCH, STRUCTURED, RunningPortal, batch, binary_headers, body_of
 
 from bridge.events.record import Transition
+from bridge.portal.http_limits import HttpLimits
 from bridge.portal.requests import MAX_BODY_BYTES
 from sinks.cloudevent import cloud_event_bytes
-from sinks.http.signature import Signer
 from sinks.webhook.sink import WebhookSink
-
-SECRET = "whsec_" + base64.b64encode(bytes(range(32))).decode()
-OTHER_SECRET = "whsec_" + base64.b64encode(bytes(range(1, 33))).decode()
 
 
 @pytest.fixture(scope="module")
 def portal(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("portal")
-    (directory / "secrets").write_text(f"{OTHER_SECRET}\n{SECRET}\n", encoding="utf-8")
-    with RunningPortal(directory, agents={"webhook_secret_file": str(directory / "secrets")}) as running:
+    with RunningPortal(tmp_path_factory.mktemp("portal")) as running:
         yield running
 
 
@@ -39,22 +31,6 @@ def portal(tmp_path_factory):
 def fresh(tmp_path):
     with RunningPortal(tmp_path) as running:
         yield running
-
-
-class _Known:
-    """A secret as `Signer` asks for it."""
-
-    def __init__(self, *values):
-        self._values = values
-
-    def values(self):
-        return self._values
-
-
-def signed(record, *, secret=SECRET, age_seconds=0.0):
-    body = cloud_event_bytes(record)
-    headers = Signer(_Known(secret)).headers(record.id, body, timestamp=int(time.time() - age_seconds))
-    return body, {name.replace("-", "_"): value for name, value in headers.items()}
 
 
 def shown(portal, event_id):
@@ -99,59 +75,6 @@ def test_the_webhook_sink_of_the_agent_delivers(portal, tmp_path):
     finally:
         sink.close()
     assert shown(portal, "by the sink") is not None
-
-
-def test_a_signature_of_any_of_the_secrets_lets_in(portal):
-    for number, secret in enumerate((SECRET, OTHER_SECRET)):
-        body, headers = signed(fleet_record(number, event_id="signed"), secret=secret)
-        assert portal.post(body, token=None, **headers).status_code == 204
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda body, headers: (body.replace(b"Freeze", b"Reboot"), headers),
-        lambda body, headers: (body, {**headers, "webhook_id": "another"}),
-        lambda body, headers: (body, {**headers, "webhook_timestamp": str(int(headers["webhook_timestamp"]) + 1)}),
-        lambda body, headers: (body, {**headers, "webhook_timestamp": "soon"}),
-        lambda body, headers: (body, {**headers, "webhook_timestamp": "9" * 400}),
-        lambda body, headers: (body, {**headers, "webhook_signature": "v1,"}),
-        lambda body, headers: (
-            body,
-            {**headers, "webhook_signature": headers["webhook_signature"].replace("v1", "v2")},
-        ),
-        lambda body, headers: (body, {**headers, "webhook_signature": "v1,\u00e4"}),
-        lambda body, headers: (body, {name: each for name, each in headers.items() if name != "webhook_signature"}),
-    ],
-)
-def test_a_signature_that_is_not_right_lets_nobody_in(portal, change):
-    body, headers = change(*signed(fleet_record(0, event_id="forged")))
-    assert portal.post(body, token=None, **headers).status_code == 401
-    assert shown(portal, "forged") is None
-
-
-def test_a_signature_of_another_secret_or_of_long_ago_lets_nobody_in(portal):
-    other = "whsec_" + base64.b64encode(bytes(32)).decode()
-    for kinds in ({"secret": other}, {"age_seconds": 400}, {"age_seconds": -400}):
-        body, headers = signed(fleet_record(0, event_id="forged"), **kinds)
-        assert portal.post(body, token=None, **headers).status_code == 401
-    assert shown(portal, "forged") is None
-
-
-def test_secrets_that_are_none_let_nobody_in(tmp_path):
-    (tmp_path / "secrets").write_text("whsec_\nnothing\n", encoding="utf-8")
-    with RunningPortal(tmp_path, agents={"webhook_secret_file": str(tmp_path / "secrets")}) as portal:
-        record = fleet_record(0)
-        sent_at = str(int(time.time()))
-        body = cloud_event_bytes(record)
-        mac = hmac.new(b"", f"{record.id}.{sent_at}.".encode() + body, hashlib.sha256).digest()
-        headers = {
-            "webhook_id": record.id,
-            "webhook_timestamp": sent_at,
-            "webhook_signature": f"v1,{base64.b64encode(mac).decode()}",
-        }
-        assert portal.post(body, token=None, **headers).status_code == 503
-        assert portal.get("/events").json()["events"] == []
 
 
 @pytest.mark.parametrize("token", [None, "", "wrong", "readers-token-1", "\u00e4"])
@@ -262,18 +185,17 @@ def test_a_body_of_a_mebibyte_is_taken_and_one_byte_more_is_not(portal):
     assert portal.post(in_chunks()).status_code == 413
 
 
-def test_a_body_that_drips_is_given_up(tmp_path):
+def test_a_body_that_does_not_arrive_in_time_ends_the_connection(tmp_path):
     with (
-        RunningPortal(tmp_path, body_seconds=0.5) as portal,
+        RunningPortal(tmp_path, limits=HttpLimits(request_seconds=0.3)) as portal,
         socket.create_connection(portal.portal.address, timeout=20) as client,
     ):
         client.sendall(
             f"POST /api/v1/records HTTP/1.1\r\nHost: x\r\nContent-Type: {STRUCTURED}\r\n"
             f"Authorization: Bearer {AGENT_TOKEN}\r\nContent-Length: 1000\r\n\r\n{{".encode()
         )
-        answer = client.recv(65_536)
-        assert answer.startswith(b"HTTP/1.1 408 ")
-        assert client.recv(65_536) == b""
+        with contextlib.suppress(ConnectionResetError):
+            assert client.recv(65_536) == b""
 
 
 def test_a_compressed_body_is_not_unpacked(portal):

@@ -23,8 +23,8 @@ from portal_process import PortalProcess
 from bridge.portal.audit import first_fault
 from bridge.portal.fleet import key_of_event_id
 from bridge.portal.store.audit import all_entries, count
+from bridge.portal.store.event_details import verdicts_of
 from bridge.portal.store.events import event_of
-from bridge.portal.store.verdicts import verdicts_of
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ class Fleet:
         self.clicked.append(key)
 
         def decide(url):
-            if self.store.read(verdicts_of, key):  # the page says that Ann has approved
+            if self.store.read(verdicts_of, [key]):  # the page says that Ann has approved
                 return True
             answer = say(url, "ann", "approve", key=key, digest=digest)
             # 409: no agent has come to that process yet.
@@ -155,7 +155,7 @@ def check(fleet):
     assert {key for key, _ in decided} == set(fleet.clicked)
     assert set(decided.values()) <= {1}
     for key in fleet.clicked:
-        assert len(fleet.store.read(verdicts_of, key)) == 1
+        assert len(fleet.store.read(verdicts_of, [key])) == 1
     for vm, agent in enumerate(fleet.agents):
         wanted = [row.jws for row in rows if row.vm_key == vm_id_of(vm)]
         until = time.monotonic() + 30

@@ -93,5 +93,5 @@ def test_proxy_that_only_passes_on_lets_nobody_in_by_a_name(tmp_path):
 
 def test_header_of_a_proxy_needs_the_addresses_that_it_is_believed_from():
     table = {"agents": {"token_env": "T"}, "people": {"proxy_header": "X-Forwarded-User"}}
-    with pytest.raises(ConfigurationError, match="proxy_header is believed from proxy_addresses alone"):
+    with pytest.raises(ConfigurationError, match="proxy_header needs proxy_addresses"):
         read(table)

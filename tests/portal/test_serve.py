@@ -122,14 +122,14 @@ def test_a_certificate_that_is_none_is_a_wrong_configuration(tmp_path):
 def test_a_port_that_is_taken_is_named(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(BridgeError, match=f"operator.listen: {listen} cannot be listened on"):
+        with pytest.raises(BridgeError, match=f"operator.listen: cannot listen on {listen}"):
             Portal(read(portal_table(tmp_path, operator={"listen": listen}))).run()
 
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("", encoding="utf-8")
     table = portal_table(tmp_path, database={"file": str(tmp_path / "file" / "portal.db")})
-    with pytest.raises(BridgeError, match="cannot be made"):
+    with pytest.raises(BridgeError, match="cannot be created"):
         Portal(read(table)).run()
 
 

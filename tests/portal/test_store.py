@@ -239,7 +239,7 @@ def test_a_backup_of_a_living_database_has_everything_and_another_history(file_s
 
 def test_a_backup_never_goes_over_a_file(file_store, tmp_path):
     (tmp_path / "copy.db").write_text("mine", encoding="utf-8")
-    with pytest.raises(BridgeError, match="exists already"):
+    with pytest.raises(BridgeError, match="does not overwrite a file"):
         file_store.kind.back_up(tmp_path / "copy.db")
     assert (tmp_path / "copy.db").read_text(encoding="utf-8") == "mine"
 

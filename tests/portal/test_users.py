@@ -189,10 +189,10 @@ def test_scope_must_cover_every_vm_of_the_event():
     payments = person("approver", "labels.team:payments")
     assert person().why_not_decide(whole) is None
     assert payments.why_not_decide(whole) is None
-    assert payments.why_not_decide(mixed) == "It speaks for VMs outside your scope: vm_1."
-    assert payments.why_not_decide(unheard) == "It speaks for VMs outside your scope: vm_1 (unknown here)."
+    assert payments.why_not_decide(mixed) == "The event includes VMs outside your scope: vm_1."
+    assert payments.why_not_decide(unheard) == "The event includes VMs outside your scope: vm_1 (no record)."
     assert person("approver", "resource_group:west").why_not_decide(mixed) is None
-    assert person("viewer").why_not_decide(whole) == "You may look, and not decide."
+    assert person("viewer").why_not_decide(whole) == "You are a viewer. Only an approver can decide."
     assert (payments.may_see(mixed), person("viewer", "labels.team:x").may_see(mixed)) == (True, False)
 
 

@@ -57,11 +57,6 @@ def current(connection: Connection) -> str | None:
     return MigrationContext.configure(connection).get_current_revision()
 
 
-def is_current(connection: Connection) -> bool:
-    """Return whether the database has the tables that this version knows."""
-    return current(connection) == _scripts().get_current_head()
-
-
 def _wait_for_others(connection: Connection) -> None:
     encoding = connection.execute(text("SHOW server_encoding")).scalar_one()
     if encoding != "UTF8":

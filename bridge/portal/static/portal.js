@@ -21,8 +21,8 @@
     const first = parts.findIndex(([count]) => count > 0);
     return first < 0 ? "now" : "in " + parts.slice(first, first + 2).map((part) => part.join(" ")).join(" ");
   };
-  const count = () => document.querySelectorAll("time[data-until]").forEach((time) => {
-    time.textContent = span(Math.max(0, Math.ceil((Date.parse(time.dataset.until) - Date.now() - ahead) / 1000)));
+  const count = () => document.querySelectorAll("time.countdown").forEach((time) => {
+    time.textContent = span(Math.max(0, Math.ceil((Date.parse(time.dateTime) - Date.now() - ahead) / 1000)));
   });
 
   // What somebody has typed, opened or focused in `old` stands in `fresh` too; a choice of an event that changed does not.

@@ -1,9 +1,7 @@
-"""The database: opened, migrated, asked and written to, synchronously, from a few threads.
+"""Runs functions over a connection to the database, each in one transaction.
 
-Functions over a connection are run in one transaction each, `read` or `write`. What is SQLite's or PostgreSQL's own
-stands in `bridge.portal.store.sqlite` and `bridge.portal.store.postgresql`, and in the functions over a connection
-below, which ask for the dialect. The event loop never waits for the database: `StoreThreads` runs the functions aside,
-and takes no more than it can do soon.
+`bridge.portal.store.sqlite` and `bridge.portal.store.postgresql` have the code for one kind of database only. The event
+loop never waits for the database: `StoreThreads` runs the functions in a few threads and limits the waiting ones.
 """
 
 from __future__ import annotations
@@ -33,11 +31,9 @@ if TYPE_CHECKING:
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-#: Less than what a stop may take.
+#: Shorter than the time for a stop.
 _BUSY_SECONDS = 2.0
 _THREADS = 4
-#: How often a transaction that was only in another's way is begun.
-_MOST_TRIES = 5
 _MOST_WAITING = 256
 #: SQLite takes 32,766 variables in a statement, PostgreSQL 65,535.
 _MOST_AT_ONCE = 500
@@ -45,11 +41,11 @@ _WRITES = "portal_writes"
 
 
 class StoreUnavailable(BridgeError):
-    """The database cannot do it now; it may be tried again soon."""
+    """The database is not available now. The request can be sent again."""
 
 
 class Store:
-    """The database of *kind*; its methods may be called from any thread."""
+    """A database of *kind*, for use from any thread."""
 
     def __init__(self, kind: Sqlite | Postgresql) -> None:
         kind.make()
@@ -59,17 +55,17 @@ class Store:
 
     @classmethod
     def of_file(cls, path: Path) -> Store:
-        """Return the SQLite database at *path*; it and its directory are made, for the owner alone."""
+        """Return the SQLite database at *path*. Creates the file and its directory, for the owner only."""
         return cls(Sqlite(path, busy_seconds=_BUSY_SECONDS))
 
     @classmethod
     def of_settings(cls, settings: PortalSettings) -> Store:
-        """Return the database that *settings* name."""
+        """Return the configured database."""
         url = settings.database.url
         if url is None:
             return cls.of_file(database_file(settings))
         try:
-            from bridge.portal.store.postgresql import Postgresql  # noqa: PLC0415  # an extra of its own
+            from bridge.portal.store.postgresql import Postgresql  # noqa: PLC0415  # needs psycopg
         except ImportError as error:
             raise BridgeError(
                 f"database.url needs psycopg, which cannot be loaded here: {str(error).splitlines()[0]}. "
@@ -78,15 +74,15 @@ class Store:
         return cls(Postgresql(url, settings.database.password(), busy_seconds=_BUSY_SECONDS))
 
     def read(self, work: Callable[Concatenate[Connection, _P], _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Return what *work* returns over a connection that sees one state of the database."""
+        """Call *work* with a connection that sees one state of the database, and return its result."""
         return self._run({_WRITES: False}, work, *args, **kwargs)
 
     def write(self, work: Callable[Concatenate[Connection, _P], _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Return what *work* returns once all of what it wrote is committed; nothing of it is when it raises."""
+        """Call *work*, commit, and return its result. If *work* raises, nothing is written."""
         return self._run({_WRITES: True}, work, *args, **kwargs)
 
     def migrate(self) -> tuple[str | None, str]:
-        """Bring the database to this version, and give it an epoch; return the steps before and now."""
+        """Migrate the database and give it an epoch; return the migration steps before and after."""
         return self.write(_migrated)
 
     def close(self) -> None:
@@ -94,21 +90,17 @@ class Store:
         self.engine.dispose()
 
     def listener(self, heard: Callable[[], object]) -> Listener | None:
-        """Return what calls *heard* when a process has decided something; None: the database tells nobody."""
+        """Return a listener that calls *heard* after new decisions of any process; None for SQLite."""
         return self.kind.listener(heard)
 
     def _run(self, options: dict[str, bool], work: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
-        for left in reversed(range(_MOST_TRIES)):
-            try:
-                with self.engine.connect().execution_options(**options) as connection, connection.begin():
-                    return work(connection, *args, **kwargs)
-            except DBAPIError as error:
-                cause = error.orig or error
-                if not left or not self.kind.is_in_the_way(cause):
-                    raise StoreUnavailable(self.kind.why(cause)) from error
-            except SecretUnavailable as error:
-                raise StoreUnavailable(self.kind.why(error)) from error
-        raise AssertionError  # the last try returns or raises
+        try:
+            with self.engine.connect().execution_options(**options) as connection, connection.begin():
+                return work(connection, *args, **kwargs)
+        except DBAPIError as error:
+            raise StoreUnavailable(self.kind.why(error.orig or error)) from error
+        except SecretUnavailable as error:
+            raise StoreUnavailable(self.kind.why(error)) from error
 
     def _begin(self, connection: Connection) -> None:
         self.kind.begin(connection, writes=connection.get_execution_options().get(_WRITES, True))
@@ -126,21 +118,21 @@ class StoreThreads:
 
     @property
     def is_shared(self) -> bool:
-        """Return whether other processes may serve agents and people beside this one."""
+        """Return whether other processes can use the same database."""
         return self.store.kind.is_shared
 
     async def read(self, work: Callable[Concatenate[Connection, _P], _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Return what `Store.read` returns; raise StoreUnavailable when too much waits already."""
+        """Run `Store.read` in a thread; raise StoreUnavailable if too many requests wait."""
         return await self._run(self._subscribers, lambda: self.store.read(work, *args, **kwargs))
 
     async def write(
         self, work: Callable[Concatenate[Connection, _P], _T], /, *args: _P.args, **kwargs: _P.kwargs
     ) -> _T:
-        """Return what `Store.write` returns; raise StoreUnavailable when too much waits already."""
+        """Run `Store.write` in a thread; raise StoreUnavailable if too many requests wait."""
         return await self._run(self._writers, lambda: self.store.write(work, *args, **kwargs))
 
     def close(self) -> None:
-        """Begin nothing more, and wait for what has begun."""
+        """Start nothing more, and wait for the running functions."""
         for pool in (self._writers, self._subscribers):
             pool.shutdown(wait=True, cancel_futures=True)
 
@@ -150,7 +142,7 @@ class StoreThreads:
                 raise StoreUnavailable(f"More than {_MOST_WAITING} requests wait for the portal's database.")
             self._waiting += 1
         try:
-            # Shielded by the executor: a client that goes away does not undo what was begun.
+            # The thread continues if the client disconnects.
             return await asyncio.get_running_loop().run_in_executor(pool, work)
         finally:
             with self._lock:
@@ -158,12 +150,12 @@ class StoreThreads:
 
 
 def insert(connection: Connection, table: Table) -> Any:
-    """Return an INSERT into *table* that knows ON CONFLICT, for the dialect of *connection*."""
+    """Return an INSERT into *table* that supports ON CONFLICT."""
     return (postgresql.insert if _is_postgresql(connection) else sqlite.insert)(table)
 
 
 def upsert(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
-    """Write *rows* into *table*, each in place of the one with its primary key."""
+    """Insert *rows* into *table*, or replace the rows with the same primary key."""
     if not rows:
         return
     statement = insert(connection, table)
@@ -173,22 +165,22 @@ def upsert(connection: Connection, table: Table, rows: Sequence[dict[str, Any]])
 
 
 def escaped_like(text: str) -> str:
-    """Return *text* for a LIKE that escapes by a backslash, so that it stands for itself alone."""
+    """Escape *text* for a LIKE with a backslash as the escape character."""
     return text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
 
 
 def in_parts(values: Sequence[_T]) -> list[Sequence[_T]]:
-    """Return *values* in parts that a statement can name at once."""
+    """Split *values* into parts that fit into one statement."""
     return [values[start : start + _MOST_AT_ONCE] for start in range(0, len(values), _MOST_AT_ONCE)]
 
 
 def epoch(connection: Connection) -> str:
-    """Return the name of the history in which indexes of decisions count."""
+    """Return the name of the history to which the numbers of decisions belong."""
     return str(connection.execute(select(properties.c.value).where(properties.c.name == EPOCH)).scalar_one())
 
 
 def announce(connection: Connection, index: int) -> None:
-    """Have every process told, once this is committed, that there are decisions up to *index*."""
+    """Notify every process, after the commit, about decisions up to *index*."""
     if _is_postgresql(connection):
         connection.execute(select(func.pg_notify(CHANNEL, str(index))))
 

@@ -6,20 +6,18 @@ A page reads one state of the database, in a few statements for any number of ev
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import msgspec
 from sqlalchemy import Connection, func, select
 
 from bridge.approval.digest import digest as digest_of
-from bridge.events.event import VmIdentity
 from bridge.events.record import Transition, TransitionRecord
 from bridge.portal.audit import Entry
-from bridge.portal.fleet import EventState
+from bridge.portal.fleet import EventState, VmState
 from bridge.portal.schema import audit, decisions, events, records, users, verdicts, vms
 from bridge.portal.store.audit import entries
 from bridge.portal.store.database import in_parts
-from bridge.portal.store.events import EventFilter, event_of, list_events, records_of
+from bridge.portal.store.events import EventFilter, list_events, records_of
 from bridge.portal.store.users import names_barred
 from bridge.portal.user_names import folded_name
 from bridge.portal.verdicts import Choice, Verdict, counting
@@ -29,19 +27,18 @@ _MOST_OPEN = 1_000
 _MOST_ENTRIES = 1_000
 _record_of = msgspec.json.Decoder(TransitionRecord).decode
 _event_of = msgspec.json.Decoder(EventState).decode
+_vm_of = msgspec.json.Decoder(VmState).decode
 
 
 class SignedDecision(msgspec.Struct, frozen=True, kw_only=True):
     """A decision that agents receive."""
 
     index: int
-    event_key: str
     vm_key: str
     vm_name: str | None
     choice: Choice
     made_at: str
     expires_at_seconds: int
-    approver: str
     jws_sha256: str
     verdict_id: str | None = None
     """The verdict for which it was signed; None: it was signed elsewhere."""
@@ -61,15 +58,6 @@ class EventDetails(msgspec.Struct, frozen=True, kw_only=True):
     """Outcome records of this event, and of its decisions on VMs that do not have the event."""
 
 
-class KnownVm(msgspec.Struct, frozen=True, kw_only=True):
-    """A VM that has sent a record."""
-
-    vm_key: str
-    observed_at: str
-    vm: VmIdentity
-    labels: dict[str, str]
-
-
 class Marks(msgspec.Struct, frozen=True):
     """Values that change whenever a page changes."""
 
@@ -79,28 +67,50 @@ class Marks(msgspec.Struct, frozen=True):
     """The JSON text of each open event, by its key."""
 
 
-class _OfVm(msgspec.Struct, frozen=True):
-    vm: VmIdentity
-    labels: dict[str, str]
-
-
-_of_vm = msgspec.json.Decoder(_OfVm).decode
-
-
 def list_event_details(connection: Connection, wanted: EventFilter, *, limit: int) -> list[EventDetails]:
     """Return at most *limit* events with details, newest first."""
-    return _with_details(connection, list_events(connection, wanted, limit=limit))
+    return details_of(connection, list_events(connection, wanted, limit=limit))
 
 
 def event_details_of(connection: Connection, keys: Sequence[str]) -> list[EventDetails]:
     """Return the known events of *keys* with details, in the order of *keys*."""
-    found = [event_of(connection, key) for key in keys]
-    return _with_details(connection, [event for event in found if event is not None])
+    found = events_of(connection, keys)
+    return details_of(connection, [found[key] for key in keys if key in found])
 
 
-def details_of(connection: Connection, event: EventState) -> EventDetails:
-    """Return *event* with details."""
-    return _with_details(connection, [event])[0]
+def details_of(connection: Connection, found: Sequence[EventState]) -> list[EventDetails]:
+    """Return the events *found* with details."""
+    by_event: dict[str, tuple[list[Verdict], list[SignedDecision], list[TransitionRecord]]]
+    by_event = {event.key: ([], [], []) for event in found}
+    for keys in in_parts(list(by_event)):
+        for verdict in verdicts_of(connection, keys):
+            by_event[verdict.event_key][0].append(verdict)
+        for key, decision in _decisions(connection, keys):
+            by_event[key][1].append(decision)
+        for key, outcome in _outcomes(connection, keys):
+            by_event[key][2].append(outcome)
+    barred, approvers = names_barred(connection), approvers_here(connection)
+    result = []
+    for event in found:
+        of_event, signed, outcomes = by_event[event.key]
+        result.append(
+            EventDetails(
+                event=event,
+                verdicts=tuple(of_event),
+                counting=counting(of_event, barred),
+                approvers=approvers,
+                decisions=tuple(signed),
+                outcomes=(*outcomes, *_outcomes_without_event(connection, signed)),
+            )
+        )
+    return result
+
+
+def verdicts_of(connection: Connection, keys: Sequence[str]) -> list[Verdict]:
+    """Return the verdicts on the events *keys*, oldest first."""
+    query = select(verdicts).where(verdicts.c.event_key.in_(keys))
+    rows = connection.execute(query.order_by(verdicts.c.made_at, verdicts.c.verdict_id)).mappings()
+    return [Verdict(**{**row, "choice": Choice(row["choice"])}) for row in rows]
 
 
 def event_with_digest(connection: Connection, key: str, digest: str) -> TransitionRecord | None:
@@ -118,14 +128,10 @@ def approvers_here(connection: Connection) -> int:
     return len(set(map(folded_name, connection.execute(select(users.c.user_name).where(may_approve)).scalars())))
 
 
-def known_vms(connection: Connection, *, limit: int) -> list[KnownVm]:
-    """Return at most *limit* VMs, by name."""
-    query = select(vms.c.vm_key, vms.c.observed_at, vms.c.body).where(vms.c.body.is_not(None))
-    found = []
-    for row in connection.execute(query.order_by(func.lower(vms.c.name), vms.c.vm_key).limit(limit)):
-        of_vm = _of_vm(row.body)
-        found.append(KnownVm(vm_key=row.vm_key, observed_at=row.observed_at, vm=of_vm.vm, labels=of_vm.labels))
-    return found
+def known_vms(connection: Connection, *, limit: int | None = None) -> list[VmState]:
+    """Return at most *limit* VMs that have sent a record, by name."""
+    query = select(vms.c.body).where(vms.c.body.is_not(None)).order_by(func.lower(vms.c.name), vms.c.vm_key)
+    return [_vm_of(body) for body in connection.execute(query.limit(limit)).scalars()]
 
 
 def open_events_of_vms(connection: Connection) -> dict[str, int]:
@@ -173,62 +179,21 @@ def _last_entry(connection: Connection) -> int:
     return int(connection.execute(select(func.max(audit.c.entry))).scalar_one() or 0)
 
 
-def _with_details(connection: Connection, found: Sequence[EventState]) -> list[EventDetails]:
-    keys = [event.key for event in found]
-    said = _by_event(connection, keys, _verdicts)
-    signed = _by_event(connection, keys, _decisions)
-    told = _by_event(connection, keys, _outcomes)
-    barred, approvers = names_barred(connection), approvers_here(connection)
-    return [
-        EventDetails(
-            event=event,
-            verdicts=tuple(said.get(event.key, ())),
-            counting=counting(said.get(event.key, ()), barred),
-            approvers=approvers,
-            decisions=tuple(signed.get(event.key, ())),
-            outcomes=(
-                *told.get(event.key, ()),
-                *_outcomes_without_event(connection, signed.get(event.key, ())),
-            ),
-        )
-        for event in found
-    ]
-
-
-def _by_event(connection: Connection, keys: Sequence[str], read: Any) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = {}
-    for part in in_parts(keys):
-        for key, value in read(connection, part):
-            found.setdefault(key, []).append(value)
-    return found
-
-
-def _verdicts(connection: Connection, keys: Sequence[str]) -> Iterable[tuple[str, Verdict]]:
-    query = select(verdicts).where(verdicts.c.event_key.in_(keys))
-    for row in connection.execute(query.order_by(verdicts.c.made_at, verdicts.c.verdict_id)):
-        values = row._asdict()
-        yield row.event_key, Verdict(choice=Choice(values.pop("verdict")), **values)
-
-
 def _decisions(connection: Connection, keys: Sequence[str]) -> Iterable[tuple[str, SignedDecision]]:
     query = select(decisions, vms.c.name).outerjoin(vms, vms.c.vm_key == decisions.c.vm_key)
     query = query.where(decisions.c.event_key.in_(keys)).order_by(decisions.c.decision_index)
     for row in connection.execute(query):
-        yield (
-            row.event_key,
-            SignedDecision(
-                index=row.decision_index,
-                event_key=row.event_key,
-                vm_key=row.vm_key,
-                vm_name=row.name,
-                choice=Choice(row.decision),
-                made_at=row.made_at,
-                expires_at_seconds=row.expires_at_seconds,
-                approver=row.iss,
-                jws_sha256=row.jws_sha256,
-                verdict_id=row.verdict_id,
-            ),
+        decision = SignedDecision(
+            index=row.decision_index,
+            vm_key=row.vm_key,
+            vm_name=row.name,
+            choice=Choice(row.decision),
+            made_at=row.made_at,
+            expires_at_seconds=row.expires_at_seconds,
+            jws_sha256=row.jws_sha256,
+            verdict_id=row.verdict_id,
         )
+        yield row.event_key, decision
 
 
 def _outcomes(connection: Connection, keys: Sequence[str]) -> Iterable[tuple[str, TransitionRecord]]:

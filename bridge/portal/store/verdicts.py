@@ -18,14 +18,16 @@ from bridge.errors import BridgeError
 from bridge.events.event import VmIdentity
 from bridge.portal.audit import NewEntry
 from bridge.portal.decision_progress import accepted_approval
-from bridge.portal.fleet import EventState, State
-from bridge.portal.schema import decisions, events, verdicts, vms
+from bridge.portal.fleet import EventState, State, undecidable
+from bridge.portal.schema import decisions, events, verdicts
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.decisions import NewDecision, add_decisions, lock_decisions
-from bridge.portal.store.event_details import details_of
+from bridge.portal.store.event_details import details_of, known_vms, verdicts_of
 from bridge.portal.store.events import event_of
 from bridge.portal.store.users import names_barred
-from bridge.portal.verdicts import TAKE_BACK, Choice, Outcome, Ruling, Verdict, counting, people_of, rule
+from bridge.portal.verdicts import WITHDRAW_HOLD, Choice, Outcome, Ruling, Verdict, counting, people_of, rule
+
+UNKNOWN_EVENT = "No record reports this event."
 
 
 class VerdictRefused(BridgeError):
@@ -41,6 +43,7 @@ class AcceptedVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """A stored verdict and its effect."""
 
     verdict: Verdict
+    event: EventState
     ruling: Ruling
     sent_to: tuple[str, ...]
     """The VMs for which decisions were signed."""
@@ -66,9 +69,7 @@ def add_verdict(
     _check(event, new, _counting(connection, new.event_key), at=at)
     if new.choice is Choice.HOLD:
         _refuse_too_late(connection, event)
-    row = msgspec.structs.asdict(new)
-    choice = row.pop("choice").value
-    connection.execute(verdicts.insert(), {**row, "verdict": choice})
+    connection.execute(verdicts.insert(), {**msgspec.structs.asdict(new), "choice": new.choice.value})
     ruling = rule(_counting(connection, new.event_key), digest=event.digest, at=at, required=required)
     signed: Sequence[NewDecision] = ()
     # A second hold is signed too, because new VMs may be known by then.
@@ -78,7 +79,8 @@ def add_verdict(
     add_entries(connection, [_entry(new, event, ruling)], at=at)
     if signed:
         add_decisions(connection, signed, at=at)
-    return AcceptedVerdict(verdict=new, ruling=ruling, sent_to=tuple(each.vm_key for each in signed))
+    sent_to = tuple(each.vm_key for each in signed)
+    return AcceptedVerdict(verdict=new, event=event, ruling=ruling, sent_to=sent_to)
 
 
 def withdraw(
@@ -88,19 +90,19 @@ def withdraw(
 
     Raises VerdictRefused if the verdict is unknown or withdrawn, or if the event can no longer be stopped.
     """
-    key = event_of_verdict(connection, verdict_id)
+    key = connection.execute(select(verdicts.c.event_key).where(verdicts.c.verdict_id == verdict_id)).scalar()
     if key is None:
-        raise VerdictRefused("There is no such verdict.", status=404)
+        raise VerdictRefused("This verdict does not exist.", status=404)
     event = _locked_event(connection, key)
     allow(connection, event)
     at = format_time(now)
     is_first = (verdicts.c.verdict_id == verdict_id) & verdicts.c.withdrawn_at.is_(None)
     if connection.execute(update(verdicts).where(is_first).values(withdrawn_at=at)).rowcount != 1:
-        raise VerdictRefused("It was withdrawn already.", event=event)
+        raise VerdictRefused("The verdict was withdrawn before.", event=event)
     if event.state is not State.SCHEDULED:
-        raise VerdictRefused(f"It is too late: {event.undecidable_because}.", event=event)
+        raise VerdictRefused(f"Too late: {event.undecidable_because}.", event=event)
     _refuse_too_late(connection, event)
-    verdict = next(each for each in verdicts_of(connection, key) if each.verdict_id == verdict_id)
+    verdict = next(each for each in verdicts_of(connection, [key]) if each.verdict_id == verdict_id)
     was_told = verdict.choice is Choice.APPROVE and _was_told(connection, verdict)
     ruling = Ruling(outcome=Outcome.HELD if was_told else Outcome.UNDECIDED, verdicts=(verdict,), needed=0)
     signed = sign(event, ruling, _vms_of_groups(connection, event)) if was_told else ()
@@ -109,22 +111,12 @@ def withdraw(
     add_entries(connection, [NewEntry(actor=by, action="withdrew", subject=key, details=details)], at=at)
     if signed:
         add_decisions(connection, signed, at=at)
-    return AcceptedVerdict(verdict=verdict, ruling=ruling, sent_to=tuple(each.vm_key for each in signed))
-
-
-def verdicts_of(connection: Connection, event_key: str) -> list[Verdict]:
-    """Return the verdicts on the event, oldest first."""
-    query = select(verdicts).where(verdicts.c.event_key == event_key)
-    return [
-        Verdict(
-            **{name: value for name, value in row._asdict().items() if name != "verdict"}, choice=Choice(row.verdict)
-        )
-        for row in connection.execute(query.order_by(verdicts.c.made_at, verdicts.c.verdict_id))
-    ]
+    sent_to = tuple(each.vm_key for each in signed)
+    return AcceptedVerdict(verdict=verdict, event=event, ruling=ruling, sent_to=sent_to)
 
 
 def _counting(connection: Connection, event_key: str) -> tuple[Verdict, ...]:
-    return counting(verdicts_of(connection, event_key), names_barred(connection))
+    return counting(verdicts_of(connection, [event_key]), names_barred(connection))
 
 
 def _was_told(connection: Connection, verdict: Verdict) -> bool:
@@ -133,40 +125,35 @@ def _was_told(connection: Connection, verdict: Verdict) -> bool:
     A decision names only the last of its verdicts.
     """
     same = (verdicts.c.event_key == verdict.event_key) & (verdicts.c.digest == verdict.digest)
-    approvals = same & (verdicts.c.verdict == Choice.APPROVE.value)
+    approvals = same & (verdicts.c.choice == Choice.APPROVE.value)
     sent_to = exists().where(decisions.c.verdict_id == verdicts.c.verdict_id)
     own = verdicts.c.verdict_id == verdict.verdict_id
     return connection.execute(select(verdicts.c.verdict_id).where(own | approvals, sent_to)).first() is not None
-
-
-def event_of_verdict(connection: Connection, verdict_id: str) -> str | None:
-    """Return the key of the verdict's event; None if the verdict is unknown."""
-    return connection.execute(select(verdicts.c.event_key).where(verdicts.c.verdict_id == verdict_id)).scalar()
 
 
 def _locked_event(connection: Connection, key: str) -> EventState:
     connection.execute(select(events.c.event_key).where(events.c.event_key == key).with_for_update())
     event = event_of(connection, key)
     if event is None:
-        raise VerdictRefused("No record told of such an event.", status=404)
+        raise VerdictRefused(UNKNOWN_EVENT, status=404)
     return event
 
 
 def _check(event: EventState, new: Verdict, said: Sequence[Verdict], *, at: str) -> None:
     """Raise VerdictRefused unless *new* is possible on *event* after the verdicts *said*."""
     if event.undecidable_because is not None:
-        raise VerdictRefused(f"Nobody can decide on it: {event.undecidable_because}.", event=event)
+        raise VerdictRefused(undecidable(event), event=event)
     if new.choice is Choice.APPROVE and new.digest != event.digest:
-        raise VerdictRefused("The event has changed since it was shown. Look at it as it is now.", event=event)
+        raise VerdictRefused("The event has changed since you loaded the page.", event=event)
     ruling = rule(said, digest=event.digest, at=at, required=1)
     if new.choice is Choice.APPROVE and ruling.outcome is Outcome.HELD:
         # A stored approval would count after the withdrawal of the hold, but no decision would be signed.
-        raise VerdictRefused(f"{people_of(ruling.verdicts)} holds it. {TAKE_BACK}", event=event)
+        raise VerdictRefused(f"The event is held by {people_of(ruling.verdicts)}. {WITHDRAW_HOLD}", event=event)
 
 
 def _refuse_too_late(connection: Connection, event: EventState) -> None:
     """Raise VerdictRefused if Azure has accepted an approval of *event*, because nothing can stop the event then."""
-    sent_to = accepted_approval(details_of(connection, event))
+    sent_to = accepted_approval(details_of(connection, [event])[0])
     if sent_to is not None:
         raise VerdictRefused(sent_to.sentence, event=event)
 
@@ -176,17 +163,8 @@ def _vms_of_groups(connection: Connection, event: EventState) -> list[str]:
     own = [vm.vm_key for vm in event.vms]
     groups = {_group(vm.vm) for vm in event.vms} - {None}
     found = dict.fromkeys(own)
-    for row in connection.execute(select(vms.c.vm_key, vms.c.body).where(vms.c.body.is_not(None))):
-        if _group(_of_vm(row.body).vm) in groups:
-            found[row.vm_key] = None
+    found |= {each.vm_key: None for each in known_vms(connection) if _group(each.vm) in groups}
     return list(found)
-
-
-class _OfVm(msgspec.Struct, frozen=True):
-    vm: VmIdentity
-
-
-_of_vm = msgspec.json.Decoder(_OfVm).decode
 
 
 def _group(vm: VmIdentity) -> tuple[str, str] | None:

@@ -68,14 +68,14 @@ def test_event_is_decided_by_two_people_and_followed_without_a_reload(office, wi
     _say(ann.row(A), "Held by bob")
     _say(vic.row(A), "the batch runs")
     bob.page.wait_for_timeout(1_000)
-    bob.row(A).get_by_role("button", name=re.compile("Take it back")).click()
-    _say(ann.row(A), "bob held it, which was taken back")
+    bob.row(A).get_by_role("button", name=re.compile("Withdraw")).click()
+    _say(ann.row(A), "bob held it, withdrawn")
     ann.row(A).locator("button.approve").wait_for()
     ann.press(ann.row(A), "approve", reason="now")
     _say(vic.row(A), "queued")
     told = office.poll(0, **ABLE)
     office.poll(0, index=told["index"], **ABLE)
-    _say(vic.row(A), "queued, received")
+    _say(vic.row(A), "received")
     for sequence, (transition, state) in enumerate(
         ((Transition.STARTED, "started"), (Transition.COMPLETED, "completed")), start=2
     ):
@@ -118,7 +118,7 @@ def test_word_that_is_taken_leaves_no_reason_behind_and_one_that_is_refused_says
     assert bob.row(A).locator("[name=reason]").input_value() == "late"
     bob.page.unroute("**/decide")
     bob.row(A).locator("button.approve").click()
-    _say(bob.page, "Take the hold back to approve it.")
+    _say(bob.page, "Withdraw the hold to approve the event.")
     assert bob.page.url == f"{office.origin}/decide"
 
 
@@ -153,7 +153,7 @@ def test_button_that_is_held_down_while_the_page_changes_is_pressed_and_not_lost
     ann.page.wait_for_timeout(2_500)
     assert not ann.row(A).get_by_text("Held by bob").is_visible()
     ann.page.mouse.up()
-    _say(ann.page, "Take the hold back to approve it.")
+    _say(ann.page, "Withdraw the hold to approve the event.")
 
 
 def test_page_that_cannot_fetch_what_has_changed_says_so_and_asks_again(office, window):
@@ -185,7 +185,7 @@ def test_with_scripts_off_the_same_by_reloading(office, window):
     ann = window(office.origin, java_script_enabled=False).sign_in("ann")
     ann.press(ann.row(A), "approve", reason="without a script")
     _say(ann.row(A), "without a script")
-    assert "Reload to see what has changed" in ann.page.locator("#live").inner_html()
+    assert "Reload to see changes" in ann.page.locator("#live").inner_html()
     office.portal.send(*(fleet_record(vm, sequence=2, transition=Transition.STARTED, seconds=40) for vm in (0, 1)))
     ann.page.reload()
     ann.row(A).locator(".badge", has_text="started").wait_for()
@@ -279,7 +279,7 @@ def test_three_agents_follow_a_click_in_the_demo(demo, window, tmp_path):
     assert row.locator("button.approve span").inner_text() == f"starts now, for these 3 VMs: {', '.join(VMS)}"
     ann.press(row, "approve", reason="quiet")
     row.locator(".badge", has_text="started").wait_for()
-    _say(row, "queued, received, followed")
+    _say(row, "followed")
     row.locator(".badge", has_text="completed").wait_for()
     assert ann.page.evaluate("window.notReloaded") is True
     process.send_signal(signal.SIGINT)

@@ -201,7 +201,7 @@ def test_unknown_event_is_refused_without_saying_whether_it_is_anywhere(office):
     csrf = dict(ann.page("/").forms[0].fields)["csrf"]
     answer = ann.post("/decide", {"csrf": csrf, "verdict": "hold", "event": f"{'0' * 32}:{'0' * 64}"})
     assert answer.status_code == 409
-    assert "No record told of such an event." in answer.text
+    assert "No record reports this event." in answer.text
     assert ann.post("/verdicts/nothing/withdraw", {"csrf": csrf}).status_code == 409
 
 

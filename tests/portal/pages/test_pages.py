@@ -29,9 +29,9 @@ def _results(answer):
 def test_buttons_name_every_vm_and_what_becomes_of_them(office):
     page = office.browser("ann").page("/")
     assert "Approve starts now, for these 2 VMs: vm_0, vm_1" in page.buttons
-    assert "Hold we do not start it early; Azure does at 11:15:00 UTC. For these 2 VMs: vm_0, vm_1" in page.buttons
-    assert "If nobody acts, Azure starts it at 11:15:00 UTC." in page.text
-    assert "Why not yet: Nobody has decided." in page.text
+    assert "Hold not started early. Azure starts it at 11:15:00 UTC. For these 2 VMs: vm_0, vm_1" in page.buttons
+    assert "If no one acts, Azure starts the event at 11:15:00 UTC." in page.text
+    assert "Why not yet: No one has decided." in page.text
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_buttons_name_every_vm_and_what_becomes_of_them(office):
 def test_row_says_the_impact_the_source_and_what_azure_says(office, event_type, seconds, impact):
     more = {"sequence": 2, "seconds": 5, "event_type": event_type, "duration_seconds": seconds, "event_source": "User"}
     office.portal.send(*(fleet_record(vm, **more, description="Host will be updated.") for vm in (0, 1)))
-    said = f"Impact: {impact} Source: User Azure says: “Host will be updated.”"
+    said = f"Impact: {impact} Source: User Description: “Host will be updated.”"
     ann = office.browser("ann")
     for path in ("/", f"/events/{A}", f"/decide?event={A}"):
         assert said in ann.page(path).text
@@ -53,23 +53,20 @@ def test_approval_is_signed_and_its_way_is_shown(office):
     assert (answer.status_code, answer.headers["Location"]) == (303, f"/#event-{A}")
     shown = ann.page("/").text
     assert "ann approved it: “while it is quiet”" in shown
-    assert "Approval to be told to Azure by vm_0 (it counts for all 2 VMs) queued" in shown
+    assert "Approval for the agent of vm_0: queued" in shown
     told = office.poll(0, **ABLE)
     assert len(told["decisions"]) == 1
     office.poll(0, index=told["index"], **ABLE)
-    assert (
-        "Approval to be told to Azure by vm_0 (it counts for all 2 VMs) queued, received"
-        in ann.page(f"/events/{A}").text
-    )
+    assert "Approval for the agent of vm_0: received" in ann.page(f"/events/{A}").text
 
 
 @pytest.mark.parametrize(
     ("transition", "result", "shown"),
     [
-        (Transition.APPROVED, "accepted", "queued, received, followed Azure took it."),
-        (Transition.APPROVED, "dry_run", "refused because: The agent only tries (dry_run): Azure was not told."),
-        (Transition.APPROVAL_REFUSED, "superseded", "refused because: A newer decision won, or a hold."),
-        (Transition.APPROVAL_REFUSED, "brand_new", "refused because: brand_new: a sentence"),
+        (Transition.APPROVED, "accepted", "Approval for the agent of vm_0: followed"),
+        (Transition.APPROVED, "dry_run", "refused a sentence (dry_run)"),
+        (Transition.APPROVAL_REFUSED, "superseded", "refused a sentence (superseded)"),
+        (Transition.APPROVAL_REFUSED, "brand_new", "refused a sentence (brand_new)"),
     ],
 )
 def test_what_an_agent_told_of_a_decision_is_shown_where_it_was_made(office, transition, result, shown):
@@ -89,7 +86,7 @@ def test_event_that_changed_between_page_and_click_is_refused_with_what_changed(
     answer = ann.post(form.action, [*form.fields, *pressed])
     shown = _results(answer)
     assert answer.status_code == 409
-    assert "The event has changed since it was shown." in shown
+    assert "The event has changed since you loaded the page." in shown
     assert "EventType was Freeze and is Reboot." in shown
     assert "Resources was vm_0, vm_1 and is vm_0, vm_1, vm_2." in shown
     assert office.poll(0, **ABLE)["decisions"] == []
@@ -99,10 +96,10 @@ def test_hold_is_taken_back_and_then_approved(office):
     ann, bob = office.browser("ann"), office.browser("bob")
     assert ann.submit(f"/events/{A}", "hold", reason="batch").headers["Location"] == f"/events/{A}"
     page = bob.page("/")
-    assert "Held by ann: we do not start it early; Azure does at 11:15:00 UTC." in page.text
+    assert "Held by ann. Azure starts it at 11:15:00 UTC." in page.text
     assert not any(text.startswith("Approve") for text in page.buttons)
-    assert bob.submit("/", "Take it back").status_code == 303
-    assert "ann held it, which was taken back" in bob.page("/").text
+    assert bob.submit("/", "Withdraw").status_code == 303
+    assert "ann held it, withdrawn" in bob.page("/").text
     assert bob.submit("/", "approve").status_code == 303
 
 
@@ -116,9 +113,9 @@ def test_approval_of_what_was_held_meanwhile_is_refused_and_never_counts(office)
     bob.submit("/", "hold")
     answer = ann.post(form.action, [*form.fields, *pressed])
     assert answer.status_code == 409
-    assert "bob holds it. Take the hold back to approve it." in _results(answer)
-    bob.submit("/", "Take it back people may approve it again")
-    assert _why_not_yet(ann).startswith("Nobody has decided.")
+    assert "The event is held by bob. Withdraw the hold to approve the event." in _results(answer)
+    bob.submit("/", "Withdraw people can approve the event")
+    assert _why_not_yet(ann).startswith("No one has decided.")
     assert "ann approved it" not in ann.page("/").text
 
 
@@ -127,14 +124,14 @@ def test_approval_that_a_hold_came_after_is_called_so_and_can_be_given_again(off
     ann.submit("/", "approve")
     bob.submit("/", "hold")
     page = bob.page("/").text
-    assert "Why not yet: Held by bob: we do not start it early" in page
-    assert "Approval for the agent of vm_0 queued Agents were told to hold it after that." in page
-    assert "Hold of this event, for every agent that could start it early: vm_0 queued" in page
-    bob.submit("/", "Take it back people may approve it again")
-    assert _why_not_yet(ann).startswith("Agents were told to hold it after the approval of ann: approve it again.")
+    assert "Why not yet: Held by bob. Azure starts it" in page
+    assert "Approval for the agent of vm_0: queued A later hold stops it." in page
+    assert "Hold for the agent of vm_0: queued" in page
+    bob.submit("/", "Withdraw people can approve the event")
+    assert _why_not_yet(ann).startswith("A hold followed the approval of ann. Approve the event again.")
     before = office.poll(0, **ABLE)
     ann.submit("/", "approve")
-    assert _why_not_yet(ann).startswith("Approved. It waits for an agent to take it to Azure.")
+    assert _why_not_yet(ann).startswith("Approved. An agent has not posted the approval to Azure yet.")
     assert len(office.poll(0, **ABLE)["decisions"]) == len(before["decisions"]) + 1
 
 
@@ -146,9 +143,9 @@ def test_approval_that_is_enough_since_fewer_are_required_is_not_called_approved
     with Office(tmp_path) as office:
         office.poll(0, **ABLE)
         bob = office.browser("bob")
-        assert _why_not_yet(bob).startswith("No agent was told of the approval of ann: approve it again.")
+        assert _why_not_yet(bob).startswith("The approval of ann reached no agent. Approve the event again.")
         bob.submit("/", "approve")
-        assert _why_not_yet(bob).startswith("Approved. It waits for an agent to take it to Azure.")
+        assert _why_not_yet(bob).startswith("Approved. An agent has not posted the approval to Azure yet.")
 
 
 def test_one_of_two_holds_taken_back_leaves_it_held(office):
@@ -156,10 +153,10 @@ def test_one_of_two_holds_taken_back_leaves_it_held(office):
     form, pressed = ann.page("/").form_with("hold")
     bob.submit("/", "hold")
     ann.post(form.action, [*form.fields, *pressed])
-    ann.submit("/", "Take it back it stays held, for others hold it too")
+    ann.submit("/", "Withdraw the event stays held by another person")
     assert _why_not_yet(bob).startswith("Held by ")
-    ann.submit("/", "Take it back people may approve it again")
-    assert _why_not_yet(bob).startswith("Nobody has decided.")
+    ann.submit("/", "Withdraw people can approve the event")
+    assert _why_not_yet(bob).startswith("No one has decided.")
 
 
 @pytest.mark.parametrize("change", [{"disabled_at": "2026"}, {"role": "viewer"}])
@@ -172,19 +169,18 @@ def test_page_counts_no_approval_of_somebody_who_may_approve_no_more(tmp_path, c
         assert "Approve starts now, for this VM: vm_0" in bob.page("/").buttons
         office.change_user("ann", **change)
         page = bob.page("/")
-        assert "Approve starts once one more person has approved too, for this VM: vm_0" in page.buttons
-        assert "ann approved it, and may approve no more" in page.text
-        said = "Nobody has decided: the approval of ann does not count, for they may approve no more."
+        assert "Approve starts after one more person approves, for this VM: vm_0" in page.buttons
+        said = "No one has decided. The approval of ann does not count, because this user may no longer approve."
         assert _why_not_yet(bob).startswith(said)
         bob.submit("/", "approve")
-        assert _why_not_yet(bob).startswith("Approved by bob; one more person must approve it.")
+        assert _why_not_yet(bob).startswith("Approved by bob. One more person must approve it.")
         assert office.poll(0, **ABLE)["decisions"] == []
 
 
 def test_approval_that_agents_have_and_does_not_count_any_more_is_said(office):
     office.browser("ann").submit("/", "approve")
     office.change_user("ann", disabled_at="2026")
-    said = "An approval is on its way to an agent all the same; a hold stops it."
+    said = "An agent can still follow an approval. A hold stops it."
     assert said in _why_not_yet(office.browser("bob"))
 
 
@@ -193,11 +189,11 @@ def test_two_people_and_never_the_same_twice(tmp_path):
         office.portal.send(fleet_record(0, resources=("vm_0",)))
         office.poll(0, **ABLE)
         ann, bob = office.browser("ann"), office.browser("bob")
-        assert "Approve starts once one more person has approved too, for this VM: vm_0" in ann.page("/").buttons
+        assert "Approve starts after one more person approves, for this VM: vm_0" in ann.page("/").buttons
         ann.submit("/", "approve")
         page = ann.page("/")
-        assert "Approved by ann; one more person must approve it." in page.text
-        assert "You have approved it; another person must too." in page.text
+        assert "Approved by ann. One more person must approve it." in page.text
+        assert "You approved the event. Another person must approve it too." in page.text
         assert not any(text.startswith("Approve") for text in page.buttons)
         assert "Approve starts now, for this VM: vm_0" in bob.page("/").buttons
         bob.submit("/", "approve")
@@ -205,7 +201,7 @@ def test_two_people_and_never_the_same_twice(tmp_path):
 
 
 def test_rule_that_nobody_can_satisfy_is_said_at_start_and_at_the_button(tmp_path, caplog):
-    said = "3 different people must approve, and only 2 may here: `portal users` lets others in."
+    said = "3 different people must approve, and only 2 may. Add approvers with `portal users`."
     with Office(tmp_path, people={"required_approvals": 3}) as office:
         assert f"No event can be approved: {said}" in caplog.text
         office.portal.send(fleet_record(0, resources=("vm_0",)))
@@ -213,7 +209,7 @@ def test_rule_that_nobody_can_satisfy_is_said_at_start_and_at_the_button(tmp_pat
         ann = office.browser("ann")
         assert said in ann.page("/").text
         ann.submit("/", "approve")
-        assert f"You have approved it; another person must too. {said}" in ann.page("/").text
+        assert f"You approved the event. Another person must approve it too. {said}" in ann.page("/").text
 
 
 def test_rule_that_those_of_a_proxy_can_satisfy_is_no_mistake(tmp_path, caplog):
@@ -230,15 +226,15 @@ def test_many_at_once_with_one_reason_and_a_result_each(office):
     office.poll(2, **ABLE)
     ann, bob = office.browser("ann"), office.browser("bob")
     page = ann.page(f"/decide?event={A}&event={B}")
-    assert any("Approve what stands above each, for: vm_0, vm_1; vm_2" in text for text in page.buttons)
+    assert any("Approve with the effect stated for each event, for: vm_0, vm_1; vm_2" in text for text in page.buttons)
     form, pressed = page.form_with("approve")
     bob.submit(f"/events/{B}", "hold")
     fields = [field for field in form.fields if field[0] != "reason"]
     answer = ann.post(form.action, [*fields, ("reason", "all of them"), *pressed])
     shown = _results(answer)
     assert answer.status_code == 200
-    assert "Taken: Freeze of these 2 VMs: vm_0, vm_1 Approved: 1 agent told." in shown
-    assert "Refused: Freeze of this VM: vm_2 bob holds it. Take the hold back to approve it." in shown
+    assert "Accepted: Freeze of these 2 VMs: vm_0, vm_1 Approved, and sent to 1 agent." in shown
+    assert "Refused: Freeze of this VM: vm_2 The event is held by bob. Withdraw the hold to approve the event." in shown
     assert len(office.poll(0, **ABLE)["decisions"]) == 2  # the approval, and the hold of the other, of the same group
     assert "“all of them”" in ann.page(f"/events/{A}").text
 
@@ -253,7 +249,7 @@ def test_viewer_gets_no_button_and_a_403(office):
     assert vic.post("/decide", [*fields, *pressed]).status_code == 403
     assert vic.get(f"/decide?event={A}").status_code == 403
     ann.submit("/", "hold")
-    form, _ = ann.page("/").form_with("Take it back")
+    form, _ = ann.page("/").form_with("Withdraw")
     assert vic.post(form.action, {"csrf": csrf}).status_code == 403
     assert "ann holds it" in vic.page("/").text
 
@@ -288,7 +284,8 @@ def test_nobody_who_would_follow_is_named_instead_of_a_button(tmp_path):
         office.poll(1, kids=["p1"], disabled=True)
         page = office.browser("ann").page("/")
         assert (
-            "An approval would reach no agent now: vm_0 has not asked for decisions; vm_1 approves nothing" in page.text
+            "No agent would follow an approval now: vm_0 has never polled for decisions; vm_1 approves nothing"
+            in page.text
         )
         assert not any(text.startswith("Approve") for text in page.buttons)
 
@@ -297,8 +294,8 @@ def test_portal_without_a_key_says_so(tmp_path):
     with Office(tmp_path, signs=False) as office:
         office.portal.send(fleet_record(0))
         page = office.browser("ann").page("/")
-        assert "This portal has no key of its own." in page.text
-        assert page.buttons == ["Sign out", "Show", "Decide on the chosen ones together…"]
+        assert "This portal has no key." in page.text
+        assert page.buttons == ["Sign out", "Show", "Decide on the selected events…"]
 
 
 def test_what_is_over_has_no_button_and_leaves_the_first_page_after_an_hour(office):
@@ -314,7 +311,7 @@ def test_what_is_over_has_no_button_and_leaves_the_first_page_after_an_hour(offi
     assert "vm_2" not in page.text
     assert not any(text.startswith(("Approve", "Hold")) for text in page.buttons)
     timeline = ann.page("/timeline").text
-    assert "Azure took it back: it did not happen." in timeline
+    assert "Azure canceled the event." in timeline
     assert "vm_2" in timeline
 
 
@@ -340,7 +337,7 @@ def test_audit_page_is_newest_first_and_goes_back(office):
     ann = office.browser("ann")
     for _ in range(30):
         ann.submit("/", "hold", reason="r")
-        ann.submit("/", "Take it back")
+        ann.submit("/", "Withdraw")
     page = ann.page("/audit")
     assert "withdrew" in page.text
     (older,) = [found["href"] for tag, found in page.tags if tag == "a" and "before=" in (found.get("href") or "")]

@@ -12,7 +12,7 @@ from bridge.portal.fleet import key_of_event_id
 
 A = key_of_event_id("A")
 ABLE = {"version": "9.9", "kids": ["p1"], "required_approvals": 1, "dry_run": False, "disabled": False}
-TOLD = "Approved by ann; Azure was told at 11:00:30 UTC: it may start at any moment and can no longer be stopped."
+TOLD = "Approved by ann, and posted to Azure at 11:00:30 UTC. It can start at any moment. No one can stop it."
 
 
 @pytest.fixture
@@ -26,15 +26,15 @@ def office(tmp_path):
 def test_approval_that_azure_took_leads_the_row_and_leaves_no_button(office):
     ann, bob = office.browser("ann"), office.browser("bob")
     ann.submit("/", "approve")
-    back, press_back = ann.page("/").form_with("Take it back")
+    back, press_back = ann.page("/").form_with("Withdraw")
     hold, press_hold = bob.page("/").form_with("hold")
     office.tell_outcome(Transition.APPROVED, "accepted")
     for path in ("/", f"/events/{A}"):
         page = ann.page(path)
         assert TOLD in page.text
-        assert "If nobody acts" not in page.text
+        assert "If no one acts" not in page.text
         assert "data-until" not in page.html
-        assert not any(text.startswith(("Approve", "Hold", "Take it back")) for text in page.buttons)
+        assert not any(text.startswith(("Approve", "Hold", "Withdraw")) for text in page.buttons)
     for browser, form, pressed in ((ann, back, press_back), (bob, hold, press_hold)):
         answer = browser.post(form.action, [*form.fields, *pressed])
         assert answer.status_code == 409
@@ -54,23 +54,23 @@ def test_what_azure_did_not_take_or_changed_afterwards_can_be_held(office, trans
         changed = {"sequence": 3, "seconds": 40, "event_type": "Reboot"}
         office.portal.send(fleet_record(0, **changed), fleet_record(1, **changed))
     page = ann.page("/")
-    assert "If nobody acts, Azure starts it at 11:15:00 UTC." in page.text
-    assert any(text.startswith("Take it back") for text in page.buttons)
+    assert "If no one acts, Azure starts the event at 11:15:00 UTC." in page.text
+    assert any(text.startswith("Withdraw") for text in page.buttons)
     assert ann.submit("/", "hold").status_code == 303
 
 
 def test_approval_taken_back_after_azure_was_told_is_called_too_late(office):
     ann = office.browser("ann")
     ann.submit("/", "approve")
-    ann.submit("/", "Take it back")
-    assert "Stop of the approval, for every agent that could start it early: vm_0 queued" in ann.page("/").text
+    ann.submit("/", "Withdraw")
+    assert "Hold for the agent of vm_0: queued" in ann.page("/").text
     office.tell_outcome(Transition.APPROVED, "accepted")  # it had been told; the record came later
     started = {"sequence": 3, "seconds": 60, "transition": Transition.STARTED, "not_before_raw": ""}
     office.portal.send(fleet_record(0, **started), fleet_record(1, **started))
     shown = ann.page("/").text
-    assert "ann approved it, which was taken back too late: Azure was told at 11:00:30 UTC" in shown
-    assert "Too late: Azure was told at 11:00:30 UTC." in shown
-    assert "starts nothing early" not in shown
+    assert "ann approved it, withdrawn too late: posted to Azure at 11:00:30 UTC" in shown
+    assert "Too late: the approval was posted to Azure at 11:00:30 UTC." in shown
+    assert "does not start the event early" not in shown
 
 
 def test_hold_that_was_taken_back_is_told_as_past(office):
@@ -78,12 +78,12 @@ def test_hold_that_was_taken_back_is_told_as_past(office):
     ann.submit("/", "hold")
     told = office.poll(0, **ABLE)
     office.poll(0, index=told["index"], **ABLE)
-    assert "queued, received The agent starts nothing early." in ann.page("/").text
-    ann.submit("/", "Take it back")
+    assert "received The agent does not start the event early." in ann.page("/").text
+    ann.submit("/", "Withdraw")
     page = ann.page("/")
-    assert "The agent starts nothing early." not in page.text
-    hold = "Before: Hold of this event, for every agent that could start it early: vm_0 queued, received"
-    assert f"{hold} Taken back since. The rules of that VM stay stopped until somebody approves." in page.text
+    assert "The agent does not start the event early." not in page.text
+    hold = "Earlier decisions: Hold for the agent of vm_0: received"
+    assert f"{hold} Withdrawn. The rules of this VM stay stopped until the next approval." in page.text
     assert [found["class"] for tag, found in page.tags if tag == "ul" and "aria-label" in found] == [
         "vms",
         "verdicts past",
@@ -97,5 +97,5 @@ def test_hold_that_a_vm_s_rule_came_before_is_called_too_late(office):
     outcome = fleet_record(0, sequence=2, transition=Transition.APPROVED, seconds=30)
     office.portal.send(replace(outcome, approval=Approval(source="rule:night", result="accepted")))
     shown = bob.page("/").text
-    assert "Approved by the rule night of vm_0; Azure was told at 11:00:30 UTC:" in shown
-    assert "bob held it too late: Azure was told at 11:00:30 UTC" in shown
+    assert "Approved by the rule night of vm_0, and posted to Azure at 11:00:30 UTC." in shown
+    assert "bob held it too late: posted to Azure at 11:00:30 UTC" in shown
