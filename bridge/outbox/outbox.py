@@ -82,6 +82,8 @@ class Outbox:
         self.max_bytes, self.max_pending_bytes = max_bytes, max_pending_bytes
         self.on_due: Callable[[], None] = lambda: None
         """Called after records may have become due, from any thread; must be quick."""
+        self.on_arrival: Callable[[], None] = lambda: self.on_due()  # noqa: PLW0108  # `on_due` is replaced later
+        """Called after an append. Its records become due with the save, and at the latest after `DUE_SECONDS`."""
         self.active_event_ids: tuple[str, ...] | None = None
         """The announced events, for records that no document causes."""
         self.awaits_portal = has_portal
@@ -184,7 +186,7 @@ class Outbox:
                 self._limit_memory()
         self.saver.wake(soon=soon)
         if has_new:
-            self.on_due()
+            self.on_arrival()
 
     def _limit_memory(self) -> None:
         excess = self._state.needed_bytes - self.max_pending_bytes
