@@ -48,14 +48,6 @@ class Parts:
         self.poll_thread: threading.Thread | None = None
         self.stop_polling = threading.Event()
         outbox.on_due = self.pool.notify
-        outbox.on_arrival = self._on_arrival
-
-    def _on_arrival(self) -> None:
-        """Let the poll thread notify the workers in time. Most records are saved, and so due, much earlier."""
-        if self.poller is None:
-            self.pool.notify()
-        else:
-            self.poller.wake()
 
     def _attested_document(self, nonce: str) -> str:
         return self.imds.attested_document(nonce)  # of the current client: a reload replaces it
