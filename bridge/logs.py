@@ -62,6 +62,9 @@ def configure(*, form: str = "auto", level: int | str = logging.INFO, stream: Te
     """
     # Without this, a stream that cannot be written makes logging print a traceback of its own.
     logging.raiseExceptions = False
+    # No format shows the caller, the thread, or the process (logging HOWTO, "Optimization").
+    logging._srcfile = None  # noqa: SLF001  # the documented way
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging.captureWarnings(capture=True)
     stream = stream or sys.stderr
     is_terminal = _is_terminal(stream)

@@ -185,7 +185,7 @@ class Sink(ABC):
         """Return the interval in which the host sends active events again; None for never.
 
         For a destination that loses its alerts on a restart. The host sends the newest record of each active event
-        again under the same id, unless a newer record of the event is pending. A refresh does not count as a delivery.
+        again under the same id, unless a newer record of the event is pending.
         """
         del config
         return None

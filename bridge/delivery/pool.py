@@ -68,10 +68,6 @@ class WorkerPool:
             if sink.name not in self._workers:
                 self._start(sink)
 
-    def has_all(self, sinks: Sequence[SinkSettings]) -> bool:
-        """Return whether each of *sinks* has a worker."""
-        return all(sink.name in self._workers for sink in sinks)
-
     def _start(self, sink: SinkSettings) -> None:
         metrics = self._metrics.sink(sink.name)
         metrics.set_needs_attention(needed=False)  # the cause may be fixed in the new configuration

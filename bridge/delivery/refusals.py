@@ -1,4 +1,4 @@
-"""Decides for one sink whether a rejection is about the record or about the endpoint. Pure.
+"""Decides for one sink whether a rejection is about the record or about the endpoint.
 
 A 400 has several causes. It comes from a TLS port that receives plain HTTP, and from a receiver that does not know the
 secret of a signature. If the agent parked records for these causes, it would park every record of a fleet. A rejection
@@ -13,7 +13,15 @@ If a record is rejected again after the endpoint accepted another record, the re
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from bridge.sink import Sink, SinkConfig
+from bridge.system.secrets import ChangingFile
 
 
 class Refusals:
@@ -63,3 +71,26 @@ class Refusals:
         self._refused.update(dict.fromkeys(sequences, self._acceptances))
         self._in_a_row.clear()
         return sequences
+
+
+def configuration_digest(sink_class: type[Sink], config: SinkConfig) -> str:
+    """Return a text that changes with the configuration of the sink and does not reveal it.
+
+    It covers the table of the sink, and the file or variable that each key ending in ``_file`` or ``_env`` names. Call
+    it only where a file system that hangs does no harm.
+    """
+    keys = msgspec.structs.asdict(config)
+    found: list[object] = [sink_class.__module__, sink_class.__qualname__, keys]
+    for key, value in keys.items():
+        if isinstance(value, str) and key.endswith("_env"):
+            found.append(os.environ.get(value))
+        elif isinstance(value, str) and key.endswith("_file"):
+            found.append(_content(Path(value)))
+    return hashlib.sha256(repr(found).encode("utf-8", "backslashreplace")).hexdigest()
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        return ChangingFile(path, bytes).value()
+    except (OSError, ValueError):  # the sink reports it; a ValueError comes from an invalid path
+        return None

@@ -164,7 +164,7 @@ class SinkThread:
         self._read_configuration = configuration
         self._attested = attested
         self.configuration = ""
-        """The configuration right before the last send, or right after a send that was rejected."""
+        """The configuration of the sink when the sink was built."""
         self.spent_seconds = 0.0
         """The part of the next call's deadline that is already over."""
         self._sink: Sink | None = None
@@ -186,17 +186,11 @@ class SinkThread:
         return self._call(lambda sink: self._send(sink, batch, following))
 
     def _send(self, sink: Sink, batch: Sequence[TransitionRecord], following: Sequence[TransitionRecord]) -> bool:
-        self.configuration = self._read_configuration()
         if following:
             with suppress(Exception):  # a hint: an error in these records shows when they are sent
                 sink.prepare_next(following)
-        self._refuse_if_cut()  # the calls above may have hung
-        try:
-            sink.send(batch)
-        except DeliveryRejected:
-            # A file that changed during the send may explain a rejection, but not an acceptance.
-            self.configuration = self._read_configuration()
-            raise
+            self._refuse_if_cut()  # the call above may have hung
+        sink.send(batch)
         return not sink.sent_nothing
 
     def check(self) -> None:
@@ -227,6 +221,7 @@ class SinkThread:
     def _instance(self) -> Sink:
         self._refuse_if_cut()
         if self._sink is None:
+            self.configuration = self._read_configuration()
             self._sink = self._build()
             if self._attested is not None:
                 self._sink.attest_by(self._attested)
@@ -331,26 +326,12 @@ class SinkThread:
 
 def _as_delivery_error(error: BaseException) -> DeliveryError:
     """Return *error* as one of the two errors that the worker handles."""
-    if isinstance(error, DeliveryRejected | DeliveryFailed) and _is_whole(error):
+    if isinstance(error, DeliveryRejected | DeliveryFailed):
         return error
     failed = DeliveryFailed(_describe(error), reason=RetryReason.EXCEPTION)
     failed.__cause__ = error
     return failed
 
 
-def _is_whole(error: DeliveryRejected | DeliveryFailed) -> bool:
-    """Return whether *error* has every value that the worker reads; a subclass may leave some out."""
-    with suppress(Exception):  # the exception of a sink may raise anything when it is read
-        if isinstance(error, DeliveryRejected):
-            is_typed = isinstance(error.records, tuple) and isinstance(error.may_be_endpoint, bool)
-        else:
-            is_typed = isinstance(error.retry_after, int | float | None) and isinstance(error.held, bool)
-        return is_typed and isinstance(error.reason, str) and isinstance(str(error), str)
-    return False
-
-
 def _describe(error: BaseException) -> str:
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001  # likewise
-        return type(error).__name__
+    return f"{type(error).__name__}: {error}"

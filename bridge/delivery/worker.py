@@ -5,8 +5,8 @@ Each sink has one worker, so no sink can delay another sink. The `RetrySchedule`
 parts, stores the results, and reports to logs and metrics.
 
 The loop of the worker runs on the thread of the sink (`SinkThread`). The worker's own thread watches the deadlines. If
-a call hangs, this thread starts the loop again on a new thread, which handles the failure. Only one thread at a time
-uses the state of the worker.
+a call hangs, this thread handles the failure and starts the loop again on a new thread. Only one thread at a time uses
+the state of the worker.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ import msgspec
 
 from bridge.clock import REAL_CLOCK, Clock, parse_time
 from bridge.delivery.batcher import Batching, new_rows, next_batch
-from bridge.delivery.refresher import Refresher
-from bridge.delivery.refusals import Refusals
-from bridge.delivery.resolved import ResolvedConfiguration
+from bridge.delivery.refresher import find_refreshes, send_again
+from bridge.delivery.refusals import Refusals, configuration_digest
 from bridge.delivery.retry_schedule import FailedEvent, RetrySchedule, SendMode
 from bridge.delivery.sender import Sender, SinkThread
 from bridge.errors import DeliveryFailed, DeliveryRejected
@@ -33,7 +32,7 @@ from bridge.outbox.deliveries import DeliveryResult
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.rows import Delivery, DeliveryState, PendingDelivery
 from bridge.outbox.state import DueRows
-from bridge.sink import AttestedTokens, Sink, SinkConfig, TransitionRecord
+from bridge.sink import AttestedTokens, Sink, SinkConfig
 from bridge.system.threads import LoopWatch
 
 logger = logging.getLogger(__name__)
@@ -41,6 +40,8 @@ logger = logging.getLogger(__name__)
 _REASON_CHARACTERS = 256
 _IDLE_WAIT_SECONDS = 60.0
 _FAULT_SECONDS = 1.0
+_NO_DOCUMENT_SECONDS = 1.0
+_SPREAD_SHARE = 0.1
 #: While the new records of one document are tried out of turn, the probes wait.
 _MOST_NEW_EVENTS = 64
 _NEVER = float("inf")
@@ -74,7 +75,7 @@ class DeliveryWorker:
             lambda: sink_class(config),
             name=config.name,
             timeout_seconds=config.timeout_seconds,
-            configuration=ResolvedConfiguration(sink_class, config).digest,
+            configuration=partial(configuration_digest, sink_class, config),
             on_stall=self.loop_watch.extend,
             attested=attested,
         )
@@ -82,24 +83,20 @@ class DeliveryWorker:
         self._batching = Batching(max_batch=config.max_batch, by_event=sink_class.batch_by_event)
         self._batch_size = 0
         self._prepares_next = sink_class.prepare_next is not Sink.prepare_next
-        self._refresher = Refresher(
-            outbox,
-            sink=config.name,
-            every_seconds=sink_class.refresh_seconds(config),
-            clock=clock,
-            has_seen_document=has_seen_document,
-        )
+        self._has_seen_document = has_seen_document
+        every_seconds = sink_class.refresh_seconds(config)
+        # An announcement reaches all VMs of a fleet in the same second. Their refreshes must not.
+        self._refresh_seconds = None if every_seconds is None else every_seconds * (1 - _SPREAD_SHARE * clock.random())
         totals = outbox.totals()[0].sinks.get(config.name)
         self._refusals = Refusals(accepted_under=None if totals is None else totals.accepted_under)
         self._report = ThrottledLog(logger, clock=clock)
         self._woken = threading.Event()
         self._is_resumed = False
-        self._newest_sequence = outbox.last_sequence
+        self._seen_through = 0
+        """While the sink has trouble, the newest record that the schedule was notified about."""
         self._expired_at = float("-inf")
         self._send_began_at = 0.0
-        self._on_overdue: Callable[[DeliveryFailed], None] | None = None
-        """Handles the failure of the call in progress."""
-        self._overdue: Callable[[], None] | None = None
+        self._in_flight: tuple[list[PendingDelivery], SendMode] | None = None
         self._stop_at: float | None = None
         self._is_over = False
         self._thread = threading.Thread(target=self._run, name=f"delivery:{config.name}", daemon=True)
@@ -138,19 +135,22 @@ class DeliveryWorker:
             try:
                 self._sender.run(self._deliver)
             except DeliveryFailed as error:
-                self._end_overdue(error)
+                self._no_result(error)
         self.loop_watch.idle()
         self._sender.close()
 
-    def _end_overdue(self, error: DeliveryFailed) -> None:
-        """Let the next loop handle a call that passed its deadline; without a call, no thread could be started."""
-        if self._on_overdue is not None:
-            self._overdue = partial(self._on_overdue, error)
+    def _no_result(self, error: DeliveryFailed) -> None:
+        """Handle a send that passed its deadline; without a send in progress, no thread could be started."""
+        if self._in_flight is not None:
+            batch, mode = self._in_flight
             self._end_send()
+            try:
+                self._failed(batch, mode, error)
+            except Exception as fault:  # noqa: BLE001  # logged with its traceback, once
+                self._report_fault(fault)
         elif self._stop_at is None:
-            self._note_failure(error, "Sending failed")
+            self._note_failure(error)
             self.loop_watch.expect_within(_FAULT_SECONDS)
-            self._woken.clear()
             self._woken.wait(_FAULT_SECONDS)
         else:
             self._is_over = True
@@ -158,6 +158,10 @@ class DeliveryWorker:
 
     def _is_time_to_stop(self) -> bool:
         return self._stop_at is not None and self._clock.monotonic() >= self._stop_at
+
+    def _report_fault(self, error: Exception) -> None:
+        message = f"The delivery worker failed and continues. {type(error).__name__}: {error}"
+        self._report.problem("worker", logging.ERROR, message, exc_info=error, sink=self.name)
 
     # The loop, on the thread of the sink.
 
@@ -167,8 +171,7 @@ class DeliveryWorker:
             try:
                 wait_seconds = self._run_once(thread)
             except Exception as error:  # noqa: BLE001  # logged with its traceback, once
-                message = f"The delivery worker failed and continues. {type(error).__name__}: {error}"
-                self._report.problem("worker", logging.ERROR, message, exc_info=error, sink=self.name)
+                self._report_fault(error)
                 wait_seconds = _FAULT_SECONDS
             if wait_seconds > 0:
                 if self._stop_at is not None:
@@ -179,43 +182,37 @@ class DeliveryWorker:
 
     def _run_once(self, thread: SinkThread) -> float:
         """Send one batch; return the seconds for which there is nothing to do."""
-        if self._overdue is not None:
-            handle, self._overdue = self._overdue, None
-            handle()
         now = self._clock.monotonic()
         is_woken = self._woken.is_set()
         self._woken.clear()
+        if self._is_resumed:
+            self._is_resumed = False
+            self._schedule.resume()
         self._expire(now)
-        if is_woken:
+        if is_woken and self._schedule.is_troubled:
             self._note_new_rows(now)
         mode, batch, following = self._select(now)
         if batch:
             self._send(thread, batch, following, mode)
             return 0.0
-        refresh_seconds = self._refresh(thread, now)
-        if refresh_seconds <= 0:
-            return 0.0
+        refresh_seconds = self._refresh()
         self._clear_attention_if_idle()
         retry_seconds = self._schedule.next_at() - self._clock.monotonic()
         return min(retry_seconds, _IDLE_WAIT_SECONDS, refresh_seconds, self._outbox.seconds_to_due())
 
     def _note_new_rows(self, now: float) -> None:
-        """Tell the schedule about the new records; at most 64 events are tried out of turn."""
-        if self._is_resumed:
-            self._is_resumed = False
-            self._schedule.resume()
+        """Notify the schedule about new records; at most 64 events are tried out of turn."""
         found: list[Delivery] = []
 
         def look(rows: DueRows) -> list[Delivery]:
-            found[:], self._newest_sequence = new_rows(rows, self._newest_sequence)
+            found[:], self._seen_through = new_rows(rows, self._seen_through)
             return []
 
         self._outbox.select(self.name, look)
-        if self._schedule.is_troubled:
-            wall = self._clock.timestamp()
-            for row in found[:_MOST_NEW_EVENTS]:
-                ahead = None if row.not_before is None else row.not_before - wall
-                self._schedule.record_arrived(row.event_key, now, urgent=row.urgent, seconds_to_not_before=ahead)
+        wall = self._clock.timestamp()
+        for row in found[:_MOST_NEW_EVENTS]:
+            ahead = None if row.not_before is None else row.not_before - wall
+            self._schedule.record_arrived(row.event_key, now, urgent=row.urgent, seconds_to_not_before=ahead)
 
     def _select(self, now: float) -> tuple[SendMode, list[PendingDelivery], list[PendingDelivery]]:
         """Return the mode, the rows of the next request, and the rows that probably follow."""
@@ -249,15 +246,25 @@ class DeliveryWorker:
             extra = {"sink": self.name, "expired": expired}
             logger.warning("Records expired: they are older than max_age_seconds.", extra=extra)
 
+    def _refresh(self) -> float:
+        """Make records that are due for a refresh pending again; return the seconds until the next refresh."""
+        if self._refresh_seconds is None or self._stop_at is not None:
+            return _NEVER
+        if not (self._outbox.is_trusted and self._has_seen_document()):
+            return _NO_DOCUMENT_SECONDS
+        now = self._clock.timestamp()
+        found = self._outbox.read(find_refreshes, self.name, now=now, every_seconds=self._refresh_seconds)
+        if found.sequences:
+            self._outbox.change(send_again, self.name, found.sequences, now=now)
+        return found.next_seconds
+
     @property
     def _has_pending(self) -> bool:
         return self._outbox.read(lambda state: bool(state.queue(self.name).pending))
 
     def _clear_attention_if_idle(self) -> None:
         """Reset needs_attention when nothing is pending for the sink, except after a 410."""
-        if not self._metrics.needs_attention or self._schedule.is_gone or self._refresher.is_failing:
-            return
-        if not self._has_pending:
+        if self._metrics.needs_attention and not self._schedule.is_gone and not self._has_pending:
             self._metrics.set_needs_attention(needed=False)
 
     # Sending.
@@ -271,81 +278,43 @@ class DeliveryWorker:
             extra = {"sink": self.name, "sequences": [row.sequence for row in unreadable]}
             logger.error("Rows of the outbox are not records and were parked.", extra=extra)
             return
-        records, next_records = [row.record for row in batch], [row.record for row in following]
-        outcome = self._attempt(thread, records, partial(self._failed, batch, mode), following=next_records)
-        if isinstance(outcome, DeliveryRejected):
-            self._rejected(batch, mode, outcome, under=thread.configuration)
-        elif outcome is not None:
-            self._delivered(batch, under=thread.configuration if outcome else None)
-
-    def _attempt(
-        self,
-        thread: SinkThread,
-        records: Sequence[TransitionRecord],
-        on_failed: Callable[[DeliveryFailed], None],
-        *,
-        following: Sequence[TransitionRecord] = (),
-    ) -> bool | DeliveryRejected | None:
-        """Send *records*; return whether the sink made a request, or the rejection, or None after *on_failed*."""
-        self._send_began_at, self._on_overdue = self._clock.monotonic(), on_failed
+        if not self._schedule.is_troubled:
+            self._seen_through = self._outbox.last_sequence
+        self._send_began_at, self._in_flight = self._clock.monotonic(), (batch, mode)
         outcome: bool | DeliveryRejected | DeliveryFailed
         try:
-            outcome = thread.send(records, following)
+            outcome = thread.send([row.record for row in batch], [row.record for row in following])
         except (DeliveryRejected, DeliveryFailed) as error:
             outcome = error
         self._end_send()
         if isinstance(outcome, DeliveryFailed):
-            on_failed(outcome)
-            return None
-        return outcome
+            self._failed(batch, mode, outcome)
+        elif isinstance(outcome, DeliveryRejected):
+            self._rejected(batch, mode, outcome, under=thread.configuration)
+        else:
+            self._delivered(batch, under=thread.configuration if outcome else None)
 
     def _end_send(self) -> None:
-        self._on_overdue = None
+        self._in_flight = None
         self._metrics.sent(self._clock.monotonic() - self._send_began_at)
-
-    def _refresh(self, thread: SinkThread, now: float) -> float:
-        """Send a record again that is due for a refresh; return the seconds until the next refresh."""
-        if self._stop_at is not None or self._schedule.mode(now) is not SendMode.ALL:
-            return _NEVER  # `RetrySchedule.next_at` returns the end of a pause
-        record = self._refresher.next(now)
-        if record is None:
-            return self._refresher.next_at - self._clock.monotonic()
-        outcome = self._attempt(thread, [record], partial(self._refresh_failed, record))
-        if isinstance(outcome, DeliveryRejected):
-            self._refresh_rejected(record, outcome, under=thread.configuration)
-        elif outcome is not None:
-            self._refresher.succeeded(self._clock.monotonic())
-            if outcome:
-                self._accepted([record.event_key], [record.sequence], under=thread.configuration)
-        return 0.0
-
-    def _refresh_rejected(self, record: TransitionRecord, error: DeliveryRejected, *, under: str) -> None:
-        events = {record.sequence: record.event_key}
-        if error.may_be_endpoint and self._refusals.are_about_endpoint(events, under=under):
-            self._refresh_failed(record, _endpoint_failed(error), next_step=_ENDPOINT_REFUSES)
-            self._unpark()
-            return
-        self._refresher.succeeded(self._clock.monotonic())
-        message = f"The sink rejected a record that it accepted earlier. The record stays delivered. {error}"
-        self._report.problem(f"{self.name}: refused", logging.ERROR, message[:_REASON_CHARACTERS], sink=self.name)
-        self._responded([record.event_key])
-
-    def _refresh_failed(self, record: TransitionRecord, error: DeliveryFailed, *, next_step: str = "") -> None:
-        now = self._clock.monotonic()
-        self._refresher.failed(now)
-        self._note_failure(error, "Sending an active event again failed", next_step=next_step)
-        if error.held or error.retry_after:  # this applies to the whole sink
-            self._reschedule({record.event_key: record.is_urgent}, error, SendMode.ALL, now)
 
     # Results.
 
-    def _store(self, rows: Sequence[PendingDelivery], state: DeliveryState | None, error: str | None = None) -> None:
+    def _store(
+        self,
+        rows: Sequence[PendingDelivery],
+        state: DeliveryState | None,
+        error: str | None = None,
+        *,
+        accepted_under: str | None = None,
+    ) -> None:
         results = [DeliveryResult(sequence=row.sequence, state=state, error=error) for row in rows]
-        self._outbox.record_results(self.name, results)
+        self._outbox.record_results(self.name, results, accepted_under=accepted_under)
 
     def _delivered(self, batch: list[PendingDelivery], *, under: str | None) -> None:
         """Store that *batch* is delivered. *under* is the configuration; None: the sink made no request."""
-        self._store(batch, DeliveryState.DELIVERED)
+        is_first = under is not None and self._refusals.accepted([row.sequence for row in batch], under=under)
+        self._store(batch, DeliveryState.DELIVERED, accepted_under=under if is_first else None)
         now = self._clock.now()
         for row in batch:
             self._metrics.delivered((now - parse_time(row.record.observed_at)).total_seconds())
@@ -354,13 +323,7 @@ class DeliveryWorker:
             self._schedule.needed_no_request(keys)
             return
         self._report.recovered(f"{self.name}: refused", "The sink accepts records again.", sink=self.name)
-        self._accepted(keys, [row.sequence for row in batch], under=under)
-
-    def _accepted(self, event_keys: Sequence[str], sequences: Sequence[int], *, under: str) -> None:
-        """Note that the destination accepted records under the configuration *under*."""
-        if self._refusals.accepted(sequences, under=under):
-            self._outbox.record_results(self.name, [], accepted_under=under)
-        self._responded(event_keys)
+        self._responded(keys)
 
     def _responded(self, event_keys: Sequence[str]) -> None:
         """Note that the destination responds: it accepted records, or rejected them permanently."""
@@ -372,8 +335,10 @@ class DeliveryWorker:
     def _rejected(self, batch: list[PendingDelivery], mode: SendMode, error: DeliveryRejected, *, under: str) -> None:
         events = {row.sequence: row.event_key for row in batch}
         if error.may_be_endpoint and self._refusals.are_about_endpoint(events, under=under):
-            self._failed(batch, mode, _endpoint_failed(error), next_step=_ENDPOINT_REFUSES)
-            self._unpark()
+            failed = DeliveryFailed(str(error), needs_attention=True, reason=error.reason)
+            self._failed(batch, mode, failed, next_step=_ENDPOINT_REFUSES)
+            if parked := self._refusals.take_back():
+                self._outbox.change(deliveries.unpark, self.name, parked, now=self._clock.timestamp())
             return
         reason = str(error)[:_REASON_CHARACTERS]
         named = [getattr(record, "id", record) for record in error.records]
@@ -391,34 +356,15 @@ class DeliveryWorker:
         self._batching.alone |= {row.sequence for row in batch} - {row.sequence for row in refused}
         self._responded([row.event_key for row in batch])
 
-    def _unpark(self) -> None:
-        """Make the records pending again that were parked by rejections that the endpoint caused."""
-        if parked := self._refusals.take_back():
-            self._outbox.change(deliveries.unpark, self.name, parked, now=self._clock.timestamp())
-
     def _failed(
         self, batch: list[PendingDelivery], mode: SendMode, error: DeliveryFailed, *, next_step: str = ""
     ) -> None:
+        """Store and log the failure, delay the failed events, and pause the sink if it is at fault."""
         self._store(batch, None, str(error)[:_REASON_CHARACTERS])
-        self._note_failure(error, "Sending failed", next_step=next_step)
+        self._note_failure(error, next_step=next_step)
         urgent: dict[str, bool] = {}
         for row in batch:
             urgent[row.event_key] = urgent.get(row.event_key, False) or row.urgent
-        self._reschedule(urgent, error, mode, self._clock.monotonic())
-
-    def _note_failure(self, error: DeliveryFailed, what: str, *, next_step: str = "") -> None:
-        """Count the failure *error*, and log *what* failed."""
-        self._metrics.retried(error.reason)
-        if error.needs_attention:
-            self._metrics.set_needs_attention(needed=True)  # until the sink responds
-        level = logging.ERROR if error.needs_attention else logging.WARNING
-        if error.held:
-            next_step = "Nothing is sent until `outbox retry` or a restart."
-        reason = str(error)[:_REASON_CHARACTERS]
-        self._report.problem(self.name, level, f"{what}: {reason} {next_step}".rstrip(), sink=self.name)
-
-    def _reschedule(self, urgent: dict[str, bool], error: DeliveryFailed, mode: SendMode, now: float) -> None:
-        """Delay the failed events, given with their urgency, and pause the sink if it is at fault."""
         wall = self._clock.timestamp()
         has_urgent, soonest, notices = self._outbox.read(deliveries.urgency, self.name, urgent, now=wall)
         events = [
@@ -431,7 +377,7 @@ class DeliveryWorker:
         ]
         self._schedule.failed(
             events,
-            now,
+            self._clock.monotonic(),
             during=mode,
             has_urgent=has_urgent,
             seconds_to_notice=None if soonest is None else soonest - wall,
@@ -439,9 +385,15 @@ class DeliveryWorker:
             is_gone=error.held,
         )
 
-
-def _endpoint_failed(error: DeliveryRejected) -> DeliveryFailed:
-    return DeliveryFailed(str(error), needs_attention=True, reason=error.reason)
+    def _note_failure(self, error: DeliveryFailed, *, next_step: str = "") -> None:
+        self._metrics.retried(error.reason)
+        if error.needs_attention:
+            self._metrics.set_needs_attention(needed=True)  # until the sink responds
+        level = logging.ERROR if error.needs_attention else logging.WARNING
+        if error.held:
+            next_step = "Nothing is sent until `outbox retry` or a restart."
+        reason = str(error)[:_REASON_CHARACTERS]
+        self._report.problem(self.name, level, f"Sending failed: {reason} {next_step}".rstrip(), sink=self.name)
 
 
 def _is_record(row: PendingDelivery) -> bool:

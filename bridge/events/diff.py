@@ -153,6 +153,8 @@ def match_events(
     keys_after = {key for key, _ in new.values()}
     partners: dict[int, ScheduledEvent] = {}
     for signature in (_shape, _position_only):
+        if not (old and new):
+            break
         for was, now in _same_signature(old, new, signature):
             partners[now] = old.pop(was)[1]
             del new[now]

@@ -171,8 +171,8 @@ class Outbox:
     # Changes and the saver.
 
     @contextmanager
-    def _change(self, *, soon: bool = True) -> Iterator[State]:
-        """Hold the lock for a change of the state, and wake the saver; with *soon* False within 0.2 s."""
+    def _change(self, *, soon: bool = True, notifies: bool = True) -> Iterator[State]:
+        """Hold the lock for a change; wake the saver, with *soon* False in 0.2 s. New records may call `on_due`."""
         with self._lock:
             before = self._state.next_sequence
             yield self._state
@@ -183,7 +183,7 @@ class Outbox:
                 self._arrivals.append(arrival)
                 self._limit_memory()
         self.saver.wake(soon=soon)
-        if has_new:
+        if has_new and notifies:
             self.on_due()
 
     def _limit_memory(self) -> None:
@@ -297,8 +297,8 @@ class Outbox:
         self.on_due()
 
     def append_observation(self, observation: Observation) -> list[TransitionRecord]:
-        """Store the document and its records."""
-        with self._change() as state:
+        """Store the document and its records. The caller calls `on_due` if they become due without a save."""
+        with self._change(notifies=False) as state:
             self.active_event_ids = observation.active_event_ids
             if observation.changes:
                 self._newest_document_sequence = state.next_sequence

@@ -171,13 +171,19 @@ class Poller:
         self._save_liveness()
 
     def _sleep_until(self, due: float) -> bool:
-        """Wait until *due* or a stop; return whether `reconfigure` ended the wait."""
+        """Wait until *due* or a stop; return whether `reconfigure` ended the wait.
+
+        If the disk is slow, records become due without a save. This thread then wakes the workers, so that an append
+        needs to wake no thread except the saver.
+        """
         while not self._is_reconfigured and not self._stop.is_set():
-            left = due - self._clock.monotonic()
+            left, unsaved_left = due - self._clock.monotonic(), self._outbox.seconds_to_due()
             if left <= 0:
                 break
-            if self._woken.wait(min(left, threading.TIMEOUT_MAX)):
+            if self._woken.wait(min(left, unsaved_left, threading.TIMEOUT_MAX)):
                 self._woken.clear()
+            elif unsaved_left < left:
+                self._outbox.on_due()
         was_reconfigured, self._is_reconfigured = self._is_reconfigured, False
         return was_reconfigured
 

@@ -286,23 +286,3 @@ def test_a_preempt_overtakes_ten_thousand_records(server, start_agent, figure, i
     p50, p99 = _percentiles(taken)
     figure(f"Preempt behind a backlog of 10,000: change to 2xx p50 {p50:.0f} ms, p99 {p99:.0f} ms")
     assert p99 < 1000
-
-
-def test_a_preempt_is_told_while_the_sink_backs_off(server, start_agent, figure, is_short):
-    start_agent(
-        "agent", server.url, sinks=_webhook(server.url, "one"), poll_interval_seconds=_INTERVAL_SECONDS, stdout=None
-    )
-    taken = []
-    for _ in range(5 if is_short else 20):
-        server.status = 503
-        server.show(*[_event(f"W-{server.incarnation}-{place}") for place in range(5)])
-        incarnation = server.incarnation
-        server.wait(lambda incarnation=incarnation: incarnation in server.shown)
-        time.sleep(3)  # long enough for some failures, and a growing pause
-        timer = threading.Timer(0.5, lambda: setattr(server, "status", 200))
-        timer.start()  # the peer comes back just after the first try of the Preempt was refused
-        taken.append(_preempt(server))
-        timer.join()
-    p50, p99 = _percentiles(taken)
-    figure(f"Preempt while the sink backs off: change to 2xx p50 {p50:.0f} ms, p99 {p99:.0f} ms")
-    assert p99 < 3000

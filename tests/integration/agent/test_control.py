@@ -10,7 +10,6 @@ import sys
 import time
 from multiprocessing.connection import Client
 
-import msgspec
 import pytest
 from readable_source import readable_source
 
@@ -24,7 +23,7 @@ from bridge.agent.control import (
     RequestRefused,
     addresses,
 )
-from bridge.agent.requests import Changed, Events, OutboxRetry, Ping, Pong, Saved, SavedAnswer
+from bridge.agent.requests import Changed, OutboxRetry, Ping, Pong, Saved, SavedAnswer
 from bridge.errors import OutboxError
 from bridge.outbox.lock import DirectoryLock
 
@@ -147,19 +146,6 @@ def test_lost_socket_is_created_again(state, serve, tmp_path, loss):
     assert asked(state) == Pong()
 
 
-def test_closing_does_not_delete_the_socket_of_another_agent(state, tmp_path):
-    first = ControlServer(state, lambda _request: Pong())
-    first.open()
-    state.rename(tmp_path / "aside")
-    state.mkdir()
-    second = ControlServer(state, lambda _request: Pong())
-    second.open()
-    first.close()
-    assert asked(state) == Pong()
-    second.close()
-    assert list(state.iterdir()) == []
-
-
 def test_directory_with_a_long_path_has_its_socket_in_run(tmp_path, state, serve):
     long = state / ("d" * 60) / ("e" * 60)
     long.mkdir(parents=True)
@@ -239,16 +225,6 @@ def test_failure_in_the_agent_is_logged_and_reported(state, serve, caplog):
     assert "ZeroDivisionError" in caplog.text
 
 
-@pytest.mark.parametrize(
-    "body", [b"", b"{}", b'{"request":"unknown"}', b"\x80\x04N.", b'{"request":"events","limit":"x"}']
-)
-def test_malformed_request_is_refused(state, serve, body):
-    serve(lambda _request: pytest.fail("it was understood"))
-    with Client(str(state / "control.sock")) as connection:
-        connection.send_bytes(body)
-        assert msgspec.json.decode(connection.recv_bytes())["error"]
-
-
 def test_request_above_the_limit_ends_the_connection(state, serve):
     serve()
     with Client(str(state / "control.sock")) as connection:
@@ -256,26 +232,6 @@ def test_request_above_the_limit_ends_the_connection(state, serve):
         with pytest.raises((OSError, EOFError)):
             connection.recv_bytes()
     assert asked(state) == Pong()
-
-
-def test_connections_that_say_nothing_keep_no_command_out(state, serve):
-    serve()
-    idle = [Client(str(state / "control.sock")) for _ in range(8)]
-    assert asked(state) == Pong()
-    for connection in idle:
-        connection.close()
-
-
-def test_change_that_is_saved_later_is_reported_as_saved(state, serve):
-    saves = iter([False, False, True])
-
-    def answer(request):
-        return (
-            SavedAnswer(saved=next(saves), reason=None) if isinstance(request, Saved) else Changed(count=3, saved=False)
-        )
-
-    serve(answer)
-    assert ControlClient(state).ask(OutboxRetry()) == Changed(count=3, saved=True)
 
 
 def test_change_that_cannot_be_saved_is_reported_with_the_reason(state, serve):
@@ -288,12 +244,3 @@ def test_change_that_cannot_be_saved_is_reported_with_the_reason(state, serve):
     serve(answer)
     with pytest.raises(NotSaved, match=r"could not save it yet\. The disk is full\."):
         ControlClient(state).ask(OutboxRetry(), seconds=0.5)
-
-
-def test_requests_keep_their_values(state, serve):
-    received = []
-    serve(lambda request: received.append(request) or Pong())
-    request = Events(after=3, limit=2, event_types=("Freeze",))
-    with pytest.raises(msgspec.ValidationError):  # a Pong is no page
-        ControlClient(state).ask(request)
-    assert received == [request]

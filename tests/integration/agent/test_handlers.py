@@ -15,16 +15,12 @@ from bridge.agent.requests import (
     OutboxList,
     OutboxMove,
     OutboxRetry,
-    Ping,
-    Saved,
     Status,
     answer_type,
 )
 from bridge.errors import OutboxError, OutboxReadOnly
 from bridge.events.record import Verdict
 from bridge.outbox.approvals import cli_decision, keep_decisions
-from bridge.outbox.database import Database
-from bridge.outbox.outbox import Outbox
 from bridge.outbox.rows import DecisionStage, DeliveryState, StoredDecision
 
 PARKED = (DeliveryState.PARKED,)
@@ -101,15 +97,6 @@ def test_events_are_listed_newest_first_with_history(kit, outbox, ask, is_stored
     assert sequences(ask(Events(since=kit.time.timestamp() + 1))) == []
 
 
-def test_records_that_are_not_saved_yet_are_listed(kit, outbox, ask, monkeypatch):
-    kit.commit(outbox, kit.event())
-    monkeypatch.setattr(Database, "save", lambda *_args, **_options: (_ for _ in ()).throw(OSError(5, "EIO")))
-    kit.commit(outbox, kit.event("E-2"), save=False)
-    assert sequences(ask(Events())) == [2, 1]
-    saved = ask(Saved())
-    assert (saved.saved, "EIO" in saved.reason) == (False, True)
-
-
 def test_pages_have_every_record_once(kit, outbox, ask, monkeypatch):
     kit.fill(outbox, 30)
     monkeypatch.setattr(handlers, "PAGE_BYTES", 5_000)
@@ -132,13 +119,6 @@ def test_pages_have_every_record_once(kit, outbox, ask, monkeypatch):
     assert rows == [(sink, number) for sink in "ab" for number in range(1, 31)]
 
 
-def test_history_that_takes_too_long_ends_with_an_error(kit, outbox, ask, monkeypatch):
-    kit.fill(outbox, 3)
-    monkeypatch.setattr(handlers, "HISTORY_SECONDS", -1.0)
-    with pytest.raises(OutboxError, match="was not read within"):
-        ask(Events())
-
-
 def test_reading_does_not_make_the_agent_replace_its_file(kit, outbox, ask):
     kit.commit(outbox, kit.event())
     for _ in range(3):
@@ -157,14 +137,6 @@ def test_parked_records_are_listed_retried_and_discarded(kit, outbox, ask):
     assert ask(OutboxDiscard(sink="a", states=PARKED)).count == 1
     assert kit.totals(outbox)["a"]["pending"] == 1
     assert ask(OutboxRetry()).count == 0
-
-
-def test_retry_ends_the_pause_of_the_sink(outbox):
-    resumed = []
-    requests = Requests(outbox, on_retry=resumed.append)
-    requests.ask(OutboxRetry(sink="a"))
-    requests.ask(OutboxRetry())
-    assert resumed == ["a", None]
 
 
 def test_records_move_to_another_sink(kit, outbox, ask):
@@ -225,14 +197,6 @@ def test_decision_is_stored_unless_another_hold_exists(kit, outbox):
     answer = ask(Decide(decision=decision, overruled=(other.arrival,)))
     assert (answer.other_holds, answer.saved, woken) == ((), True, [1])
     assert ask(Decision(source="cli", approver="me", decision_id="d")).decision.state is DecisionStage.NEW
-
-
-def test_nothing_is_answered_before_the_outbox_is_loaded(outbox, monkeypatch):
-    monkeypatch.setattr(Outbox, "wait_loaded", lambda *_: False)
-    requests = Requests(outbox)
-    assert requests.ask(Ping()) is not None
-    with pytest.raises(OutboxError, match="still loading"):
-        requests.ask(Status())
 
 
 def test_stored_outbox_changes_nothing_and_needs_a_file(kit, outbox, tmp_path):

@@ -20,25 +20,6 @@ def set_clock(bench):
     return set_clock
 
 
-def waiting_sink(bench, **keys):
-    """Start a sink that takes nothing before `box.script` ends; its gaps are a tenth of a second."""
-    box = bench.sink(max_age_seconds=600, **keys)
-    box.script(*["fail"] * 3)
-    bench.add("E-1")
-    bench.start()
-    bench.until_failed(1)
-    return box
-
-
-def test_a_clock_that_is_set_an_hour_ahead_expires_nothing_that_waited_for_seconds(bench, set_clock):
-    waiting_sink(bench)
-    bench.advance(3)
-    set_clock(HOUR)
-    for _ in range(6):
-        bench.advance(2)
-    bench.until_totals(delivered=1)
-
-
 @pytest.mark.parametrize("step_seconds", [HOUR, -HOUR])
 def test_a_record_expires_by_the_time_that_passed_whatever_the_clock_was_set_to(bench, set_clock, step_seconds):
     box = bench.sink(max_age_seconds=600)
@@ -57,29 +38,6 @@ def test_a_record_expires_by_the_time_that_passed_whatever_the_clock_was_set_to(
     assert bench.totals() == {"pending": 1, "expired": 1}
     bench.advance(30)
     bench.until_totals(expired=2)
-
-
-def test_a_clock_that_is_set_for_a_moment_expires_nothing(bench, set_clock):
-    waiting_sink(bench)
-    set_clock(HOUR)
-    bench.advance(1)
-    set_clock(-HOUR)
-    for _ in range(6):
-        bench.advance(2)
-    bench.until_totals(delivered=1)
-
-
-def test_what_a_person_has_tried_again_is_not_too_old_after_the_clock_was_set_back(bench):
-    box = bench.sink(max_age_seconds=600)
-    box.script("reject", "fail", "fail")
-    bench.add("E-1")
-    bench.start()
-    bench.until_totals(parked=1)
-    bench.outbox_kit.set_clock(-HOUR)
-    bench.retry()
-    for _ in range(6):
-        bench.advance(2)
-    bench.until_totals(delivered=1)
 
 
 @pytest.mark.parametrize("step_seconds", [HOUR, -HOUR])

@@ -8,11 +8,9 @@ from delivery_kit import SOON_SECONDS, DeliveryKit
 
 from bridge.config.settings import SinkSettings
 from bridge.delivery.pool import WorkerPool
-from bridge.delivery.sender import Sender
-from bridge.errors import DeliveryFailed
 from bridge.events.event import Document
 from bridge.metrics.metrics import Metrics
-from bridge.testing.sinks import Box, ScriptedSink
+from bridge.testing.sinks import ScriptedSink
 
 
 class Hangs(ScriptedSink):
@@ -101,17 +99,3 @@ def test_a_send_that_hung_before_its_request_makes_none_after_the_change(exchang
     change.box.wait_for(2, SOON_SECONDS)
     change.let_the_old_one_go_on()
     assert change.told() == ["scheduled", "started"]
-
-
-def test_a_sender_that_was_cut_between_two_sends_makes_no_other():
-    box = Box.named("cut-between")
-    sender = Sender(
-        lambda: ScriptedSink(ScriptedSink.Config(name="s", box="cut-between")), name="s", timeout_seconds=10
-    )
-    sender.send(["one"])
-    sender.cut()
-    with pytest.raises(DeliveryFailed, match="cut before it began"):
-        sender.send(["two"])
-    assert box.records == ("one",)
-    sender.close()
-    Box.forget("cut-between")

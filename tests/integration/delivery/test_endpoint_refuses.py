@@ -9,7 +9,6 @@ import pytest
 
 from bridge.testing.http_peer import HttpPeer
 from bridge.testing.simulator.imds_api import Answer
-from sinks.otlp.sink import OtlpSink
 from sinks.webhook.sink import WebhookSink
 
 NOT_ACCEPTED = "status_400"
@@ -62,19 +61,6 @@ def test_an_endpoint_that_never_accepted_anything_parks_nothing(bench, peer):
     peer.accept()
     turn_until(bench, delivered=3)
     bench.until(lambda: bench.sample("sink_needs_attention") == 0)
-
-
-def test_otlp_endpoint_that_never_accepted_anything_parks_no_batch(bench, peer):
-    peer.refuse_for_good()
-    bench.sink("s", OtlpSink, endpoint=f"http://{peer.address.authority}", max_batch=10)
-    bench.add("E-1", "E-2", "E-3")
-    bench.start()
-    bench.until(lambda: bench.sample("sink_needs_attention") == 1)
-    bench.advance(300)
-    bench.until(lambda: len(peer.requests) >= 2)
-    assert bench.totals() == {"pending": 3}
-    peer.accept()
-    turn_until(bench, delivered=3)
 
 
 def test_an_endpoint_that_refuses_different_events_in_a_row_parks_none_of_them(bench, peer, caplog):
@@ -135,17 +121,6 @@ def test_a_bad_record_that_came_first_is_parked_once_the_endpoint_has_accepted_a
     bench.until(lambda: bench.sample("sink_needs_attention") == 0)
 
 
-def test_several_bad_records_in_a_row_are_parked_once_the_endpoint_has_accepted_another(bench, peer):
-    webhook(bench, peer)
-    bench.start()
-    accept_one(bench, peer)
-    refuse_only(peer, "bad-1", "bad-2", "bad-3")
-    bench.add("bad-1", "bad-2", "bad-3")
-    turn_until(bench, delivered=1, pending=3)
-    bench.add("good")
-    turn_until(bench, delivered=2, parked=3)
-
-
 @pytest.mark.parametrize("is_changed", [False, True], ids=["as it was", "changed"])
 def test_what_an_endpoint_accepted_counts_after_a_restart_while_its_configuration_is(bench, peer, is_changed):
     webhook(bench, peer)
@@ -198,24 +173,6 @@ def test_a_new_endpoint_parks_nothing_when_its_url_comes_from_elsewhere(bench, t
         bench.stop()
         bench.start()
         turn_until(bench, delivered=2)
-
-
-def test_a_new_url_in_the_file_of_a_running_agent_counts_as_a_new_endpoint(bench, tmp_path):
-    file = tmp_path / "url"
-    with two_peers() as (old, new):
-        file.write_text(f"http://{old.address.authority}/hook")
-        bench.sink("s", WebhookSink, url_file=str(file))
-        bench.start()
-        accept_one(bench, old)
-        file.write_text(f"http://{new.address.authority}/another")
-        bench.add("P", urgent=True)
-        bench.until(lambda: bench.sample("sink_needs_attention") == 1)
-        assert bench.totals() == {"delivered": 1, "pending": 1}
-        new.accept()
-        turn_until(bench, delivered=2)
-        new.refuse_for_good()
-        bench.add("bad")
-        bench.until_totals(delivered=2, parked=1)
 
 
 def test_nothing_of_what_a_file_or_a_variable_holds_is_kept(bench, peer, tmp_path, monkeypatch):

@@ -99,21 +99,6 @@ def test_an_urgent_record_is_tried_every_two_seconds_at_most_whatever_the_retry_
     assert median(later - earlier for earlier, later in pairwise(moments)) < 4.5
 
 
-def test_a_retry_after_binds_the_sink_for_an_hour_at_most(bench):
-    box = bench.sink()
-    box.script("fail:999999")
-    bench.add("E-1")
-    bench.start()
-    bench.until(lambda: bench.totals() == {"pending": 1} and len(box.tries) == 1)
-    bench.until(lambda: bench.sample("sink_retries_total", reason="failed") == 1)
-    bench.add("E-2")
-    bench.advance(3_500)
-    bench.add("E-3")
-    assert len(box.tries) == 1
-    bench.advance(101)
-    box.wait_for(3, 10)
-
-
 def test_a_sink_that_is_gone_is_left_alone_until_a_person_retries(bench, caplog):
     box = bench.sink()
     box.script(raising(DeliveryFailed("410 Gone", held=True)))
@@ -129,17 +114,6 @@ def test_a_sink_that_is_gone_is_left_alone_until_a_person_retries(bench, caplog)
     bench.retry()
     assert ids(box.wait_for(3, 10)) == ["P-1", "E-1", "E-2"]
     bench.until(lambda: bench.sample("sink_needs_attention") == 0)
-
-
-def test_a_sink_that_is_gone_is_tried_again_after_a_restart(bench):
-    box = bench.sink()
-    box.script(raising(DeliveryFailed("410 Gone", held=True)))
-    bench.add("E-1")
-    bench.start()
-    bench.until(lambda: len(box.tries) == 1)
-    bench.stop()
-    bench.start()
-    box.wait_for(1, 10)
 
 
 def test_a_person_retrying_cuts_a_retry_after_short(bench):
@@ -169,11 +143,3 @@ def test_records_older_than_max_age_are_given_up_and_counted(bench, trouble):
         assert ids(box.records) == ["young"]
     else:
         bench.until_totals(pending=1, expired=2)
-
-
-def test_without_max_age_nothing_is_ever_given_up(bench):
-    box = bench.sink()
-    bench.add("old")
-    bench.advance(1e8)
-    bench.start()
-    box.wait_for(1, 10)

@@ -173,43 +173,6 @@ def test_what_a_sink_says_on_purpose_arrives_as_it_is(peer, sender):
     assert caught.value is refused
 
 
-class WithoutParent(DeliveryFailed):
-    def __init__(self):
-        pass
-
-
-class RejectedWithoutParent(DeliveryRejected):
-    def __init__(self):
-        pass
-
-
-class Unspeakable(Exception):
-    def __str__(self):
-        raise ValueError("not even that")
-
-
-@pytest.mark.parametrize(
-    "error",
-    [WithoutParent(), RejectedWithoutParent(), Unspeakable(), DeliveryFailed("text", retry_after="120")],
-    ids=lambda error: type(error).__name__,
-)
-def test_an_exception_that_is_broken_itself_is_a_plain_failure(peer, sender, error):
-    peer.on_send = raising(error)
-    problem = failed(sender)
-    assert type(problem) is DeliveryFailed
-    assert problem.retry_after is None
-    assert type(error).__name__ in str(problem)
-
-
-@pytest.mark.parametrize("error", [ValueError("no such key"), SystemExit(1)], ids=lambda error: type(error).__name__)
-def test_a_constructor_that_fails_is_tried_again_with_the_next_send(peer, sender, error):
-    peer.on_build = raising(error)
-    assert failed(sender).__cause__ is error
-    peer.on_build = lambda: None
-    sender.send([])
-    assert peer.steps == [("build", 1), ("build", 2), ("send", 2), ("sent", 2)]
-
-
 def test_a_hanging_send_is_cut_in_time_and_closed_before_the_next_try(peer, sender):
     peer.on_send = peer.hang
     peer.on_close = peer.release.set
@@ -243,15 +206,6 @@ def test_a_close_that_hangs_delays_no_try_beyond_its_deadline(peer, sender):
     in_time(lambda: sender.send([]), deadline_seconds=TIMEOUT_SECONDS)
 
 
-@pytest.mark.parametrize("error", [OSError("already"), SystemExit(1)], ids=lambda error: type(error).__name__)
-def test_a_close_that_raises_harms_nobody(peer, sender, error):
-    peer.on_send, peer.on_close = peer.hang, raising(error)
-    failed(sender)
-    peer.on_send = lambda: None
-    sender.send([])
-    sender.close()
-
-
 def test_too_many_hanging_sends_leave_the_sink_alone_until_one_ends(peer):
     with closing(Sender(peer.sink, name="s", timeout_seconds=0.05)) as sender:
         peer.on_send = peer.hang
@@ -267,19 +221,6 @@ def test_too_many_hanging_sends_leave_the_sink_alone_until_one_ends(peer):
         peer.release.set()
         until(lambda: not peer.alive())
         until(lambda: succeeds(sender))
-
-
-def test_a_closing_sender_waits_for_a_sink_that_hangs_no_longer_than_a_second(peer):
-    peer.on_close = peer.hang
-
-    def close():
-        sender = Sender(peer.sink, name="s", timeout_seconds=SOON_SECONDS)
-        sender.send([])
-        started = time.monotonic()
-        sender.close()
-        return time.monotonic() - started
-
-    in_time(close, deadline_seconds=1.0, seconds_of=float)
 
 
 def test_an_idle_sink_keeps_no_record_in_memory(sender):

@@ -1,14 +1,11 @@
 """Stopping a worker: what is due still goes, what does not stays owed, and nobody waits beyond the grace."""
 
-import logging
 import os
 import subprocess
 import sys
 import threading
 import time
 from contextlib import closing
-
-from bridge.testing.sinks import ScriptedSink
 
 
 def stop(worker, grace_seconds, within_seconds):
@@ -61,50 +58,6 @@ def test_what_the_grace_does_not_suffice_for_stays_owed(bench):
     assert totals["pending"] == 100 - totals["delivered"]
 
 
-def test_a_record_that_waits_for_its_next_try_is_not_waited_for(bench):
-    box = bench.sink()
-    box.script("fail:3600")
-    bench.add("E-1")
-    worker = bench.start()
-    bench.until(lambda: bench.sample("sink_retries_total", reason="failed") == 1)
-    has_ended, seconds = stop(worker, grace_seconds=30, within_seconds=20)
-    assert has_ended
-    assert seconds < 10
-    assert bench.totals() == {"pending": 1}
-
-
-def test_what_was_owed_goes_after_a_restart_and_nothing_twice(bench):
-    box = bench.sink()
-    box.script("accept", "fail:3600")
-    bench.add("E-1", "E-2", "E-3")
-    bench.start()
-    bench.until(lambda: len(box.tries) == 2)
-    bench.stop()
-    bench.start()
-    records = box.wait_for(3, 10)
-    assert sorted(record.sequence for record in records) == [1, 2, 3]
-    bench.until_totals(delivered=3)
-
-
-def test_a_send_that_hangs_does_not_hold_the_others_nor_make_a_noise_when_it_ends(bench, caplog):
-    caplog.set_level(logging.INFO)
-    hung, healthy = bench.sink("hung", timeout_seconds=60.0), bench.sink("healthy")
-    bench.add("E-1")
-    hung.script("hang")
-    workers = [bench.start("hung"), bench.start("healthy")]
-    bench.until(lambda: hung.tries)
-    healthy.wait_for(1, 10)
-    for worker in workers:
-        worker.stop(grace_seconds=0.2)
-    assert workers[1].join(10)
-    assert not workers[0].join(0.5)
-    assert bench.totals("hung") == {"pending": 1}
-    bench.outbox.close()
-    hung.released.set()
-    assert workers[0].join(10)
-    assert not [record for record in caplog.records if record.exc_info]
-
-
 def test_a_send_that_ends_after_the_outbox_was_closed_comes_again(bench):
     box = bench.sink(timeout_seconds=30.0)
     gate = threading.Event()
@@ -122,21 +75,6 @@ def test_a_send_that_ends_after_the_outbox_was_closed_comes_again(bench):
     first, second = box.wait_for(2, 10)
     assert first.id == second.id
     bench.until_totals(delivered=1)
-
-
-def test_a_sink_is_closed_when_its_worker_stops(bench):
-    closed = []
-
-    class Closing(ScriptedSink):
-        def close(self):
-            closed.append(threading.current_thread().name)
-
-    bench.sink(sink_class=Closing)
-    bench.add("E-1")
-    bench.start()
-    bench.until_totals(delivered=1)
-    bench.stop()
-    assert closed == ["sink:s"]
 
 
 HANGING_PROCESS = """

@@ -49,16 +49,6 @@ def test_what_a_person_must_see_to_is_an_error_said_once_and_exported_until_it_i
     assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
 
 
-def test_refusals_for_the_same_reason_are_said_once(bench, caplog):
-    box = bench.sink()
-    box.script(*always("reject"))
-    bench.add(*(f"E-{number}" for number in range(20)))
-    bench.start()
-    bench.until_totals(parked=20)
-    assert [record.levelname for record in caplog.records] == ["ERROR"]
-    assert "outbox list" in caplog.text
-
-
 def test_sends_latencies_and_retries_are_counted(bench):
     box = bench.sink()
     box.script("fail", "raise")
@@ -97,23 +87,6 @@ def test_row_that_is_not_a_record_is_parked_and_the_others_are_sent(bench, caplo
 
 def break_record(state, sequence):
     state.put_record(msgspec.structs.replace(state.records.rows[sequence], body=b"{"))
-
-
-def test_worker_continues_after_an_unexpected_error(bench, caplog, monkeypatch):
-    box = bench.sink()
-    worker = bench.start()
-    failures = [RuntimeError("a bug")]
-
-    def select(now):
-        if failures:
-            raise failures.pop()
-        return type(worker)._select(worker, now)
-
-    monkeypatch.setattr(worker, "_select", select)
-    bench.add("E-1")
-    box.wait_for(1, 10)
-    assert [record.levelname for record in caplog.records] == ["ERROR"]
-    assert caplog.records[0].exc_info
 
 
 def test_discarded_records_no_longer_need_attention(bench):

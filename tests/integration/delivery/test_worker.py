@@ -8,7 +8,6 @@ from uuid import uuid4
 import pytest
 
 from bridge.errors import DeliveryFailed, DeliveryRejected
-from bridge.sink import Sink
 from bridge.testing.sinks import MemorySink, ScriptedSink
 
 
@@ -116,15 +115,6 @@ def test_two_events_that_always_fail_do_not_stop_the_others(bench, max_batch, ur
     bench.until_totals(delivered=120, pending=5)
 
 
-def test_an_event_that_always_fails_in_mixed_batches_costs_the_others_little(bench):
-    box = bench.sink(max_batch=10)
-    box.script(*always(refuse("P-1", error=DeliveryFailed)))
-    bench.add("P-1", *(f"E-{number}" for number in range(200)))
-    bench.start()
-    box.wait_for(200, 20)
-    assert len(box.tries) < 50
-
-
 @pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize("sink_class", [ScriptedSink, OneEventABatch])
 def test_of_a_rejected_batch_only_the_culprit_is_parked(bench, sink_class, named):
@@ -136,31 +126,6 @@ def test_of_a_rejected_batch_only_the_culprit_is_parked(bench, sink_class, named
     bench.start()
     assert sorted(ids(box.wait_for(4, 10))) == ["E-1", "E-1", "E-2", "E-2"]
     bench.until_totals(delivered=4, parked=1)
-
-
-def test_after_a_rejected_batch_every_record_goes_alone_and_later_ones_together(bench):
-    box = bench.sink(max_batch=100)
-    box.script("reject")
-    bench.add("E-1", "E-2", "E-3")
-    bench.start()
-    box.wait_for(3, 10)
-    assert [len(each) for each in box.tries] == [3, 1, 1, 1]
-    bench.add("E-4", "E-5")
-    box.wait_for(5, 10)
-    assert [len(each) for each in box.tries][4:] == [2]
-
-
-@pytest.mark.parametrize("culprits", [["of another batch"], [object()], [[]]], ids=["text", "object", "list"])
-def test_a_single_record_that_is_rejected_is_parked_whatever_the_sink_names(bench, culprits):
-    def outcome(_batch):
-        raise DeliveryRejected("no", culprits)
-
-    box = bench.sink(max_batch=2)
-    box.script(outcome, outcome, outcome)
-    bench.add("E-1", "E-2")
-    bench.start()
-    bench.until_totals(parked=2)
-    assert len(box.tries) == 3
 
 
 def test_a_sink_may_name_the_refused_records_by_id(bench):
@@ -183,55 +148,6 @@ def test_a_parked_record_does_not_block_its_event(bench):
     bench.start()
     assert [record.sequence for record in box.wait_for(1, 10)] == [2]
     bench.until_totals(delivered=1, parked=1)
-
-
-def test_a_parked_record_that_a_person_retries_is_sent_late(bench):
-    box = bench.sink()
-    box.script("reject")
-    bench.add("E-1")
-    bench.start()
-    bench.until_totals(parked=1)
-    bench.retry()
-    box.wait_for(1, 10)
-    bench.until_totals(delivered=1)
-
-
-def raising(error):
-    def outcome(_batch):
-        raise error
-
-    return outcome
-
-
-@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), ZeroDivisionError()], ids=repr)
-def test_whatever_a_sink_raises_is_tried_again(bench, error):
-    box = bench.sink()
-    box.script(raising(error))
-    bench.add("E-1")
-    bench.start()
-    box.wait_for(1, 10)
-    bench.until_totals(delivered=1)
-    assert bench.sample("sink_retries_total", reason="exception") == 1
-
-
-def test_a_sink_that_cannot_be_built_is_built_again(bench):
-    class Stubborn(Sink):
-        built = 0
-
-        def __init__(self, config):
-            super().__init__(config)
-            Stubborn.built += 1
-            if Stubborn.built < 3:
-                raise SystemExit("no driver")
-
-        def send(self, batch):
-            pass
-
-    bench.sink(sink_class=Stubborn)
-    bench.add("E-1")
-    bench.start()
-    bench.until_totals(delivered=1)
-    assert Stubborn.built == 3
 
 
 def test_a_send_that_hangs_is_cut_and_the_sink_works_again_when_it_recovers(bench):

@@ -10,32 +10,13 @@ import pytest
 from approver_kit import ApproverKit
 
 from bridge.agent.agent import Agent
-from bridge.approval.portal_client import PortalClient
-from bridge.approval.portal_poller import PortalPoller
-from bridge.clock import Clock
-from bridge.config.approval import KeySettings, RemoteSettings, RuleSettings
+from bridge.config.approval import RuleSettings
 from bridge.config.loader import read
-from bridge.errors import ImdsUnreachable
 from bridge.testing import Simulator
 from bridge.testing.http_peer import HttpPeer
 
 PATIENCE_SECONDS = 20.0
 LONG_SECONDS = 3_600.0
-
-
-class Time:
-    """The monotonic clock, which a test can let go on."""
-
-    def __init__(self):
-        self.lead_seconds = 0.0
-
-    def monotonic(self):
-        return time.monotonic() + self.lead_seconds
-
-
-@pytest.fixture
-def clock():
-    return Time()
 
 
 @pytest.fixture
@@ -50,68 +31,6 @@ def until(condition):
     while not condition():
         assert time.monotonic() < deadline, "It did not happen in time."
         time.sleep(0.005)
-
-
-def is_stuck_until_released(loop_watch, clock, gate):
-    """Assert that the loop, hanging at *gate*, is late after an hour, not after a minute, and not once it goes on."""
-    assert loop_watch.late_seconds == 0
-    clock.lead_seconds += 60
-    assert loop_watch.late_seconds == 0
-    clock.lead_seconds += LONG_SECONDS
-    assert loop_watch.late_seconds > LONG_SECONDS / 2
-    gate.set()
-    until(lambda: loop_watch.late_seconds == 0)
-
-
-@pytest.fixture
-def portal():
-    with HttpPeer() as portal:
-        yield portal
-
-
-@pytest.fixture
-def channel(portal, clock, gate):
-    """A way to the portal whose reader hangs at the gate; it waits for nothing between two requests."""
-    keys = (KeySettings(kid="ops", approver="ops", public_key_file="/nowhere.pub"),)
-    client = PortalClient(RemoteSettings(url=f"http://{portal.address.authority}", keys=keys, wait_seconds=1.0))
-    waits = []
-
-    def wait(stop, seconds):
-        waits.append(seconds)
-        return stop.wait(0.01)
-
-    channel = PortalPoller(
-        client,
-        vm_id=lambda: "vm",
-        receive=lambda _tokens: gate.wait(),
-        clock=Clock(monotonic=clock.monotonic),
-        wait=wait,
-    )
-    channel.waits = waits
-    channel.start()
-    yield channel
-    gate.set()
-    channel.stop()
-
-
-def test_way_to_the_portal_that_hangs_is_late(portal, channel, clock, gate):
-    portal.say(200, body=json.dumps({"index": 2, "decisions": ["a token"]}).encode())
-    until(lambda: portal.requests)
-    time.sleep(0.05)
-    assert channel.loop_watch.late_seconds == 0
-    clock.lead_seconds += LONG_SECONDS
-    until(lambda: channel.loop_watch.late_seconds > 0)
-    gate.set()
-    until(lambda: channel.loop_watch.late_seconds == 0)
-
-
-def test_portal_that_is_down_makes_nothing_late(portal, channel, clock):
-    portal.say(503, headers={"Retry-After": "3600"})
-    until(lambda: 3_600 in channel.waits)
-    assert channel.loop_watch.late_seconds == 0
-    channel.stop()
-    clock.lead_seconds += 1e6
-    assert channel.loop_watch.late_seconds == 0
 
 
 @pytest.fixture
@@ -144,14 +63,6 @@ def test_approver_whose_request_never_ends_is_late(kit, gate):
     kit.approver.stop()
     kit.approver.join(PATIENCE_SECONDS)
     kit.wait(LONG_SECONDS)
-    assert loop_watch.late_seconds == 0
-
-
-def test_metadata_service_that_does_not_answer_makes_the_approver_not_late(kit):
-    kit.imds.get_answer = ImdsUnreachable("nobody is there")
-    loop_watch = approving(kit)
-    until(lambda: kit.imds.requests)
-    time.sleep(0.05)
     assert loop_watch.late_seconds == 0
 
 

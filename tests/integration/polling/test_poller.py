@@ -9,8 +9,7 @@ import pytest
 from outbox_kit import RouteAll
 
 from bridge.errors import DocumentInvalid, ImdsStatus, ImdsUnreachable, OutboxError
-from bridge.events.event import Document, ScheduledEvent, VmIdentity, encode
-from bridge.events.record import decode_record
+from bridge.events.event import Document, ScheduledEvent, VmIdentity
 from bridge.metrics.metrics import Metrics
 from bridge.outbox.outbox import Outbox
 from bridge.polling.poller import Poller
@@ -140,12 +139,6 @@ def event(status="Scheduled", **fields):
     return ScheduledEvent(event_id="P-1", event_status=status, **fields)
 
 
-def test_what_was_polled_is_stored_before_anybody_hears_of_it(bench):
-    bench.poll(document(1, event()))
-    assert bench.stored == bench.stored_when_told
-    assert bench.told == [("scheduled", "observed")]
-
-
 def test_only_an_eviction_or_a_deletion_expedites_the_identity(bench):
     bench.poll(document(1, event(event_type="Freeze")))
     assert bench.identity.expedited == 0
@@ -169,21 +162,6 @@ def test_a_boot_before_not_before_does_not_end_a_reboot_however_late_the_answer_
     assert bench.told == [("scheduled", "observed"), ("ended", "unknown")]
 
 
-def test_an_agent_that_starts_late_takes_the_time_of_the_boot_not_its_own(bench):
-    bench.poll(document(1, event(event_type="Reboot", not_before=START + timedelta(minutes=15))))
-    bench.restart(after_seconds=3600, boot_id="boot-2", seconds_since_boot=3500.0)
-    confirmed(bench, document(2))
-    assert bench.told == [("scheduled", "observed"), ("ended", "unknown")]
-
-
-@pytest.mark.parametrize("event_type", ["Preempt", "Terminate"])
-def test_a_boot_says_nothing_of_an_eviction_or_deletion_that_is_gone(bench, event_type):
-    bench.poll(document(1, event(event_type=event_type)))
-    bench.restart(after_seconds=120, boot_id="boot-2")
-    confirmed(bench, document(2))
-    assert bench.told == [("scheduled", "observed"), ("ended", "unknown")]
-
-
 def test_a_stale_front_end_ends_nothing_again_and_again_over_restarts_of_the_agent(bench):
     for minute in range(4):
         for _ in range(30):
@@ -194,22 +172,6 @@ def test_a_stale_front_end_ends_nothing_again_and_again_over_restarts_of_the_age
     assert len(endings) <= 1
     bench.poll(document(5), times=302)
     assert bench.told[-1] == ("completed", "inferred")
-
-
-def test_an_eviction_that_is_gone_without_a_boot_is_not_said_to_have_happened(bench):
-    bench.poll(document(1, event()))
-    bench.restart(after_seconds=120)
-    confirmed(bench, document(2))
-    assert bench.told == [("scheduled", "observed"), ("ended", "unknown")]
-
-
-def test_the_boot_counts_once(bench):
-    bench.poll(document(1, event()))
-    bench.restart(after_seconds=5, boot_id="boot-2")
-    bench.poll(document(1, event()))
-    bench.restart(after_seconds=5, boot_id="boot-2")
-    confirmed(bench, document(2))
-    assert bench.told[-1] == ("canceled", "inferred")
 
 
 @pytest.mark.parametrize(
@@ -230,16 +192,6 @@ def test_a_failed_poll_ends_nothing_and_the_next_one_follows(bench, failure):
     assert bench.told == [("started", "observed")]
 
 
-def test_why_an_answer_is_no_document_is_known_until_the_next_answer_or_none(bench):
-    bench.poll(DocumentInvalid("The answer is larger than 4 MiB."), times=2)
-    assert bench.poller.refused_answer == "The answer is larger than 4 MiB."
-    bench.poll(ImdsUnreachable("silent"))
-    assert bench.poller.refused_answer is None
-    bench.poll(DocumentInvalid("The answer is larger than 4 MiB."))
-    bench.poll(document(1))
-    assert bench.poller.refused_answer is None
-
-
 def test_a_throttled_poll_backs_off_and_is_never_starved(bench):
     bench.poll(document(1))
     delays = [bench.poll(ImdsStatus("slow down", status=429, retry_after_seconds=600)) for _ in range(20)]
@@ -247,32 +199,6 @@ def test_a_throttled_poll_backs_off_and_is_never_starved(bench):
     assert delays[0] > 1.0
     bench.poll(document(1))
     assert bench.poll(document(1)) == 1.0
-
-
-def test_an_outage_makes_the_ending_inferred(bench):
-    bench.poll(document(1, event("Started")))
-    bench.poll(ImdsUnreachable("silent"), times=30)
-    confirmed(bench, document(2))
-    assert bench.told[-1] == ("completed", "inferred")
-
-
-def test_after_two_days_off_an_empty_document_ends_nothing_at_once(bench):
-    bench.poll(document(7, event("Started")))
-    bench.restart(after_seconds=2 * 86400)
-    empty = document(1)
-    bench.poll(empty, times=200)
-    bench.restart(after_seconds=2)
-    bench.poll(empty, times=290)
-    assert bench.told == [("started", "observed")]
-    bench.poll(document(2, event("Started")))
-    assert bench.told == [("started", "observed")]
-
-
-def test_what_stays_away_for_five_minutes_after_two_days_has_ended(bench):
-    bench.poll(document(1, event("Started")))
-    bench.restart(after_seconds=2 * 86400)
-    bench.poll(document(2), times=302)
-    assert bench.told[-1] == ("completed", "inferred")
 
 
 def test_a_crash_before_the_commit_is_seen_again_under_the_same_id(bench, tmp_path):
@@ -344,56 +270,6 @@ def test_an_idle_poll_writes_nothing(bench):
     assert files() == before
     bench.poll(shown, times=200)  # the time of the last good answer, once in ten minutes
     assert files() != before
-
-
-def test_the_same_trouble_is_logged_once_and_its_end_with_the_count(bench, caplog):
-    caplog.set_level(logging.INFO)
-    bench.poll(document(1))
-    bench.poll(ImdsUnreachable("silent"), times=5)
-    bench.poll(document(1))
-    troubles = [record for record in caplog.records if record.name == "bridge.polling.poller"]
-    assert [record.levelname for record in troubles] == ["WARNING", "INFO"]
-    assert troubles[-1].failures == 5
-
-
-def test_a_record_survives_the_way_through_the_outbox_unchanged(bench):
-    odd = event(extra={"Ü": [1, {"a": None}]}, description='\N{SNOWMAN}\n\t"', not_before=None, not_before_raw="soon")
-    bench.poll(document("abc123", odd))
-    (record,) = bench.stored
-    assert record.event == odd
-    assert record.incarnation == "abc123"
-    assert decode_record(encode(record)) == record
-
-
-def test_interval_that_is_raised_raises_what_counts_as_a_gap(bench):
-    bench.poll(document(1, event("Started")))
-    bench.poller.reconfigure(bench.imds, bench.identity, poll_interval_seconds=12.0)
-    bench.clock.advance(12)
-    confirmed(bench, document(2))
-    assert bench.told[-1] == ("completed", "observed")
-
-
-def test_interval_that_is_lowered_is_in_force_at_once(tmp_path):
-    class Counting(ListedImds):
-        polls = 0
-
-        def scheduled_events(self):
-            self.polls += 1
-            return document(1)
-
-    imds, stop = Counting(), threading.Event()
-    outbox = opened(tmp_path)
-    poller = Poller(imds, outbox, Identity(), metrics=Metrics(), boot_id="b", poll_interval_seconds=3600.0)
-    thread = threading.Thread(target=poller.run, args=(stop,))
-    thread.start()
-    try:
-        until(lambda: imds.polls == 1)
-        poller.reconfigure(imds, Identity(), poll_interval_seconds=0.2)
-        until(lambda: imds.polls >= 4)
-    finally:
-        stop.set()
-        thread.join()
-        outbox.close()
 
 
 def test_stop_ends_a_wait_of_an_hour_at_once(tmp_path):

@@ -52,10 +52,6 @@ def test_urgent_rows_go_first(schedule):
     assert chosen(Rows("a", "b!", "c"), schedule) == [2, 1, 3]
 
 
-def test_batch_has_at_most_max_batch_rows(schedule):
-    assert chosen(Rows("a", "b", "c"), schedule, max_batch=2) == [1, 2]
-
-
 def test_batch_by_event_never_mixes_events(schedule):
     assert chosen(Rows("a", "b", "a"), schedule, by_event=True) == [1, 3]
 
@@ -100,21 +96,9 @@ def test_urgent_event_that_failed_has_its_own_timer_and_is_no_probe(schedule):
     assert chosen(Rows("p!", "a"), schedule, now=1.0) == [2]
 
 
-def test_only_an_urgent_row_goes_under_a_retry_after(schedule):
-    fail(schedule, "a", retry_after=3_600)
-    schedule.record_arrived("p", 1.0, urgent=True)
-    assert chosen(Rows("a", "p!"), schedule, now=1.0) == [2]
-    assert chosen(Rows("a"), schedule, now=1.0) == []
-
-
 def test_new_record_of_an_event_is_tried_out_of_turn(schedule):
     assert chosen(Rows("a", "b", "b"), schedule, fresh_event="b") == [2]
     assert chosen(Rows("a"), schedule, fresh_event="gone") == []
-
-
-def test_nothing_is_sent_to_a_sink_that_is_gone(schedule):
-    fail(schedule, "a", is_gone=True)
-    assert chosen(Rows("a", "b!"), schedule, now=1e9) == []
 
 
 def test_new_rows_are_the_untried_rows_above_a_sequence():

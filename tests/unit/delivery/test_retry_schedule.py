@@ -24,15 +24,6 @@ def pause(schedule, now=0.0):
     assert schedule.is_paused
 
 
-def test_a_failure_delays_its_own_event_alone():
-    schedule = make()
-    fail(schedule, "a")
-    assert schedule.mode(0.0) is SendMode.ALL
-    assert list(schedule.blocked(0.5)) == ["a"]
-    assert list(schedule.blocked(1.0)) == []
-    assert schedule.next_at() == pytest.approx(1.0, abs=0.01)
-
-
 def test_gaps_of_one_event_double_from_a_second_to_five_minutes_and_never_pause():
     schedule, now, gaps = make(), 0.0, []
     for _ in range(11):
@@ -43,14 +34,6 @@ def test_gaps_of_one_event_double_from_a_second_to_five_minutes_and_never_pause(
     assert gaps == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
 
 
-def test_two_failures_in_a_row_on_different_events_pause_the_sink():
-    schedule = make()
-    pause(schedule)
-    assert schedule.mode(0.0) is SendMode.WAIT
-    assert schedule.next_at() == pytest.approx(1.0, abs=0.01)
-    assert schedule.mode(schedule.next_at()) is SendMode.PROBE
-
-
 def test_one_failed_batch_of_several_events_is_one_failure():
     schedule = make()
     fail(schedule, "a", "b", "c")
@@ -58,16 +41,6 @@ def test_one_failed_batch_of_several_events_is_one_failure():
     assert set(schedule.failing_events) == {"a", "b", "c"}
     fail(schedule, "d")
     assert schedule.is_paused
-
-
-def test_probes_of_a_paused_sink_come_ever_further_apart():
-    schedule, now, gaps = make(), 0.0, []
-    pause(schedule)
-    for _ in range(10):
-        gaps.append(round(schedule.next_at() - now))
-        now = schedule.next_at()
-        fail(schedule, "a", now=now, during=schedule.mode(now))
-    assert gaps == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300]
 
 
 def test_an_answer_makes_an_event_due_that_failed_before_it_but_only_once():
@@ -132,17 +105,6 @@ def test_in_the_first_minute_of_an_outage_the_gap_is_at_most_five_seconds(keys):
     assert max(gap for at, gap in gaps if at >= 60) == 15
 
 
-def test_a_response_ends_the_outage_and_its_first_minute_begins_again():
-    schedule = make()
-    fail(schedule, "a", now=0.0, ahead=900, notice=900)
-    schedule.succeeded(["a"])
-    pause(schedule, now=500.0)
-    for _ in range(5):
-        now = schedule.next_at()
-        fail(schedule, "a", now=now, during=SendMode.PROBE, notice=900)
-    assert schedule.next_at() - now == pytest.approx(5, abs=0.01)
-
-
 @AHEAD
 def test_while_a_not_before_is_ahead_the_next_probe_waits_no_longer_than_an_event(ahead, longest):
     schedule, now = make(), 0.0
@@ -173,26 +135,6 @@ def test_news_with_not_before_ahead_under_a_retry_after_does_not_wait_for_a_long
     assert schedule.next_at() == pytest.approx(now + max(20, 1 + longest))
 
 
-def test_a_new_record_is_tried_once_at_once_in_a_pause_and_does_not_put_off_the_probe():
-    schedule = make()
-    pause(schedule)
-    probe_at = schedule.next_at()
-    schedule.record_arrived("c", 0.2, urgent=False)
-    assert schedule.mode(0.2) is SendMode.FRESH
-    assert schedule.take_fresh() == "c"
-    fail(schedule, "c", now=0.2, during=SendMode.FRESH)
-    assert schedule.mode(0.2) is SendMode.WAIT
-    assert schedule.next_at() == probe_at
-
-
-def test_a_new_record_waits_for_the_retry_after_and_is_then_no_exception():
-    schedule = make()
-    fail(schedule, "a", retry_after=60)
-    schedule.record_arrived("c", 1.0, urgent=False)
-    assert schedule.mode(1.0) is SendMode.WAIT
-    assert schedule.mode(60.0) is SendMode.PROBE
-
-
 def test_urgent_and_other_probes_take_turns():
     schedule = make()
     pause(schedule)
@@ -202,30 +144,6 @@ def test_urgent_and_other_probes_take_turns():
     assert schedule.mode(20.0) is SendMode.PROBE
     fail(schedule, "a", now=20.0, during=SendMode.PROBE, has_urgent=True)
     assert schedule.mode(20.1) is SendMode.URGENT
-
-
-def test_a_new_urgent_record_goes_at_once_even_under_a_retry_after():
-    schedule = make()
-    fail(schedule, "a", retry_after=3_600)
-    schedule.record_arrived("urgent", 5.0, urgent=True)
-    assert schedule.mode(5.0) is SendMode.URGENT
-
-
-def test_an_urgent_record_that_was_pending_before_the_pause_is_tried_soon():
-    schedule = make()
-    fail(schedule, "a", retry_after=3_600, has_urgent=True)
-    assert schedule.next_at() == pytest.approx(SOON)
-    assert schedule.mode(SOON) is SendMode.URGENT
-
-
-def test_a_sink_that_is_gone_is_left_alone_until_a_person_asks():
-    schedule = make()
-    fail(schedule, "urgent", is_gone=True)
-    schedule.record_arrived("urgent", 1.0, urgent=True)
-    assert schedule.mode(1e9) is SendMode.WAIT
-    assert schedule.next_at() == NEVER
-    schedule.resume()
-    assert schedule.mode(1e9) is SendMode.ALL
 
 
 def test_a_probe_that_finds_nothing_pending_ends_the_pause():

@@ -11,7 +11,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bridge.clock import Clock
 from bridge.events.event import Document, ScheduledEvent
-from bridge.events.record import Transition
 from bridge.metrics.metrics import PREFIX, Metrics, OutboxReading
 from bridge.outbox.deliveries import OutboxTotals
 from bridge.outbox.rows import SinkRow
@@ -47,11 +46,6 @@ def metrics() -> Metrics:
     return Metrics(CLOCK)
 
 
-def test_two_agents_in_one_process_do_not_share_metrics(metrics: Metrics) -> None:
-    metrics.polled("ok", duration_seconds=0.1)
-    assert samples(Metrics())['polls_total{result="ok"}'] == 0
-
-
 def test_polls_are_counted_by_result(metrics: Metrics) -> None:
     for result in ("ok", "unreachable", "ok"):
         metrics.polled(result, duration_seconds=0.5)
@@ -85,13 +79,6 @@ def test_strange_documents_leave_a_scrape_small_and_whole(metrics: Metrics) -> N
     assert samples(metrics)["document_incarnation"] == 12
 
 
-def test_every_transition_has_its_series_before_it_happens(metrics: Metrics) -> None:
-    metrics.recorded(Transition.CANCELED)
-    seen = samples(metrics)
-    assert [seen[f'records_total{{transition="{each.value}"}}'] for each in Transition].count(0) == len(Transition) - 1
-    assert seen['records_total{transition="canceled"}'] == 1
-
-
 def test_sink_is_measured_under_its_name(metrics: Metrics) -> None:
     sink = metrics.sink("sre")
     assert metrics.sink("sre") is sink
@@ -107,14 +94,6 @@ def test_sink_is_measured_under_its_name(metrics: Metrics) -> None:
     assert seen['sink_needs_attention{sink="sre"}'] == 1
     sink.set_needs_attention(needed=False)
     assert samples(metrics)['sink_needs_attention{sink="sre"}'] == 0
-
-
-def test_words_of_a_strange_sink_are_bounded(metrics: Metrics) -> None:
-    for number in range(100):
-        metrics.sink("odd").retried(f"trouble {number}")
-    found = {name: value for name, value in samples(metrics).items() if name.startswith("sink_retries_total")}
-    assert len(found) <= 33
-    assert sum(found.values()) == 100
 
 
 def test_sink_that_is_forgotten_leaves_no_series(metrics: Metrics) -> None:
@@ -161,22 +140,6 @@ def test_totals_of_one_scrape_come_from_one_snapshot(metrics: Metrics) -> None:
         assert seen['sink_oldest_pending_age_seconds{sink="a"}'] == 1.5
 
 
-def test_size_limits_and_delay_of_the_outbox_are_shown(metrics: Metrics) -> None:
-    fields = {"used_bytes": 4, "max_bytes": 9, "max_pending_bytes": 8, "behind_seconds": 2.5, "new_files": 2}
-    metrics.watch_outbox(lambda: reading(SinkRow(name="old"), **fields))
-    seen = samples(metrics)
-    shown = {name.removeprefix("outbox_"): value for name, value in seen.items() if name.startswith("outbox_")}
-    assert shown == {
-        "bytes": 4,
-        "max_bytes": 9,
-        "pending_bytes": 5,
-        "max_pending_bytes": 8,
-        "behind_seconds": 2.5,
-        "new_files_total": 2,
-    }
-    assert seen['sink_configured{sink="old"}'] == 0
-
-
 def test_expired_records_are_counted_by_reason(metrics: Metrics) -> None:
     metrics.watch_outbox(lambda: reading(SinkRow(name="a", accepted=3, expired=3, event_over=1)))
     seen = samples(metrics)
@@ -214,14 +177,6 @@ def test_next_not_before_counts_down_to_the_soonest_event_of_this_vm() -> None:
     metrics.watch_vm(lambda: "vm1")
     assert shown() == {"Reboot": 60, "Freeze": -5}
     assert samples(metrics)["identity_known"] == 1
-
-
-def test_configuration_read_again_and_ephemeral_disk_are_shown(metrics: Metrics) -> None:
-    names = ("config_last_reload_successful", "state_on_ephemeral_disk")
-    assert [samples(metrics)[name] for name in names] == [1, 0]
-    metrics.reloaded(is_right=False)
-    metrics.state_is_ephemeral(is_ephemeral=True)
-    assert [samples(metrics)[name] for name in names] == [0, 1]
 
 
 def test_names_and_labels_keep_to_the_rules(metrics: Metrics) -> None:
