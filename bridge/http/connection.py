@@ -108,7 +108,8 @@ class _Connection(Watched):
         if coding not in {"", "identity"}:
             unread = "The response has a Content-Encoding, although the request allows none."
         else:
-            body = response.read(max_body_bytes + 1)
+            limit = max_body_bytes + 1  # Python 3.10 allocates the whole argument of read
+            body = response.read(limit if response.length is None else min(response.length, limit))
             if len(body) > max_body_bytes:
                 unread = f"The response is larger than {max_body_bytes // 1024**2} MiB."
             elif response.length:

@@ -95,6 +95,19 @@ def test_a_request_after_a_cut_or_a_close_uses_a_new_connection(start):
     assert peer.accepted == 3
 
 
+@pytest.mark.parametrize("head", [b"200 OK\r\nContent-Length: 0", b"204 No Content"])
+def test_empty_responses_keep_the_connection(start, head):
+    def respond(peer, connection, _):
+        for _ in range(2):
+            peer.read_request(connection)
+            connection.sendall(b"HTTP/1.1 " + head + b"\r\n\r\n")
+
+    peer, connection = start(respond)
+    assert [get(connection).body for _ in range(2)] == [b"", b""]
+    assert peer.accepted == 1
+    connection.close()
+
+
 def test_closing_ends_the_request_of_another_thread(start):
     peer, connection = start(hear_and_say_nothing)
     raised = []
