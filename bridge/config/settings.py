@@ -35,7 +35,8 @@ _HIGHEST_PORT = 65535
 
 def _endpoint(value: str) -> None:
     wanted = 'a URL of scheme and host, such as "http://169.254.169.254"'
-    if check_url(value, wanted).path.strip("/").startswith("metadata"):
+    parts = check_url(value, wanted)
+    if parts.scheme != "http" or parts.path.strip("/"):
         raise ValueError(wanted, " The agent adds the path itself.")
 
 

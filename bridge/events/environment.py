@@ -1,15 +1,15 @@
 """A transition record as environment variables, for the programs that the agent runs.
 
-The sink `command` and the command of an approval get the same ones. Every variable is always set, and empty where
-the record has nothing, so that ``set -u`` and ``[ -n "$X" ]`` both work.
-Each value is one line: control characters become spaces, and NUL, which no environment can hold, with them. A value
-has at most 1,024 characters unless the list says otherwise, because an environment is bounded (execve(2): 128 KiB a
-variable on Linux; 32,767 characters in all on Windows); the record on standard input is whole.
+The command sink and the command of an approval set the same variables. Every variable is always set, and is empty
+without a value, so that ``set -u`` and ``[ -n "$X" ]`` both work. Each value is one line: control characters and NUL
+become spaces. A value has at most 1,024 characters unless the list gives another limit, because the size of an
+environment is limited (execve(2): 128 KiB per variable on Linux; 32,767 characters in all on Windows). Standard input
+has the complete record.
 
     SCHEDULED_EVENT_ID                the record's id: the same each time this record is sent
     SCHEDULED_EVENT_TRANSITION        scheduled, started, updated, completed, canceled, ended, approved, ..., test
-    SCHEDULED_EVENT_EVIDENCE          observed, inferred, boot_id or unknown: how sure the agent is
-    SCHEDULED_EVENT_OBSERVED_AT       when the agent saw it, UTC: 2026-11-20T11:00:01.123Z
+    SCHEDULED_EVENT_EVIDENCE          observed, inferred, boot_id, or unknown: the certainty
+    SCHEDULED_EVENT_OBSERVED_AT       time of the observation, UTC: 2026-11-20T11:00:01.123Z
     SCHEDULED_EVENT_SEQUENCE          orders this VM's records
     SCHEDULED_EVENT_EVENT_ID          Azure's EventId
     SCHEDULED_EVENT_EVENT_TYPE        Freeze, Reboot, Redeploy, Preempt or Terminate
@@ -17,13 +17,13 @@ variable on Linux; 32,767 characters in all on Windows); the record on standard 
     SCHEDULED_EVENT_EVENT_SOURCE      Platform or User
     SCHEDULED_EVENT_RESOURCES         the VMs affected, joined by commas; at most 8,192 characters of whole names
     SCHEDULED_EVENT_RESOURCE_COUNT    how many VMs are affected, also when not all names fit
-    SCHEDULED_EVENT_AFFECTS_THIS_VM   true, false, or empty when the agent does not know
-    SCHEDULED_EVENT_NOT_BEFORE        UTC: 2026-11-20T11:15:00Z; empty when unknown or started already
+    SCHEDULED_EVENT_AFFECTS_THIS_VM   true, false, or empty if unknown
+    SCHEDULED_EVENT_NOT_BEFORE        UTC: 2026-11-20T11:15:00Z; empty if unknown or already started
     SCHEDULED_EVENT_NOTICE_SECONDS    NotBefore minus the time of observation; may be negative
     SCHEDULED_EVENT_DURATION_SECONDS  the expected impact
-    SCHEDULED_EVENT_DESCRIPTION       Azure's words
+    SCHEDULED_EVENT_DESCRIPTION       Azure's description
     SCHEDULED_EVENT_CHANGED           of an update: the fields that changed, joined by commas
-    SCHEDULED_EVENT_VM_NAME           this VM
+    SCHEDULED_EVENT_VM_NAME           the name of this VM
     SCHEDULED_EVENT_VM_ID             its vmId
     SCHEDULED_EVENT_VM_RESOURCE_ID    its ARM resource id
     SCHEDULED_EVENT_APPROVAL_RESULT   of an approval's record: its result
@@ -42,17 +42,16 @@ from bridge.events.event import ScheduledEvent
 from bridge.events.record import TransitionRecord
 from bridge.text import one_line
 
-#: What the name of each variable begins with.
 ENVIRONMENT_PREFIX = "SCHEDULED_EVENT_"
 
 _MOST_CHARACTERS = 1_024
 _MOST_NAME_CHARACTERS = 8_192
-#: Of a heartbeat, and of an approval for an event that is not known.
+#: For a heartbeat, and for an approval of an unknown event.
 _NO_EVENT = ScheduledEvent(event_status="")
 
 
 def environment_of(record: TransitionRecord, *, rule: str | None = None) -> dict[str, str]:
-    """Return the variables for *record*, names and values as the module says; *rule* is of a command of approvals."""
+    """Return the variables for *record*. The command of an approval also has its *rule*."""
     vm, approval = record.vm, record.approval
     values: dict[str, str | None] = {
         "ID": record.id,
@@ -93,12 +92,12 @@ def _of_event(event: ScheduledEvent) -> dict[str, str | None]:
 
 
 def _number(value: float | None) -> str | None:
-    """Return *value* without exponent, with at most milliseconds: shells and ``test`` read no 9e+02."""
+    """Return *value* without an exponent, because shells and ``test`` cannot read 9e+02."""
     return None if value is None else f"{value:.3f}".rstrip("0").rstrip(".")
 
 
 def _joined(names: Iterable[str]) -> str:
-    """Return *names* joined by commas, as many whole ones as fit."""
+    """Return as many complete *names* as fit, joined by commas."""
     fitting: list[str] = []
     left = _MOST_NAME_CHARACTERS
     for name in names:

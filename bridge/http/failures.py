@@ -1,6 +1,6 @@
-"""What stands behind an HTTP request: why it failed, and whether a host is this machine.
+"""The causes of a failed HTTP request, and whether a host is this machine.
 
-requests wraps urllib3, which wraps the error of the socket; what a person can act on is the innermost one.
+requests wraps urllib3, which wraps the error of the socket. The innermost error is the useful one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield *error*, what caused it, and so on; urllib3 keeps a cause in ``reason`` as well."""
+    """Yield *error* and its chain of causes. urllib3 also keeps a cause in ``reason``."""
     seen: set[int] = set()
     following: object = error
     while isinstance(following, BaseException) and id(following) not in seen:
@@ -27,7 +27,7 @@ def root_cause(error: BaseException) -> BaseException:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether *host* is this machine by its own name for itself, or by a loopback address."""
+    """Return whether *host* is localhost or a loopback address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -35,10 +35,10 @@ def is_loopback(host: str) -> bool:
 
 
 def are_loopback_hosts(host_headers: Sequence[str]) -> bool:
-    """Return whether each of *host_headers* names this machine; what no browser sends, none at all, does too.
+    """Return whether each of *host_headers* names this machine. A request without the header is not from a browser.
 
-    A browser lets a page read what the page's own host answers, and whoever owns that host's name may point it to
-    127.0.0.1 (DNS rebinding). The name still stands in the header Host, so a server on loopback answers to no other.
+    The owner of a domain can point its name to 127.0.0.1, and a browser then lets a page of this domain read responses
+    of a local server (DNS rebinding). The header Host still has the name, so a local server refuses other names.
     """
     for value in host_headers:
         try:

@@ -10,6 +10,7 @@ import ssl
 import time
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
+from email.message import Message
 from email.utils import parsedate_to_datetime
 from typing import Any, cast
 
@@ -125,7 +126,7 @@ class DeadlineSession(requests.Session):
         super().close()
 
 
-def retry_after_seconds(headers: Mapping[str, str], *, now: datetime | None = None) -> float | None:
+def retry_after_seconds(headers: Mapping[str, str] | Message, *, now: datetime | None = None) -> float | None:
     """Return the value of the Retry-After header in seconds; None if it is missing or invalid.
 
     The value is a number of seconds or an HTTP date (RFC 9110 section 10.2.3). A past date is 0.

@@ -15,10 +15,12 @@ addresses need an outer deadline, as the delivery host has.
 from __future__ import annotations
 
 import contextlib
+import http.client
 import math
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from urllib3.connection import HTTPConnection, HTTPSConnection
@@ -129,33 +131,30 @@ def cut_calls_of(session: object) -> None:
     _watchdog.cut_session(session)
 
 
-class _WatchedConnection(HTTPConnection):
-    """A connection whose sockets the watchdog can shut down."""
+class Watched(http.client.HTTPConnection):
+    """A connection whose socket the watchdog can shut down."""
 
     _watched_for: Call | None = None
     _duplicate: socket.socket | None = None
 
-    def _new_conn(self) -> socket.socket:
-        call = _in_flight.call
-        if call is None:
-            return super()._new_conn()
-        connected = self._connect(call)
+    def watch_new(self, call: Call, connected: socket.socket) -> None:
+        """Let *call* use the new socket *connected*."""
         connected.settimeout(call.remaining_seconds())
         try:
             self._duplicate = socket.fromfd(connected.fileno(), connected.family, connected.type)
         except OSError:  # out of descriptors
             connected.close()
             raise
-        self._watch(call, self._duplicate)
-        return connected
+        self.watch(call)
 
-    def request(self, *args: Any, **kwargs: Any) -> None:
-        call = _in_flight.call
-        if call is not None and self._duplicate is not None and self._watched_for is not call:
-            self._watch(call, self._duplicate)
-        super().request(*args, **kwargs)
+    def watch(self, call: Call) -> None:
+        """Let *call* use the open connection."""
+        if self._duplicate is not None and self._watched_for is not call:
+            _watchdog.watch(call, self._duplicate)
+            self._watched_for = call
 
     def close(self) -> None:
+        """Close the connection. A call in flight keeps the duplicate, because its response can use the socket."""
         super().close()
         duplicate, self._duplicate = self._duplicate, None
         if duplicate is not None and _in_flight.call is not None:
@@ -163,35 +162,49 @@ class _WatchedConnection(HTTPConnection):
         elif duplicate is not None:
             duplicate.close()
 
-    def _watch(self, call: Call, duplicate: socket.socket) -> None:
-        _watchdog.watch(call, duplicate)
-        self._watched_for = call
+
+def address_shares(call: Call, host: str, port: int) -> Iterator[tuple[str, float]]:
+    """Yield each address of *host* with an equal share of the time left.
+
+    With the whole time for each address, a name with two dead addresses would take twice the deadline.
+    """
+    found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+    for number, (*_, address) in enumerate(found):
+        yield str(address[0]), call.remaining_seconds() / (len(found) - number)
+
+
+class _WatchedConnection(Watched, HTTPConnection):
+    def _new_conn(self) -> socket.socket:
+        call = _in_flight.call
+        if call is None:
+            return super()._new_conn()
+        connected = self._connect(call)
+        self.watch_new(call, connected)
+        return connected
+
+    def request(self, *args: Any, **kwargs: Any) -> None:
+        call = _in_flight.call
+        if call is not None and self.sock is not None:
+            self.watch(call)
+        super().request(*args, **kwargs)
 
     def _connect(self, call: Call) -> socket.socket:
-        """Connect to the first address that responds. Each address gets an equal share of the time left.
-
-        urllib3 gives the whole timeout to each address, so a name with two dead addresses takes twice the deadline.
-        """
         name = self._dns_host
-        *others, last = self._addresses()
+        error: Exception = LocationParseError(self.host)
         try:
-            for number, self._dns_host in enumerate(others):
-                self.timeout = call.remaining_seconds() / (len(others) + 1 - number)
-                with contextlib.suppress(ConnectTimeoutError, NewConnectionError):
+            for address, seconds in address_shares(call, name, self.port):
+                self._dns_host, self.timeout = address, seconds
+                try:
                     return super()._new_conn()
-            self._dns_host, self.timeout = last, call.remaining_seconds()
-            return super()._new_conn()
+                except (ConnectTimeoutError, NewConnectionError) as exc:
+                    error = exc
+        except socket.gaierror as exc:
+            error = NameResolutionError(name, self, exc)
+        except UnicodeError:
+            pass
         finally:
             self._dns_host = name
-
-    def _addresses(self) -> list[str]:
-        try:
-            found = socket.getaddrinfo(self._dns_host.strip("[]"), self.port, type=socket.SOCK_STREAM)
-        except socket.gaierror as exc:
-            raise NameResolutionError(self.host, self, exc) from exc
-        except UnicodeError as exc:
-            raise LocationParseError(self.host) from exc
-        return [str(address[0]) for *_, address in found]
+        raise error
 
 
 class _WatchedTlsConnection(_WatchedConnection, HTTPSConnection):

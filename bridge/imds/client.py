@@ -4,35 +4,40 @@ Every request has the header ``Metadata: true``. The service refuses a request w
 uses a proxy and never follows a redirect. The first request turns the feature on and may take two minutes. After 24
 hours without a request, the feature is off again (Microsoft, "Scheduled Events for Linux VMs in Azure").
 
-The agent polls all day, so the request is prepared once. A response with the same bytes as the last good response
+A response with the same bytes as the last good response
 returns the same Document without parsing.
 """
 
 from __future__ import annotations
 
+import http.client
 import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from urllib.parse import quote
-
-import requests
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlsplit
 
 from bridge.config.settings import ImdsSettings
-from bridge.errors import ConfigurationError, DeadlineExceeded, DocumentInvalid, ImdsStatus, ImdsUnreachable
+from bridge.errors import DeadlineExceeded, DocumentInvalid, ImdsStatus, ImdsUnreachable
 from bridge.events.event import SERVICE_OFF_AFTER_SECONDS, Document, Incarnation, VmIdentity
-from bridge.http.failures import root_cause
-from bridge.http.session import DeadlineSession, ResponseTooLarge, ResponseUnread, retry_after_seconds
+from bridge.http.connection import DeadlineConnection, Response
+from bridge.http.session import retry_after_seconds
 from bridge.imds.document import MAX_DOCUMENT_BYTES, parse_attested, parse_document, parse_identity
 from bridge.sink import AttestedTokens
 from bridge.system.access_tokens import RenewedToken
 from bridge.text import EXCERPT_CHARACTERS, excerpt, one_line
 
+if TYPE_CHECKING:
+    import requests
+
 _IDENTITY_PATH = "/metadata/instance/compute?api-version=2021-02-01&format=json"
 _ATTESTED_PATH = "/metadata/attested/document"
 _ATTESTED_QUERY = "?api-version=2020-09-01&nonce="
+_HEADERS = {"Metadata": "true"}
 _OK = 200
 _BAD_REQUEST = 400
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
 class ImdsClient:
@@ -59,13 +64,10 @@ class ImdsClient:
         self._timeout_seconds = timeout_seconds
         self._first_timeout_seconds = first_timeout_seconds
         self._clock = clock
-        self._poll_session = DeadlineSession()
-        self._identity_session = DeadlineSession()
-        self._approval_session = DeadlineSession()
-        self._url = f"{self.endpoint}/metadata/scheduledevents?api-version={quote(api_version, safe='')}"
-        self._poll_request = self._prepared("GET", self._url)
-        self._confirm_request = self._prepared("GET", self._url)
-        self._identity_request = self._prepared("GET", self.endpoint + _IDENTITY_PATH)
+        self._poll_connection = self._connection()
+        self._identity_connection = self._connection()
+        self._approval_connection = self._connection()
+        self._events_path = f"/metadata/scheduledevents?api-version={quote(api_version, safe='')}"
         self._answered_at: float | None = None
         self._last: tuple[bytes, Document] | None = None
 
@@ -85,11 +87,11 @@ class ImdsClient:
         Raises ImdsUnreachable, ImdsStatus if the status is not 200, and DocumentInvalid if the body is not a document.
         After each of these errors, the state is unknown. It never means that there are no events.
         """
-        response = self._send(self._poll_session, self._poll_request, self.deadline_seconds)
+        response = self._send(self._poll_connection, "GET", self._events_path, deadline_seconds=self.deadline_seconds)
         self._answered_at = self._clock()
         last = self._last
-        if last is None or response.content != last[0]:
-            last = self._last = (response.content, parse_document(response.content))
+        if last is None or response.body != last[0]:
+            last = self._last = (response.body, parse_document(response.body))
         return last[1]
 
     def scheduled_events_again(self) -> Document:
@@ -97,14 +99,13 @@ class ImdsClient:
 
         If the bytes equal those of the last poll, return the object that `scheduled_events` returned.
         """
-        response = self._send(self._approval_session, self._confirm_request, self._timeout_seconds)
+        response = self._send(self._approval_connection, "GET", self._events_path)
         last = self._last
-        return last[1] if last is not None and response.content == last[0] else parse_document(response.content)
+        return last[1] if last is not None and response.body == last[0] else parse_document(response.body)
 
     def identity(self) -> VmIdentity:
         """Return the identity of this VM. Raises the same errors as a poll."""
-        response = self._send(self._identity_session, self._identity_request, self._timeout_seconds)
-        return parse_identity(response.content)
+        return parse_identity(self._send(self._identity_connection, "GET", _IDENTITY_PATH).body)
 
     def attested_document(self, nonce: str) -> str:
         """Return the signed document with the identity of this VM and *nonce*, in base64.
@@ -112,10 +113,9 @@ class ImdsClient:
         The service may return an earlier document with another nonce. Any thread can call this method. It raises the
         same errors as a poll, with the same message for every nonce.
         """
-        request = self._prepared("GET", self.endpoint + _ATTESTED_PATH + _ATTESTED_QUERY + quote(nonce, safe=""))
-        with DeadlineSession() as session:
-            response = self._send(session, request, self._timeout_seconds, path=_ATTESTED_PATH)
-        return parse_attested(response.content)
+        path = _ATTESTED_PATH + _ATTESTED_QUERY + quote(nonce, safe="")
+        with closing(self._connection()) as connection:
+            return parse_attested(self._send(connection, "GET", path, shown=_ATTESTED_PATH).body)
 
     def start_requests(self, event_ids: Sequence[str], *, incarnation: Incarnation) -> int:
         """Approve the events *event_ids* with one request, and return the status, which is 200.
@@ -128,73 +128,71 @@ class ImdsClient:
         wanted: dict[str, object] = {"StartRequests": [{"EventId": event_id} for event_id in event_ids]}
         if self.api_version.startswith("2017") and incarnation is not None:
             wanted["DocumentIncarnation"] = incarnation
-        request = self._prepared("POST", self._url, body=json.dumps(wanted).encode())
-        return self._send(self._approval_session, request, self._timeout_seconds).status_code
+        body = json.dumps(wanted).encode()
+        return self._send(self._approval_connection, "POST", self._events_path, body=body).status
 
     def close(self) -> None:
         """Close every connection and end the calls of other threads. A second call has no effect."""
-        for session in (self._poll_session, self._identity_session, self._approval_session):
-            session.close()
+        for connection in (self._poll_connection, self._identity_connection, self._approval_connection):
+            connection.close()
 
-    def _prepared(self, method: str, url: str, *, body: bytes | None = None) -> requests.PreparedRequest:
-        # The service needs neither Accept nor Connection, and each header costs time in every poll.
-        headers = {"Metadata": "true", "Accept-Encoding": "identity", "Accept": None, "Connection": None}
-        if body is not None:
-            headers["Content-Type"] = "application/json"
-        try:
-            return self._poll_session.prepare_request(requests.Request(method, url, headers=headers, data=body))
-        except requests.RequestException as exc:
-            raise ConfigurationError(
-                f"imds.endpoint is {self.endpoint!r}, which is not a URL ({exc}). Remove the key, or use a URL such as "
-                "http://169.254.169.254."
-            ) from exc
+    def _connection(self) -> DeadlineConnection:
+        parts = urlsplit(self.endpoint)
+        return DeadlineConnection(parts.hostname or "", parts.port or http.client.HTTP_PORT)
 
     def _send(
         self,
-        session: DeadlineSession,
-        request: requests.PreparedRequest,
-        timeout_seconds: float,
+        connection: DeadlineConnection,
+        method: str,
+        path: str,
         *,
-        path: str | None = None,
-    ) -> requests.Response:
-        """Return the response to *request* if its status is 200; raise ImdsError otherwise.
+        body: bytes | None = None,
+        shown: str | None = None,
+        deadline_seconds: float | None = None,
+    ) -> Response:
+        """Return the response if its status is 200; raise ImdsError otherwise.
 
-        *path* replaces the path in messages, so that the message does not contain a nonce.
+        *shown* replaces the path in messages, so that the message does not contain a nonce.
         """
+        shown = shown or path
         try:
-            response = session.send(request, deadline_seconds=timeout_seconds, max_body_bytes=MAX_DOCUMENT_BYTES)
-        except ResponseUnread as exc:
-            if exc.response is None or (exc.response.status_code == _OK and request.method == "GET"):
-                raise DocumentInvalid(f"{self._called(request, path)}: {_unread(exc)}") from exc
-            response = exc.response  # only the status counts
-        except (DeadlineExceeded, requests.RequestException, OSError) as exc:
+            response = connection.request(
+                method,
+                path,
+                body=body,
+                headers=_HEADERS if body is None else {**_HEADERS, "Content-Type": "application/json"},
+                deadline_seconds=deadline_seconds or self._timeout_seconds,
+                max_body_bytes=MAX_DOCUMENT_BYTES,
+            )
+        except (DeadlineExceeded, OSError, http.client.HTTPException) as exc:
+            reason = (str(exc) or type(exc).__name__).rstrip(".")
             raise ImdsUnreachable(
-                f"The metadata service at {self.endpoint} gave no answer to {request.method} "
-                f"{path or request.path_url}: {_reason(exc)}. It is asked again."
+                f"The metadata service at {self.endpoint} gave no answer to {method} {shown}: {reason}. "
+                "It is asked again."
             ) from exc
-        if response.status_code != _OK:
+        where = f"{method} {self.endpoint}{shown}"
+        if response.status != _OK:
             raise ImdsStatus(
-                f"{self._called(request, path)}: {self._complaint(response)}",
-                status=response.status_code,
+                f"{where}: {self._complaint(response)}",
+                status=response.status,
                 retry_after_seconds=retry_after_seconds(response.headers),
             )
+        if response.unread is not None and method == "GET":
+            raise DocumentInvalid(f"{where}: {response.unread} Check that imds.endpoint is the metadata service.")
         return response
 
-    def _called(self, request: requests.PreparedRequest, path: str | None) -> str:
-        return f"{request.method} {request.url if path is None else self.endpoint + path}"
-
-    def _complaint(self, response: requests.Response) -> str:
+    def _complaint(self, response: Response) -> str:
         """Return the error in *response* as a sentence."""
-        status = f"{response.status_code} {response.reason or ''}".strip()
-        if response.is_redirect:
+        status = f"{response.status} {response.reason}".strip()
+        if response.status in _REDIRECTS:
             return f"{status}, a redirect. The metadata service sends no redirects. Check imds.endpoint."
-        versions = _newest_versions(response) if response.status_code == _BAD_REQUEST else ""
+        versions = _newest_versions(response) if response.status == _BAD_REQUEST else ""
         if versions:
             return (
                 f"{status}. The service does not support api-version {self.api_version!r}. Its newest versions are "
                 f"{versions}. Set imds.api_version to a supported version, such as 2020-07-01."
             )
-        body = excerpt(response.content)
+        body = excerpt(response.body)
         return f"{status}: {body}" if body else f"{status}, with an empty body."
 
 
@@ -226,27 +224,10 @@ def attested_tokens(document: Callable[[str], str]) -> AttestedTokens:
     return make
 
 
-def _reason(error: BaseException) -> str:
-    """Return the innermost reason without the texts of requests and urllib3."""
-    if not isinstance(error, DeadlineExceeded):
-        error = root_cause(error)
-    return (str(error) or type(error).__name__).rstrip(".")
-
-
-def _unread(error: ResponseUnread) -> str:
-    """Return why the body of a 200 was not read, as a sentence."""
-    if not isinstance(error, ResponseTooLarge):
-        return str(error)
-    return (
-        f"The response is larger than {MAX_DOCUMENT_BYTES // 1024**2} MiB and was not read. "
-        "Check that imds.endpoint is the metadata service."
-    )
-
-
-def _newest_versions(response: requests.Response) -> str:
+def _newest_versions(response: Response) -> str:
     """Return the versions that a 400 lists, separated by commas; "" if the response lists no versions."""
     try:
-        answer = json.loads(response.content)
+        answer = json.loads(response.body)
     except (ValueError, RecursionError):
         return ""
     versions = answer.get("newest-versions") if isinstance(answer, dict) else None

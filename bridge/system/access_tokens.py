@@ -1,8 +1,8 @@
 """Access tokens of this VM: from Entra ID, and from a portal that verifies Azure's attested document.
 
-A token is fetched on a thread of its own and renewed when two thirds of its life are over, so callers wait only while
-no valid token exists. The identity endpoint may hang, and a wait ends at the caller's deadline. A fetch that outlives
-the wait continues, and its token is used when it arrives. At most one fetch runs at a time.
+A separate thread fetches a token and renews it after two thirds of its life, so callers wait only while no valid token
+exists. The identity endpoint may hang, so a wait ends at the caller's deadline. A fetch that outlives the wait
+continues, and its token is used when it arrives. At most one fetch runs at a time.
 
 A portal issues a token in three steps (PROTOCOL.md, section 2): the portal returns a challenge, the metadata service
 signs a document that contains the challenge, and the portal returns a token for the document.
