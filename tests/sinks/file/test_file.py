@@ -183,57 +183,7 @@ def test_two_writers_of_one_file_lose_and_break_no_line_when_it_rotates(tmp_path
     assert len(list(tmp_path.iterdir())) > 5
 
 
-def test_link_to_a_file_on_another_disk_stays_one_when_the_file_is_rotated(tmp_path):
-    big = tmp_path / "big"
-    big.mkdir()
-    link = tmp_path / "a.jsonl"
-    link.symlink_to(big / "records")
-    sink = sink_of(link, max_bytes=10, keep=1)
-    for number in (1, 2, 3):
-        sink.send([sample_record(number)])
-    sink.close()
-    assert link.is_symlink()
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.jsonl", "big"]
-    found = {each.name: ids(each) for each in big.iterdir()}
-    assert found == {"records": [sample_record(3).id], "records.1": [sample_record(2).id]}
-
-
 # A rotation that is refused.
-
-
-@contextlib.contextmanager
-def mounted(*arguments):
-    """Mount what mount(8) is told, the last of it the place, or skip."""
-    try:
-        subprocess.run(["mount", *arguments], check=True, capture_output=True, timeout=30)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"only root can mount, and not everywhere: {error}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", arguments[-1]], check=True, timeout=30)
-
-
-def test_file_that_cannot_be_moved_costs_none_of_the_rotated_ones(tmp_path, caplog):
-    path = tmp_path / "a.jsonl"
-    sink = sink_of(path, max_bytes=10, keep=3)
-    for number in (1, 2, 3, 4):
-        sink.send([sample_record(number)])
-    with mounted("--bind", path, path):  # as a container gets a single file
-        for number in (5, 6, 7, 8):
-            sink.send([sample_record(number)])
-    found = [each for file in tmp_path.iterdir() for each in ids(file)]
-    assert sorted(found) == sorted(sample_record(number).id for number in range(1, 9))
-    assert caplog.text.count("cannot be rotated: Device or resource busy") == 1
-    for number in (9, 10):
-        sink.send([sample_record(number)])
-    sink.close()
-    names = ("a.jsonl", "a.jsonl.1", "a.jsonl.2", "a.jsonl.3")
-    wanted = [[10], [9], [4, 5, 6, 7, 8], [3]]
-    found = {each.name: ids(each) for each in tmp_path.iterdir()}
-    assert found == {
-        name: [sample_record(each).id for each in numbers] for name, numbers in zip(names, wanted, strict=True)
-    }
 
 
 # A disk that hangs.

@@ -119,22 +119,6 @@ def test_full_disk_is_said(agent_env: dict[str, str]) -> None:
     assert b"cannot be written: No space left on device." in err
 
 
-def test_two_stdout_sinks_never_mix_their_lines(agent_env: dict[str, str]) -> None:
-    code = """
-import threading
-def work(first):
-    sink = StdoutSink(StdoutConfig(timeout_seconds=30))
-    for number in range(first, first + 50):
-        sink.send([record(number, 9000)])
-workers = [threading.Thread(target=work, args=(first,)) for first in (0, 50)]
-[worker.start() for worker in workers]
-[worker.join() for worker in workers]
-"""
-    process = child(code, agent_env)
-    out, _ = process.communicate(timeout=60)
-    assert sorted(record["sequence"] for record in records_in(out)) == list(range(100))
-
-
 def test_text_format_writes_that_line(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     StdoutSink(StdoutConfig(format="text")).send([record()])
     assert capfdbinary.readouterr().out.decode() == sentence(record()) + "\n"
