@@ -42,7 +42,7 @@ from bridge.sink import (
 )
 from sinks.http.config import HttpConfig, check_header, check_token_stays_private
 from sinks.http.errors import is_about_settings, is_about_tls
-from sinks.http.urls import http_url, origin, public_path, url_secrets
+from sinks.http.urls import http_url, origin, url_secrets
 
 SUCCESS, REDIRECTION = range(200, 300), range(300, 400)
 CLIENT_ERROR, SERVER_ERROR = range(400, 500), range(500, 600)
@@ -96,7 +96,7 @@ class Endpoint:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.url = url
-        self.shown = origin(url) + public_path(url)
+        self.shown = origin(url)
         self._config = config
         self._secrets = secrets
         self._default_headers = dict(default_headers or {})

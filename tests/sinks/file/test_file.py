@@ -1,4 +1,4 @@
-"""The file sink against the contract every sink passes; rotation, half lines, two writers, and a disk that hangs."""
+"""The file sink: the sink contract, half lines, two writers, and blocked calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from bridge.testing.peers import Peer
 from bridge.testing.records import sample_record
 from bridge.testing.watching import in_time
 from sinks.blocking import BlockingCalls
-from sinks.sentence import line_of
 
 fcntl = pytest.importorskip("fcntl", reason="the files of these tests are locked as POSIX does")
 resource = pytest.importorskip("resource", reason="likewise, a full disk is played by its limits")
@@ -96,21 +95,9 @@ class TestFileSinkContract(LocalSinkContract):
         return {"path": str(self.directory / f"records-{self.count}.jsonl")}
 
 
-def test_file_is_rotated_before_it_would_be_too_large_and_the_oldest_goes(tmp_path):
-    path = tmp_path / "a.jsonl"
-    line_bytes = len(line_of("json")(sample_record(1)))
-    sink = sink_of(path, max_bytes=line_bytes * 2 + 10, keep=2)
-    for number in range(1, 10):
-        sink.send([sample_record(number)])
-    sink.close()
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.jsonl", "a.jsonl.1", "a.jsonl.2"]
-    wanted = [sample_record(number).id for number in range(5, 10)]
-    assert [*ids(tmp_path / "a.jsonl.2"), *ids(tmp_path / "a.jsonl.1"), *ids(path)] == wanted
-
-
 def test_file_that_another_tool_moves_away_is_made_anew(tmp_path):
     path = tmp_path / "a.jsonl"
-    sink = sink_of(path, max_bytes=0)
+    sink = sink_of(path)
     sink.send([sample_record(1)])
     path.rename(tmp_path / "moved")
     sink.send([sample_record(2)])
@@ -167,20 +154,18 @@ WRITER = """
 import sys
 from bridge.config.loader import read
 from bridge.testing.records import sample_record
-table = {"type": "file", "path": sys.argv[1], "max_bytes": 20_000, "keep": 1000}
+table = {"type": "file", "path": sys.argv[1]}
 sink = read({"sinks": [table]}).sinks[0].build()
 for number in range(int(sys.argv[2]), int(sys.argv[2]) + 100):
     sink.send([sample_record(number)])
 """
 
 
-def test_two_writers_of_one_file_lose_and_break_no_line_when_it_rotates(tmp_path):
+def test_two_writers_of_one_file_lose_and_break_no_line(tmp_path):
     path = tmp_path / "a.jsonl"
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(path), str(first)]) for first in (1, 101)]
     assert [each.wait(60) for each in writers] == [0, 0]
-    found = [each for file in tmp_path.iterdir() for each in ids(file)]
-    assert sorted(found) == sorted(sample_record(number).id for number in range(1, 201))
-    assert len(list(tmp_path.iterdir())) > 5
+    assert sorted(ids(path)) == sorted(sample_record(number).id for number in range(1, 201))
 
 
 # A rotation that is refused.
