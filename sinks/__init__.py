@@ -1,4 +1,4 @@
-"""The project's own sinks: a module or a package each, reached by entry point like those of anybody else.
+"""The project's own sinks: a module or a package each, loaded by entry point like third-party sinks.
 
 `stdout`, `command` and `apprise` are one module; `webhook`, `eventhubs` and `otlp` are packages with a module `sink`.
 `http` is what the sinks over HTTP share; `sentence` and `cloudevent` are forms of a record that several sinks send.

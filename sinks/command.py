@@ -116,9 +116,7 @@ class CommandSink(Sink):
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
         """Run the program for the one record of *batch*; raise the exception for its exit code."""
-        if len(batch) != 1:
-            raise DeliveryRejected(f"A command runs for one record at a time, and got {len(batch)}.")
-        record = batch[0]
+        (record,) = batch
         try:
             finished = self._runner.run(
                 self.config.command,

@@ -123,7 +123,7 @@ def test_batch_too_large_asks_for_single_records_and_a_single_one_is_parked(make
     assert caught.value.records == ()
     for record in batch:
         sink.send([record])
-    with pytest.raises(DeliveryRejected, match="The record is larger"):
+    with pytest.raises(DeliveryRejected, match="The record exceeds"):
         sink.send([make_record(labels={"filling": "x" * 30_000})])
     state = emulator.state()
     assert (state["connections_ever"], state["transfers"], len(state["events"])) == (1, 3, 3)

@@ -109,27 +109,6 @@ def test_too_slow_is_killed_and_parked_before_the_host_would_retry_it(script: Wr
     assert not (tmp_path / "alive").exists()
 
 
-def test_close_with_a_send_in_flight_ends_it_and_it_is_tried_again(script: WriteScript, tmp_path: Path) -> None:
-    sink = CommandSink(CommandConfig(command=(script(f"trap '' TERM; >{tmp_path}/runs; sleep 60; sleep 60"),)))
-    raised: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            sink.send([sample_record()])
-        except DeliveryFailed as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    until = time.monotonic() + 30
-    while not (tmp_path / "runs").exists() and time.monotonic() < until:
-        threading.Event().wait(0.01)
-    sink.close()
-    thread.join(20)
-    assert [str(error) for error in raised] == ["on-event was killed, because the agent let go of it."]
-    sink.close()
-
-
 FROZEN = """
 import sys
 from bridge.delivery.sender import Sender
@@ -200,16 +179,6 @@ def test_program_that_cannot_be_executed_needs_a_person(script: WriteScript, tmp
         with pytest.raises(DeliveryFailed, match=r"Permission denied|is not executable for the agent") as caught:
             attempt()
         assert caught.value.needs_attention
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux refuses to run what is open for writing")
-def test_program_that_is_just_being_replaced_is_tried_again(script: WriteScript) -> None:
-    program = script("exit 0")
-    Path(program).write_bytes(Path("/bin/true").read_bytes())
-    with Path(program).open("r+b"), pytest.raises(DeliveryFailed, match="cannot be started for now") as caught:
-        send(program)
-    assert not caught.value.needs_attention
-    send(program)
 
 
 def test_check_runs_nothing(script: WriteScript, tmp_path: Path) -> None:

@@ -103,11 +103,6 @@ def test_a_redirect_carries_neither_body_nor_token_to_another_host(peer: Peer, e
         other.close()
 
 
-@pytest.mark.parametrize("host", ["a..b", ".example.invalid", "a" * 70 + ".invalid"])
-def test_a_host_name_that_is_none_needs_a_person(endpoint: Any, host: str) -> None:
-    assert outcome(endpoint(f"http://{host}/", timeout_seconds=5.0)) == ("failed", {"needs_attention"})
-
-
 @pytest.mark.parametrize("how", ["fin", "rst"])
 def test_a_connection_that_the_peer_closed_meanwhile_costs_no_failure(raw_peer: Any, endpoint: Any, how: str) -> None:
     def answer_and_hang_up(_: RawPeer, connection: socket.socket) -> None:
@@ -177,11 +172,3 @@ def test_a_connection_that_was_idle_for_long_is_not_trusted(peer: Peer) -> None:
         each.post(b"{}", {})
         assert peer.connections == connections
     each.close()
-
-
-def test_nothing_is_sent_after_close(peer: Peer, endpoint: Any) -> None:
-    each = endpoint(peer.url)
-    each.close()
-    each.close()
-    assert outcome(each)[0] == "failed"
-    assert peer.requests.empty()

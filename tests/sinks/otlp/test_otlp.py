@@ -233,15 +233,6 @@ def test_path_is_added_once(endpoint, url):
     assert logs_url(endpoint) == url
 
 
-@pytest.mark.parametrize(
-    "endpoint",
-    ["127.0.0.1:4318", "grpc://127.0.0.1:4317", "http://", "", "http://h:port", "http://h:99999", "http://[::1"],
-)
-def test_endpoint_that_is_no_http_url_is_a_mistake_of_the_configuration(endpoint):
-    with pytest.raises(ConfigurationError, match=r"sinks\[0\]"):
-        read({"sinks": [{"type": "otlp", "endpoint": endpoint}]})
-
-
 def test_password_in_the_endpoint_is_refused_and_not_shown():
     with pytest.raises(ConfigurationError, match="headers_file") as caught:
         read({"sinks": [{"type": "otlp", "endpoint": "https://me:hunter2@otlp.example.net"}]})
