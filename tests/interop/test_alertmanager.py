@@ -15,6 +15,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+import doc_pages
 import pytest
 import requests
 
@@ -266,3 +267,19 @@ def test_an_alertmanager_that_is_restarted_has_the_same_alerts_again_and_notifie
     # The Freeze was told in two or three records, each other in two; how often they were told again, nothing counts.
     assert account.accepted == account.delivered
     assert account.accepted in {6, 7}
+
+
+@pytest.mark.skipif(shutil.which("amtool") is None, reason="amtool, which comes with Alertmanager, is not installed")
+@pytest.mark.parametrize(("severity", "receiver"), [("info", "log"), ("warning", "oncall"), ("critical", "oncall")])
+def test_route_of_the_page_sends_info_elsewhere(tmp_path: Path, severity: str, receiver: str) -> None:
+    shown = doc_pages.marked(doc_pages.page("docs/howto/alertmanager.md"), "alertmanager: route")
+    file = tmp_path / "alertmanager.yml"
+    file.write_text(f"{shown}receivers:\n  - name: oncall\n  - name: log\n")
+    done = subprocess.run(
+        ["amtool", "config", "routes", "test", f"--config.file={file}", "event_type=Freeze", f"severity={severity}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, receiver), done.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import threading
 import time
 from pathlib import Path
@@ -129,14 +128,6 @@ def test_batch_too_large_asks_for_single_records_and_a_single_one_is_parked(make
     assert (state["connections_ever"], state["transfers"], len(state["events"])) == (1, 3, 3)
 
 
-def test_size_that_only_the_service_finds_too_large_is_parked_too(make_sink, make_record, emulator) -> None:
-    sink = make_sink()
-    sink.send([make_record()])
-    emulator.set(max_message_size=10)
-    with pytest.raises(DeliveryRejected, match="message-size-exceeded"):
-        sink.send([make_record()])
-
-
 @pytest.mark.parametrize(("kind", "stored"), [("drop_before", 0), ("drop_after", 1), ("detach", 0)])
 def test_lost_connection_fails_and_sends_once_only(make_sink, make_record, emulator, kind, stored) -> None:
     sink = make_sink()
@@ -179,23 +170,6 @@ def test_idle_connection_is_closed_and_opened_again(make_sink, make_record, emul
     assert len(emulator.state()["events"]) == 2
 
 
-def test_idle_tls_connection_leaves_nothing_behind(make_sink, make_record, emulator, authority) -> None:
-    before = held()
-    sink = make_sink(
-        string=emulator.connection_string(is_tls=True),
-        endpoint=f"127.0.0.1:{emulator.ports['amqps']}",
-        ca_file=authority.ca_file,
-        idle_close_seconds=0.1,
-    )
-    for sequence in (1, 2, 3):
-        sink.send([make_record(sequence=sequence)])
-        emulator.wait_for(lambda state: state["connections"] == 0)
-    deadline = time.monotonic() + 5
-    while held() != before and time.monotonic() < deadline:
-        threading.Event().wait(0.01)
-    assert held() == before
-
-
 @pytest.mark.parametrize("moment", ["accept", "attach"])
 def test_silence_under_tls_ends_at_the_deadline(make_sink, make_record, emulator, authority, moment) -> None:
     sink = make_sink(
@@ -209,22 +183,3 @@ def test_silence_under_tls_ends_at_the_deadline(make_sink, make_record, emulator
     before = held()
     assert max(seconds_of(sink, make_record()) for _ in range(10)) <= 1.1 * LIMIT_SECONDS
     assert held() == before
-
-
-def test_identity_endpoint_that_stays_silent_ends_at_the_deadline(
-    make_sink, make_record, emulator, monkeypatch
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        sink = make_sink(
-            credential="managed_identity",
-            fully_qualified_namespace="127.0.0.1",
-            eventhub=emulator.hub,
-            timeout_seconds=LIMIT_SECONDS,
-        )
-        failure(sink, make_record())
-        before = threading.active_count()
-        longest = max(seconds_of(sink, make_record()) for _ in range(5))
-        assert longest <= 1.1 * LIMIT_SECONDS
-        assert threading.active_count() <= before
-        assert emulator.state()["connections_ever"] == 0
