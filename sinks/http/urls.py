@@ -42,7 +42,7 @@ def origin(url: str) -> str:
 
 
 def url_secrets(url: str) -> Iterator[str]:
-    """Yield the parts of *url* that may be secret: all except scheme, host, and port, also as it is sent."""
+    """Yield the parts of *url* that may be secret: all except scheme, host, and port, also encoded."""
     parts = urlsplit(url)
     has_more = parts.path.strip("/") or parts.query or parts.fragment or "@" in parts.netloc
     yield from (url if has_more else "", parts.path, parts.query, parts.username or "", parts.password or "")
