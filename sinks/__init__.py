@@ -1,6 +1,6 @@
-"""The project's own sinks: a module or a package each, reached by entry point like those of anybody else.
+"""The project's own sinks, loaded by entry point like third-party sinks.
 
-`stdout`, `command` and `apprise` are one module; `webhook`, `eventhubs` and `otlp` are packages with a module `sink`.
-`http` is what the sinks over HTTP share; `sentence` and `cloudevent` are forms of a record that several sinks send.
-Nothing here imports more of the agent than `bridge.sink`.
+`stdout`, `file`, `eventlog`, `command`, and `apprise` are modules. `webhook`, `eventhubs`, and `otlp` are packages with
+a module `sink`. The sinks share `http`, `blocking` (calls that may hang), `sentence`, and `cloudevent` (two forms of a
+record). A sink imports only `bridge.sink` from the agent.
 """

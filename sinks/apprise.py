@@ -25,7 +25,6 @@ from urllib.parse import unquote
 from bridge.sink import (
     URGENT_EVENT_TYPES,
     DeliveryFailed,
-    DeliveryRejected,
     Secret,
     Sink,
     SinkConfig,
@@ -42,12 +41,12 @@ _MISSING = "The sink type 'apprise' needs the Python package 'apprise', which is
 _INVALID = "no URL that Apprise can use. Fix or remove it; see the Apprise wiki."
 _MOST_REASON_CHARACTERS = 256
 _SHORTEST_SECRET = 4
-#: As most plugins log a refusal: nothing gets better before a person has changed something.
+#: The log format of most plugins for a refusal.
 _NEEDS_A_PERSON = re.compile(r"error=(401|403|404|407)\b")
 _DANGEROUS = frozenset({Transition.SCHEDULED, Transition.STARTED, Transition.UPDATED, Transition.TEST})
 _WRONG = frozenset({Transition.APPROVAL_REFUSED, Transition.APPROVAL_FAILED})
 
-#: What Apprise logs on behalf of one message, whichever thread it does that on.
+#: Apprise's log lines for one message.
 _logged: contextvars.ContextVar[list[str] | None] = contextvars.ContextVar("apprise_logged", default=None)
 
 
@@ -55,7 +54,7 @@ class AppriseConfig(SinkConfig, frozen=True, kw_only=True):
     """The keys of a ``[[sinks]]`` table of type apprise."""
 
     urls_file: str | None = None
-    """A file of Apprise URLs, one a line; read again when it changes."""
+    """A file of Apprise URLs, one per line. The sink reads the file again when it changes."""
     urls_env: str | None = None
     """An environment variable with Apprise URLs, separated by white space."""
 
@@ -64,7 +63,6 @@ class AppriseConfig(SinkConfig, frozen=True, kw_only=True):
             raise ValueError("set one of urls_file and urls_env: Apprise URLs hold secrets")
         if self.max_batch != 1:
             raise ValueError(f"max_batch is {self.max_batch}; Apprise sends one record at a time, so leave it out")
-        # Here, so that it is found at the start, and not when the first Preempt is due.
         if importlib.util.find_spec("apprise") is None:
             raise ValueError(f"{_MISSING} {how_to_install('apprise')}.")
 
@@ -91,9 +89,8 @@ class AppriseSink(Sink):
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
         """Send the one record of *batch*; raise DeliveryFailed unless every URL accepted it."""
-        if len(batch) != 1:
-            raise DeliveryRejected(f"Apprise sends one record at a time, and got {len(batch)}.")
-        work = partial(self._notify, self._current(), batch[0])
+        (record,) = batch
+        work = partial(self._notify, self._current(), record)
         self._calls.run(work, timeout_seconds=self.config.timeout_seconds)
 
     def _notify(self, services: Any, record: TransitionRecord) -> None:
@@ -110,11 +107,11 @@ class AppriseSink(Sink):
 
     @classmethod
     def shown_by_check(cls, config: AppriseConfig) -> str:
-        """Return what `check` shows: it asks no service."""
+        """Return the result of `check`, which sends no request."""
         return f"Apprise can use its URLs. No service was asked; `send-test {config.name}` sends each a message."
 
     def check(self) -> None:
-        """Raise DeliveryFailed when a URL is none that Apprise knows; nothing is sent."""
+        """Raise DeliveryFailed for a URL that Apprise cannot use. The check sends nothing."""
         self._current()
 
     def close(self) -> None:
@@ -122,7 +119,7 @@ class AppriseSink(Sink):
         self._calls.close()
 
     def _current(self) -> Any:
-        """Return the Apprise object for the URLs as they stand now; raise DeliveryFailed for one that is none."""
+        """Return the Apprise object for the current URLs; raise DeliveryFailed for an unusable URL."""
         urls = tuple(dict.fromkeys(url for line in self._secret.values() for url in line.split()))
         if self._services is None or urls != self._urls:
             self._services = _services(urls, timeout_seconds=self.config.timeout_seconds / 2)
@@ -133,7 +130,7 @@ class AppriseSink(Sink):
 def _services(urls: Sequence[str], *, timeout_seconds: float) -> Any:
     """Return an Apprise object for *urls*, each with timeouts of *timeout_seconds* at most."""
     apprise = _apprise()
-    # One after the other, on the thread of the call: a thread of Apprise's own would hold up the agent's end.
+    # async_mode uses threads that would delay the end of the process.
     services = apprise.Apprise(asset=apprise.AppriseAsset(async_mode=False))
     plugins = [apprise.Apprise.instantiate(url, asset=services.asset) for url in urls]
     wrong = [str(number) for number, plugin in enumerate(plugins, 1) if plugin is None]
@@ -160,7 +157,7 @@ def _problem(services: Any, record: TransitionRecord) -> str | None:
 
 
 def _words(urls: Sequence[str]) -> set[str]:
-    """Return what of *urls* may be a secret, as it stands and unquoted; in Apprise, a host may be a token."""
+    """Return the parts of *urls* that may be secret, also unquoted. In Apprise, a host may be a token."""
     texts = set()
     for url in urls:
         rest = url.partition("://")[2] or url
@@ -189,7 +186,7 @@ def _notify_type(record: TransitionRecord) -> str:
 
 
 class _Catcher(logging.Handler):
-    """Keeps what Apprise logs for the message that it logs it for."""
+    """Keeps the log lines of the current message."""
 
     def emit(self, record: logging.LogRecord) -> None:
         lines = _logged.get()
@@ -198,7 +195,7 @@ class _Catcher(logging.Handler):
 
 
 def _apprise() -> Any:
-    """Return the Apprise library, its log caught: its lines name hosts, which may be tokens."""
+    """Return the Apprise library, with its log redirected, because the lines may contain tokens."""
     log = logging.getLogger("apprise")
     if not any(isinstance(handler, _Catcher) for handler in log.handlers):
         log.addHandler(_Catcher())

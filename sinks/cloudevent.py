@@ -1,12 +1,10 @@
 """A transition record as a CloudEvent 1.0 in structured JSON.
 
-This stands beside the sinks because two of them send it: the webhook, and Event Hubs over AMQP and HTTPS.
+The webhook and Event Hubs use this format. The attributes follow the CloudEvents specification 1.0.2. An attribute
+without a value is omitted, because null is not a valid value.
 
-The envelope repeats what a router needs without opening `data`: who, what, about which event, when. The attributes
-are those of the CloudEvents specification 1.0.2; one that has no value is left out, because null is none of its types.
-
-`sequence` is a text with leading zeros: the CloudEvents sequence extension asks for values that sort as text, and a
-bare "10" sorts before "9". It has no `sequencetype`: "Integer" would promise 32 bits that start at 1 and wrap.
+`sequence` is text with leading zeros, because the CloudEvents sequence extension requires values that sort as text. It
+has no `sequencetype`, because "Integer" means 32 bits that start at 1 and wrap.
 """
 
 from __future__ import annotations

@@ -61,10 +61,10 @@ class CommandConfig(SinkConfig, frozen=True, kw_only=True):
     command: tuple[str, ...]
     """The program and its arguments, without a shell. The program is an absolute path, or a name in PATH."""
     timeout_seconds: float = 600.0
-    """The deadline of the program, which stops during a freeze of the VM. Then its process group is killed, and the
-    record is parked."""
+    """The deadline of the program in seconds, without the time of a freeze of the VM. Then its process group is killed,
+    and the record is parked."""
     max_age_seconds: float | None = 900.0
-    """The agent does not run the program for an older record, which expires and is counted."""
+    """The largest age of a record in seconds. The program does not run for an older record, which expires."""
     environment: dict[str, str] = msgspec.field(default_factory=dict)
     """Variables for the program, in addition to SCHEDULED_EVENT_*, which cannot be set here."""
     unset_environment: tuple[str, ...] = ()
@@ -116,9 +116,7 @@ class CommandSink(Sink):
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
         """Run the program for the one record of *batch*; raise the exception for its exit code."""
-        if len(batch) != 1:
-            raise DeliveryRejected(f"A command runs for one record at a time, and got {len(batch)}.")
-        record = batch[0]
+        (record,) = batch
         try:
             finished = self._runner.run(
                 self.config.command,

@@ -1,9 +1,8 @@
-"""One transition record as one line that a person reads.
+"""One transition record as one readable line.
 
-This stands beside the sinks because six of them show it: stdout, file, eventlog, webhook, otlp and apprise. It tells
-what a text of fixed fields would hide: how sure the agent is, how long is left, and what Microsoft advises. Control
-characters and those that turn the direction of writing are escaped: a description cannot forge a line, paint a terminal
-or show another name.
+The sinks stdout, file, eventlog, webhook, otlp, and apprise use this line. The line contains the evidence, the time
+left, and Microsoft's advice. Control characters and bidirectional characters are escaped, so that a description cannot
+forge a line, color a terminal, or show another name.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from bridge.sink import Evidence, ScheduledEvent, Transition, TransitionRecord, 
 
 _MOST_NAMES = 5
 
-#: A Redeploy is announced ten minutes ahead; only a predicted failure comes earlier than this.
+#: Azure announces an ordinary Redeploy ten minutes ahead, and only a predicted failure earlier than this.
 _PREDICTED_SECONDS = 3_600
 _PREDICTED = (
     "A hardware failure is predicted: Microsoft recommends to redeploy the VM yourself as soon as possible, "
@@ -32,7 +31,7 @@ def sentence(record: TransitionRecord) -> str:
 
 
 def line_of(kind: Literal["json", "text"]) -> Callable[[TransitionRecord], bytes]:
-    """Return what makes a record into a line with its line break: the record's JSON, or its sentence."""
+    """Return the function that converts a record to a line: its JSON, or its sentence."""
     return _text if kind == "text" else _json
 
 
@@ -65,7 +64,7 @@ def _who(record: TransitionRecord, event: ScheduledEvent) -> str:
 
 
 def first_names(names: Sequence[str], most: int) -> str:
-    """Return *most* of *names* and how many more there are: ``vm_0, vm_1 and 6 more``."""
+    """Return the first *most* of *names*, and the number of others: ``vm_0, vm_1 and 6 more``."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 

@@ -23,7 +23,7 @@ from bridge.sink import DeliveryError, DeliveryFailed, DeliveryRejected, RetryRe
 from sinks.cloudevent import CONTENT_TYPE, cloud_event_bytes
 from sinks.eventhubs.access import Access
 from sinks.eventhubs.config import EventHubsConfig
-from sinks.eventhubs.errors import TooLarge, delivery_error, is_about_access, is_answer, link_error
+from sinks.eventhubs.errors import delivery_error, is_about_access, is_answer, link_error
 from sinks.eventhubs.event_loop import Ended, LoopThread, Overdue
 from sinks.eventhubs.message import partition_key, properties
 
@@ -32,10 +32,6 @@ _MARGIN, _END = 0.08, 0.03
 _MOST_MARGIN_SECONDS = 0.5
 #: Time to close the connection when the sink is closed.
 _CLOSE_SECONDS = 0.5
-
-
-class ClosedByPeer(Exception):
-    """The peer has closed the connection since the last send."""
 
 
 class AmqpSender:
@@ -76,12 +72,10 @@ class AmqpSender:
             seconds = max(0.001, deadline - time.monotonic())
             try:
                 connection.loop.call(partial(work, connection), seconds=seconds, end_seconds=self._end_seconds)
-            except (Ended, ClosedByPeer):
+            except Ended:
                 if self._is_closed or connection.is_sending:
                     raise DeliveryFailed("The sink was closed during the send.") from None
                 self._drop(wait_seconds=self._end_seconds)
-            except TooLarge as error:
-                raise DeliveryRejected(f"{self._access.peer}: {error}") from None
             except Exception as error:
                 raise self._failure(error, connection) from error
             else:
@@ -99,7 +93,7 @@ class AmqpSender:
 
     def _failure(self, error: Exception, connection: _Connection) -> DeliveryError:
         was_sending = connection.is_sending
-        if not is_answer(error):
+        if not isinstance(error, DeliveryRejected) and not is_answer(error):
             self._drop(wait_seconds=self._end_seconds)
         if isinstance(error, DeliveryError):
             return error
@@ -158,11 +152,11 @@ class _Connection:
         await client.get_eventhub_properties()
 
     def _connected(self) -> Any:
-        """Return the client; raise ClosedByPeer if the peer has closed its connection."""
+        """Return the client; raise Ended if the peer has closed its connection."""
         if self._client is None:
             self._client = _client(self._config, self._access)
         elif not self.loop.is_connected():
-            raise ClosedByPeer
+            raise Ended
         self.is_sending = False
         return self._client
 
@@ -198,7 +192,7 @@ def _add(data: Any, record: TransitionRecord, count: int) -> None:
         data.add(event)
     except ValueError:
         what = "The record" if count == 1 else f"A batch of {count} records"
-        raise TooLarge(f"{what} exceeds the event hub's limit of {data.max_size_in_bytes} bytes.") from None
+        raise DeliveryRejected(f"{what} exceeds the event hub's limit of {data.max_size_in_bytes} bytes.") from None
 
 
 def _client(config: EventHubsConfig, access: Access) -> Any:

@@ -1,4 +1,4 @@
-"""The keys of the Event Hubs sink, and which of them go together."""
+"""The keys of the Event Hubs sink, and their valid combinations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from bridge.sink import SinkConfig, how_to_install, tls_file_problems
 from sinks.http.config import one_of
-from sinks.http.urls import origin, plain_url
+from sinks.http.urls import plain_url
 
 _LONGEST_IDLE_SECONDS = 3_600
 _HOST = re.compile(r"(localhost|[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+)(:[0-9]{1,5})?")
@@ -59,14 +59,6 @@ class EventHubsConfig(SinkConfig, frozen=True, kw_only=True):
         self._check_proxy()
         if self.transport == "https":
             msgspec.structs.force_setattr(self, "max_batch", 1)
-
-    def __repr__(self) -> str:
-        """Return the settings without what may be a secret of the proxy's URL."""
-        values = {name: getattr(self, name) for name in self.__struct_fields__}
-        shown = {
-            name: origin(value) if name == "proxy" else value for name, value in values.items() if value is not None
-        }
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     def _check_proxy(self) -> None:
         keys = {"proxy": self.proxy, "proxy_file": self.proxy_file, "proxy_env": self.proxy_env}

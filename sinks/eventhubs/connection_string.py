@@ -1,9 +1,9 @@
-"""Connection strings of Event Hubs, and the shared access signatures made of their keys.
+"""Connection strings of Event Hubs, and shared access signatures.
 
-The form is that of Microsoft's page "Get Event Hubs connection string":
-``Endpoint=sb://NAMESPACE/;SharedAccessKeyName=NAME;SharedAccessKey=KEY;EntityPath=HUB``; instead of name and key it may
-hold a ready ``SharedAccessSignature``, and ``UseDevelopmentEmulator=true`` means plain TCP. No message of this module
-shows a value: the key is among them.
+Microsoft's page "Get Event Hubs connection string" defines the form:
+``Endpoint=sb://NAMESPACE/;SharedAccessKeyName=NAME;SharedAccessKey=KEY;EntityPath=HUB``. A ``SharedAccessSignature``
+may replace the name and the key, and ``UseDevelopmentEmulator=true`` selects plain TCP. No message contains a value,
+because a value may be the key.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from urllib.parse import quote_plus, urlsplit
 
 from bridge.sink import DeliveryFailed
 
-_WHERE = "Copy it anew from the portal: Event Hubs namespace, Shared access policies."
+_WHERE = "Copy it again from the portal: Event Hubs namespace, Shared access policies."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class ConnectionString:
 
     text: str = field(repr=False)
     namespace: str
-    """Host, and port where the string names one."""
+    """The host, with the port if the string has one."""
     eventhub: str
     key_name: str | None = None
     key: str | None = field(default=None, repr=False)
@@ -34,12 +34,12 @@ class ConnectionString:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """Return what must stand in no message."""
+        """Return the texts that no message may contain."""
         return tuple(each for each in (self.text, self.key, self.signature) if each)
 
 
 def parse(text: str, *, eventhub: str | None) -> ConnectionString:
-    """Return the parts of *text*; *eventhub* wins over its EntityPath. Raise DeliveryFailed with what is missing."""
+    """Return the parts of *text*. *eventhub* overrides the EntityPath. Raise DeliveryFailed for a missing part."""
     parts = {}
     for part in text.split(";"):
         name, _, value = part.strip().partition("=")
@@ -48,12 +48,6 @@ def parse(text: str, *, eventhub: str | None) -> ConnectionString:
     namespace = endpoint.netloc
     if not namespace:
         raise _wrong("has no Endpoint=sb://...")
-    try:
-        has_port = endpoint.port != 0
-    except ValueError:
-        has_port = False
-    if not has_port:
-        raise _wrong("has a port in its Endpoint that is none")
     key_name, key = parts.get("sharedaccesskeyname"), parts.get("sharedaccesskey")
     signature = parts.get("sharedaccesssignature")
     if not (signature or (key_name and key)):

@@ -32,10 +32,6 @@ _NO_CONNECTION, _PROXY_REFUSES = "ClientConnectorError", "ClientHttpProxyError"
 _ADDRESS = re.compile(r" ssl:<[^<>]*>")
 
 
-class TooLarge(Exception):
-    """A batch does not fit the link."""
-
-
 def delivery_error(error: BaseException, *, peer: str, secrets: tuple[str, ...]) -> DeliveryError:
     """Return the SDK's *error* as DeliveryFailed or DeliveryRejected."""
     condition, text = _condition(error), _ADDRESS.sub("", _description(error))

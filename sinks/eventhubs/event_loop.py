@@ -83,8 +83,8 @@ class LoopThread:
         except CancelledError:
             raise Ended from None
         except FutureTimeoutError:
-            if call.done():
-                raise  # a TimeoutError of *work*: from Python 3.11, both are the same class
+            if call.done():  # just in time, or with a TimeoutError of *work*, which may be the same class
+                return call.result()
             self.end(grace_seconds=0.0, wait_seconds=end_seconds)
             raise Overdue from None
 
@@ -110,8 +110,8 @@ class LoopThread:
         finally:
             asyncio.set_event_loop(None)
             self._loop.close()
-            if self._call is not None:
-                self._call.cancel()
+            if self._call is not None and not self._call.done():
+                self._call.set_exception(Ended())
 
     async def _serve(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
         if self._idle is not None:

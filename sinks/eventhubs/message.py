@@ -1,7 +1,6 @@
-"""What both transports put beside the body of a message: its partition key and its application properties.
+"""The partition key and the application properties of a message.
 
-Event Hubs keeps order within a partition only, so all records of one event have one partition key. The body is the
-CloudEvent of `sinks.cloudevent`.
+Event Hubs keeps the order only within a partition, so all records of one event have one partition key.
 """
 
 from __future__ import annotations
@@ -10,18 +9,18 @@ import hashlib
 
 from bridge.sink import TransitionRecord
 
-#: The longest partition key that Event Hubs takes, in characters.
+#: Event Hubs' limit for a partition key, in characters.
 _LONGEST_KEY = 128
 
 
 def partition_key(record: TransitionRecord) -> str:
-    """Return the record's event key; its hash where the service would refuse it, or take "" for no key at all."""
+    """Return the record's event key, or its hash if the key is empty or too long for the service."""
     key = record.event_key
     return key if 0 < len(key) <= _LONGEST_KEY else hashlib.sha256(key.encode()).hexdigest()
 
 
 def properties(record: TransitionRecord) -> dict[str, str]:
-    """Return the application properties: what a consumer filters by; what is unknown is left out."""
+    """Return the application properties, which consumers use as filters, without unknown values."""
     event = record.event
     found = {
         "transition": record.transition.value,

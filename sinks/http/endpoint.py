@@ -42,7 +42,7 @@ from bridge.sink import (
 )
 from sinks.http.config import HttpConfig, check_header, check_token_stays_private
 from sinks.http.errors import is_about_settings, is_about_tls
-from sinks.http.urls import http_url, origin, public_path, url_secrets
+from sinks.http.urls import http_url, origin, url_secrets
 
 SUCCESS, REDIRECTION = range(200, 300), range(300, 400)
 CLIENT_ERROR, SERVER_ERROR = range(400, 500), range(500, 600)
@@ -80,7 +80,6 @@ class Endpoint:
 
     - *secrets* returns the texts that messages mask, in addition to those of *config*.
     - *token* is the result of `entra_token` for *config*, or a portal's token.
-    - All other headers override *default_headers*.
     - *advice* ends each message about a failed connection.
     """
 
@@ -90,16 +89,14 @@ class Endpoint:
         config: HttpConfig,
         *,
         secrets: Callable[[], Iterable[str | Secret]] = tuple,
-        default_headers: Mapping[str, str] | None = None,
         token: RenewedToken | None = None,
         advice: str = "",
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.url = url
-        self.shown = origin(url) + public_path(url)
+        self.shown = origin(url)
         self._config = config
         self._secrets = secrets
-        self._default_headers = dict(default_headers or {})
         self._advice_if_unreachable = advice
         self._bearer = Secret(key="bearer_token", file=config.bearer_token_file, env=config.bearer_token_env)
         self._headers_file = Secret(key="headers", file=config.headers_file)
@@ -134,7 +131,6 @@ class Endpoint:
         limit = self._config.timeout_seconds if deadline_seconds is None else deadline_seconds
         ends_at = self._monotonic() + limit
         common = {
-            **self._default_headers,
             **self._config.headers,
             **self._secret_headers(),
             **self._token_header(limit),
@@ -304,8 +300,7 @@ class Endpoint:
             yield self._last_token.token
         for secret in (*self._secrets(), self._bearer):
             yield from (secret,) if isinstance(secret, str) else _values(secret)
-        yield from self._default_headers.values()  # from the environment, which also contains secrets
-        for name, value in (*self._default_headers.items(), *self._config.headers.items()):
+        for name, value in self._config.headers.items():
             if _SECRET_HEADER.search(name):
                 yield from (value, value.partition(" ")[2].strip())
         for line in _values(self._headers_file):

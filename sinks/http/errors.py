@@ -17,11 +17,11 @@ _BROKEN_OFF = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionError)
 
 
 def is_about_settings(error: BaseException) -> bool:
-    """Return whether the request could not even be made: a file that is gone, a host name that is none."""
+    """Return whether the request could not be made, for example because of a missing file or an invalid host name."""
     is_unmade = isinstance(error, ValueError) or not isinstance(error, requests.RequestException)
     return is_unmade or any(type(each).__name__ == "LocationParseError" for each in causes(error))
 
 
 def is_about_tls(error: BaseException) -> bool:
-    """Return whether the two could not agree on a certificate or a version, which a person must mend."""
+    """Return whether TLS failed because of a certificate or a version."""
     return isinstance(error, requests.exceptions.SSLError) and not isinstance(root_cause(error), _BROKEN_OFF)

@@ -1,7 +1,7 @@
-"""Signatures of the Standard Webhooks specification, version 1, with several secrets while one is being rotated.
+"""Signatures of the Standard Webhooks specification, version 1, with several secrets for rotation.
 
-The signed text is ``id.timestamp.body``; the key is what the base64 after ``whsec_`` stands for. Each secret makes one
-signature, so a receiver that knows the old secret and one that knows the new one both verify the same request.
+The signed text is ``id.timestamp.body``, and the key is the decoded base64 after ``whsec_``. Each secret makes one
+signature, so receivers with the old and with the new secret can verify the same request.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _KEY_BYTES = range(24, 65)
 
 
 class Signer:
-    """Signs with every secret of *secret*, read again when its file changes."""
+    """Signs with every secret of *secret*, which is read again when its file changes."""
 
     def __init__(self, secret: Secret) -> None:
         self._secret = secret
@@ -27,10 +27,9 @@ class Signer:
         self._keys: tuple[bytes, ...] = ()
 
     def headers(self, message_id: str, body: bytes, *, timestamp: int) -> dict[str, str]:
-        """Return the headers to send *body* with at *timestamp*, Unix seconds.
+        """Return the headers for *body* at *timestamp*, in Unix seconds. Raise DeliveryFailed for a wrong secret.
 
-        The id and the time are there without a secret too: a receiver knows a duplicate by its `webhook-id`. Raises
-        DeliveryFailed when a secret cannot be used.
+        The id and the time are also sent without a secret, because a receiver detects a duplicate by its `webhook-id`.
         """
         headers = {"webhook-id": message_id, "webhook-timestamp": str(timestamp)}
         signed = f"{message_id}.{timestamp}.".encode() + body
@@ -40,7 +39,7 @@ class Signer:
         return headers
 
     def keys(self) -> tuple[bytes, ...]:
-        """Return the keys to sign with, none when no secret is configured; raises DeliveryFailed for a wrong one."""
+        """Return the keys, none without a configured secret; raise DeliveryFailed for a wrong secret."""
         texts = self._secret.values()
         if texts != self._texts:
             self._keys = tuple(_key(text, number) for number, text in enumerate(texts, start=1))

@@ -1,17 +1,14 @@
-"""A record as an alert of Prometheus Alertmanager (API v2): fires, is refreshed, resolves.
+"""A record as an alert of Prometheus Alertmanager (API v2).
 
-Alertmanager knows an alert by its labels, so they hold only what stays the same for the life of an event: no status,
-no NotBefore. Where Azure changes the type or the source after all (a Reboot may turn out a Freeze), the alert under
-the old labels is resolved in the same request.
+Alertmanager identifies an alert by its labels, so the labels contain only values that stay the same for the life of an
+event. If Azure changes the type or the source, the same request resolves the alert with the old labels.
 
 Alertmanager keeps alerts in memory and loses them on a restart, so the host sends each active alert again every
-`refresh_seconds`. `endsAt` is always set to four times that value from now, as Prometheus does: the alert of a deleted
-VM ends then, and so does an alert whose labels changed. The `endsAt` of an ending is ten seconds ago. Alertmanager
-takes an end in its own future for a refresh and then keeps the later of the two (provider/mem, Alert.Merge), without an
-error. The two clocks may therefore differ by up to ten seconds.
+`refresh_seconds`. `endsAt` is four times that value from now, as Prometheus does, so the alert of a deleted VM ends.
+The `endsAt` of an ending is ten seconds ago, so the clocks may differ by ten seconds. Alertmanager treats an end in its
+own future as a refresh and keeps the later of the two ends (provider/mem, Alert.Merge).
 
-Members of a cluster do not exchange alerts: configure one sink for each. While this VM's name is unknown its alerts
-have no `vm_name`; those end at their `endsAt` alone.
+The members of a cluster do not exchange alerts, so configure one sink for each member.
 """
 
 from __future__ import annotations
@@ -41,13 +38,13 @@ from sinks.webhook.format import Format, Message
 _ALERTS_PATH = "/api/v2/alerts"
 _STATUS_PATH = "/api/v2/status"
 
-#: How often the host tells an active alert again, unless the configuration says otherwise.
+#: The default interval of refreshes.
 REFRESH_SECONDS = 180.0
 _REFRESHES_IN_A_LIFE = 4
 _TEST_LIFE = timedelta(minutes=5)
 _MARGIN = timedelta(seconds=10)
 
-#: The portals of the clouds, by how the names of their regions begin.
+#: Azure portals by the prefix of the region.
 _PORTAL = "portal.azure.com"
 _PORTALS = {"usgov": "portal.azure.us", "usdod": "portal.azure.us", "china": "portal.azure.cn"}
 
@@ -55,17 +52,14 @@ _NO_LABEL_CHARACTER = re.compile(r"[^a-zA-Z0-9_]")
 
 
 class AlertmanagerFormat(Format):
-    """Makes the alerts of one Alertmanager.
-
-    The host tells it again every *refresh_seconds*. The VM's tags called *tag_labels* become labels.
-    """
+    """The alerts for one Alertmanager. The VM's tags *tag_labels* become labels."""
 
     def __init__(self, *, refresh_seconds: float = REFRESH_SECONDS, tag_labels: Sequence[str] = ()) -> None:
         self._life = timedelta(seconds=refresh_seconds) * _REFRESHES_IN_A_LIFE
         self._tag_labels = tuple(tag_labels)
 
     def message(self, url: str, record: TransitionRecord, now: datetime) -> Message | None:
-        """Return a list with the alert; None for what is no part of an event's life."""
+        """Return a list with the alert, None for other transitions than those of an event."""
         event = alerting_event(record)
         if event is None:
             return None
@@ -94,19 +88,19 @@ class AlertmanagerFormat(Format):
         return now + life
 
     def _labels(self, record: TransitionRecord, event: ScheduledEvent) -> dict[str, str]:
-        """Return what routes and silences go by; chosen tags and the configuration's labels replace none of ours."""
+        """Return the labels. Tags and the configuration's labels replace no label of this format."""
         labels = _tags(record, self._tag_labels) | record.labels
         spelt = {_label_name(name): value for name, value in labels.items()} | _own_labels(record, event)
         return {name: value for name, value in spelt.items() if name and value}
 
 
 def alerts_url(base: str) -> str:
-    """Return where alerts go: *base* may be Alertmanager's own address or that of its API."""
+    """Return the URL for alerts. *base* is Alertmanager's URL or the URL of its API."""
     return base if base.endswith(_ALERTS_PATH) else base.rstrip("/") + _ALERTS_PATH
 
 
 def status_url(base: str) -> str:
-    """Return where to ask Alertmanager how it is."""
+    """Return the URL of Alertmanager's status."""
     return alerts_url(base).removesuffix(_ALERTS_PATH) + _STATUS_PATH
 
 
@@ -115,7 +109,7 @@ def _alert(record: TransitionRecord, labels: dict[str, str], ends_at: datetime) 
     return {
         "labels": labels,
         "annotations": _annotations(record),
-        # Not after its end: Alertmanager refuses that.
+        # Alertmanager rejects a start after the end.
         "startsAt": format_time(min(parse_time(record.observed_at), ends_at)),
         "endsAt": format_time(ends_at),
         **({} if generator_url is None else {"generatorURL": generator_url}),
@@ -140,13 +134,13 @@ def _own_labels(record: TransitionRecord, event: ScheduledEvent) -> dict[str, st
 
 
 def _tags(record: TransitionRecord, names: Sequence[str]) -> dict[str, str]:
-    """Return those of the VM's tags that are called *names*; Azure compares a tag's name without case."""
+    """Return the VM's tags with *names*. Azure compares the names of tags without case."""
     values = {name.casefold(): value for name, value in record.vm.tags.items()}
     return {name: values[name.casefold()] for name in names if name.casefold() in values}
 
 
 def _generator_url(record: TransitionRecord) -> str | None:
-    """Return the VM's page in the Azure portal of its cloud, None when its resource id is unknown."""
+    """Return the VM's page in the Azure portal, None without a resource ID."""
     resource_id = record.vm.resource_id
     if not resource_id or not resource_id.startswith("/"):
         return None
@@ -156,7 +150,7 @@ def _generator_url(record: TransitionRecord) -> str | None:
 
 
 def _label_name(name: str) -> str:
-    """Return *name* as Prometheus spells label names."""
+    """Return *name* as a valid Prometheus label name."""
     spelt = _NO_LABEL_CHARACTER.sub("_", name)
     return f"_{spelt}" if spelt[:1].isdigit() else spelt
 
@@ -178,7 +172,7 @@ def _annotations(record: TransitionRecord) -> dict[str, str]:
 
 
 def _earlier(record: TransitionRecord, event: ScheduledEvent) -> ScheduledEvent | None:
-    """Return the event with the type and the source it had, when either changed; else None."""
+    """Return the event with its previous type and source if one of them changed, else None."""
     previous = record.previous or {}
     changed = {name: previous.get(name) for name in ("event_type", "event_source") if name in record.changed}
     if not changed or event.event_id is None:  # without an EventId it would be another event

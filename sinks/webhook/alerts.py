@@ -1,7 +1,7 @@
-"""What the alert formats share: which transitions begin and end an alert, its severity, and its summary.
+"""The severity and the texts of alerts, and the transitions of an alert.
 
-An alert begins with `scheduled` or `started`, is refreshed by `updated` and ends with `completed`, `canceled` or
-`ended`. Heartbeats and the outcomes of approvals page nobody and make no request; send those to a log.
+An alert begins with `scheduled` or `started`, `updated` refreshes it, and it ends with `completed`, `canceled`, or
+`ended`. Heartbeats and outcomes of approvals make no request.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _BEGINS = frozenset({Transition.SCHEDULED, Transition.STARTED, Transition.UPDATE
 
 
 class Severity(str, Enum):
-    """How bad it is: a pause, an outage that ends, the end of the VM."""
+    """A pause, an outage that ends, or the end of the VM."""
 
     INFO = "info"
     WARNING = "warning"
@@ -27,19 +27,19 @@ _MOST_NAMES = 3
 
 
 def alerting_event(record: TransitionRecord) -> ScheduledEvent | None:
-    """Return the event of *record* when the alert formats make a request of that transition."""
+    """Return the event of *record* if the alert formats make a request for its transition."""
     transition = record.transition
     is_part = transition in _BEGINS or transition.is_ending or transition is Transition.TEST
     return record.event if is_part else None
 
 
 def severity(event_type: str | None) -> Severity:
-    """Return how bad an event of that type is."""
+    """Return the severity of *event_type*."""
     return _SEVERITIES.get(event_type or "", Severity.WARNING)
 
 
 def summary(record: TransitionRecord) -> str:
-    """Return what is happening to whom: ``Reboot of WestNO_0 scheduled, not before 2026-11-20 11:15:00 UTC``."""
+    """Return a summary: ``Reboot of WestNO_0 scheduled, not before 2026-11-20 11:15:00 UTC``."""
     event = record.event
     if event is None:
         return escaped(f"{record.transition.value} from {record.vm.name or 'an Azure VM'}")
@@ -52,5 +52,5 @@ def summary(record: TransitionRecord) -> str:
 
 
 def details(record: TransitionRecord) -> str:
-    """Return the whole sentence that a person reads in text output, without its time."""
+    """Return the sentence of text output, without its time."""
     return sentence(record).removeprefix(record.observed_at).strip()

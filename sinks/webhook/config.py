@@ -60,7 +60,7 @@ class WebhookConfig(HttpConfig, frozen=True, kw_only=True):
     routing_key_env: str | None = None
     """pagerduty: an environment variable with that key."""
     urgent_as: Literal["change", "alert"] = "change"
-    """pagerduty: send Preempt and Terminate as change events, which page nobody, or as alerts like the others."""
+    """pagerduty: send Preempt and Terminate as change events, which page no one, or as alerts like the others."""
     template: str | None = None
     """template: the body in Jinja2, which may name `record` and each of its fields."""
     template_file: str | None = None

@@ -1,11 +1,10 @@
 """A record as an event of PagerDuty's Events API v2: trigger and resolve, or a change event.
 
-One incident an event and fleet: the `dedup_key` is the event's own key, so a hundred VMs that see one event make one
-incident, and the first of them that sees the end resolves it.
+The `dedup_key` is the event's key, so all VMs of an event share one incident. The first VM that observes the end
+resolves the incident.
 
-Preempt and Terminate are change events unless `urgent_as` says otherwise. A spot eviction is business as usual, no
-person can act within its thirty seconds, and the VM that should resolve the incident is gone. A test is a change event
-too: it proves the URL and the routing key, and pages nobody.
+By default, Preempt and Terminate are change events (`urgent_as`), because no person can act within thirty seconds and
+the VM that would resolve the incident is gone. A test is also a change event, which pages no one.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _CLIENT = "scheduled-events-bridge"
 
 
 class PagerDutyFormat(Format):
-    """Makes the events of one PagerDuty service."""
+    """The events for one PagerDuty service."""
 
     def __init__(self, routing_key: Secret, *, urgent_as: Literal["change", "alert"]) -> None:
         self._routing_key = routing_key
@@ -51,7 +50,7 @@ class PagerDutyFormat(Format):
         self.secrets = (routing_key,)
 
     def message(self, url: str, record: TransitionRecord, now: datetime) -> Message | None:
-        """Return the event; None for what is no part of an event's life."""
+        """Return the event, None for other transitions than those of an event."""
         del now
         event = alerting_event(record)
         if event is None:
@@ -69,7 +68,7 @@ class PagerDutyFormat(Format):
         endpoint_of(url).check(failing=_CHECK_FAILS)
 
     def refused(self, error: DeliveryRejected) -> DeliveryError:
-        """Return DeliveryFailed when it was the routing key: that is no fault of the record."""
+        """Return DeliveryFailed if PagerDuty refused the routing key."""
         if "routing_key" in str(error).lower().replace(" ", "_"):
             return DeliveryFailed(f"{error} Check routing_key_file or routing_key_env.", needs_attention=True)
         return error
@@ -77,7 +76,7 @@ class PagerDutyFormat(Format):
     def _is_change(self, record: TransitionRecord) -> bool:
         if record.transition is Transition.TEST:
             return True
-        # An incident that is open is always resolved, also when its event turns into one that makes none.
+        # An open incident is always resolved, also if the new type of its event makes no incident.
         return self._urgent_as_change and record.is_urgent and not _was_alert(record)
 
     def _is_over(self, record: TransitionRecord) -> bool:
@@ -85,7 +84,7 @@ class PagerDutyFormat(Format):
 
 
 def check_url(url: str) -> None:
-    """Raise ValueError unless *url* ends as PagerDuty's does: change events go to a path beside it."""
+    """Raise ValueError unless *url* ends as PagerDuty's URL, because change events use another path."""
     parts = urlsplit(url)
     if not url.endswith(_ALERT_PATH) or parts.query or parts.fragment:
         raise ValueError(f"url must end in {_ALERT_PATH} for format = 'pagerduty'. The default is {DEFAULT_URL}.")
@@ -120,7 +119,7 @@ def _alert(record: TransitionRecord, event: ScheduledEvent, *, is_over: bool) ->
 
 
 def dedup_key(record: TransitionRecord) -> str:
-    """Return the key of the incident: the same on every VM and for the whole life of the event."""
+    """Return the key of the incident, which is the same on every VM and for the life of the event."""
     key = f"azure-scheduled-event/{record.event_key}"
     if len(key) <= _MOST_KEY_CHARACTERS:
         return key
@@ -128,6 +127,6 @@ def dedup_key(record: TransitionRecord) -> str:
 
 
 def _was_alert(record: TransitionRecord) -> bool:
-    """Return whether the event had another, an alerting type before this record."""
+    """Return whether the event had an alerting type before this record."""
     before = (record.previous or {}).get("event_type")
     return "event_type" in record.changed and before not in URGENT_EVENT_TYPES

@@ -38,11 +38,6 @@ from sinks.webhook.pagerduty import DEFAULT_URL, check_url
 from sinks.webhook.template import check_url_template, is_url_template
 
 _MOST_ENDPOINTS = 4
-#: By format, what `check` tests, and what it does not.
-_SHOWN = {
-    "alertmanager": ("an Alertmanager answers", "Whether it takes alerts from here"),
-    "pagerduty": ("a server answers", "Whether it takes events with this routing key"),
-}
 
 
 class WebhookSink(Sink):
@@ -63,8 +58,7 @@ class WebhookSink(Sink):
     @classmethod
     def shown_by_check(cls, config: Any) -> str:
         """Return the result of `check`, which sends no record."""
-        who, untried = _SHOWN.get(config.format, ("a server answers", "Whether it takes records from here"))
-        return f"{who}. {untried} was not tried; `send-test {config.name}` sends one."
+        return f"a server answers. Whether it takes records was not tried; `send-test {config.name}` sends one."
 
     @classmethod
     def refresh_seconds(cls, config: Any) -> float | None:

@@ -1,7 +1,7 @@
-"""The alert rules, on what a real agent exports in each fault and on a day of normal work.
+"""The alert rules, with the metrics of a real agent during typical faults and on a day of normal work.
 
-deploy/prometheus/tests/ holds the same tests, made from one such run, for whoever has promtool and no Python.
-`DEPLOY_METRICS=write` makes them anew.
+deploy/prometheus/tests/ contains one promtool test per alert, also for readers without Python. The tests of the stories
+below were recorded from such a run, and `DEPLOY_METRICS=write` records them again.
 """
 
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from alert_stories import agent, approvals, azure, delivery, state
-from alert_stories.stage import NotHere, Stage
+from alert_stories.stage import Stage
 from alert_stories.unit_test import promtool_test
 
 pytestmark = pytest.mark.deploy
@@ -43,16 +43,12 @@ def promtool(tool):
 
 
 @pytest.fixture
-def play(tmp_path, agent_env, unable):
-    """Return a function that plays a story with a real agent and returns its scenes."""
+def play(tmp_path, agent_env):
+    """Return a function that runs a story with a real agent and returns its scenes."""
 
     def scenes(story):
         with Stage(tmp_path, agent_env) as stage:
-            try:
-                return story.live(stage)
-            except NotHere as reason:
-                said = (getattr(reason.__cause__, "stderr", None) or b"").decode()
-                return unable("this machine cannot have the fault", f"{reason} {said}")
+            return story.live(stage)
 
     return scenes
 
@@ -75,7 +71,6 @@ def written(story, scenes, rules_path, names):
             scenes,
             agents=agents,
             names=names,
-            place_counts=story.place_counts,
             severities=story.severities,
         )
         for agents in story.agents
@@ -95,9 +90,9 @@ def test_on_what_a_live_agent_exports_the_right_alerts_fire_and_no_other(promtoo
         (PROMETHEUS / "tests" / f"{name}.yml").write_text(written(story, scenes, "../rules.yml", names))
 
 
-def test_the_kept_tests_pass_and_there_is_one_for_each_story(promtool):
+def test_the_kept_tests_pass(promtool):
     kept = sorted((PROMETHEUS / "tests").glob("*.yml"))
-    assert {path.stem for path in kept} == set(STORIES)
+    assert set(STORIES) <= {path.stem for path in kept}
     status, said = promtool("test", "rules", *kept)
     assert status == 0, said
 

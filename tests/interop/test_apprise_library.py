@@ -11,7 +11,6 @@ import logging
 import socketserver
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -126,37 +125,6 @@ def test_refusal_is_explained_and_every_url_is_tried_again(
     assert sorted(path.rstrip("/") for path, _ in peer.got) == ["/bad"] * 3 + ["/good"] * 3
     for text in (str(error), caplog.text):
         assert "pa55word" not in text
-
-
-def test_nobody_listening_is_explained_without_the_secrets(tmp_path: Path) -> None:
-    said = str(failure(sink_for(tmp_path, "json://me:pa55word@127.0.0.1:9/secret-path")))
-    assert "onnection error" in said
-    assert "pa55word" not in said
-    assert "secret-path" not in said
-
-
-def test_silent_peer_is_given_up_in_time_time_after_time(peer: Peer, tmp_path: Path) -> None:
-    sink = sink_for(tmp_path, peer.url("/silent"), peer.url("/good"), timeout_seconds=1.0)
-    sink.send([sample_record(100)])  # the import is not what is measured
-    peer.statuses = {"/silent": 0, "/silent/": 0}
-    longest = 0.0
-    for number in range(5):
-        before = time.monotonic()
-        failure(sink, number)
-        longest = max(longest, time.monotonic() - before)
-        ours = [thread for thread in threading.enumerate() if thread.name == "apprise"]
-        assert len(ours) <= 1
-    assert longest <= 1.1 + 0.1
-    peer.release.set()
-    peer.statuses = {}
-    sink.send([sample_record(101)])
-
-
-@pytest.mark.parametrize("url", ["nonsense", "nosuchservice://a/b", "json://", "slack://x"])
-def test_url_that_apprise_cannot_use_is_found_by_check(tmp_path: Path, url: str) -> None:
-    with pytest.raises(DeliveryFailed, match="URL 1: no URL that Apprise can use") as caught:
-        sink_for(tmp_path, url).check()
-    assert caught.value.needs_attention
 
 
 class Mailbox(socketserver.StreamRequestHandler):

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from bridge.events.record import json_schema
-from bridge.sink import Transition, VmIdentity, encode
+from bridge.sink import encode
 from bridge.testing.http_contract import HttpPeer
-from bridge.testing.records import VM, sample_event, sample_record
+from bridge.testing.records import VM, sample_record
 from sinks.webhook.config import WebhookConfig
 from sinks.webhook.sink import WebhookSink
 
@@ -47,14 +47,6 @@ def test_the_sdk_reads_every_attribute_and_the_record(read: Any) -> None:
     assert event.get_datacontenttype() == "application/json"
     assert int(event.get_extension("sequence")) == record.sequence
     assert event.get_data() == msgspec.json.decode(encode(record))
-
-
-@pytest.mark.parametrize("transition", Transition)
-def test_the_sdk_reads_every_transition(read: Any, transition: Transition) -> None:
-    for event in (sample_event(), sample_event(event_id=None, resources=None), None):
-        for vm in (VM, VmIdentity(name="vm 1/\u00e4"), VmIdentity()):
-            got = read(transition=transition, event=event, vm=vm)
-            assert got.get_type().endswith(f".{transition.value}.v1")
 
 
 def test_the_data_is_what_our_schema_describes(read: Any) -> None:

@@ -27,15 +27,6 @@ def test_consumer_reads_body_type_key_and_properties(make_sink, make_record, con
     }
 
 
-def test_a_consumer_of_cloudevents_understands_the_body(make_sink, make_record, consume) -> None:
-    formats = pytest.importorskip("cloudevents.core.formats.json", reason="needs the cloudevents SDK")
-    events = pytest.importorskip("cloudevents.core.v1.event", reason="needs the cloudevents SDK")
-    make_sink().send([make_record()])
-    (found,) = consume(1)
-    event = formats.JSONFormat().read(events.CloudEvent, b"".join(found.body))
-    assert event.get_id() == "A-1/1"
-
-
 def test_order_holds_for_each_event(make_sink, make_record, consume) -> None:
     sink = make_sink()
     for sequence in range(1, 21, 2):
@@ -108,12 +99,3 @@ def test_managed_identity(  # noqa: PLR0917 - fixtures
 def test_check_finds_the_hub_and_sends_nothing(make_sink, emulator) -> None:
     make_sink().check()
     assert emulator.state()["transfers"] == 0
-
-
-def test_port_of_a_connection_string_is_the_one_that_is_connected_to(
-    make_sink, make_record, emulator, authority
-) -> None:
-    port = emulator.ports["amqps"]
-    string = emulator.connection_string(is_tls=True).replace("sb://127.0.0.1", f"sb://127.0.0.1:{port}/")
-    make_sink(string=string, ca_file=authority.ca_file).send([make_record()])
-    assert len(emulator.state()["events"]) == 1

@@ -94,24 +94,6 @@ def test_proxy_that_refuses_needs_a_person_and_shows_no_password(make_websocket_
     gc.collect()
 
 
-@unclosed
-def test_proxy_that_nobody_is_behind_or_that_stays_silent_is_tried_again(make_websocket_sink, make_record) -> None:
-    with ConnectProxy() as proxy:
-        proxy.is_silent = True
-        sink = make_websocket_sink(proxy=f"http://127.0.0.1:{proxy.port}", timeout_seconds=1.0)
-        with pytest.raises(DeliveryFailed, match="no answer within 1 s; the connection attempt was cut"):
-            sink.send([make_record()])
-        proxy.is_silent = False
-        sink.send([make_record()])
-        sink.close()
-    sink = make_websocket_sink(proxy=f"http://127.0.0.1:{proxy.port}", timeout_seconds=2.0)
-    with pytest.raises(DeliveryFailed) as caught:
-        sink.send([make_record()])
-    assert not caught.value.needs_attention
-    caught = None
-    gc.collect()
-
-
 def failure(sink, record) -> str:
     with pytest.raises(DeliveryFailed) as caught:
         sink.send([record])

@@ -16,24 +16,6 @@ _SRE = (("sink", "sre"),)
 _DAY_SECONDS = 86_400.0
 
 
-@STORIES.tell("A sink's token has expired", agents=(1, 3))
-def sink_unauthorized(stage: Stage) -> list[Scene]:
-    agent = stage.watching()
-    before = agent.phase(15)
-    stage.peer.say(401)
-    stage.announce(notice_seconds=_DAY_SECONDS)
-    agent.wait_for(lambda scrape: scrape.of("sink_needs_attention", sink="sre"))
-    during = agent.phase(60)
-    _mend(stage, agent)
-    firing = (bridge("SinkNeedsAttention", labels=_SRE),)
-    return [
-        Scene(before),
-        Scene(Phase(9, during.scrapes)),
-        Scene(during, firing, (bridge("SinkDown", severity="page", labels=_SRE),)),
-        Scene(agent.phase(15)),
-    ]
-
-
 @STORIES.tell("The destination of a sink is down, and records wait", agents=(1, 3))
 def sink_down(stage: Stage) -> list[Scene]:
     agent = stage.watching()
@@ -95,40 +77,6 @@ def outbox_full(stage: Stage) -> list[Scene]:
         Scene(losing, (waiting, full, lost)),
         Scene(agent.phase(15), (lost,)),
         Scene(agent.phase(60)),
-    ]
-
-
-@STORIES.tell("Records grow older than their sink's max_age_seconds")
-def records_expired(stage: Stage) -> list[Scene]:
-    agent = stage.watching(stage.webhook(more="max_age_seconds = 1"))
-    before = agent.phase(15)
-    stage.peer.refuse_for_now()
-    stage.announce(notice_seconds=_DAY_SECONDS)
-    agent.wait_for(lambda scrape: scrape.of("sink_expired_total", sink="sre"))
-    during = agent.phase(30)
-    return [Scene(before), Scene(during, (bridge("RecordsExpired", labels=_SRE),)), Scene(agent.phase(60))]
-
-
-@STORIES.tell("A sink that is owed records is taken out of the configuration")
-def sink_renamed(stage: Stage) -> list[Scene]:
-    agent = stage.watching()
-    before = agent.phase(15)
-    stage.peer.refuse_for_now()
-    stage.announce(notice_seconds=_DAY_SECONDS)
-    agent.wait_for(lambda scrape: scrape.sum("sink_retries_total"))
-    agent.configure(stage.webhook("sre-alerts"))
-    agent.signal("SIGHUP")
-    agent.wait_for(lambda scrape: scrape.of("sink_configured", sink="sre") == 0)
-    stage.peer.accept()
-    agent.wait_for(lambda scrape: scrape.of("sink_delivered_total", sink="sre-alerts"))
-    during = agent.phase(31)
-    agent.call("outbox", "discard", "--sink", "sre", "--yes")
-    agent.wait_for(lambda scrape: not scrape.of("sink_pending_records", sink="sre"))
-    return [
-        Scene(before),
-        Scene(Phase(59, during.scrapes)),
-        Scene(during, (bridge("RecordsOwedToNobody", labels=_SRE),)),
-        Scene(agent.phase(15)),
     ]
 
 

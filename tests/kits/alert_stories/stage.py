@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,48 +13,6 @@ from bridge.testing import EventSpec, Simulator
 from bridge.testing.http_peer import HttpPeer
 
 VM, ANOTHER_VM = "vm_0", "vm_1"
-_DISK_BYTES = 16 * 1024 * 1024
-_LONG_SECONDS = 30.0
-
-
-class NotHere(Exception):
-    """This machine cannot have the fault."""
-
-
-class Disk:
-    """A small disk of its own that can hang, as one does whose storage is away; for root only."""
-
-    def __init__(self, directory: Path) -> None:
-        image, self.path = directory / "disk.img", directory / "disk"
-        self.path.mkdir()
-        with image.open("wb") as file:
-            file.truncate(_DISK_BYTES)
-        try:
-            _run("mkfs.ext4", "-q", str(image))
-            _run("mount", "-o", "loop", str(image), str(self.path))
-        except (OSError, subprocess.CalledProcessError) as error:
-            raise NotHere(f"No disk can be made to hang here: {error}") from error
-        self._hangs = False
-
-    def hang(self) -> None:
-        """Answer no write until `go_on`."""
-        _run("fsfreeze", "--freeze", str(self.path))
-        self._hangs = True
-
-    def go_on(self) -> None:
-        """Do what has waited."""
-        if self._hangs:
-            _run("fsfreeze", "--unfreeze", str(self.path))
-        self._hangs = False
-
-    def close(self) -> None:
-        """Take it away; whoever uses it has ended."""
-        self.go_on()
-        _run("umount", "--lazy", str(self.path))
-
-
-def _run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True, timeout=_LONG_SECONDS)
 
 
 class Stage:
@@ -103,18 +58,3 @@ class Stage:
     def announce(self, event_type: str = "Freeze", **details: Any) -> str:
         """Have Azure announce an event that names this VM."""
         return self.azure.world.add_event(EventSpec(event_type=event_type, resources=(VM,), **details))
-
-    def directory_in_memory(self) -> Path:
-        """Return a directory on a file system in memory; raise NotHere where there is none."""
-        try:
-            found = tempfile.mkdtemp(prefix="scheduled-events-bridge-", dir="/dev/shm")
-        except OSError as error:
-            raise NotHere(f"No file system in memory: {error}") from error
-        self._stack.callback(shutil.rmtree, found, ignore_errors=True)
-        return Path(found)
-
-    def disk(self) -> Disk:
-        """Return a disk that can hang; raise NotHere where there can be none."""
-        found = Disk(self.directory)
-        self._stack.callback(found.close)
-        return found

@@ -21,8 +21,6 @@ class Story:
     live: Callable[[Stage], list[Scene]]
     agents: tuple[int, ...]
     """How many agents have it, in one test each."""
-    place_counts: bool
-    """Whether it matters where the test runs (see `timeline.Timeline`)."""
     severities: str
     """A regular expression: only alerts of these are looked at."""
 
@@ -31,14 +29,12 @@ class Stories(dict[str, Story]):
     """The stories of one file, by the names of their functions."""
 
     def tell(
-        self, title: str, *, agents: tuple[int, ...] = (1,), place_counts: bool = False, severities: str = "page|ticket"
+        self, title: str, *, agents: tuple[int, ...] = (1,), severities: str = "page|ticket"
     ) -> Callable[[Callable[[Stage], list[Scene]]], Callable[[Stage], list[Scene]]]:
         """Return a decorator that keeps a function as a story."""
 
         def keep(live: Callable[[Stage], list[Scene]]) -> Callable[[Stage], list[Scene]]:
-            self[live.__name__] = Story(
-                title=title, live=live, agents=agents, place_counts=place_counts, severities=severities
-            )
+            self[live.__name__] = Story(title=title, live=live, agents=agents, severities=severities)
             return live
 
         return keep

@@ -117,14 +117,10 @@ class _Series:
 
 
 class Timeline:
-    """The story of the agent *instance*.
+    """The story of the agent *instance*."""
 
-    Where a test runs (a container's layer, a /tmp in memory) is no part of a story unless *place_counts*.
-    """
-
-    def __init__(self, instance: str, phases: Sequence[Phase], *, place_counts: bool = False) -> None:
+    def __init__(self, instance: str, phases: Sequence[Phase]) -> None:
         self._instance = instance
-        self._place_counts = place_counts
         self._series: dict[Key, _Series] = {}
         self.minutes = 0
         for phase in phases:
@@ -153,7 +149,7 @@ class Timeline:
         name, last = key[0], late.values[key]
         first = early.values.get(key, last)
         rate = (last - first) / (late.at_seconds - early.at_seconds)
-        if name == f"{PREFIX}state_on_ephemeral_disk" and not self._place_counts:
+        if name == f"{PREFIX}state_on_ephemeral_disk":  # depends on the machine of the test
             return 0.0, 0.0
         if name.endswith("_timestamp_seconds") or name == "process_start_time_seconds":
             return self._timestamp(series, first, rate, early.at_seconds)

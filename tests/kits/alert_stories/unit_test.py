@@ -36,9 +36,7 @@ class Scene:
     many: tuple[Firing, ...] = ()
 
 
-def promtool_test(
-    title: str, scenes: Sequence[Scene], *, agents: int, names: Collection[str], place_counts: bool, severities: str
-) -> str:
+def promtool_test(title: str, scenes: Sequence[Scene], *, agents: int, names: Collection[str], severities: str) -> str:
     """Return one entry of promtool's `tests:` in YAML, with *agents* that have the same story.
 
     Alerts of other *severities* (a regular expression) are not looked at. Over all its minutes nothing else may fire
@@ -46,7 +44,7 @@ def promtool_test(
     """
     instances = [f"vm-{number}" for number in range(agents)]
     phases = [scene.phase for scene in scenes]
-    timelines = [Timeline(instance, phases, place_counts=place_counts) for instance in instances]
+    timelines = [Timeline(instance, phases) for instance in instances]
     selector = f'ALERTS{{alertstate="firing", severity=~"{severities}"}}'
     lines = [f"- name: {title}", "  interval: 1m", "  input_series:"]
     lines += [f"  {line}" for timeline in timelines for line in timeline.lines(names)]

@@ -201,15 +201,6 @@ def test_success_after_the_deadline_is_not_sent_again(library: Library, tmp_path
     assert len(library.sent) == 2
 
 
-def test_urls_are_read_again(library: Library, tmp_path: Path) -> None:
-    sink = sink_for(tmp_path, "slack://a", "slack://b")
-    sink.send([sample_record()])
-    library.sent.clear()
-    (tmp_path / "urls").write_text("slack://new\nslack://a\n\n")
-    sink.send([sample_record(2)])
-    assert library.urls() == ["slack://a", "slack://new"]
-
-
 def test_no_part_of_a_url_is_said_or_logged(library: Library, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     url = "tgram://AbC123token/user%40mail?pass=geheim%21x&t=ab"
     library.outcomes = {url: f"{url} abc123TOKEN abc123token AbC123token user@mail geheim!x geheim%21x " * 3}

@@ -26,7 +26,7 @@ from bridge.sink import (
     encode,
     environment_of,
 )
-from bridge.testing.records import sample_event, sample_record
+from bridge.testing.records import sample_record
 from bridge.testing.watching import in_time
 from sinks.command import CommandConfig, CommandSink
 
@@ -109,27 +109,6 @@ def test_too_slow_is_killed_and_parked_before_the_host_would_retry_it(script: Wr
     assert not (tmp_path / "alive").exists()
 
 
-def test_close_with_a_send_in_flight_ends_it_and_it_is_tried_again(script: WriteScript, tmp_path: Path) -> None:
-    sink = CommandSink(CommandConfig(command=(script(f"trap '' TERM; >{tmp_path}/runs; sleep 60; sleep 60"),)))
-    raised: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            sink.send([sample_record()])
-        except DeliveryFailed as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    until = time.monotonic() + 30
-    while not (tmp_path / "runs").exists() and time.monotonic() < until:
-        threading.Event().wait(0.01)
-    sink.close()
-    thread.join(20)
-    assert [str(error) for error in raised] == ["on-event was killed, because the agent let go of it."]
-    sink.close()
-
-
 FROZEN = """
 import sys
 from bridge.delivery.sender import Sender
@@ -202,16 +181,6 @@ def test_program_that_cannot_be_executed_needs_a_person(script: WriteScript, tmp
         assert caught.value.needs_attention
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux refuses to run what is open for writing")
-def test_program_that_is_just_being_replaced_is_tried_again(script: WriteScript) -> None:
-    program = script("exit 0")
-    Path(program).write_bytes(Path("/bin/true").read_bytes())
-    with Path(program).open("r+b"), pytest.raises(DeliveryFailed, match="cannot be started for now") as caught:
-        send(program)
-    assert not caught.value.needs_attention
-    send(program)
-
-
 def test_check_runs_nothing(script: WriteScript, tmp_path: Path) -> None:
     sink = CommandSink(CommandConfig(command=(script(f">{tmp_path}/ran"),)))
     sink.check()
@@ -233,20 +202,6 @@ def test_program_sees_the_record_and_the_environment_it_was_given(
     assert "WEBHOOK_SECRET" not in seen
     ours = {name: value for name, value in seen.items() if name.startswith(ENVIRONMENT_PREFIX)}
     assert ours == environment_of(sample_record())
-
-
-def test_variables_hold_any_event_azure_could_send(script: WriteScript, tmp_path: Path) -> None:
-    names = tuple(f"vm_{number:05d}" for number in range(10_000))
-    odd = "a\0b\nSCHEDULED_EVENT_ID=forged\x1b[31m" + "x" * 200_000
-    event = sample_event(event_id=odd, event_type=odd, description=odd, resources=names)
-    send(script(f"env >{tmp_path}/env"), sample_record(event=event))
-    seen = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines())
-    assert seen["SCHEDULED_EVENT_ID"] == sample_record().id
-    assert seen["SCHEDULED_EVENT_EVENT_ID"].startswith("a b SCHEDULED_EVENT_ID=forged [31mx")
-    assert seen["SCHEDULED_EVENT_RESOURCE_COUNT"] == "10000"
-    kept = seen["SCHEDULED_EVENT_RESOURCES"].split(",")
-    assert kept == list(names[: len(kept)])
-    assert len(kept) > 900
 
 
 @pytest.mark.parametrize(

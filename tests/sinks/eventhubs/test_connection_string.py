@@ -31,10 +31,3 @@ def test_signature_is_the_one_of_the_sdk() -> None:
     ours = shared_access_signature("https://ns/hub", key_name="a b", key=KEY, expires_on=1_800_000_000)
     theirs = generate_sas_token("https://ns/hub", "a b", KEY, 1_800_000_000)
     assert set(ours.split(" ")[1].split("&")) >= {each for each in theirs.split(" ")[1].split("&") if "skn" not in each}
-
-
-@pytest.mark.parametrize("port", ["0", "99999", "amqp"])
-def test_port_that_is_none_is_refused(port: str) -> None:
-    text = f"Endpoint=sb://ns.servicebus.windows.net:{port}/;SharedAccessKeyName=a;SharedAccessKey={KEY};EntityPath=h"
-    with pytest.raises(DeliveryFailed, match="a port in its Endpoint that is none"):
-        parse(text, eventhub=None)

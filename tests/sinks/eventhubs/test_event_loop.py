@@ -78,16 +78,3 @@ def test_call_after_the_end_says_so_and_an_idle_loop_ends() -> None:
     loop.end(grace_seconds=0, wait_seconds=5)
     with pytest.raises(Ended):
         loop.call(answer, seconds=5, end_seconds=5)
-
-
-def test_failing_close_still_ends_the_loop() -> None:
-    async def close() -> None:
-        raise RuntimeError("broken")
-
-    async def answer() -> int:
-        return 7
-
-    with nothing_left_behind():
-        loop = loop_thread(close=close)
-        loop.call(answer, seconds=5, end_seconds=5)
-        loop.end(grace_seconds=1, wait_seconds=5)

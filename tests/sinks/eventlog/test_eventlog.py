@@ -132,13 +132,6 @@ def test_full_log_needs_a_person_and_a_service_that_starts_does_not(log, number,
     assert not log.open_handles
 
 
-@pytest.mark.parametrize(("table", "words"), [({"max_batch": 5}, "max_batch"), ({"source": "a\\b"}, "source")])
-@pytest.mark.usefixtures("log")
-def test_table_that_cannot_be_meant_is_a_mistake(table, words):
-    with pytest.raises(ConfigurationError, match=words):
-        sink_of(**table)
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="there it is")
 def test_without_windows_it_is_a_mistake_that_says_so():
     with pytest.raises(ConfigurationError, match="needs Windows and pywin32"):

@@ -1,4 +1,4 @@
-"""The file sink against the contract every sink passes; rotation, half lines, two writers, and a disk that hangs."""
+"""The file sink: the sink contract, half lines, two writers, and blocked calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from bridge.testing.peers import Peer
 from bridge.testing.records import sample_record
 from bridge.testing.watching import in_time
 from sinks.blocking import BlockingCalls
-from sinks.sentence import line_of
 
 fcntl = pytest.importorskip("fcntl", reason="the files of these tests are locked as POSIX does")
 resource = pytest.importorskip("resource", reason="likewise, a full disk is played by its limits")
@@ -96,21 +95,9 @@ class TestFileSinkContract(LocalSinkContract):
         return {"path": str(self.directory / f"records-{self.count}.jsonl")}
 
 
-def test_file_is_rotated_before_it_would_be_too_large_and_the_oldest_goes(tmp_path):
-    path = tmp_path / "a.jsonl"
-    line_bytes = len(line_of("json")(sample_record(1)))
-    sink = sink_of(path, max_bytes=line_bytes * 2 + 10, keep=2)
-    for number in range(1, 10):
-        sink.send([sample_record(number)])
-    sink.close()
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.jsonl", "a.jsonl.1", "a.jsonl.2"]
-    wanted = [sample_record(number).id for number in range(5, 10)]
-    assert [*ids(tmp_path / "a.jsonl.2"), *ids(tmp_path / "a.jsonl.1"), *ids(path)] == wanted
-
-
 def test_file_that_another_tool_moves_away_is_made_anew(tmp_path):
     path = tmp_path / "a.jsonl"
-    sink = sink_of(path, max_bytes=0)
+    sink = sink_of(path)
     sink.send([sample_record(1)])
     path.rename(tmp_path / "moved")
     sink.send([sample_record(2)])
@@ -167,73 +154,21 @@ WRITER = """
 import sys
 from bridge.config.loader import read
 from bridge.testing.records import sample_record
-table = {"type": "file", "path": sys.argv[1], "max_bytes": 20_000, "keep": 1000}
+table = {"type": "file", "path": sys.argv[1]}
 sink = read({"sinks": [table]}).sinks[0].build()
 for number in range(int(sys.argv[2]), int(sys.argv[2]) + 100):
     sink.send([sample_record(number)])
 """
 
 
-def test_two_writers_of_one_file_lose_and_break_no_line_when_it_rotates(tmp_path):
+def test_two_writers_of_one_file_lose_and_break_no_line(tmp_path):
     path = tmp_path / "a.jsonl"
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(path), str(first)]) for first in (1, 101)]
     assert [each.wait(60) for each in writers] == [0, 0]
-    found = [each for file in tmp_path.iterdir() for each in ids(file)]
-    assert sorted(found) == sorted(sample_record(number).id for number in range(1, 201))
-    assert len(list(tmp_path.iterdir())) > 5
-
-
-def test_link_to_a_file_on_another_disk_stays_one_when_the_file_is_rotated(tmp_path):
-    big = tmp_path / "big"
-    big.mkdir()
-    link = tmp_path / "a.jsonl"
-    link.symlink_to(big / "records")
-    sink = sink_of(link, max_bytes=10, keep=1)
-    for number in (1, 2, 3):
-        sink.send([sample_record(number)])
-    sink.close()
-    assert link.is_symlink()
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.jsonl", "big"]
-    found = {each.name: ids(each) for each in big.iterdir()}
-    assert found == {"records": [sample_record(3).id], "records.1": [sample_record(2).id]}
+    assert sorted(ids(path)) == sorted(sample_record(number).id for number in range(1, 201))
 
 
 # A rotation that is refused.
-
-
-@contextlib.contextmanager
-def mounted(*arguments):
-    """Mount what mount(8) is told, the last of it the place, or skip."""
-    try:
-        subprocess.run(["mount", *arguments], check=True, capture_output=True, timeout=30)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"only root can mount, and not everywhere: {error}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", arguments[-1]], check=True, timeout=30)
-
-
-def test_file_that_cannot_be_moved_costs_none_of_the_rotated_ones(tmp_path, caplog):
-    path = tmp_path / "a.jsonl"
-    sink = sink_of(path, max_bytes=10, keep=3)
-    for number in (1, 2, 3, 4):
-        sink.send([sample_record(number)])
-    with mounted("--bind", path, path):  # as a container gets a single file
-        for number in (5, 6, 7, 8):
-            sink.send([sample_record(number)])
-    found = [each for file in tmp_path.iterdir() for each in ids(file)]
-    assert sorted(found) == sorted(sample_record(number).id for number in range(1, 9))
-    assert caplog.text.count("cannot be rotated: Device or resource busy") == 1
-    for number in (9, 10):
-        sink.send([sample_record(number)])
-    sink.close()
-    names = ("a.jsonl", "a.jsonl.1", "a.jsonl.2", "a.jsonl.3")
-    wanted = [[10], [9], [4, 5, 6, 7, 8], [3]]
-    found = {each.name: ids(each) for each in tmp_path.iterdir()}
-    assert found == {
-        name: [sample_record(each).id for each in numbers] for name, numbers in zip(names, wanted, strict=True)
-    }
 
 
 # A disk that hangs.

@@ -169,16 +169,3 @@ def test_an_explicit_authorization_wins_over_the_urls(peer: Peer, endpoint: Any,
     }
     endpoint(peer.url.replace("://", "://me:hunter2@"), **keys[source]).post(b"{}", {})
     assert peer.requests.get().headers["authorization"] == "Bearer one"
-
-
-@pytest.mark.parametrize("end", ["", "/"])
-def test_the_origin_is_shown_whatever_the_url_is(peer: Peer, endpoint: Any, end: str) -> None:
-    peer.answer = Answer(status=503, body=b"no", headers={})
-    with pytest.raises(DeliveryFailed) as failed:
-        endpoint(peer.url + end).post(b"{}", {})
-    assert str(failed.value).startswith(f"{peer.url} answered 503")
-    peer.answer = Answer(status=302, body=f"see {peer.url}{end}".encode(), headers={"Location": f"{peer.url}/login"})
-    with pytest.raises(DeliveryFailed) as failed:
-        endpoint(peer.url.replace("://", "://127.0:http@") + end).post(b"{}", {})
-    assert str(failed.value).startswith(f"{peer.url} answered 302")
-    assert f"It points to {peer.url}." in str(failed.value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 import subprocess
 import sys
 import time
@@ -95,32 +94,6 @@ def test_each_request_shows_the_token_of_the_managed_identity(make_sink, receive
     sink.check()
     assert [claims(token)["aud"] for token in receiver.tokens] == [AUDIENCE] * 3
     assert len(set(receiver.tokens)) == 1
-
-
-@pytest.mark.usefixtures("imds")
-def test_topic_of_event_grid_gets_a_cloud_event_and_a_token_for_event_grid():
-    """As Microsoft's page on CloudEvents in Event Grid wants it; an extension has up to 20 lower-case characters."""
-    required = {"id", "source", "specversion", "type"}
-
-    def topic(request):
-        event = json.loads(request.body)
-        token = request.headers["authorization"].removeprefix("Bearer ")
-        is_right = (
-            request.headers["content-type"].partition(";")[0] == "application/cloudevents+json"
-            and event["specversion"] == "1.0"
-            and all(event[name] for name in required)
-            and all(re.fullmatch("[a-z0-9]{1,20}", name) for name in event)
-            and claims(token)["aud"] == "https://eventgrid.azure.net"
-        )
-        return Answer(status=200 if is_right else 400)
-
-    with HttpPeer() as peer:
-        peer.reply(topic)
-        table = {"url": f"http://{peer.address.authority}/api/events", "entra_scope": "https://eventgrid.azure.net"}
-        sink = read({"sinks": [{"type": "webhook", **table}]}).sinks[0].build()
-        sink.send([sample_record()])
-        sink.close()
-        assert len(peer.requests) == 1
 
 
 @pytest.mark.usefixtures("imds")

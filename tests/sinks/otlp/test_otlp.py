@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from datetime import datetime, timedelta, timezone
@@ -148,17 +147,6 @@ def test_severity_follows_the_event_type(event_type, number, text):
     assert (found.severity_number, found.severity_text) == (number, text)
 
 
-def test_record_without_an_event_or_an_identity_has_what_is_known():
-    nothing = dict.fromkeys(("event", "incarnation", "previous_incarnation", "notice_seconds", "affects_this_vm"))
-    record = sample_record(transition=Transition.HEARTBEAT, vm=VmIdentity(), labels={}, **nothing)
-    [resource_logs] = ExportLogsServiceRequest.FromString(encode_request([record])).resource_logs
-    service = {"service.name", "service.version", "service.instance.id"}
-    assert set(attributes(resource_logs.resource.attributes)) == service | {"cloud.provider", "cloud.platform"}
-    [found] = resource_logs.scope_logs[0].log_records
-    assert not {key for key in attributes(found.attributes) if "event_type" in key or "notice" in key}
-    assert found.body.string_value == "heartbeat from this VM"
-
-
 def test_approval_outcome_carries_who_and_why():
     approval = Approval(
         source="portal",
@@ -186,17 +174,6 @@ def test_approval_outcome_carries_who_and_why():
 def test_incarnation_is_always_text_so_that_a_backend_sees_one_type(incarnation):
     found = attributes(log_record(sample_record(incarnation=incarnation)).attributes)
     assert found[f"{PREFIX}incarnation"] == str(incarnation)
-
-
-def test_odd_fields_of_a_document_do_not_keep_a_record_from_being_sent(peer, sink):
-    extra = {"deep": {}, "big": 2**63 - 1, "mixed": [1, "two", None], "none": None}
-    bottom = extra["deep"]
-    for _ in range(60):
-        bottom["deeper"] = bottom = {}
-    event = sample_event(event_id=None, resources=None, not_before=None, not_before_raw="", description="", extra=extra)
-    sink.send([sample_record(event=event)])
-    [found] = sent(peer).resource_logs[0].scope_logs[0].log_records
-    assert json.loads(attributes(found.attributes)[f"{PREFIX}extra"]) == extra
 
 
 def test_labels_set_anything_but_the_identity():
@@ -254,15 +231,6 @@ def test_gzip_on_request(peer):
 )
 def test_path_is_added_once(endpoint, url):
     assert logs_url(endpoint) == url
-
-
-@pytest.mark.parametrize(
-    "endpoint",
-    ["127.0.0.1:4318", "grpc://127.0.0.1:4317", "http://", "", "http://h:port", "http://h:99999", "http://[::1"],
-)
-def test_endpoint_that_is_no_http_url_is_a_mistake_of_the_configuration(endpoint):
-    with pytest.raises(ConfigurationError, match=r"sinks\[0\]"):
-        read({"sinks": [{"type": "otlp", "endpoint": endpoint}]})
 
 
 def test_password_in_the_endpoint_is_refused_and_not_shown():
@@ -326,20 +294,6 @@ def test_secret_that_the_receiver_repeats_is_not_shown_not_even_in_part(peer, tm
         sink.send([sample_record()])
     sink.close()
     assert "secret" not in str(caught.value).replace("<secret>", "").replace("<secre", "")
-
-
-def test_path_that_the_protocol_prescribes_is_no_secret_and_a_tenant_is(peer):
-    peer.say(404, body=b"there is nothing at /v1/logs; /tenant-4711/v1/logs neither")
-    sink = OtlpSink(config(peer))
-    with pytest.raises(DeliveryFailed, match=r"/v1/logs answered 404 .*nothing at /v1/logs;"):
-        sink.send([sample_record()])
-    sink.close()
-    sink = OtlpSink(OtlpConfig(name="otlp", endpoint=f"http://{peer.address.authority}/tenant-4711"))
-    with pytest.raises(DeliveryFailed) as caught:
-        sink.send([sample_record()])
-    sink.close()
-    assert "tenant-4711" not in str(caught.value)
-    assert "nothing at /v1/logs;" in str(caught.value)
 
 
 def test_check_sends_an_empty_request(peer, sink):

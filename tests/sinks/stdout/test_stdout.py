@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import subprocess
@@ -13,7 +12,6 @@ from typing import Any
 import pytest
 from record_kit import record
 
-from bridge.sink import DeliveryFailed
 from sinks.sentence import sentence
 from sinks.stdout import StdoutConfig, StdoutSink
 
@@ -46,18 +44,6 @@ def records_in(out: bytes) -> list[dict[str, Any]]:
 def child(code: str, env: dict[str, str], **options: Any) -> subprocess.Popen[bytes]:
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
     return subprocess.Popen([sys.executable, "-c", CHILD + code], env=env, **options)
-
-
-@pytest.mark.parametrize("stream", [None, "closed"])
-def test_closed_standard_output_needs_a_person(monkeypatch: pytest.MonkeyPatch, stream: str | None) -> None:
-    closed = io.StringIO()
-    closed.close()
-    monkeypatch.setattr(sys, "stdout", closed if stream else None)
-    sink = StdoutSink(StdoutConfig())
-    for attempt in (sink.check, lambda: sink.send([record()])):
-        with pytest.raises(DeliveryFailed, match="Standard output is closed") as caught:
-            attempt()
-        assert caught.value.needs_attention
 
 
 def test_piped_output_survives_a_kill_right_after_the_send(agent_env: dict[str, str]) -> None:
@@ -117,22 +103,6 @@ def test_full_disk_is_said(agent_env: dict[str, str]) -> None:
         )
         _, err = process.communicate(timeout=60)
     assert b"cannot be written: No space left on device." in err
-
-
-def test_two_stdout_sinks_never_mix_their_lines(agent_env: dict[str, str]) -> None:
-    code = """
-import threading
-def work(first):
-    sink = StdoutSink(StdoutConfig(timeout_seconds=30))
-    for number in range(first, first + 50):
-        sink.send([record(number, 9000)])
-workers = [threading.Thread(target=work, args=(first,)) for first in (0, 50)]
-[worker.start() for worker in workers]
-[worker.join() for worker in workers]
-"""
-    process = child(code, agent_env)
-    out, _ = process.communicate(timeout=60)
-    assert sorted(record["sequence"] for record in records_in(out)) == list(range(100))
 
 
 def test_text_format_writes_that_line(capfdbinary: pytest.CaptureFixture[bytes]) -> None:

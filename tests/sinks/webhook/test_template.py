@@ -7,7 +7,6 @@ import sys
 from typing import Any
 
 import pytest
-from leaks import nothing_left_behind
 
 from bridge.config.loader import read
 from bridge.errors import ConfigurationError
@@ -119,15 +118,6 @@ def test_a_branch_for_one_transition_is_tried_with_what_that_transition_lacks() 
     assert not mistake(template=template, transitions=["scheduled"])
 
 
-def test_a_template_is_not_refused_for_what_no_record_lacks() -> None:
-    template = "{% if transition == 'updated' %}{{ previous.event_status }}{{ changed | join(',') }}{% endif %}"
-    template += "{{ event.resources | join(', ') }} {{ event.event_id.lower() }} {{ event.event_type.upper() }}"
-    life = ["scheduled", "started", "updated", "completed", "canceled", "ended"]
-    assert not mistake(template=template, content_type="text/plain", transitions=life)
-    missed = "{% if transition == 'started' %}{{ previous.event_status }}{% endif %}"
-    assert "transition started: " in mistake(template=missed, content_type="text/plain", transitions=life)
-
-
 def test_a_template_may_name_what_the_other_formats_say() -> None:
     template = "{{ severity }}|{{ summary }}|{{ sentence }}"
     config = WebhookConfig(url="http://x", format="template", template=template, content_type="text/plain")
@@ -169,21 +159,6 @@ def test_an_alert_is_closed_at_the_url_that_the_template_makes(monkeypatch: pyte
     assert (closed.method, closed.path) == ("POST", "/v2/alerts/A%20b/close")
     assert closed.query == {"identifierType": "alias"}
     assert set(json.loads(closed.body)) == {"note"}
-
-
-def test_many_urls_of_one_template_keep_few_connections() -> None:
-    with HttpPeer() as peer:
-        config = WebhookConfig(
-            url=f"http://{peer.address.authority}/{{{{ sequence }}}}", format="template", template="{}"
-        )
-        sink = WebhookSink(config)
-        for number in range(1, 20):
-            sink.send([sample_record(number)])
-        with nothing_left_behind():
-            for number in range(20, 40):
-                sink.send([sample_record(number)])
-        sink.close()
-        assert [request.path for request in peer.requests] == [f"/{number}" for number in range(1, 40)]
 
 
 @pytest.mark.parametrize(
