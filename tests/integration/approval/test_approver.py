@@ -78,19 +78,6 @@ def test_request_without_a_response_is_tried_again(kit):
     assert kit.outcomes == [("approved", "accepted")]
 
 
-def test_an_approval_that_azure_takes_at_last_is_approved(kit):
-    kit.imds.answer = ImdsStatus("Server error", status=503)
-    kit.see(kit.event())
-    kit.offer(kit.token(kit.event()))
-    kit.go(10, kit.event())
-    kit.imds.answer = None
-    kit.go(40, kit.event())
-    assert kit.outcomes == [("approval_failed", "rejected"), ("approved", "accepted")]
-    count = len(kit.imds.posts)
-    kit.go(60, kit.event())
-    assert len(kit.imds.posts) == count
-
-
 def test_an_event_that_started_after_a_post_without_an_answer_is_not_said_to_be_approved(kit):
     kit.imds.answer = ImdsUnreachable("cut")
     kit.see(kit.event())
@@ -192,15 +179,6 @@ def test_an_approval_that_comes_before_its_time_is_followed_when_the_time_comes(
     assert "looked at again" in kit.records[0].approval.reason
 
 
-def test_a_hold_made_meanwhile_wins_over_an_approval_that_came_before_its_time(kit):
-    kit.see(kit.event())
-    kit.offer(kit.token(kit.event(), after=300))
-    kit.offer(kit.token(kit.event(), "hold", after=301, kid="k2", approver=BORIS))
-    kit.go(320, kit.event())
-    assert kit.imds.posts == []
-    assert kit.outcomes[-1] == ("approval_refused", "superseded")
-
-
 def test_a_dry_run_does_all_but_the_post(kit):
     configure(kit, dry_run=True)
     kit.go(1, kit.event())
@@ -210,17 +188,6 @@ def test_a_dry_run_does_all_but_the_post(kit):
     assert kit.outcomes == [("approved", "dry_run")]
     assert kit.records[-1].approval.http_status is None
     assert kit.approver.approved == frozenset()
-
-
-def test_after_a_dry_run_a_new_decision_is_followed(kit):
-    configure(kit, dry_run=True)
-    kit.go(1, kit.event())
-    kit.offer(kit.token(kit.event()))
-    configure(kit, dry_run=False)
-    kit.go(5, kit.event())
-    assert kit.imds.posts == []
-    kit.offer(kit.token(kit.event()))
-    assert kit.imds.posts == [["E-1"]]
 
 
 def test_the_file_stops_everything_at_once_and_its_removal_goes_on(kit):
@@ -235,15 +202,6 @@ def test_the_file_stops_everything_at_once_and_its_removal_goes_on(kit):
     kit.go(3, kit.event())
     assert kit.imds.posts == [["E-1"]]
     assert kit.outcomes[-1] == ("approved", "accepted")
-
-
-def test_an_approval_that_the_file_stopped_until_the_event_began_is_refused(kit):
-    kit.see(kit.event())
-    (kit.state / "approvals.disabled").symlink_to("nowhere")
-    kit.offer(kit.token(kit.event()))
-    kit.go(1, kit.event(event_status="Started"))
-    assert kit.imds.posts == []
-    assert kit.outcomes[-1] == ("approval_refused", "event_not_scheduled")
 
 
 def test_what_was_posted_and_stays_scheduled_is_visible(kit):
