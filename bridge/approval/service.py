@@ -138,7 +138,11 @@ class ApprovalService:
         from bridge.approval.portal_client import PortalClient  # noqa: PLC0415
         from bridge.approval.portal_poller import JITTER_SECONDS, PortalPoller  # noqa: PLC0415
 
-        vm, keys, version = self._vm, remote.trusted_keys(), own_version()  # keys of its own: for another thread
+        vm, keys, version = (
+            self._vm,
+            remote.trusted_keys(),
+            own_version(),
+        )  # not the approver's keys: for another thread
         return PortalPoller(
             PortalClient(
                 remote,

@@ -120,7 +120,7 @@ def test_a_hold_that_comes_while_the_post_is_being_counted_is_in_time(kit):
     kit.turn()
     kit.wait(40)
     kit.see(kit.event())
-    # kept, and not yet looked at: no request may go out beside it
+    # The hold is stored and not evaluated yet. No request may be sent.
     kit.approver.receive([kit.token(kit.event(), "hold", kid="k2", approver=BORIS)])
     stream_id, now = kit.outbox.stream_id, kit.now().timestamp()
     assert kit.outbox.change(approvals.begin_attempt, stream_id, kit.approvals, now=now) == []
