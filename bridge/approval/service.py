@@ -138,11 +138,8 @@ class ApprovalService:
         from bridge.approval.portal_client import PortalClient  # noqa: PLC0415
         from bridge.approval.portal_poller import JITTER_SECONDS, PortalPoller  # noqa: PLC0415
 
-        vm, keys, version = (
-            self._vm,
-            remote.trusted_keys(),
-            own_version(),
-        )  # not the approver's keys: for another thread
+        vm, version = self._vm, own_version()
+        keys = remote.trusted_keys()  # not the approver's keys, because the poller has another thread
         return PortalPoller(
             PortalClient(
                 remote,

@@ -194,7 +194,8 @@ def _private_bytes(path: Path) -> bytes:
             if mode & (stat.S_IRWXO | (stat.S_IRWXG if is_ours else stat.S_IWGRP)):
                 raise SigningFailed(
                     f"The private key file {path} may be used by others: its mode is {mode:04o}. "
-                    f"A person who read it can decide in your name. If no one did, run chmod 0600 {path}. Otherwise, create another key."
+                    "A person who read it can decide in your name. "
+                    f"If no one did, run chmod 0600 {path}. Otherwise, create another key."
                 )
         return file.read()
 
