@@ -45,14 +45,6 @@ def test_a_clock_that_jumps_makes_an_answer_old(kit):
     assert kit.imds.posts == []
 
 
-def test_an_event_that_azure_does_not_know_does_not_keep_the_others_back(kit):
-    events = [kit.event(f"E-{number}") for number in range(3)]
-    kit.imds.refuses = {"E-1"}
-    kit.see(*events)
-    kit.offer(*(kit.token(event) for event in events))
-    assert sorted(kit.outcomes) == [("approval_failed", "rejected"), ("approved", "accepted"), ("approved", "accepted")]
-
-
 def test_an_approval_that_azure_does_not_take_is_tried_again_and_told_at_first_and_at_the_end(kit):
     kit.imds.answer = ImdsStatus("Server error", status=500)
     kit.see(kit.event())
@@ -124,16 +116,6 @@ def test_a_hold_that_comes_while_the_post_is_being_counted_is_in_time(kit):
     kit.approver.receive([kit.token(kit.event(), "hold", kid="k2", approver=BORIS)])
     stream_id, now = kit.outbox.stream_id, kit.now().timestamp()
     assert kit.outbox.change(approvals.begin_attempt, stream_id, kit.approvals, now=now) == []
-
-
-def test_a_change_of_the_event_ends_what_was_wanted(kit):
-    kit.imds.answer = ImdsStatus("Server error", status=500)
-    kit.see(kit.event())
-    kit.offer(kit.token(kit.event()))
-    kit.imds.answer = None
-    kit.go(60, kit.event(resources=("vm_0", "vm_1", "vm_2")))
-    assert len(kit.imds.posts) == 1
-    assert kit.outcomes[-1] == ("approval_failed", "gave_up")
 
 
 def test_a_second_approval_of_an_approved_event_is_told_and_not_posted(kit):

@@ -21,7 +21,6 @@ from bridge.errors import RefusalReason, RefusedDecision
 from bridge.metrics.metrics import Metrics
 from bridge.testing import ManualClock
 from bridge.testing.http_peer import HttpPeer
-from bridge.testing.peers import nobody
 
 # Failures.
 
@@ -158,17 +157,6 @@ def test_neither_token_nor_decision_is_ever_in_a_log_line(portal, desk, start, c
     assert "tok-1" not in all_log_text(caplog)
 
 
-def test_one_trouble_is_one_line_however_long_it_lasts(start, caplog):
-    rests = []
-    with nobody() as address:
-        start(f"https://{address.authority}", wait=lambda stop, _: rests.append(1) or stop.wait(0.002))
-        until(lambda: len(rests) > 30)
-
-    (line,) = log_lines(caplog)
-    assert line.levelno == logging.WARNING
-    assert "Connection refused" in line.getMessage()
-
-
 def test_the_metrics_say_whether_the_portal_answers_and_when_it_last_did(portal, start):
     metrics = Metrics()
     assert b"approval_channel" not in metrics.exposition()
@@ -184,6 +172,3 @@ def test_the_metrics_say_whether_the_portal_answers_and_when_it_last_did(portal,
     last = b"\nscheduled_events_bridge_approval_channel_last_answer_timestamp_seconds 1.234567e+06"
     assert last in metrics.exposition()
     assert metrics.approval_channel() is metrics.approval_channel()
-
-
-# Who asks, and of whom.
