@@ -226,8 +226,8 @@ class Approver:
             or any(each.state is not DecisionStage.ON_HOLD for each in state.decisions)
             or any(each.state in OPEN_STAGES for each in state.approvals.values())
         )
-        waits = [_IDLE_SECONDS, self._inbox.wait_seconds(), self._recorder.wait_seconds()]
-        return min(*waits, _RETRY_SECONDS) if self._wants_answer else min(waits)
+        is_open = self._wants_answer or self._inbox.has_waiting
+        return _RETRY_SECONDS if is_open else _IDLE_SECONDS
 
     def _follow(self, answer: _Answer) -> None:
         """Do everything that follows from a fresh *answer*."""
