@@ -52,7 +52,6 @@ FRESH_SECONDS = 3.0
 _SAVE_SECONDS = 2.0
 _WAIT_FOR_POST_SECONDS = 1.0
 _IDLE_SECONDS = 60.0
-_EXPIRY_SECONDS = 10.0
 _RETRY_SECONDS = 1.0
 _STEP_SECONDS = 30.0
 _PRUNE_SECONDS = 3600.0
@@ -219,21 +218,16 @@ class Approver:
         self._recorder.refuse(self._inbox.receive_waiting(), self._document)
         self._note_portal_read()
         answer = self._answer
-        is_fresh = answer is not None and self._clock.instant().seconds_since(answer.instant) <= FRESH_SECONDS
-        if answer is not None and is_fresh:
+        if answer is not None and self._clock.instant().seconds_since(answer.instant) <= FRESH_SECONDS:
             self._follow(answer)
         state = self._outbox.read(approvals.read_state)
-        open_approvals = [each for each in state.approvals.values() if each.state in OPEN_STAGES]
-        waiting = [each for each in state.decisions if each.state is not DecisionStage.ON_HOLD]
-        self._wants_answer = bool(open_approvals or waiting or self._rules.is_waiting)
-        waits = [_IDLE_SECONDS, self._inbox.wait_seconds(), self._recorder.wait_seconds()]
-        if self._wants_answer and not is_fresh:
-            waits.append(_RETRY_SECONDS)
-        if is_fresh:
-            waits += [self._rules.wait_seconds(), self._submitter.wait_seconds(open_approvals)]
-        if waiting:
-            waits.append(_EXPIRY_SECONDS)
-        return min(waits)
+        self._wants_answer = (
+            self._rules.is_waiting
+            or any(each.state is not DecisionStage.ON_HOLD for each in state.decisions)
+            or any(each.state in OPEN_STAGES for each in state.approvals.values())
+        )
+        is_open = self._wants_answer or self._inbox.has_waiting
+        return _RETRY_SECONDS if is_open else _IDLE_SECONDS
 
     def _follow(self, answer: _Answer) -> None:
         """Do everything that follows from a fresh *answer*."""
@@ -248,16 +242,13 @@ class Approver:
 
     def _evaluate(self, context: Context) -> ApprovalState:
         """Write everything that follows from the state, step by step; return the state after it."""
-        index = context.index
         for _ in range(_MOST_STEPS):
             state = self._outbox.read(approvals.read_state)
             step = evaluate(state, context)
             if step.is_empty:
                 step = self._commands.take(state, now=context.now)
             if step.is_empty:
-                step = self._rules.apply(
-                    state, index, commands_are_full=self._commands.is_full, may_begin=self._may_begin
-                )
+                step = self._rules.apply(state, context.index, may_begin=self._may_begin)
             if step.is_empty:
                 break
             self._write(step, state.stream_id)

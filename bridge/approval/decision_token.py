@@ -220,7 +220,7 @@ def _pinned_key(header: dict[str, Any], keys: Sequence[TrustedKey]) -> TrustedKe
         raise _unread(RefusalReason.UNKNOWN_KEY, "names no key that this VM trusts; approval.remote.keys lists them")
     if len(found) > 1:
         raise RefusedDecision(
-            RefusalReason.KEY_UNUSABLE, f"Two keys are called '{found[0].kid}'. Give every key a name of its own."
+            RefusalReason.KEY_UNUSABLE, f"Two keys are called '{found[0].kid}'. Give each key a unique name."
         )
     return found[0]
 

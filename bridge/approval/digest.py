@@ -1,11 +1,9 @@
-"""Digest of an event: SHA-256 over its RFC 8785 canonical JSON; it ties a decision to the event that a person saw.
+"""Digest of an event: SHA-256 over its RFC 8785 canonical JSON. It ties a decision to the event that a person saw.
 
-A decision is consent to what was shown. If Azure changes the type, the time or the machines afterwards, the digest of
-the event no longer is the one that was signed, and the decision does not count. Portals compute it in any language
-from the fields of a record, so it uses Azure's own names, and the JSON of RFC 8785 instead of that of one library.
-
-Only six members with four kinds of value occur, so the canonical form is written out here; PROTOCOL.md has it in
-words, tests/unit/vectors/digests.json in bytes.
+If Azure changes the type, the time, or the machines after a decision, the digest of the event differs from the signed
+digest, and the decision does not count. Portals compute the digest in any language from the fields of a record. The
+digest therefore uses Azure's names and RFC 8785, not the JSON of one library. PROTOCOL.md describes the form, and
+tests/unit/vectors/digests.json has examples.
 """
 
 from __future__ import annotations

@@ -105,9 +105,10 @@ class DecisionInbox:
         self._retry_at = self._clock.monotonic() + _RETRY_SECONDS + len(waiting) * _RETRY_SECONDS_PER_TOKEN
         return self.receive(waiting)
 
-    def wait_seconds(self) -> float:
-        """Return the seconds until waiting tokens are due; infinity without waiting tokens."""
-        return max(self._retry_at - self._clock.monotonic(), 0.0) if self._waiting else math.inf
+    @property
+    def has_waiting(self) -> bool:
+        """Return whether tokens wait."""
+        return bool(self._waiting)
 
     @property
     def has_unkept(self) -> bool:

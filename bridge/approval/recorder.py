@@ -56,12 +56,6 @@ class ApprovalRecorder:
                 known.first = known.first or msgspec.structs.replace(refusal, event=event)
                 known.count += 1
 
-    def wait_seconds(self) -> float:
-        """Return the seconds until the record of a refusal is due; infinity without refusals."""
-        with self._lock:
-            waiting = [each.quiet_until for each in self._refusals.values() if each.count]
-        return max(min(waiting, default=math.inf) - self._clock.monotonic(), 0.0)
-
     def write(self, evaluation: Evaluation, stream_id: str, incarnation: Incarnation) -> None:
         """Write *evaluation* and its records in one change."""
         self.refuse(evaluation.refusals)

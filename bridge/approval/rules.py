@@ -11,7 +11,6 @@ that starts late waits too long rather than too short. A signed hold stops every
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 
 import msgspec
@@ -24,8 +23,6 @@ from bridge.events.event import ScheduledEvent, VmIdentity, names_vm, normal_nam
 from bridge.outbox.rows import ApprovalStage, ApprovalState, EventVersion, PendingApproval
 
 _PREFIX = "rule:"
-_RETRY_SECONDS = 1.0
-_MINIMUM_WAIT_SECONDS = 0.05
 
 
 class RuleEngine:
@@ -36,16 +33,8 @@ class RuleEngine:
         self._vm = vm
         self._clock = clock
         self._first_seen: dict[EventVersion, float] = {}
-        self._next_at = math.inf
-
-    @property
-    def is_waiting(self) -> bool:
-        """Return whether a rule will act later."""
-        return self._next_at < math.inf
-
-    def wait_seconds(self) -> float:
-        """Return the seconds until a rule may act; infinity without such a rule."""
-        return max(self._next_at - self._clock.monotonic(), _MINIMUM_WAIT_SECONDS)
+        self.is_waiting = False
+        """True if a rule may act later."""
 
     def rule_behind(self, approval: PendingApproval, index: DocumentIndex) -> RuleSettings | None:
         """Return the rule behind *approval* if it is still the first rule that matches the event."""
@@ -55,30 +44,22 @@ class RuleEngine:
         rule = first_match(self._settings.rules, event, vm_name=self._vm().name)
         return rule if rule is not None and _PREFIX + rule.name == approval.source else None
 
-    def apply(
-        self, state: ApprovalState, index: DocumentIndex, *, commands_are_full: bool, may_begin: Callable[[], bool]
-    ) -> Evaluation:
-        """Return the changes by the rules.
-
-        While *commands_are_full*, rules with a command wait. Unless *may_begin* returns True, no approval begins.
-        """
+    def apply(self, state: ApprovalState, index: DocumentIndex, *, may_begin: Callable[[], bool]) -> Evaluation:
+        """Return the changes by the rules. Unless *may_begin* returns True, no approval begins."""
         result = Evaluation()
-        self._next_at = math.inf
         now = self._clock.monotonic()
         doubted = {key: seen_at for key, seen_at in self._first_seen.items() if key[0] in index.unsettled}
         self._first_seen = doubted | {key: self._first_seen.get(key, now) for key in index.digests.items()}
         is_named = self._vm().name is not None
         if is_named:
             self._withdraw_stale(state, index, result)
-        if not self._settings.rules or not index.events:
-            return result
-        if not is_named or not may_begin():
-            self._next_at = now + _RETRY_SECONDS
+        self.is_waiting = bool(self._settings.rules and index.events)
+        if not (self.is_waiting and is_named and may_begin()):
             return result
         holds = newest_holds(state.decisions)
         for key in index.digests.items():
             if key[0] not in holds and index.is_confirmed(*key) and self._is_free(state, key):
-                self._evaluate_event(index.events[key[0]], key, result, commands_are_full=commands_are_full)
+                result.approvals += self._approvals_of(index.events[key[0]], key)
         return result
 
     def _is_free(self, state: ApprovalState, key: EventVersion) -> bool:
@@ -91,30 +72,19 @@ class RuleEngine:
             or (approval.state is ApprovalStage.DRY_RUN and not self._settings.dry_run)
         )
 
-    def _evaluate_event(
-        self, event: ScheduledEvent, key: EventVersion, result: Evaluation, *, commands_are_full: bool
-    ) -> None:
+    def _approvals_of(self, event: ScheduledEvent, key: EventVersion) -> list[PendingApproval]:
+        """Return the approval by the first rule that matches *event*, if this VM acts on it now."""
         vm_name = self._vm().name
         rule = first_match(self._settings.rules, event, vm_name=vm_name)
         if rule is None or rule.action != "approve":
-            return
+            return []
         fallback_seconds = self._settings.leader_fallback_seconds
         delay = act_delay_seconds(rule, event, vm_name=vm_name, fallback_seconds=fallback_seconds)
-        if delay is None:
-            return
-        now, due_at = self._clock.monotonic(), self._first_seen[key] + delay
-        if due_at > now:
-            self._next_at = min(self._next_at, due_at)
-        elif rule.command is not None and commands_are_full:
-            self._next_at = min(self._next_at, now + _RETRY_SECONDS)
-        else:
-            stage = ApprovalStage.WANTED if rule.command is None else ApprovalStage.DRAINING
-            event_id, event_digest = key
-            result.approvals.append(
-                PendingApproval(
-                    event_id=event_id, event_digest=event_digest, state=stage, source=_PREFIX + rule.name, event=event
-                )
-            )
+        if delay is None or self._clock.monotonic() < self._first_seen[key] + delay:
+            return []
+        stage = ApprovalStage.WANTED if rule.command is None else ApprovalStage.DRAINING
+        source = _PREFIX + rule.name
+        return [PendingApproval(event_id=key[0], event_digest=key[1], state=stage, source=source, event=event)]
 
     def _withdraw_stale(self, state: ApprovalState, index: DocumentIndex, result: Evaluation) -> None:
         """Withdraw approvals of a rule that was removed or is no longer the first match."""

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 _STOP_POLL_SECONDS = 0.05
 _JOIN_SECONDS = 1.0
-#: Servers take 8 KiB of headers; a longer list of names is left out.
-_MOST_HEADER_CHARACTERS = 4_096
 
 
 def agent_header(settings: ApprovalSettings, keys: Sequence[TrustedKey], *, version: str, is_disabled: bool) -> str:
@@ -37,18 +35,14 @@ def agent_header(settings: ApprovalSettings, keys: Sequence[TrustedKey], *, vers
 
     *keys* are the keys of *settings*. Only keys with a usable file are listed.
     """
-    about: dict[str, object] = {
+    about = {
         "version": version,
         "required_approvals": 1 if settings.remote is None else settings.remote.required_approvals,
         "dry_run": settings.dry_run,
         "disabled": is_disabled,
+        "kids": [key.kid for key in keys if not unusable_keys([key])],
     }
-    whole = _compact({**about, "kids": [key.kid for key in keys if not unusable_keys([key])]})
-    return whole if len(whole) <= _MOST_HEADER_CHARACTERS else _compact(about)
-
-
-def _compact(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"))
+    return json.dumps(about, separators=(",", ":"))
 
 
 class ApprovalService:
@@ -144,7 +138,8 @@ class ApprovalService:
         from bridge.approval.portal_client import PortalClient  # noqa: PLC0415
         from bridge.approval.portal_poller import JITTER_SECONDS, PortalPoller  # noqa: PLC0415
 
-        vm, keys, version = self._vm, remote.trusted_keys(), own_version()  # keys of its own: for another thread
+        vm, version = self._vm, own_version()
+        keys = remote.trusted_keys()  # not the approver's keys, because the poller has another thread
         return PortalPoller(
             PortalClient(
                 remote,

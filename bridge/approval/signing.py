@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from jwt import PyJWS
 
 _PRIVATE_MODE, _PUBLIC_MODE = 0o600, 0o644
+_KEY_FORM = "Ed25519 private key in PEM without a passphrase. `keygen` creates such a key."
 
 
 class KeyPair(NamedTuple):
@@ -100,7 +101,6 @@ class DecisionSigner:
         self.kid = kid
         self.approver = approver
         self._key = _private_key(Path(private_key_file))
-        self._digested: tuple[ScheduledEvent, str] | None = None
 
     def sign(
         self,
@@ -119,7 +119,7 @@ class DecisionSigner:
                 f"A decision cannot be valid for {valid_seconds} s; between 0 and {MAX_LIFETIME_SECONDS} s can."
             )
         if event.event_id is None:
-            raise SigningFailed("The event has no EventId, so nobody can approve it.")
+            raise SigningFailed("The event has no EventId, so no one can approve it.")
         if reason is not None and (len(reason) > MAX_REASON_CHARACTERS or not reason.isprintable()):
             raise SigningFailed(f"The reason is not at most {MAX_REASON_CHARACTERS} printable characters on one line.")
         issued_at = _seconds(now.timestamp())
@@ -131,19 +131,12 @@ class DecisionSigner:
             "iat": issued_at,
             "exp": _seconds(issued_at + valid_seconds),
             "decision": decision.value if isinstance(decision, Verdict) else decision,
-            "event_digest": self._digest(event),
+            "event_digest": digest(event),
         }
         if reason is not None:
             claims["reason"] = reason
         payload = json.dumps(claims, separators=(",", ":")).encode()
         return _signed(payload, kid=self.kid, key=self._key)
-
-    def _digest(self, event: ScheduledEvent) -> str:
-        # A hold is signed for thousands of VMs, and the digest of an event with many Resources is most of the work.
-        last = self._digested
-        if last is None or last[0] is not event:
-            self._digested = last = event, digest(event)
-        return last[1]
 
 
 @functools.lru_cache(maxsize=1)
@@ -181,14 +174,10 @@ def _private_key(path: Path) -> Ed25519PrivateKey:
         key = load_pem_private_key(_private_bytes(path), password=None)
     except OSError as error:
         raise SigningFailed(f"The private key file {path} cannot be read: {error.strerror}.") from error
-    except TypeError as error:
-        raise SigningFailed(f"The private key in {path} has a passphrase. Take it away, or sign elsewhere.") from error
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise SigningFailed(f"{path} is no private key in PEM. `keygen` makes one.") from error
+    except (TypeError, ValueError, UnsupportedAlgorithm) as error:  # TypeError: a passphrase
+        raise SigningFailed(f"{path} contains no {_KEY_FORM}") from error
     if not isinstance(key, Ed25519PrivateKey):
-        raise SigningFailed(
-            f"{path} holds a key of another kind; decisions are signed with Ed25519. `keygen` makes one."
-        )
+        raise SigningFailed(f"{path} contains no {_KEY_FORM}")
     return key
 
 
@@ -205,7 +194,8 @@ def _private_bytes(path: Path) -> bytes:
             if mode & (stat.S_IRWXO | (stat.S_IRWXG if is_ours else stat.S_IWGRP)):
                 raise SigningFailed(
                     f"The private key file {path} may be used by others: its mode is {mode:04o}. "
-                    f"Who read it can decide in your name. If nobody has, chmod 0600 {path}; else make another key."
+                    "A person who read it can decide in your name. "
+                    f"If no one did, run chmod 0600 {path}. Otherwise, create another key."
                 )
         return file.read()
 
@@ -216,7 +206,7 @@ def _write_new(path: Path, content: bytes, *, mode: int) -> None:
     try:
         descriptor = os.open(path, flags, mode)
     except FileExistsError as error:
-        raise SigningFailed(f"{path} is there already, and a key is never overwritten. Choose another name.") from error
+        raise SigningFailed(f"{path} already exists, and a key is never overwritten. Choose another name.") from error
     except OSError as error:
         raise SigningFailed(f"{path} cannot be made: {error.strerror}.") from error
     try:

@@ -38,9 +38,7 @@ from bridge.outbox.rows import ApprovalResult, ApprovalStage, DecisionStage, Eve
 logger = logging.getLogger(__name__)
 
 _LONGEST_GAP_SECONDS = 30.0
-_IDLE_SECONDS = 60.0
 _RETRY_SECONDS = 1.0
-_MINIMUM_WAIT_SECONDS = 0.05
 
 
 class LastLook(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,18 +77,10 @@ class Submitter:
 
     def due(self, approvals: Iterable[PendingApproval]) -> list[PendingApproval]:
         """Return the wanted ones among *approvals* that are due."""
-        wanted = _wanted(approvals)
+        wanted = [each for each in approvals if each.state is ApprovalStage.WANTED]
         now = self._clock.monotonic()
         self._retry_at = {each.key: self._retry_at.get(each.key, now) for each in wanted}
         return [each for each in wanted if self._retry_at[each.key] <= now]
-
-    def wait_seconds(self, approvals: Iterable[PendingApproval]) -> float:
-        """Return the seconds until one of *approvals* may be due."""
-        now = self._clock.monotonic()
-        waits = [self._retry_at.get(each.key, now) - now for each in _wanted(approvals)]
-        if not waits:
-            return _IDLE_SECONDS
-        return max(min([wait for wait in waits if wait > 0] + [_RETRY_SECONDS]), _MINIMUM_WAIT_SECONDS)
 
     # Instead of a request.
 
@@ -216,7 +206,3 @@ class Submitter:
         if retry_after is None:
             gap = min(gap, _LONGEST_GAP_SECONDS)
         self._retry_at[approval.key] = self._clock.monotonic() + gap
-
-
-def _wanted(approvals: Iterable[PendingApproval]) -> list[PendingApproval]:
-    return [each for each in approvals if each.state is ApprovalStage.WANTED]

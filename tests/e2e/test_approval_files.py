@@ -164,7 +164,7 @@ def test_nothing_is_approved_while_others_may_write_to_what_decides_it_and_it_go
     assert result(agent) == ["unsafe_files"]
     assert str(path) in agent.records[-1]["approval"]["reason"]
     assert not azure.world.approvals
-    assert any(message.startswith("Nothing is approved") and str(path) in message for message in errors(agent))
+    agent.wait_for(lambda: any("Nothing is approved" in each and str(path) in each for each in errors(agent)))
     assert metric(free_port, "approval_files_unsafe") >= 1
     assert str(path) in status(agent)["approvals_unsafe"][0]
     code, out, _ = agent.call("check-config", "--config", agent.config)

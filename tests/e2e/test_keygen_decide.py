@@ -89,7 +89,7 @@ def test_keygen_never_overwrites(call, tmp_path, existing):
     (tmp_path / existing).write_text("precious")
     code, out, err = call("keygen", tmp_path / "my.key")
     assert (code, out) == (1, "")
-    assert f"{existing} is there already" in err
+    assert f"{existing} already exists" in err
     assert [path.name for path in tmp_path.iterdir()] == [existing]
     assert (tmp_path / existing).read_text() == "precious"
 

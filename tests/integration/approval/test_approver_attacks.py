@@ -59,13 +59,6 @@ def test_a_decision_that_is_not_right_in_everything_approves_nothing(kit, name):
     assert kit.outcomes == [("approval_refused", reason)]
 
 
-def test_the_same_decision_untouched_is_followed(kit):
-    kit.see(kit.event())
-    kit.offer(kit.token(kit.event()))
-    assert kit.imds.posts == [["E-1"]]
-    assert kit.outcomes == [("approved", "accepted")]
-
-
 @pytest.mark.parametrize(
     ("shown", "reason"),
     [
@@ -189,21 +182,6 @@ def test_two_people_approve_and_both_are_named(two):
     assert approved.approval.approvers == (ANNE, BORIS)
 
 
-@pytest.mark.parametrize("first", ["anne's", "boris's"])
-def test_a_kid_spelt_as_another_approver_is_called_takes_no_approval_away(tmp_path, first):
-    made = ApproverKit(tmp_path)
-    made.trust(("k1", ANNE), (ANNE, BORIS), required=2)
-    made.start()
-    try:
-        made.wait(10)
-        made.see(made.event())
-        tokens = [made.token(made.event()), made.token(made.event(), kid=ANNE, approver=BORIS, after=1)]
-        made.offer(*(tokens if first == "anne's" else reversed(tokens)))
-        assert made.imds.posts == [["E-1"]]
-    finally:
-        made.close()
-
-
 def test_an_approval_that_expired_before_the_second_came_does_not_count(two):
     two.see(two.event())
     two.offer(two.token(two.event(), valid_seconds=100))
@@ -233,14 +211,6 @@ def test_a_key_that_was_taken_away_does_not_count_any_more(two):
     two.offer(two.token(two.event(), kid="k2", approver=BORIS))
     two.go(3, two.event())
     assert two.imds.posts == []
-
-
-def test_a_key_that_was_taken_away_before_its_decision_was_looked_at_does_not_count(kit):
-    kit.approver.receive([kit.token(kit.event())])
-    Path(f"{kit.key('k1')}.pub").unlink()
-    kit.go(3, kit.event())
-    assert kit.imds.posts == []
-    assert kit.outcomes == [("approval_refused", "unknown_key")]
 
 
 # Floods.

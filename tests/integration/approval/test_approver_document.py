@@ -4,16 +4,12 @@ The poll, its tracker and the approver work together here as in the agent; what 
 hand, and time stands on a dial.
 """
 
-from datetime import timedelta
-
 import pytest
-from approver_kit import START
 
 from bridge.config.approval import RuleSettings
 from bridge.errors import ImdsStatus
 from bridge.events.event import Document
 from bridge.metrics.metrics import Metrics
-from bridge.outbox.records import save_liveness
 from bridge.polling.poller import Poller
 
 FREEZE = RuleSettings(name="freeze", event_types=("Freeze",), action="approve", act="each")
@@ -146,22 +142,3 @@ def test_an_absence_that_the_poll_believes_ends_an_approval(kit, vm):
     assert kit.outcomes == [("approval_failed", "rejected")]
     vm.poll()
     assert kit.outcomes == [("approval_failed", "rejected"), ("approval_failed", "gave_up")]
-
-
-def test_an_approval_outlives_the_minutes_in_which_the_service_turns_on_again(kit, vm):
-    event = kit.event(not_before=START + timedelta(days=3))
-    vm.show(event, incarnation=5)
-    vm.poll()
-    kit.imds.answer = ImdsStatus("Server error", status=500)
-    kit.offer(kit.token(event, valid_seconds=DAY_SECONDS))
-    kit.imds.answer = None
-    kit.outbox.change(save_liveness, last_good_at=START, boot_id="boot-1")
-    kit.restart()
-    vm.start()
-    kit.wait(DAY_SECONDS + 1)
-    vm.show(incarnation=5)
-    vm.poll(times=60)
-    vm.show(event, incarnation=6)
-    vm.poll(times=2)
-    assert kit.imds.posts[-1] == ["E-1"]
-    assert kit.outcomes[-1] == ("approved", "accepted")

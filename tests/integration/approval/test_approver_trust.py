@@ -41,11 +41,6 @@ def take_the_key_out_of_the_configuration(kit):
     kit.reload()
 
 
-def restart_without_the_key(kit):
-    kit.trust(("k2", BORIS))
-    kit.restart()
-
-
 def give_the_key_to_another_approver(kit):
     kit.trust(("k1", "carla"), ("k2", BORIS))
     kit.reload()
@@ -56,20 +51,13 @@ def take_the_portal_out_of_the_configuration(kit):
     kit.reload()
 
 
-def restart_without_the_portal(kit):
-    kit.settings = ApprovalSettings()
-    kit.restart()
-
-
 WAYS = [
     remove_the_key_file,
     replace_the_key_file,
     overwrite_the_key_file_and_keep_its_time,
     take_the_key_out_of_the_configuration,
-    restart_without_the_key,
     give_the_key_to_another_approver,
     take_the_portal_out_of_the_configuration,
-    restart_without_the_portal,
 ]
 
 
@@ -134,21 +122,6 @@ def test_approval_waits_for_further_approvers_when_more_are_required_now(waiting
     assert waiting.records[-1].approval.approvers == (ANNE, BORIS)
 
 
-def test_approval_of_two_is_withdrawn_with_the_key_of_one(kit):
-    kit.trust(("k1", ANNE), ("k2", BORIS), required=2)
-    kit.reload()
-    kit.see(kit.event())
-    switch = kit.state / "approvals.disabled"
-    switch.touch()
-    kit.offer(kit.token(kit.event()), kit.token(kit.event(), kid="k2", approver=BORIS))
-    kit.go(2, kit.event())
-    remove_the_key_file(kit)
-    switch.unlink()
-    kit.go(60, kit.event())
-    assert kit.imds.posts == []
-    assert kit.outcomes[-1] == ("approval_refused", "unknown_key")
-
-
 def test_approval_waits_while_its_key_file_is_being_written(waiting):
     file = public_key(waiting, "k1")
     content = file.read_bytes()
@@ -160,19 +133,6 @@ def test_approval_waits_while_its_key_file_is_being_written(waiting):
     waiting.go(60, waiting.event())
     assert waiting.imds.posts == [["E-1"]]
     assert waiting.outcomes[-1] == ("approved", "accepted")
-
-
-def test_decision_that_is_first_looked_at_while_its_key_file_is_being_written_waits(kit):
-    file = public_key(kit, "k1")
-    content = file.read_bytes()
-    kit.approver.receive([kit.token(kit.event())])
-    file.write_bytes(content[:20])
-    kit.go(5, kit.event())
-    assert kit.imds.posts == []
-    assert kit.outcomes == []
-    file.write_bytes(content)
-    kit.go(2, kit.event())
-    assert kit.imds.posts == [["E-1"]]
 
 
 def test_hold_whose_key_file_broke_is_in_force_and_a_later_approval_ends_it(kit):

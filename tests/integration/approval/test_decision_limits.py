@@ -2,7 +2,7 @@
 
 import jwt
 import pytest
-from approver_kit import ANNE, BORIS, ApproverKit
+from approver_kit import BORIS
 
 from bridge.outbox.approvals import MOST_OPEN_DECISIONS
 
@@ -50,20 +50,3 @@ def test_a_decision_that_the_limit_closed_is_known_when_it_arrives_again(kit):
     kit.go(3, kit.event("X-0"))
     assert kit.imds.posts == []
     assert kit.outcomes == [("approval_refused", "superseded")]
-
-
-def test_an_approval_under_way_is_withdrawn_with_its_closed_decision(tmp_path):
-    kit = ApproverKit(tmp_path)
-    kit.trust(("k1", ANNE), ("k2", BORIS))
-    kit.start()
-    try:
-        kit.wait(10)
-        kit.see(kit.event())
-        (kit.state / "approvals.disabled").touch()
-        kit.offer(kit.token(kit.event(), kid="k2", approver=BORIS, after=-1))
-        flood(kit, MOST_OPEN_DECISIONS, "approve")
-        (kit.state / "approvals.disabled").unlink()
-        kit.go(3, kit.event())
-        assert kit.imds.posts == []
-    finally:
-        kit.close()

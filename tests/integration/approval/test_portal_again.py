@@ -4,12 +4,14 @@ The portal and the threads are real. The clock of the VM is moved by the test.
 """
 
 import contextlib
+import json
 import time
 
 import pytest
 from approver_kit import ANNE, BORIS, VM_ID, ApproverKit
 from portal_stub import PortalStub
 
+from bridge.approval.portal_client import AGENT_HEADER
 from bridge.config.approval import ApprovalSettings, KeySettings, RemoteSettings, RuleSettings
 
 FREEZE = RuleSettings(name="freeze", action="approve", event_types=("Freeze",), act="each")
@@ -88,6 +90,17 @@ def test_a_decision_that_a_wrong_clock_refused_at_the_first_start_is_followed_on
     kit.wall_jump_seconds = 0.0
     until(kit, lambda: kit.imds.posts, kit.event())
     until(kit, lambda: kit.outcomes[-1:] == [("approved", "accepted")], kit.event())
+
+
+def test_each_request_describes_the_agent(start, portal):
+    kit = start(required=2, dry_run=True)
+    (kit.directory / "k2.key.pub").unlink()
+    (kit.state / "approvals.disabled").touch()
+    assert portal.wait_for_requests(len(portal.requests) + 2)
+    about = json.loads(portal.requests[-1].asked.headers[AGENT_HEADER.lower()])
+    version = about.pop("version")
+    assert version
+    assert about == {"required_approvals": 2, "dry_run": True, "disabled": True, "kids": ["k1"]}
 
 
 def test_the_decisions_for_another_machines_state_are_requested_again(start, portal):

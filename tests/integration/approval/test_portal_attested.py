@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 import time
 
 import pytest
@@ -110,45 +109,3 @@ def test_a_token_that_is_refused_is_renewed_and_no_person_need_act(azure, portal
     assert len(attesting.challenges) == 2
     assert portal.requests[-1].authorization == "Bearer token-2"
     assert [line.levelno for line in caplog.records if "401" in line.getMessage()] == [logging.WARNING]
-
-
-def test_a_portal_that_refuses_every_token_is_not_given_a_document_each_time(attesting, portal, start, caplog):
-    class Nobody(dict):
-        def get(self, *_):
-            return None
-
-    attesting.tokens = Nobody()
-    start(wait=soon)
-    until(lambda: len(portal.requests) >= 8)
-    assert len(attesting.documents) <= 2
-    assert len([line for line in caplog.records if line.levelno == logging.ERROR]) == 1
-
-
-def test_a_refused_document_is_one_error_and_is_tried_again(azure, portal, start, got, caplog):
-    portal.attesting.refuses = [(403, "subscription_not_listed")] * 3
-    portal.put(azure.machines[0].vm_id, "a")
-    start(wait=soon)
-    until(lambda: "a" in got)
-    (line,) = [line for line in caplog.records if line.levelno == logging.ERROR]
-    assert "subscription_not_listed" in line.getMessage()
-    assert azure.machines[0].vm_id not in caplog.text
-
-
-def test_stopping_waits_for_no_document(portal, start):
-    asked, let_go = threading.Event(), threading.Event()
-
-    def document(_):
-        asked.set()
-        let_go.wait(PATIENCE_SECONDS)
-        return "late"
-
-    poller = start(document)
-    assert asked.wait(PATIENCE_SECONDS)
-    began = time.monotonic()
-    poller.stop()
-    took_seconds = time.monotonic() - began
-    poller._thread.join(PATIENCE_SECONDS)
-    let_go.set()
-    assert not poller._thread.is_alive()
-    assert took_seconds <= STOP_SECONDS + 1.0
-    assert not portal.requests

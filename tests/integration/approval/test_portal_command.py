@@ -142,17 +142,6 @@ def test_a_command_that_is_too_slow_is_ended_and_approves_nothing(kit, tmp_path,
     assert kit.imds.posts == []
 
 
-def test_a_command_that_was_running_when_the_agent_was_stopped_runs_again(kit, drain):
-    mine = run_command(kit, drain)
-    kit.restart()
-    assert kit.outcomes == []
-    drain.end()
-    kit.see(mine)
-    kit.until(lambda: kit.imds.posts)
-    assert len(drain.runs) == 2
-    assert kit.outcomes == [("approved", "accepted")]
-
-
 def test_a_hold_while_the_command_runs_withdraws_the_approval(kit, drain):
     mine = run_command(kit, drain)
     kit.offer(kit.token(mine, "hold", after=1))
@@ -174,30 +163,6 @@ def test_an_approval_after_the_hold_has_a_run_of_its_own(kit, drain):
     kit.until(lambda: kit.imds.posts)
     assert len(drain.runs) == 2
     assert kit.outcomes == [("approval_refused", "superseded"), ("approved", "accepted")]
-
-
-def test_a_key_that_is_taken_away_while_the_command_runs_withdraws_the_approval(kit, drain):
-    mine = run_command(kit, drain)
-    (kit.directory / "k1.key.pub").unlink()
-    kit.until(lambda: kit.outcomes)
-    drain.end()
-    kit.go(10, mine)
-    assert kit.imds.posts == []
-    assert kit.outcomes == [("approval_refused", "unknown_key")]
-
-
-def test_two_approvers_run_the_command_once(kit, drain):
-    begin(kit, drain, required=2)
-    mine = kit.event(**MINE)
-    see(kit, mine)
-    kit.offer(kit.token(mine))
-    kit.go(3, mine)
-    assert drain.runs == []
-    kit.offer(kit.token(mine, kid="k2", approver=BORIS))
-    drain.end()
-    kit.until(lambda: kit.imds.posts)
-    kit.go(5, mine)
-    assert (kit.imds.posts, len(drain.runs)) == ([["E-1"]], 1)
 
 
 def test_a_person_on_the_vm_waits_for_no_command(kit, drain):

@@ -16,7 +16,6 @@ from poller_kit import (
     VM,
     all_log_text,
     client_of,
-    log_lines,
     stop_in_time,
     until,
 )
@@ -27,7 +26,7 @@ from bridge.config.approval import RemoteSettings
 from bridge.errors import PortalFailed
 from bridge.system.access_tokens import RenewedToken
 from bridge.testing import Simulator
-from bridge.testing.peers import nobody, resetting_listener, silent_listener
+from bridge.testing.peers import nobody, silent_listener
 
 
 def test_a_private_ca_is_trusted_and_another_is_not(secure, desk, start, caplog):
@@ -170,12 +169,3 @@ def test_stopping_breaks_off_a_silent_handshake(start):
         channel = start(f"https://{address.authority}")
         threading.Event().wait(0.1)
         stop_in_time(channel)
-
-
-def test_connections_that_are_reset_are_made_again(start, caplog):
-    rests = []
-    with resetting_listener(after_reading=True) as address:
-        start(f"http://{address.authority}", wait=lambda stop, _: rests.append(1) or stop.wait(0.01))
-        until(lambda: len(rests) > 5)
-
-    assert {record.levelno for record in log_lines(caplog)} == {logging.WARNING}

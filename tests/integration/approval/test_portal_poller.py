@@ -53,20 +53,6 @@ def test_it_waits_while_nobody_knows_the_vm_id(portal, desk, start):
     assert desk.has("a")
 
 
-def test_another_vm_id_begins_at_index_zero(portal, desk, start):
-    names = ["first"]
-    portal.put("first", "a")
-    portal.put("second", "b")
-    start(portal, vm_id=lambda: names[0])
-    assert desk.has("a")
-    assert portal.wait_for_requests(2)
-    names[0] = "second"
-    portal.put("first", "c")
-    assert desk.has("b")
-
-    assert next(request for request in portal.requests if request.vm_id == "second").index == 0
-
-
 @pytest.mark.parametrize("url", ["http://192.0.2.1/api", "http://portal.example/api"])
 def test_plain_http_to_another_machine_is_refused(url):
     with pytest.raises(ConfigurationError, match=r"approval\.remote\.url"):
@@ -133,21 +119,6 @@ def test_a_clock_that_was_set_asks_again_for_what_it_may_have_refused(portal, de
     wall.advance(-86_400)
     portal.put(VM, "b")
     assert desk.has("a", "b")
-
-
-def test_a_204_means_nothing_new(portal, desk, start):
-    portal.put(VM, "a")
-    start(portal)
-    assert desk.has("a")
-    assert portal.wait_for_requests(2)
-    asked = len(portal.requests)
-    portal.strike("status", status=204, body="", count=1)
-    assert portal.wait_for_requests(asked + 1)
-    portal.put(VM, "b")
-    assert desk.has("b")
-
-    assert portal.requests[asked].index == 2
-    assert desk.tokens == ["a", "b"]
 
 
 def test_a_204_to_the_first_request_says_that_there_is_no_decision(portal, start):

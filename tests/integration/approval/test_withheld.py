@@ -7,7 +7,6 @@ import msgspec
 import pytest
 from approver_kit import ANNE, BORIS, ApproverKit
 
-from bridge.approval.inbox import DecisionInbox
 from bridge.config.approval import ApprovalSettings, RuleSettings
 from bridge.errors import ImdsStatus
 from bridge.outbox import approvals
@@ -74,14 +73,6 @@ def test_a_reload_with_another_portal_waits_for_that_portal(kit):
     assert kit.imds.posts == [["E-1"]]
 
 
-def test_a_reload_with_the_same_portal_does_not_wait_again(kit):
-    by_rule(kit)
-    kit.approver.stop()
-    kit.configure()
-    kit.go(2, kit.event())
-    assert kit.imds.posts == [["E-1"]]
-
-
 # The disk.
 
 
@@ -135,17 +126,6 @@ def test_everything_about_an_approval_is_on_the_disk_when_it_is_posted(kit):
     assert msgspec.json.decode(rest)["attempts"] == 1
 
 
-def test_a_hold_that_is_not_saved_waits_and_is_in_force(kit):
-    by_rule(kit)
-    kit.reload()
-    kit.fill_disk()
-    kit.approver.receive([kit.token(kit.event(), "hold")])
-    kit.free_disk()
-    kit.go(3, kit.event())
-    assert kit.held == {"E-1"}
-    assert kit.imds.posts == []
-
-
 def test_a_hold_that_waits_for_the_disk_prevents_a_request_on_its_way(kit):
     def hold_meanwhile():
         kit.imds.on_get = None
@@ -159,17 +139,6 @@ def test_a_hold_that_waits_for_the_disk_prevents_a_request_on_its_way(kit):
     kit.go(3, kit.event())
     assert kit.held == {"E-1"}
     assert kit.imds.posts == []
-
-
-def test_a_token_is_kept_only_when_its_decision_is_saved(kit):
-    inbox = DecisionInbox(kit.settings.trusted_keys(), kit.outbox, vm=lambda: kit.vm, clock=kit.clock)
-    kit.break_disk()
-    inbox.receive([kit.token(kit.event(), "hold")])
-    assert inbox.has_unkept
-    kit.free_disk()
-    inbox.receive_waiting()
-    assert not inbox.has_unkept
-    assert len(kit.open_decisions) == 1
 
 
 # The file.
