@@ -50,9 +50,9 @@ def main() -> None:
 
 
 def _end_of_output(error: OSError) -> int:
-    """Return the exit code for an output that takes no more; a reader that went away has seen enough."""
+    """Return the exit code for an output that failed: 0 if the reader is gone, as in `events | head`."""
     if sys.stdout is not None:
-        # What is left in the buffer is not written at exit either.
+        # The interpreter would fail again when it flushes the buffer at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
         return 0
