@@ -128,10 +128,6 @@ def demos(tmp_path_factory):
     return {name: (run, run.finish()) for name, run in runs.items()}
 
 
-def _records(run):
-    return [json.loads(line) for line in run.seen.splitlines()]
-
-
 @pytest.mark.parametrize("name", ["piped", "terminal", "plain", "dumb"])
 def test_demo_ends_well_in_time_and_leaves_nothing_behind(demos, name):
     run, code = demos[name]

@@ -32,9 +32,6 @@ static void look(const char *path) {
     look(path); return ((int (*)(const char *, int, ...))dlsym(RTLD_NEXT, #NAME))(path, flags, mode); }
 STAT(stat) STAT(lstat) STAT(stat64) STAT(lstat64) STATAT(fstatat) STATAT(fstatat64) OPEN(open) OPEN(open64)
 """
-POLL_SECONDS = 0.2
-
-
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     """Return a library under which files do not answer while another file is there."""
