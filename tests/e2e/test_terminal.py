@@ -78,7 +78,7 @@ def terminal(agent):
         each.close()
 
 
-@pytest.mark.parametrize("columns", [60, 80, 120])
+@pytest.mark.parametrize("columns", [60, 120])
 def test_mistakes_are_counted_under_the_name_of_their_file_and_broken_between_words(agent, terminal, columns):
     agent.config.write_text(_MISTAKES)
     text = terminal("check-config", "-c", agent.config, columns=columns).read_until(lambda _: False)
@@ -106,8 +106,7 @@ def test_warnings_and_faults_are_in_no_colour_that_is_pale_on_a_light_or_a_dark_
     assert not _PALE.search(shown)
 
 
-@pytest.mark.parametrize("columns", [80, 120])
-@pytest.mark.parametrize("no_color", [False, True])
+@pytest.mark.parametrize(("columns", "no_color"), [(80, False), (120, True)])
 def test_status_has_colors_unless_no_color_and_fits_the_terminal(agent, terminal, columns, no_color):
     with Simulator(vms=["vm_0", "vm_1", "vm_2"], rate_limit=False) as azure, nobody() as dead:
         agent.configure(azure.endpoint, f'[[sinks]]\ntype = "webhook"\nurl = "http://{dead.authority}"\n')

@@ -59,7 +59,7 @@ def test_it_has_its_commands():
 _TRY_TREE = Path(__file__).parents[3] / "deploy/systemd/try_tree.py"
 
 
-@pytest.mark.skipif(not _TRY_TREE.exists(), reason="the files of deploy/ are not beside these tests")
+@pytest.mark.skipif(not _TRY_TREE.exists(), reason="the tests run without the files of deploy/")
 def test_what_an_installer_tries_to_load_needs_no_library_of_the_portal(agent_env):
     missing = (*_LIBRARIES, "argon2", "jinja2", "asn1crypto")
     tried = (
