@@ -10,7 +10,6 @@ from click.testing import CliRunner
 
 from bridge.cli.commands import commands
 from bridge.cli.help import EXAMPLES
-from bridge.cli.stderr import complain_of_usage
 
 
 def command_at(words):
@@ -38,19 +37,6 @@ def test_help_lists_every_command_in_a_group_and_the_location_of_the_configurati
     for place in ("$SCHEDULED_EVENTS_BRIDGE_CONFIG", "/etc/scheduled-events-bridge/config.toml", "$STATE_DIRECTORY"):
         assert place in said
     assert max(map(len, said.splitlines())) <= 80
-
-
-@pytest.mark.parametrize(
-    ("line", "has_hint"),
-    [("check-config bad.toml", True), ("status bad.toml --json", True), ("schema bad.toml", False), ("demo x", False)],
-)
-def test_a_file_without_its_option_gets_a_hint(line, has_hint, capsys):
-    with pytest.raises(click.UsageError) as caught:
-        commands.main(line.split(), standalone_mode=False)
-    assert complain_of_usage(caught.value) == 2
-    said = capsys.readouterr().err
-    assert "unexpected extra argument (" in said
-    assert ("The configuration is named with --config FILE." in said) is has_hint
 
 
 def test_help_of_run_names_the_effect_of_its_first_request():
