@@ -251,13 +251,13 @@ def empty(node: Node, not_before: float | None, *, wait_seconds: float, is_urgen
 def is_still_affected(event_id: str, spared: frozenset[str]) -> bool:
     """Return whether the agent knows another event of this VM for which the node is drained.
 
-    If the agent cannot be asked, the answer is False: a node that stays cordoned permanently is the greater harm.
+    What it cannot tell counts as none: a node that stays cordoned for good is the greater harm.
     """
     try:
         command = ["scheduled-events-bridge", "status", "--json"]
         done = subprocess.run(command, capture_output=True, timeout=STATUS_SECONDS, check=True)  # noqa: S603
         report = json.loads(done.stdout)
-        return any(
+        return not report["state"]["in_memory"] and any(
             event["affects_this_vm"] and event["event_type"] not in spared and event["event_id"] != event_id
             for event in report["events"]
         )

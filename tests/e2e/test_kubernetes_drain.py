@@ -68,7 +68,7 @@ def tell_status(directory, events):
     shown = ",".join(
         f'{{"event_id": "{name}", "event_type": "{kind}", "affects_this_vm": true}}' for name, kind in events or ()
     )
-    answer = f"echo '{{\"events\": [{shown}]}}'" if events is not None else "exit 1"
+    answer = f'echo \'{{"state": {{"in_memory": false}}, "events": [{shown}]}}\'' if events is not None else "exit 1"
     program = directory / "scheduled-events-bridge"
     program.write_text(f"#!/bin/sh\n{answer}\n")
     program.chmod(0o755)
