@@ -99,11 +99,11 @@ def _commands(_: str) -> str:
     for path, command in _leaves(commands, ()):
         name = " ".join(path)
         usage = " ".join([name, *(_argument(each) for each in command.params if isinstance(each, click.Argument))])
-        examples = "\n".join(f"- `{example}`" for example in EXAMPLES.get(name, (name,)))
+        examples = "\n\nExamples:\n\n" + "\n".join(f"- `{each}`" for each in EXAMPLES[name]) if name in EXAMPLES else ""
         options = [each for each in command.params if isinstance(each, click.Option)]
         said = " ".join((command.help or "").split())
         text = textwrap.fill(f"`{usage}`: {_cell(said)}", _WIDTH, break_on_hyphens=False)
-        parts.append(f"### {name}\n\n{text}\n\n{_options(options)}\n\nExamples:\n\n{examples}")
+        parts.append(f"### {name}\n\n{text}\n\n{_options(options)}{examples}")
     return "\n\n".join(parts)
 
 

@@ -109,6 +109,7 @@ class Requests:
             used_bytes=outbox.saver.used_bytes,
             readiness=readiness,
             ages_now=None if readiness is None else outbox.totals()[1],
+            active_event_ids=outbox.active_event_ids,
         )
 
     def _events(self, request: Events) -> EventsPage:
@@ -203,6 +204,7 @@ def _status(
     used_bytes: int | None = None,
     readiness: Readiness | None = None,
     ages_now: float | None = None,
+    active_event_ids: tuple[str, ...] | None = None,
 ) -> StatusAnswer:
     others: tuple[Path, ...] = ()
     with suppress(OSError):
@@ -211,6 +213,7 @@ def _status(
         readiness=readiness,
         **{name: getattr(snapshot, name) for name in Snapshot.__struct_fields__},
         ages_now=ages_now,
+        active_event_ids=active_event_ids,
         file=None if file is None else file.name,
         older_files=tuple(path.name for path in others),
         used_bytes=sum(map(file_bytes, (*others, *filter(None, [file])))) if used_bytes is None else used_bytes,

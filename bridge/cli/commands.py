@@ -18,7 +18,7 @@ from bridge.cli.approver_commands import decide, keygen, portal_check
 from bridge.cli.help import GroupedCommands, add_examples
 from bridge.cli.options import FILE, config, log_options, option, state_directory, with_config, with_state
 from bridge.cli.portal import library, portal
-from bridge.cli.stderr import complain, complain_of_mistakes, complain_of_usage
+from bridge.cli.stderr import complain
 from bridge.errors import BridgeError, ConfigurationError, StateDirectoryError
 from bridge.exit_codes import ExitCode
 
@@ -35,11 +35,12 @@ def main() -> None:
         if sys.stdout is not None:
             sys.stdout.flush()
     except click.ClickException as error:
-        code = complain_of_usage(error)
+        error.show()
+        code = error.exit_code
     except (click.Abort, KeyboardInterrupt):
         code = ExitCode.INTERRUPTED
     except ConfigurationError as error:
-        code = complain_of_mistakes(error, code=ExitCode.CONFIGURATION)
+        code = complain(*error.mistakes, code=ExitCode.CONFIGURATION)
     except StateDirectoryError as error:
         code = complain(str(error), code=ExitCode.STATE_DIRECTORY)
     except BridgeError as error:
@@ -50,9 +51,9 @@ def main() -> None:
 
 
 def _end_of_output(error: OSError) -> int:
-    """Return the exit code for an output that takes no more; a reader that went away has seen enough."""
+    """Return the exit code for an output that failed: 0 if the reader is gone, as in `events | head`."""
     if sys.stdout is not None:
-        # What is left in the buffer is not written at exit either.
+        # The interpreter would fail again when it flushes the buffer at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
         return 0

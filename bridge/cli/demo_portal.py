@@ -1,8 +1,7 @@
-"""`demo --portal`: a simulated Azure, three agents and the ops portal in one process, and an address for a browser.
+"""`demo --portal`: a simulated Azure, three agents, and the ops portal in one process. Ctrl-C ends the demo.
 
-All of it but Azure is the real thing: the agents send their records to the portal and hold a poll there, the portal
-signs what is decided on its pages, and an agent tells Azure. Nothing is left behind, and nothing is listened on but
-loopback. It ends with Ctrl-C.
+Only Azure is simulated. The agents send their records to the portal and wait there for decisions, the portal signs the
+decisions of its pages, and an agent posts the approval. All addresses are on loopback, and nothing is left behind.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from bridge.portal.users import Role, hashed
 from bridge.testing import EventSpec, Simulator
 
 VMS = ("web-0", "web-1", "web-2")
-#: An event of all three, as those of one host have it, and one of one VM.
+#: An event of all VMs, like the VMs of one host, and an event of one VM.
 EVENTS = (
     EventSpec(
         event_type="Freeze",
@@ -54,12 +53,12 @@ _NAME = "ann"
 _KID = "portal"
 _TICK_SECONDS = 0.1
 _UP_SECONDS = 30.0
-#: How long nothing is announced before it begins again.
+#: The pause between the end of the events and the next announcement.
 _QUIET_SECONDS = 20.0
 
 
 def run_portal_demo() -> None:
-    """Serve the portal with something to decide until a signal ends it, then raise KeyboardInterrupt."""
+    """Serve the portal with undecided events until a signal, and then raise KeyboardInterrupt."""
     logs.configure(level=logging.WARNING)
     stop = set_by_signals()
     with ExitStack() as stack:
@@ -69,8 +68,8 @@ def run_portal_demo() -> None:
         agents = [stack.enter_context(_agent(directory, vm, simulator.endpoints[vm], url)) for vm in VMS]
         sys.stdout.write(
             f"Simulated: Azure, and three VMs. Real: their agents, and the portal at\n\n  {url}\n\n"
-            f"Sign in as {_NAME} with the password {password}, approve an event, and watch it to its end.\n"
-            "Ctrl-C ends it; nothing is left behind.\n"
+            f"Sign in as {_NAME} with the password {password}, approve an event, and watch it until its end.\n"
+            "Ctrl-C ends the demo. Nothing is left behind.\n"
         )
         sys.stdout.flush()
         _play(simulator, agents, stop)
@@ -78,7 +77,7 @@ def run_portal_demo() -> None:
 
 
 def _play(simulator: Simulator, agents: list[Agent], stop: threading.Event) -> None:
-    """Announce the events, and again when nothing was announced for a while, until *stop* is set."""
+    """Announce the events repeatedly, with a pause after their end, until *stop* is set."""
     quiet_since = -_QUIET_SECONDS
     while not stop.wait(_TICK_SECONDS):
         for agent in agents:
@@ -92,7 +91,7 @@ def _play(simulator: Simulator, agents: list[Agent], stop: threading.Event) -> N
 
 @contextmanager
 def _portal(directory: Path) -> Iterator[tuple[str, str]]:
-    """Run a portal in *directory*; yield its address and the password of the one who decides."""
+    """Run a portal in *directory*; yield its address and the password of the approver."""
     pair = generate_key(directory / f"{_KID}.key")
     (directory / "token").write_text(secrets.token_urlsafe(32), encoding="utf-8")
     (directory / "token").chmod(0o600)
@@ -106,20 +105,20 @@ def _portal(directory: Path) -> Iterator[tuple[str, str]]:
         }
     )
     password = secrets.token_urlsafe(9)
-    _let_in(portal_settings.database_file(settings), password)
+    _add_approver(portal_settings.database_file(settings), password)
     portal = Portal(settings)
     thread = threading.Thread(target=portal.run, name="portal", daemon=True)
     thread.start()
     try:
         if not portal.is_up.wait(_UP_SECONDS) or portal.address is None:
-            raise BridgeError(f"The portal did not come up within {_UP_SECONDS:g} s. Run the demo again.")
+            raise BridgeError(f"The portal did not start within {_UP_SECONDS:g} s. Run the demo again.")
         yield f"http://127.0.0.1:{portal.address[1]}", password
     finally:
         portal.stop()
         thread.join()
 
 
-def _let_in(database: Path, password: str) -> None:
+def _add_approver(database: Path, password: str) -> None:
     store = Store.of_file(database)
     try:
         store.migrate()
@@ -137,7 +136,7 @@ def _let_in(database: Path, password: str) -> None:
 
 @contextmanager
 def _agent(directory: Path, vm: str, endpoint: str, url: str) -> Iterator[Agent]:
-    """Run the agent of *vm*, whose Azure is at *endpoint*, for the portal at *url*."""
+    """Run the agent of *vm* with the metadata service at *endpoint* and the portal at *url*."""
     agent = Agent(_settings(directory, endpoint, f"{url}/api/v1"), directory / vm)
     try:
         agent.start()

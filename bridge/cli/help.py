@@ -26,42 +26,24 @@ Override the file: $SCHEDULED_EVENTS_BRIDGE_STATUS_LISTEN for status.listen,
 NO_COLOR turns colors off.
 """
 
-#: At least two for each command. The reference of the commands shows them as well.
+#: Examples of commands whose arguments are not obvious. The reference of the commands shows them as well.
 EXAMPLES: dict[str, tuple[str, ...]] = {
-    "run": ("run", "run --config try.toml --log-level debug"),
-    "init": ("init --sink eventhubs --sink webhook:slack", "init --sink webhook:pagerduty --output config.toml"),
-    "check-config": ("check-config", "check-config --config try.toml --connect"),
-    "schema": ("schema", "schema --config"),
-    "send-test": ("send-test", "send-test pagerduty"),
-    "status": ("status", "status --json"),
-    "events": ("events --since 1h --type Reboot", "events --follow --json"),
-    "outbox list": ("outbox list", "outbox list --sink pagerduty --state parked"),
-    "outbox retry": ("outbox retry", "outbox retry --sink pagerduty"),
-    "outbox discard": ("outbox discard --sink pagerduty", "outbox discard --sink pagerduty --state parked --yes"),
-    "outbox move": ("outbox move teams teams-ops", "outbox move old-webhook new-webhook --config try.toml"),
-    "outbox import": ("outbox import outbox-7.db", "outbox import /var/tmp/recovered.db"),
-    "approve": ("approve C7061BAC-AFDC-4513-B24B-AA5F13A16123", "approve C7061BAC-AFDC-4513-B24B-AA5F13A16123 --yes"),
-    "keygen": ("keygen ops.key --approver ops", "keygen --directory /etc/portal --kid portal-2026"),
+    "init": ("init --sink eventhubs --sink webhook:slack --output config.toml",),
+    "events": ("events --since 1h --type Reboot",),
+    "outbox discard": ("outbox discard --sink pagerduty --state parked",),
+    "outbox move": ("outbox move old-name new-name",),
+    "approve": ("approve C7061BAC-AFDC-4513-B24B-AA5F13A16123",),
+    "keygen": ("keygen ops.key --approver ops",),
     "decide": (
         "decide --key ops.key --kid ops --approver ops --event-file events.json --decision approve",
-        "decide --key ops.key --kid ops --approver ops --event-file - --decision hold --reason 'month end'",
         "decide --key ops.key --kid ops --approver ops --event-file fleet.jsonl --decision hold --all",
     ),
-    "portal migrate": ("portal migrate", "portal migrate --config portal.toml"),
-    "portal backup": ("portal backup portal-2026-11-20.db", "portal backup --config portal.toml copy.db"),
-    "portal audit": ("portal audit verify", "portal audit verify --config portal.toml"),
-    "portal export": ("portal export | head -3", "portal export --format csv"),
-    "portal users": (
-        "portal users add ann --role approver",
-        "portal users change ann --role viewer",
-        "portal users sign-out ann",
-    ),
-    "demo": ("demo", "demo | head -1", "demo --portal"),
+    "portal users": ("portal users add ann --role approver",),
     "portal-check": (
         "portal-check https://ops.example.net/api/v1 --vm-id 7ef1d8a4-0c2b-4c7e-9a35-1f5f6d1f2b90 --token-file token",
-        "portal-check http://127.0.0.1:8080/api/v1 --vm-id 7ef1d8a4-0c2b-4c7e-9a35-1f5f6d1f2b90 --json",
     ),
-    "simulate": ("simulate live-migration --speed 60", "simulate preempt --vm vm-0 --vm vm-1 --first-call 20"),
+    "demo": ("demo | head -1",),
+    "simulate": ("simulate preempt --vm vm-0 --vm vm-1 --speed 60",),
 }
 
 

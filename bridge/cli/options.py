@@ -32,19 +32,11 @@ def log_options(command: Command) -> Command:
     )(command)
 
 
-def _no_directory(_context: click.Context, _parameter: click.Parameter, path: Path | None) -> Path | None:
-    """Reject a directory as wrong usage. The read of the file finds any other mistake."""
-    if path is not None and os.path.isdir(path):  # noqa: PTH112
-        raise click.BadParameter(f"{path} is a directory. Name the file, such as {path / 'config.toml'}.")
-    return path
-
-
 config = option(
     "--config",
     "-c",
     "path",
     type=click.Path(path_type=Path),
-    callback=_no_directory,
     help="TOML file.  [default: the usual location]",
     show_default=False,
 )

@@ -85,16 +85,11 @@ def _cells(row: OutboxRow) -> tuple[str, ...]:
 
 def retry(directory: Path, *, sink: str | None, record_id: str | None) -> None:
     """Make parked records pending again and end the pause of the sinks; print the number of records."""
-    asked = Reader(directory)
-    if record_id is not None:
-        _require_record(asked, OutboxList(sink=sink, record_id=record_id))
-    totals = asked.ask(Status()).totals.sinks
-    pending = sum(row.pending for name, row in totals.items() if sink in (None, name))
     with writer(directory) as agent:
         changed = agent.ask(OutboxRetry(sink=sink, record_id=record_id))
+    if record_id is not None and not changed.count:
+        raise _unknown_record(record_id, sink)
     click.echo(f"{counted(changed.count, 'parked record')} will be sent again.", err=True)
-    if pending:
-        click.echo(f"{counted(pending, 'pending record')} will be sent without further delay.", err=True)
 
 
 def discard(directory: Path, *, sink: str, record_id: str | None, state: str | None, yes: bool) -> None:
@@ -102,9 +97,9 @@ def discard(directory: Path, *, sink: str, record_id: str | None, state: str | N
     states = _states(state)
     asked = Reader(directory)
     oldest = OutboxList(sink=sink, states=states, record_id=record_id, limit=1)
-    if record_id is not None:
-        _require_record(asked, oldest)
     found = asked.ask(oldest).rows
+    if record_id is not None and not found:
+        raise _unknown_record(record_id, sink)
     if found and not yes:
         row = asked.ask(Status()).totals.sinks[sink]
         number = 1 if record_id is not None else sum(row.count(each) for each in states)
@@ -133,9 +128,6 @@ def import_file(directory: Path, file: Path) -> None:
     click.echo(f"{counted(changed.count, 'record')} imported.", err=True)
 
 
-def _require_record(asked: Asked, request: OutboxList) -> None:
-    if not asked.ask(request).rows:
-        where = "" if request.sink is None else f" for sink {request.sink}"
-        raise BridgeError(
-            f"There is no undelivered record {request.record_id}{where}. `outbox list` lists undelivered records."
-        )
+def _unknown_record(record_id: str, sink: str | None) -> BridgeError:
+    where = "" if sink is None else f" for sink {sink}"
+    return BridgeError(f"Unknown record {record_id}{where}. `outbox list` lists parked and pending records.")

@@ -107,6 +107,8 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     """Without an agent, this is the value in the file, which the agent does not update after each poll."""
     state: StateReport
     configuration: ConfigurationReport
+    active_event_ids: tuple[str, ...] | None
+    """As in a record. Null without an agent, and until the agent knows all events."""
     events: tuple[EventReport, ...]
     sinks: tuple[SinkReport, ...]
 
@@ -134,6 +136,7 @@ def build_report(
             kept_files=answer.older_files,
         ),
         configuration=configuration,
+        active_event_ids=answer.active_event_ids,
         events=tuple(_event(event, answer, vm_name, now) for event in events),
         sinks=tuple(_sinks(answer, configuration, now)),
     )

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from bridge.cli.status_json import EventReport, SinkReport, StatusReport
-from bridge.cli.terminal import Colour, Table, ago, countdown, counted, size, styled, utc, with_label, wrapped
+from bridge.cli.terminal import Colour, Table, ago, countdown, counted, size, styled, utc, wrapped
 from bridge.clock import parse_time
 from bridge.outbox.rows import PendingApproval, StoredDecision
 from bridge.text import duration, one_line
@@ -102,7 +102,7 @@ def _events(report: StatusReport, now: datetime) -> list[str]:
         lines.append(styled(row, bold=event.affects_this_vm is not False))
         lines += wrapped(_details(event, now), indent=_UNDER)
         for text in _approval_lines(event, now):
-            lines += with_label(wrapped(f"approval: {text}", indent=_UNDER), "approval:")
+            lines += wrapped(f"approval: {text}", indent=_UNDER)
     return lines
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import sys
 
 import click
 
-from bridge.errors import ConfigurationError
 from bridge.text import escaped
 
 
@@ -26,25 +24,3 @@ def complain(*sentences: str, code: int) -> int:
     """Print the *sentences*; return *code*."""
     say(*sentences)
     return code
-
-
-def complain_of_mistakes(error: ConfigurationError, *, code: int) -> int:
-    """Print the mistakes, on a terminal below the name of the file; return *code*."""
-    from bridge.cli.terminal import counted, is_terminal, styled  # noqa: PLC0415
-
-    if is_terminal(sys.stderr) and error.file is not None and str(error.file) not in error.mistakes[0]:
-        title = f"{counted(len(error.mistakes), 'mistake')} in {escaped(str(error.file))}:"
-        click.echo(styled(title, bold=True, colour="bright_red", to=sys.stderr), err=True)
-    return complain(*error.mistakes, code=code)
-
-
-def complain_of_usage(error: click.ClickException) -> int:
-    """Print the message of click; return the exit code of *error*."""
-    output = io.StringIO()
-    error.show(output)
-    # A file name without --config is the most common mistake.
-    params = [] if not isinstance(error, click.UsageError) or error.ctx is None else error.ctx.command.params
-    takes_file = any("--config" in each.opts and not getattr(each, "is_flag", False) for each in params)
-    is_extra = takes_file and "unexpected extra argument" in error.message
-    hint = ". The configuration is named with --config FILE." if is_extra else ""
-    return complain(output.getvalue().rstrip("\n") + hint, code=error.exit_code)

@@ -80,12 +80,6 @@ def wrapped(text: str, *, indent: str = "", first: str | None = None, to: TextIO
     return lines or [first.rstrip()]
 
 
-def with_label(lines: Sequence[str], label: str) -> list[str]:
-    """Return *lines* with the *label* of the first line in bold."""
-    first, *others = lines
-    return [first.replace(label, styled(label, bold=True), 1), *others]
-
-
 def countdown(seconds: float) -> str:
     """Return "in 12 min 30 s", "4 min ago", or "now" for a time that is *seconds* ahead."""
     if abs(seconds) < 1:

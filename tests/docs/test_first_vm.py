@@ -69,7 +69,7 @@ def test_a_reboot_is_announced_approved_and_told_as_the_page_says(vm, azure):
     desk.wait_for(" completed: Reboot")
     shown = desk.show(desk.text("first VM: after"))
     # On a VM the agent was away while the machine rebooted; here it saw the end.
-    assert like(shown) == like(desk.text("first VM: seen").replace("VM  (inferred)", "VM"))
+    assert like(shown) == like(desk.text("first VM: seen").replace("inferred", "observed"))
 
 
 def like(text):

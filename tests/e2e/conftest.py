@@ -1,4 +1,4 @@
-"""A plain HTTP server that serves documents, and the agent as a process beside it."""
+"""A plain HTTP server that serves documents, and the agent as a process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fork_server import Process
 
 
 class PlainServer(ThreadingHTTPServer):
-    """Serves `body` with `status` at any path, unless `answer` says otherwise; counts what it served."""
+    """Serves `body` with `status` at any path, or runs `answer`. Counts the served documents."""
 
     daemon_threads = True
 
@@ -29,7 +29,7 @@ class PlainServer(ThreadingHTTPServer):
         self.status = 200
         self.headers: dict[str, str] = {}
         self.answer: Callable[[_Handler], None] | None = None
-        # An identity, or each first record would wait for one; no name, so that no event is of another VM.
+        # Without an identity, each first record would wait. Without a name, every event can affect this VM.
         self.identity = (200, b'{"vmId": "AAAA"}')
         self.served = 0
         self.released = threading.Event()
@@ -39,7 +39,7 @@ class PlainServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
     def show(self, document: object, *, polls: int = 2) -> None:
-        """Serve *document* and wait until it was asked for *polls* times: the one before is stored then."""
+        """Serve *document*, and wait for *polls* polls, so that the previous document is stored."""
         self.body = document if isinstance(document, bytes) else json.dumps(document).encode()
         self.wait_for_polls(polls)
 
@@ -90,7 +90,7 @@ def imds() -> Iterator[PlainServer]:
 
 
 class AgentProcess:
-    """`run` as a process; its standard output and error in files of *directory*."""
+    """`run` as a process, with its standard output and standard error in files of *directory*."""
 
     def __init__(self, directory: Path, env: dict[str, str]) -> None:
         self.directory, self.env = directory, env
@@ -114,7 +114,7 @@ class AgentProcess:
         return self
 
     def stop(self, *, timeout_seconds: float = 20) -> int:
-        """Stop as systemd does; return the exit code."""
+        """Stop the agent with SIGTERM, like systemd; return the exit code."""
         assert self.process is not None, "it was not started"
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout_seconds)
@@ -125,11 +125,11 @@ class AgentProcess:
         self.process.wait()
 
     def start_command(self, *arguments: object, stdout: IO[Any] | int, stderr: IO[Any] | int, **env: str) -> Process:
-        """Start another command beside it, with *env* as well, and return its process."""
+        """Start another command with the additional variables *env*, and return its process."""
         return fork_server.start(*arguments, stdout=stdout, stderr=stderr, env={**self.env, **env}, cwd=self.directory)
 
     def call(self, *arguments: object) -> tuple[int, str, str]:
-        """Run another command beside it; return (exit code, stdout, stderr)."""
+        """Run another command; return its exit code, standard output, and standard error."""
         return fork_server.call(*arguments, env=self.env, cwd=self.directory)
 
     @property

@@ -31,7 +31,7 @@ _HIDE_CURSOR, _SHOW_CURSOR = b"\x1b[?25l", b"\x1b[?25h"
 
 
 class Run:
-    """A demo at work in places of its own, with a configuration that it must not read."""
+    """A running demo in temporary directories, with a configuration that it must not read."""
 
     def __init__(self, base, *, terminal=None, reads_all=True, **env):
         """Start it; *terminal* is (columns, rows), None for pipes; without *reads_all* the reader leaves soon."""
@@ -61,7 +61,7 @@ class Run:
         os.close(its_output)
         self.seen = self.stderr = b""
         self._news = threading.Condition()
-        # Read on and on: a terminal that nobody reads is full after a few frames, and the demo would wait for it.
+        # A terminal without a reader is full after a few frames, and the demo would wait.
         self._reader = threading.Thread(target=self._read_all, daemon=True)
         self._reader.start()
 
@@ -99,7 +99,7 @@ class Run:
 
     @property
     def left_behind(self):
-        """Return what is there that was not there before."""
+        """Return the files that the demo created."""
         files = [path for place in _PLACES for path in (self.base / place).rglob("*")]
         return files + [path for path in self.base.iterdir() if path.name not in {*_PLACES, "config.toml"}]
 
@@ -126,10 +126,6 @@ def demos(tmp_path_factory):
         "dumb": Run(base / "dumb", terminal=(200, 60), LANG="C.UTF-8", TERM="dumb"),
     }
     return {name: (run, run.finish()) for name, run in runs.items()}
-
-
-def _records(run):
-    return [json.loads(line) for line in run.seen.splitlines()]
 
 
 @pytest.mark.parametrize("name", ["piped", "terminal", "plain", "dumb"])
@@ -184,7 +180,7 @@ def test_interrupted_demo_ends_at_once_and_leaves_nothing_behind(tmp_path, termi
     assert run.left_behind == []
 
 
-def test_demo_ends_quietly_when_its_reader_has_seen_enough(tmp_path):
+def test_demo_ends_quietly_when_its_reader_is_gone(tmp_path):
     run = Run(tmp_path / "run", reads_all=False)
     run.wait_for(b"\n")
     at = time.monotonic()
@@ -193,7 +189,7 @@ def test_demo_ends_quietly_when_its_reader_has_seen_enough(tmp_path):
     assert (run.stderr, run.left_behind) == (b"", [])
 
 
-def test_demo_says_what_is_wrong_when_there_is_no_temporary_directory(tmp_path):
+def test_demo_without_a_temporary_directory_is_exit_73(tmp_path):
     # tempfile tries many places; its own variable makes it try one.
     start = f"tempfile.tempdir = {str(tmp_path / 'nowhere')!r}; sys.argv[1:] = ['demo']; bridge.cli.main()"
     code = f"import bridge.cli.commands, sys, tempfile; {start}"

@@ -1,4 +1,4 @@
-"""A file server that is gone: a look at a file on it does not return. The agent polls, lives and stops all the same."""
+"""A file server that does not respond: the agent continues to poll, and stops in time."""
 
 import contextlib
 import json
@@ -32,12 +32,11 @@ static void look(const char *path) {
     look(path); return ((int (*)(const char *, int, ...))dlsym(RTLD_NEXT, #NAME))(path, flags, mode); }
 STAT(stat) STAT(lstat) STAT(stat64) STAT(lstat64) STATAT(fstatat) STATAT(fstatat64) OPEN(open) OPEN(open64)
 """
-POLL_SECONDS = 0.2
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    """Return a library under which files do not answer while another file is there."""
+    """Return a library that blocks each file access while another file exists."""
     if shutil.which("gcc") is None or sys.platform != "linux":
         pytest.skip("The library in place of a file server that is gone needs Linux and gcc.")
     directory = tmp_path_factory.mktemp("shim")

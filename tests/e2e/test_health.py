@@ -137,7 +137,7 @@ def test_dead_sink_makes_it_not_ready_and_never_unhealthy(agent, imds, listener)
         imds.show(document(1, "Scheduled"))
         wait_for(lambda: listener.get("/readyz")[1]["sinks"].get("webhook", {}).get("pending") == 1, "nothing is owed")
         wait_for(lambda: listener.samples().get("sink_retries_total|timeout|webhook", 0) > 1, "it is not retried")
-        wait_for(lambda: listener.samples()["sink_needs_attention|refused"] == 1, "nobody is called")
+        wait_for(lambda: listener.samples()["sink_needs_attention|refused"] == 1, "the sink needs no attention")
         status, report = listener.get("/readyz")
         assert status == 503
         assert report["reasons"] == ["Sink refused needs attention. `status` shows its last error."]
@@ -180,17 +180,19 @@ def test_removed_sink_leaves_its_accounts_but_calls_nobody(agent, imds, listener
     configure(agent, imds, refused + '[[sinks]]\ntype = "stdout"\n')
     agent.start()
     imds.show(document(1, "Scheduled"))
-    wait_for(lambda: listener.samples().get("sink_needs_attention|webhook") == 1, "nobody is called")
+    wait_for(lambda: listener.samples().get("sink_needs_attention|webhook") == 1, "the sink needs no attention")
     assert listener.samples()["sink_configured|webhook"] == 1
     agent.config.write_text(agent.config.read_text().replace(refused, ""))
     agent.process.send_signal(1)
     wait_for(lambda: listener.samples()["sink_configured|webhook"] == 0, "it is not read again")
-    wait_for(lambda: "sink_needs_attention|webhook" not in listener.samples(), "somebody is still called")
+    wait_for(lambda: "sink_needs_attention|webhook" not in listener.samples(), "the sink still needs attention")
     seen = listener.samples()
     assert seen["sink_pending_records|webhook"] == 1
     agent.config.write_text("rubbish")
     agent.process.send_signal(1)
-    wait_for(lambda: listener.samples()["config_last_reload_successful"] == 0, "nobody sees that the file is wrong")
+    wait_for(
+        lambda: listener.samples()["config_last_reload_successful"] == 0, "the metric does not report the invalid file"
+    )
     assert agent.stop() == 0
 
 

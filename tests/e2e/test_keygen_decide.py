@@ -103,7 +103,7 @@ def test_keygen_refuses_wrong_usage_before_it_writes(call, tmp_path, arguments):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_decision_on_a_record_is_accepted_by_the_vm_that_told_of_it(decide, tmp_path):
+def test_decision_on_a_record_is_accepted_by_the_vm_of_the_record(decide, tmp_path):
     record = sample_record()
     code, out, err = decide(encode(record), reason="drained by the night shift", valid_seconds=600)
     assert code == 0, err

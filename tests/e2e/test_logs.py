@@ -129,7 +129,7 @@ def fail_often(agent, imds, peer):
     return events
 
 
-def test_a_sink_that_fails_many_times_is_said_once_and_counted_when_it_is_over(agent, imds, peer):
+def test_repeated_failures_of_a_sink_are_logged_once_and_counted_at_the_end(agent, imds, peer):
     refuse(peer, 503)
     start(agent, imds, webhook(peer))
     events = fail_often(agent, imds, peer)
@@ -150,7 +150,7 @@ def test_a_sink_that_fails_many_times_is_said_once_and_counted_when_it_is_over(a
     ]
 
 
-def test_another_reason_is_said_and_a_second_outage_is_said_again(agent, imds, peer):
+def test_another_reason_and_a_second_outage_are_logged(agent, imds, peer):
     start(agent, imds, webhook(peer))
     for number, (status, level) in enumerate([(503, "WARNING"), (401, "ERROR"), (503, "WARNING")]):
         refuse(peer, status)
@@ -170,7 +170,7 @@ def test_another_reason_is_said_and_a_second_outage_is_said_again(agent, imds, p
     only(agent, "responds again")
 
 
-def test_records_refused_for_good_are_said_once_and_counted(agent, imds, peer):
+def test_parked_records_are_logged_once_and_counted(agent, imds, peer):
     refuse(peer, 400)
     start(agent, imds, webhook(peer) + "park_statuses = [400]\n")
     events = [event(f"E-{number}") for number in range(10)]
@@ -186,7 +186,7 @@ def test_records_refused_for_good_are_said_once_and_counted(agent, imds, peer):
     assert lines(agent)[-1]["pending"] == {"hook": 0}
 
 
-def test_a_metadata_service_that_fails_many_times_is_said_once_and_counted(agent, imds):
+def test_repeated_failures_of_the_metadata_service_are_logged_once_and_counted(agent, imds):
     start(agent, imds, STDOUT)
     good, struck = imds.body, []
 
@@ -267,7 +267,7 @@ def sinks_that_said(agent, words):
     return {line["sink"] for line in lines(agent) if words in line["message"]}
 
 
-def test_no_line_holds_a_secret_whatever_the_peers_repeat(agent, imds):
+def test_no_line_contains_a_secret(agent, imds):
     with secretive_sinks(agent) as (sinks, peers):
         start(agent, imds, sinks)
         for number, status in enumerate([400, 503, 401, 302]):
@@ -307,7 +307,7 @@ def on_terminal(agent, *arguments):
         while time.monotonic() < deadline:
             try:
                 text += os.read(shown, 4096)
-            except OSError:  # EIO: nobody has the terminal open any more
+            except OSError:  # EIO: no process has the terminal open
                 break
             if b"is running" in text and not asked:
                 asked = True
@@ -328,7 +328,7 @@ def test_a_person_at_a_terminal_gets_short_lines(agent, imds):
     assert "The agent stopped." in found[-1]
 
 
-def test_the_form_can_be_chosen_whoever_reads(agent, imds):
+def test_the_format_of_the_log_can_be_chosen(agent, imds):
     imds.body = b'{"DocumentIncarnation": 1, "Events": []}'
     agent.configure(imds.url, STDOUT)
     assert all(json.loads(line)["level"] for line in on_terminal(agent, "--log-format", "json").splitlines())
@@ -338,7 +338,7 @@ def test_the_form_can_be_chosen_whoever_reads(agent, imds):
     assert "\x1b" not in agent.log
 
 
-def test_changes_of_state_can_be_left_out(agent, imds, peer):
+def test_the_level_of_the_log_can_be_chosen(agent, imds, peer):
     refuse(peer, 503)
     start(agent, imds, webhook(peer), "--log-level", "warning")
     imds.show(document(2, event("E-1")))

@@ -81,7 +81,7 @@ def hang_up(agent, *, words="was reloaded"):
 
 
 def put_in_place(agent, imds_url, text):
-    """Write the configuration as a careful tool does: beside, then renamed."""
+    """Replace the configuration atomically."""
     ready = agent.config
     agent.config = ready.with_suffix(".new")
     agent.configure(imds_url, text)
@@ -304,7 +304,7 @@ def test_thirty_hang_ups_in_a_row_lose_nothing_and_leave_no_thread_and_no_descri
     imds.show(document(60, *events))  # all by now
     agent.wait_for(lambda: len(set(told(one))) == 182)
     threads, descriptors = before
-    # one at most for each reload that leaks; SQLite keeps a descriptor of the outbox for whoever opens it next
+    # one at most for each reload that leaks; SQLite keeps a descriptor of the outbox for the next user
     agent.wait_for(lambda: open_now()[0] <= threads and open_now()[1] <= descriptors + 1)
     stop(agent)
     assert count(agent, "was reloaded") >= 3

@@ -82,16 +82,6 @@ def test_a_live_migration_gives_scheduled_started_completed_with_every_field(age
     ]
 
 
-def test_records_come_promptly_from_a_server_that_knows_no_identity(agent, imds):
-    imds.identity = (404, b"")
-    agent.configure(imds.url)
-    imds.body = json.dumps(document(2, event())).encode()
-    agent.start()
-    agent.wait_for(lambda: agent.records, timeout_seconds=30)
-    assert agent.records[0]["vm"]["name"] is None
-    assert agent.records[0]["affects_this_vm"] is None
-
-
 class Hanging:
     """An answer that does not come before *released*."""
 
@@ -199,7 +189,7 @@ def test_an_imds_that_gives_no_good_answer_ends_nothing(agent, imds, answer):
     assert [line for line in log if (line["level"], line["logger"]) == ("WARNING", "bridge.polling.poller")], agent.log
 
 
-def test_a_second_agent_on_the_same_directory_is_told_so(agent, imds):
+def test_a_second_agent_on_the_same_directory_is_exit_73(agent, imds):
     agent.configure(imds.url)
     imds.body = json.dumps(document(1)).encode()
     agent.start()
@@ -211,7 +201,7 @@ def test_a_second_agent_on_the_same_directory_is_told_so(agent, imds):
     imds.wait_for_polls(2)
 
 
-def test_a_state_directory_that_cannot_be_made_is_exit_73(agent, imds):
+def test_a_state_directory_that_cannot_be_created_is_exit_73(agent, imds):
     (agent.directory / "file").write_text("")
     agent.state = agent.directory / "file" / "state"
     agent.configure(imds.url)

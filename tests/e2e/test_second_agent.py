@@ -50,7 +50,7 @@ listen = ""
 def as_a_login(agent, *arguments, user="nobody"):
     """Run a command next to the service's agent; return its exit code, standard output, and standard error."""
     if sys.platform == "win32" or os.geteuid() != 0:
-        pytest.skip("only root can give a process a /var/lib of its own")
+        pytest.skip("only root can give a process its own /var/lib")
     env = {name: value for name, value in agent.env.items() if name != "XDG_STATE_HOME"}
     done = subprocess.run(
         [sys.executable, "-c", AS_A_LOGIN, *map(str, arguments)],

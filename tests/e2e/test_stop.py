@@ -79,10 +79,6 @@ def document(incarnation, *event_ids):
     return {"DocumentIncarnation": incarnation, "Events": events}
 
 
-def wait_until_running(agent):
-    agent.wait_for(lambda: "The agent is running" in agent.log)
-
-
 def lock_of(agent, **options):
     blocker = sqlite3.connect(agent.state / "outbox-1.db", isolation_level=None, **options)
     blocker.execute("BEGIN IMMEDIATE")

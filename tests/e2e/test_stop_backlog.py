@@ -133,7 +133,7 @@ def assert_all_there(agent, sinks, *, count):
 
 
 def assert_delivered_is_at(peer, agent, sink="slow"):
-    """What counts as delivered is at *peer*, and at most the send that was cut is there and still owed."""
+    """The peer has all delivered records, and at most the interrupted send is also pending."""
     delivered = rows(agent, sink).get("delivered", set())
     assert delivered <= set(received(peer))
     assert len(set(received(peer)) - delivered) <= 1

@@ -199,10 +199,6 @@ class SmallPortal:
         """Return whether *document* got a token before."""
         return document in self.documents
 
-    def carried(self, _tokens: list[str]) -> int:
-        """Take decisions that were signed elsewhere, and return the status."""
-        return 404
-
     def posted(self, record: Mapping[str, Any]) -> int:
         """Take *record*, and return the status."""
         self.records.append(record)
@@ -250,10 +246,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get("Authorization") != f"Bearer {self.server.portal.token}":
             self._say(Said(401))
             return
-        if self.path.endswith("/decisions"):
-            self._say(Said(self.server.portal.carried(json.loads(body)["decisions"])))
-        else:
-            self._say(Said(self.server.portal.posted(json.loads(body)["data"])))
+        self._say(Said(self.server.portal.posted(json.loads(body)["data"])))
 
     def _say(self, said: Said | None) -> None:
         if said is None:

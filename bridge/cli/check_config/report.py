@@ -14,14 +14,13 @@ from pathlib import Path
 import click
 
 from bridge.cli.check_config.local import advice_for_root, local_problems, warnings, who
-from bridge.cli.terminal import Colour, counted, styled, with_label, wrapped
+from bridge.cli.terminal import Colour, counted, styled, wrapped
 from bridge.config.approval import ApprovalSettings
 from bridge.config.loader import Settings, configuration_in_words, find_config, load, state_directory
 from bridge.outbox.lock import is_locked
 from bridge.text import one_line
 
 _NAME = "scheduled-events-bridge"
-_WARNING = "Warning:"
 
 
 def check_configuration(path: Path | None, *, connect: bool) -> bool:
@@ -43,9 +42,9 @@ def check_configuration(path: Path | None, *, connect: bool) -> bool:
     _show(f"Sinks: {', '.join(f'{sink.name} ({sink.type_name})' for sink in settings.sinks)}.")
     _show(_approvals(settings.approval))
     for warning in warnings(settings):
-        click.echo("\n".join(with_label(wrapped(f"{_WARNING} {warning}", first="", indent="  "), _WARNING)))
+        _show(f"Warning: {warning}", bold=True)
     for advice in advice_for_root(directory):  # contains a command, which must stay on one line
-        click.echo(f"{styled(_WARNING, bold=True)} {one_line(advice)}")
+        click.echo(styled(one_line(f"Warning: {advice}"), bold=True))
     for problem in problems:
         _show(f"Problem: {problem.where}: {problem.message}", colour="bright_red")
     broken = {problem.where for problem in problems}
