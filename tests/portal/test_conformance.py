@@ -12,7 +12,7 @@ from fleet_records import fleet_record
 from portal_kit import AGENT_TOKEN, RunningPortal
 
 from bridge.approval.signing import generate_key, sign_decision
-from bridge.cli.decide_all import SendingFailed, decide_for_all, send_decisions
+from bridge.cli.decide_all import decide_for_all, send_decisions
 from bridge.config.approval import KeySettings, RemoteSettings
 from bridge.config.settings import ImdsSettings
 from bridge.config.trusted_keys import TrustedKey
@@ -129,14 +129,3 @@ def test_what_decide_signs_for_all_is_carried_to_each_vm(portal, pair):
         url = f"{portal.url}/vms/{record.vm.vm_id.lower()}/decisions?index=0&wait=1"
         [token] = requests.get(url, headers=headers, timeout=20).json()["decisions"]
         assert token in tokens
-
-
-def test_what_the_portal_refuses_is_said(portal, pair):
-    record = fleet_record(0)
-    portal.send(record)
-    tokens = sign_for_all(portal, pair, record, kid="stranger")
-    with pytest.raises(SendingFailed, match="unknown_key"):
-        send_decisions(tokens, url=portal.url, options={})
-    good = sign_for_all(portal, pair, record)
-    with pytest.raises(SendingFailed, match="refused 1 decision of 2; the first: unknown_key: "):
-        send_decisions([*good, *tokens], url=portal.url, options={})
