@@ -30,7 +30,6 @@ logger = logging.getLogger(__name__)
 
 AGENTS, ALL = "agents", "all"
 _CHECK_SECONDS = 1.0
-#: The interval of keep-alive messages and of session checks.
 _KEEP_ALIVE_SECONDS = 10.0
 _MOST_PENDING = 100
 _MOST_SUBSCRIBERS = 256
@@ -139,6 +138,7 @@ class LiveUpdates:
         subscriber = Subscriber(person.session_sha256)
         scope[CONNECTION].call_when_gone(lambda: subscriber.end("gone"))
         self._subscribers.add(subscriber)
+        self._check_requested.set()
         try:
             await self._stream(subscriber, request, send)
         finally:
