@@ -15,7 +15,6 @@ import re
 import secrets as chance
 import uuid
 from collections.abc import Callable, Sequence
-from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -46,14 +45,6 @@ class TokenRefused(BridgeError):
     """The token is invalid or has expired; the message contains no part of it."""
 
 
-class Nonce(Enum):
-    """The result of the check of a nonce."""
-
-    FRESH = "fresh"
-    OLD = "old"
-    FOREIGN = "foreign"
-
-
 class Challenges:
     """Makes and verifies challenges; *secrets* returns the portal's secrets, the newest first."""
 
@@ -68,18 +59,17 @@ class Challenges:
         made = said + _mac(self._secrets()[0], said)
         return base64.b32encode(made).decode().lower()
 
-    def look_at(self, nonce: str) -> Nonce:
-        """Return whether *nonce* is a valid challenge of this portal."""
+    def is_fresh(self, nonce: str) -> bool:
+        """Return whether *nonce* is a challenge of this portal that has not expired."""
         if _CHALLENGE.fullmatch(nonce) is None:  # a challenge has one spelling, so a used one cannot come as another
-            return Nonce.FOREIGN
+            return False
         found = base64.b32decode(nonce.upper())
         said, mac = found[: _TIME_BYTES + _CHANCE_BYTES], found[_TIME_BYTES + _CHANCE_BYTES :]
         # The time must not depend on the secret that matches.
         if True not in [hmac.compare_digest(mac, _mac(secret, said)) for secret in self._secrets()]:
-            return Nonce.FOREIGN
+            return False
         made_at = int.from_bytes(said[:_TIME_BYTES], "big")
-        age_seconds = self._clock.timestamp() - made_at
-        return Nonce.FRESH if -_SKEW_SECONDS <= age_seconds <= CHALLENGE_SECONDS else Nonce.OLD
+        return -_SKEW_SECONDS <= self._clock.timestamp() - made_at <= CHALLENGE_SECONDS
 
 
 class _Read(NamedTuple):
@@ -152,14 +142,6 @@ def _verified(token: str, secret: str) -> _Read:
     if not (isinstance(subject, str) and isinstance(issued_at, int) and isinstance(expires_at, int)):
         raise TokenRefused("The token is invalid.")
     return _Read(str(uuid.UUID(subject)), issued_at, min(expires_at, issued_at + TOKEN_SECONDS))
-
-
-def check_secret(secret: str) -> None:
-    """Raise ValueError if *secret* is too short."""
-    if len(secret) < LEAST_SECRET_CHARACTERS:
-        raise ValueError(
-            f"it has {len(secret)} characters, and needs {LEAST_SECRET_CHARACTERS}: head -c 32 /dev/urandom | base64"
-        )
 
 
 def _mac(secret: str, said: bytes) -> bytes:

@@ -1,8 +1,7 @@
 """The routes for agent tokens (PROTOCOL.md, section 2): a challenge, and a token for an attested document.
 
-Both routes need no credentials. Therefore, the body is limited to 64 KiB, a few documents are verified at a time on
-threads of their own, and further requests get a 503. Refused documents are counted by reason, and each reason is logged
-once. A document is accepted once, and the database keeps the accepted documents for all processes of the portal.
+Both routes need no credentials. Therefore, the body is limited to 64 KiB, and a few threads verify documents. Further
+requests get a 503. The database keeps accepted documents, so that each one is accepted once by all processes.
 """
 
 from __future__ import annotations
@@ -14,22 +13,22 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
+import msgspec
 from prometheus_client import Counter
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from bridge import strict_json
 from bridge.clock import Clock, format_time
 from bridge.errors import SecretUnavailable
 from bridge.logs import ThrottledLog
 from bridge.portal.agent_tokens import (
     CHALLENGE_SECONDS,
     KEPT_SECONDS,
+    LEAST_SECRET_CHARACTERS,
     TOKEN_SECONDS,
     AgentTokens,
     Challenges,
-    check_secret,
 )
 from bridge.portal.attested import DocumentRefused, DocumentVerifier
 from bridge.portal.certificate_chain import IntermediateCertificates, azure_roots, certificates_in
@@ -54,6 +53,10 @@ _STATUSES = {
 }
 
 
+class _TokenRequest(msgspec.Struct, frozen=True):
+    document: str
+
+
 class AgentRoutes:
     """The two routes. *documents* counts the results, and *store* keeps the accepted documents."""
 
@@ -64,7 +67,6 @@ class AgentRoutes:
         documents: Counter,
         clock: Clock,
         store: Store,
-        most_waiting: int = _MOST_WAITING,
     ) -> None:
         self._clock = clock
         self._store = store
@@ -85,7 +87,6 @@ class AgentRoutes:
             nonce=settings.nonce,
         )
         self._documents = documents
-        self._most_waiting = most_waiting
         self._log = ThrottledLog(logger, clock=clock)
         # Separate threads, because a slow download of a certificate must not delay records.
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="attested")
@@ -115,7 +116,7 @@ class AgentRoutes:
         """Return a token for the VM of the document in *request*, or the reason of the refusal."""
         try:
             body = await body_of(request, most_bytes=MAX_BODY_BYTES)
-            token = await self._looked_at(_document_in(body))
+            token = await self._token_for(_document_in(body))
         except DocumentRefused as refused:
             return self._refused(refused)
         except SecretUnavailable as error:
@@ -126,18 +127,15 @@ class AgentRoutes:
         self._documents.labels("accepted").inc()
         return json_answer({"token": token, "expires_in": TOKEN_SECONDS})
 
-    async def _looked_at(self, document: str) -> str | None:
+    async def _token_for(self, document: str) -> str | None:
         """Return the token for *document*; None if too many documents wait."""
-        if self._waiting >= self._most_waiting:
+        if self._waiting >= _MOST_WAITING:
             return None
         self._waiting += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, self._token_for, document)
+            vm = await asyncio.get_running_loop().run_in_executor(self._threads, self._verifier.vm_of, document)
         finally:
             self._waiting -= 1
-
-    def _token_for(self, document: str) -> str:
-        vm = self._verifier.vm_of(document)
         return self.tokens.new(vm.vm_id, subscription_id=vm.subscription_id)
 
     def _take_document(self, vm_id: str, nonce: str) -> bool:
@@ -158,15 +156,15 @@ class AgentRoutes:
 
 
 def secrets_of(secret: Secret) -> Callable[[], Sequence[str]]:
-    """Return a function that reads *secret* and raises SecretUnavailable for a weak one too."""
+    """Return a function that reads *secret* and raises SecretUnavailable if it is unreadable or too short."""
 
     def read() -> Sequence[str]:
         found = secret.values()
-        for each in found:
-            try:
-                check_secret(each)
-            except ValueError as error:
-                raise SecretUnavailable(f"A secret of agents.attested.secret cannot be used: {error}.") from None
+        if min(map(len, found), default=0) < LEAST_SECRET_CHARACTERS:
+            raise SecretUnavailable(
+                f"A secret of agents.attested.secret has fewer than {LEAST_SECRET_CHARACTERS} characters. Create one "
+                "with: head -c 32 /dev/urandom | base64"
+            )
         return found
 
     return read
@@ -174,9 +172,6 @@ def secrets_of(secret: Secret) -> Callable[[], Sequence[str]]:
 
 def _document_in(body: bytes) -> str:
     try:
-        document = strict_json.loads(body.decode("utf-8"))["document"]
-    except (ValueError, LookupError, TypeError) as error:
+        return msgspec.json.decode(body, type=_TokenRequest).document
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DocumentRefused(DocumentRefusal.MALFORMED, 'The body must be {"document": "..."}.') from error
-    if not isinstance(document, str):
-        raise DocumentRefused(DocumentRefusal.MALFORMED, "The document must be a string.")
-    return document

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -14,19 +12,19 @@ from starlette.routing import Route
 
 from bridge.portal.authentication import Authenticator
 from bridge.portal.connected_agents import ConnectedAgents
-from bridge.portal.fleet import State, VmState, key_of_event_id
-from bridge.portal.form_fields import KEY, group_of
+from bridge.portal.fleet import VmState, key_of_event_id
+from bridge.portal.form_fields import KEY, cursor_of, group_of, place_of
 from bridge.portal.requests import RequestRefused, error_answer, headers_of, json_answer, whole_number
 from bridge.portal.store.audit import entries
 from bridge.portal.store.database import StoreThreads
 from bridge.portal.store.event_details import known_vms
-from bridge.portal.store.events import PAGE, EventFilter, event_of, list_events, place_of, records_by_id, records_of
+from bridge.portal.store.events import PAGE, EventFilter, event_of, list_events, records_by_id, records_of
 from bridge.portal.store.verdicts import UNKNOWN_EVENT
 
 _LINES = "application/jsonl"
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _MOST = 500
-_STATES = ("open", "over", "all", *(state.value for state in State))
+_STATES = {"open": True, "over": False, "all": None}
 _LARGEST = 2**53 - 1
 _MOST_AGENTS = 10_000
 
@@ -41,15 +39,14 @@ class Api:
 
     def routes(self, root: str) -> list[Route]:
         """Return the routes below *root*."""
-        routes: tuple[tuple[str, str, Callable[[Request], Awaitable[Response]]], ...] = (
-            ("events", "/events", self._events),
-            ("event", "/events/{key}", self._event),
-            ("records_of_event", "/events/{key}/records", self._records),
-            ("agents", "/agents", self._agents),
-            ("audit", "/audit", self._audit),
-            ("export", "/export.jsonl", self._export),
-        )
-        return [Route(f"{root}{path}", self._for_readers(answer), name=name) for name, path, answer in routes]
+        return [
+            Route(f"{root}/events", self._for_readers(self._events), name="events"),
+            Route(f"{root}/events/{{key}}", self._for_readers(self._event), name="event"),
+            Route(f"{root}/events/{{key}}/records", self._for_readers(self._records), name="records_of_event"),
+            Route(f"{root}/agents", self._for_readers(self._agents), name="agents"),
+            Route(f"{root}/audit", self._for_readers(self._audit), name="audit"),
+            Route(f"{root}/export.jsonl", self._for_readers(self._export), name="export"),
+        ]
 
     def _for_readers(self, answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Any]:
         async def checked(request: Request) -> Response:
@@ -62,7 +59,7 @@ class Api:
         limit = whole_number(request.query_params, "limit", PAGE, lowest=1, highest=_MOST)
         found = await self._store.read(list_events, _filter_of(request), limit=limit + 1)
         page = found[:limit]
-        cursor = _cursor(place_of(page[-1])) if len(found) > limit else None
+        cursor = cursor_of(page[-1]) if len(found) > limit else None
         return json_answer({"events": page, "cursor": cursor})
 
     async def _event(self, request: Request) -> Response:
@@ -124,31 +121,7 @@ def _key(request: Request) -> str:
 
 
 def _filter_of(request: Request) -> EventFilter:
-    asked = request.query_params.get("state", "open")
-    states = asked.split(",")
-    unknown = [each for each in states if each not in _STATES]
-    if unknown or (len(states) > 1 and {"open", "over", "all"} & set(states)):
-        raise RequestRefused(
-            400, f"state must be open, over, all, or some of {', '.join(_STATES[3:])} with commas between."
-        )
-    cursor = request.query_params.get("cursor")
-    return EventFilter(
-        states=() if asked in {"open", "over", "all"} else tuple(states),
-        is_open={"open": True, "over": False}.get(asked),
-        group=group_of(request),
-        before=None if cursor is None else _place(cursor),
-    )
-
-
-def _cursor(place: tuple[str, str]) -> str:
-    return base64.urlsafe_b64encode(msgspec.json.encode(place)).decode()
-
-
-def _place(cursor: str) -> tuple[str, str]:
-    try:
-        first, key = msgspec.json.decode(base64.urlsafe_b64decode(cursor), type=tuple[str, str])
-    except (binascii.Error, ValueError, msgspec.DecodeError) as error:
-        raise RequestRefused(400, "cursor must be the one of an answer before.") from error
-    if "\0" in first + key:
-        raise RequestRefused(400, "cursor must be the one of an answer before.")
-    return first, key
+    state = request.query_params.get("state", "open")
+    if state not in _STATES:
+        raise RequestRefused(400, f"state must be one of {', '.join(_STATES)}.")
+    return EventFilter(is_open=_STATES[state], group=group_of(request), before=place_of(request, "cursor"))

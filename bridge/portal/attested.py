@@ -1,27 +1,21 @@
-"""An attested document, as an agent shows it: which VM it speaks of, or why it counts for none.
+"""Verifies attested documents: PKCS#7 over a JSON object with vmId, subscriptionId, nonce, and times, signed by Azure.
 
-The document is PKCS#7 over a JSON object with vmId, subscriptionId, nonce and times, signed by Azure. The checks run in
-the order of `DocumentRefusal`, and the first that fails is named. Two published holes of others are why the order
-matters: a signature that nobody verified, and the first certificate in the bag taken for the signer's. Here the
-signer's certificate is the one that the signature names, the signature is checked with its key, and *that* certificate
-must lead to a root that the portal trusts.
+The checks run in the order of `DocumentRefusal`. The signature names the signer's certificate, its key verifies the
+signature, and *this* certificate must lead to a trusted root. Other verifiers were attacked because they never verified
+the signature, or took the first certificate in the bag.
 
-Documents seen in the wild (2022, 2023): no signed attributes; DigestAlgorithm says sha256WithRSAEncryption where
-sha256 is meant; the certificate of the intermediate authority is not in the bag (see `certificate_chain`). With
-signed attributes, which RFC 5652 allows too, these are what is signed, and they must name the content's digest.
-
-Everything before the chain is a stranger's bytes: no message quotes them, nothing of them is kept, and a document that
-is refused has cost some milliseconds.
+Real documents (2022, 2023) have no signed attributes, contain sha256WithRSAEncryption as the DigestAlgorithm, and lack
+the intermediate certificate (see `certificate_chain`). Anyone can send a document, so no message quotes it.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
+import contextlib
 import hashlib
 import hmac
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any, Literal, NamedTuple
 
@@ -35,7 +29,7 @@ from cryptography.x509 import verification
 from bridge import strict_json
 from bridge.clock import Clock
 from bridge.errors import BridgeError
-from bridge.portal.agent_tokens import Challenges, Nonce
+from bridge.portal.agent_tokens import Challenges
 from bridge.portal.certificate_chain import IntermediateCertificates
 from bridge.system.access_tokens import DocumentRefusal
 
@@ -65,7 +59,7 @@ _SET_OF = b"\x31"
 
 
 class DocumentRefused(BridgeError):
-    """The document counts for no VM, for *reason*; the message holds nothing of it."""
+    """The document is refused because of *reason*."""
 
     def __init__(self, reason: DocumentRefusal, message: str) -> None:
         super().__init__(message)
@@ -73,14 +67,14 @@ class DocumentRefused(BridgeError):
 
 
 class AttestedVm(NamedTuple):
-    """The VM that a document speaks of; both in lower case."""
+    """The VM of a document, in lower case."""
 
     vm_id: str
     subscription_id: str
 
 
 class _Signed(NamedTuple):
-    """One SignedData with one signer, taken apart; nothing of it is verified."""
+    """The parsed, unverified parts of a SignedData with one signer."""
 
     content: bytes
     content_type: str
@@ -89,8 +83,16 @@ class _Signed(NamedTuple):
     """Each certificate with the name of its issuer, DER."""
 
 
+class _Content(NamedTuple):
+    nonce: str
+    subscription_id: str
+    vm_id: str
+    created_at: datetime
+    expires_at: datetime
+
+
 class DocumentVerifier:
-    """Says which VM a document speaks of, for documents of *subscriptions* that lead to *roots*.
+    """Verifies documents of *subscriptions* with signers that lead to *roots*.
 
     With *nonce* "required", a document needs a fresh challenge of *challenges* and counts once: *take_document* returns
     False for a VM and nonce that were accepted before. With "preferred", another nonce counts too, for a metadata
@@ -118,24 +120,23 @@ class DocumentVerifier:
         self._intermediates = intermediates
 
     def vm_of(self, document: str) -> AttestedVm:
-        """Return the VM that *document*, in base64, speaks of; raise DocumentRefused when it counts for none."""
-        signed = _taken_apart(document)
-        signer = _signer(signed)
-        _check_signature(signed, signer)
+        """Return the VM of *document*, which is base64; raise DocumentRefused."""
+        with _malformed("document"):
+            signed = _parsed(document)
+            signer = _signer(signed)
+            _check_signature(signed, signer)
         self._check_chain(signer, _name_of(signer), [each for _, each in signed.bag])
-        said = _said(signed.content)
-        subscription_id = said["subscriptionId"].lower()
-        is_fresh = self._check_nonce(said["nonce"])
-        self._check_times(said["timeStamp"])
-        if subscription_id not in self._subscriptions:
-            raise DocumentRefused(
-                DocumentRefusal.SUBSCRIPTION_NOT_LISTED, "Its subscription is none of those that are listed."
-            )
-        vm_id = _vm_id(said["vmId"])
-        # Last, since what is remembered is what counts: a document that is refused leaves nothing behind.
-        if is_fresh and self._nonce == "required" and not self._take_document(vm_id, said["nonce"]):
-            raise DocumentRefused(DocumentRefusal.REPLAYED, "It was shown before.")
-        return AttestedVm(vm_id, subscription_id)
+        with _malformed("content"):
+            content = _content(signed.content)
+        is_fresh = self._check_nonce(content.nonce)
+        self._check_times(content)
+        if content.subscription_id.lower() not in self._subscriptions:
+            raise DocumentRefused(DocumentRefusal.SUBSCRIPTION_NOT_LISTED, "The subscription is not listed.")
+        vm_id = _vm_id(content.vm_id)
+        # Last, so that a refused document is not stored.
+        if is_fresh and self._nonce == "required" and not self._take_document(vm_id, content.nonce):
+            raise DocumentRefused(DocumentRefusal.REPLAYED, "The document was used before.")
+        return AttestedVm(vm_id, content.subscription_id.lower())
 
     def _check_chain(self, signer: x509.Certificate, name: str, others: Sequence[x509.Certificate]) -> None:
         policy = verification.PolicyBuilder().store(self._store).time(self._clock.now())
@@ -144,56 +145,54 @@ class DocumentVerifier:
         _check_usage(signer)
         try:
             verifier.verify(signer, [*others, *self._intermediates.available()])
-        except Exception:  # noqa: BLE001  # not VerificationError alone: a subject that cannot be read is another
+        except Exception:  # noqa: BLE001  # an unreadable subject raises another error
             try:
                 self._intermediates.fetch_for(signer, others)
                 verifier.verify(signer, [*others, *self._intermediates.available()])
             except Exception as error:
                 raise DocumentRefused(
-                    DocumentRefusal.UNTRUSTED, "Its signer's certificate leads to no root that is trusted here."
+                    DocumentRefusal.UNTRUSTED, "The signer's certificate leads to no trusted root."
                 ) from error
 
     def _check_nonce(self, nonce: str) -> bool:
         """Return whether *nonce* is fresh; raise DocumentRefused when it must be."""
-        found = self._challenges.look_at(nonce)
-        if found is not Nonce.FRESH and self._nonce == "required":
-            what = "an old challenge" if found is Nonce.OLD else "no challenge of this portal"
-            raise DocumentRefused(DocumentRefusal.OLD_NONCE, f"Its nonce is {what}.")
-        return found is Nonce.FRESH
+        is_fresh = self._challenges.is_fresh(nonce)
+        if not is_fresh and self._nonce == "required":
+            raise DocumentRefused(DocumentRefusal.OLD_NONCE, "The nonce is not a recent challenge of this portal.")
+        return is_fresh
 
-    def _check_times(self, times: dict[str, Any]) -> None:
+    def _check_times(self, content: _Content) -> None:
         now = self._clock.now()
-        created_at, expires_at = _moment(times.get("createdOn")), _moment(times.get("expiresOn"))
-        if created_at > now + timedelta(seconds=_SKEW_SECONDS):
-            raise DocumentRefused(DocumentRefusal.NOT_YET_VALID, "It is of a time that is not yet; look at the clocks.")
-        if now - created_at > timedelta(seconds=MAX_AGE_SECONDS) or now >= expires_at:
-            raise DocumentRefused(DocumentRefusal.TOO_OLD, f"It is more than {MAX_AGE_SECONDS} s old, or has expired.")
+        if content.created_at > now + timedelta(seconds=_SKEW_SECONDS):
+            raise DocumentRefused(DocumentRefusal.NOT_YET_VALID, "The document is in the future. Check the clocks.")
+        if now - content.created_at > timedelta(seconds=MAX_AGE_SECONDS) or now >= content.expires_at:
+            message = f"The document is more than {MAX_AGE_SECONDS} s old, or has expired."
+            raise DocumentRefused(DocumentRefusal.TOO_OLD, message)
 
 
-def _taken_apart(document: str) -> _Signed:
-    """Return the parts of *document*; raise DocumentRefused when it is no SignedData with one signer."""
-    if len(document) > MAX_DOCUMENT_CHARACTERS:
-        raise DocumentRefused(DocumentRefusal.TOO_LARGE, f"It has more than {MAX_DOCUMENT_CHARACTERS} characters.")
+@contextlib.contextmanager
+def _malformed(what: str) -> Iterator[None]:
+    """Convert every error to DocumentRefused: with bytes of a stranger, the parsers can raise any exception."""
     try:
-        der = base64.b64decode(document, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise DocumentRefused(DocumentRefusal.MALFORMED, "It is no base64.") from error
-    try:
-        return _parsed(der)
+        yield
     except DocumentRefused:
         raise
-    except Exception as error:  # of a stranger's bytes the parsers raise whatever they please
-        raise DocumentRefused(DocumentRefusal.MALFORMED, "It is no PKCS#7 SignedData with a content.") from error
+    except Exception as error:
+        raise DocumentRefused(DocumentRefusal.MALFORMED, f"The {what} is malformed.") from error
 
 
-def _parsed(der: bytes) -> _Signed:
-    outer = cms.ContentInfo.load(der, strict=True)
+def _parsed(document: str) -> _Signed:
+    """Return the parts of *document*, a SignedData with one signer."""
+    if len(document) > MAX_DOCUMENT_CHARACTERS:
+        message = f"The document has more than {MAX_DOCUMENT_CHARACTERS} characters."
+        raise DocumentRefused(DocumentRefusal.TOO_LARGE, message)
+    outer = cms.ContentInfo.load(base64.b64decode(document, validate=True), strict=True)
     if outer["content_type"].native != "signed_data":
         raise ValueError
     data = outer["content"]
     signers = data["signer_infos"]
     if len(signers) != 1:
-        raise DocumentRefused(DocumentRefusal.NOT_ONE_SIGNER, f"It has {len(signers)} signers, not one.")
+        raise DocumentRefused(DocumentRefusal.NOT_ONE_SIGNER, f"The document has {len(signers)} signers, not one.")
     if len(data["certificates"]) > _MOST_CERTIFICATES:
         raise ValueError
     inner = data["encap_content_info"]
@@ -209,29 +208,19 @@ def _parsed(der: bytes) -> _Signed:
 
 
 def _signer(signed: _Signed) -> x509.Certificate:
-    """Return the one certificate that the signature names by its issuer and serial, wherever it is in the bag."""
-    try:
-        named = signed.signer["sid"].chosen
-        issuer, serial = named["issuer"].dump(), named["serial_number"].native
-        found = [each for its_issuer, each in signed.bag if (its_issuer, each.serial_number) == (issuer, serial)]
-    except Exception as error:  # likewise; it may be named by the identifier of its key, too
-        raise DocumentRefused(DocumentRefusal.MALFORMED, "Its signer is not named by issuer and serial.") from error
+    """Return the one certificate with the issuer and serial of the signature, at any place in the bag."""
+    named = signed.signer["sid"].chosen
+    issuer, serial = named["issuer"].dump(), named["serial_number"].native
+    found = [each for its_issuer, each in signed.bag if (its_issuer, each.serial_number) == (issuer, serial)]
     if len(found) != 1:
-        raise DocumentRefused(DocumentRefusal.UNKNOWN_SIGNER, "The certificate of its signer is not in it, once.")
+        raise DocumentRefused(DocumentRefusal.UNKNOWN_SIGNER, "The document does not contain its signer exactly once.")
     return found[0]
 
 
 def _check_signature(signed: _Signed, certificate: x509.Certificate) -> None:
-    """Raise DocumentRefused unless the content is what the key of *certificate* signed."""
-    try:
-        digest, algorithm = _DIGESTS[signed.signer["digest_algorithm"]["algorithm"].dotted]
-        message = _message(signed, digest)
-        signature = signed.signer["signature"].native
-        key = certificate.public_key()
-    except DocumentRefused:
-        raise
-    except Exception as error:  # likewise
-        raise DocumentRefused(DocumentRefusal.MALFORMED, "Its signature is of no kind that is known.") from error
+    """Raise DocumentRefused unless the key of *certificate* signed the content."""
+    digest, algorithm = _DIGESTS[signed.signer["digest_algorithm"]["algorithm"].dotted]
+    message, signature, key = _message(signed, digest), signed.signer["signature"].native, certificate.public_key()
     try:
         if isinstance(key, rsa.RSAPublicKey) and key.key_size in _RSA_BITS:
             key.verify(signature, message, padding.PKCS1v15(), algorithm())
@@ -240,16 +229,16 @@ def _check_signature(signed: _Signed, certificate: x509.Certificate) -> None:
             key.verify(signature, message, ec.ECDSA(algorithm()))
             return
     except (InvalidSignature, UnsupportedAlgorithm, ValueError) as error:
-        raise DocumentRefused(DocumentRefusal.FORGED, "Its signature is not its signer's.") from error
-    raise DocumentRefused(DocumentRefusal.MALFORMED, "Its signer's key is of no kind that is known.")
+        raise DocumentRefused(DocumentRefusal.FORGED, "The signature is invalid.") from error
+    raise DocumentRefused(DocumentRefusal.MALFORMED, "The kind of the signer's key is not supported.")
 
 
 def _message(signed: _Signed, digest: str) -> bytes:
-    """Return what is signed: the content, or the attributes that hold its digest (RFC 5652, section 5.4)."""
+    """Return the signed bytes: the content, or the attributes with its digest (RFC 5652, section 5.4)."""
     attributes = signed.signer["signed_attrs"]
     if not attributes or not len(attributes):
         if signed.content_type != cms.ContentType.unmap("data"):
-            raise ValueError  # section 5.3: without attributes it is plain data
+            raise ValueError  # section 5.3: without attributes, the content is plain data
         return signed.content
     values = {}
     for attribute in attributes:
@@ -261,9 +250,9 @@ def _message(signed: _Signed, digest: str) -> bytes:
         raise ValueError
     stated = values[cms.CMSAttributeType.unmap("message_digest")].native
     if not hmac.compare_digest(stated, hashlib.new(digest, signed.content).digest()):
-        raise DocumentRefused(DocumentRefusal.TAMPERED, "Its content is not what was signed.")
+        raise DocumentRefused(DocumentRefusal.TAMPERED, "The content differs from the signed content.")
     encoded: bytes = attributes.dump()
-    return _SET_OF + encoded[1:]  # signed as a SET OF, and not under the tag that it stands under
+    return _SET_OF + encoded[1:]  # the signature covers a SET OF, not the tag of the attributes
 
 
 def _check_usage(certificate: x509.Certificate) -> None:
@@ -277,39 +266,29 @@ def _check_usage(certificate: x509.Certificate) -> None:
 
 
 def _name_of(certificate: x509.Certificate) -> str:
-    """Return the name of a metadata service that *certificate* is for; raise DocumentRefused when there is none."""
+    """Return the name of the metadata service in *certificate*; raise DocumentRefused if it has none."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        found = [name for name in names.get_values_for_type(x509.DNSName) if _NAME.fullmatch(name.lower())]
-    except Exception as error:  # of a stranger's certificate; all of its extensions are read at once
-        raise DocumentRefused(DocumentRefusal.WRONG_NAME, "Its signer's certificate is for no name.") from error
-    if not found:
+        return next(name for name in names.get_values_for_type(x509.DNSName) if _NAME.fullmatch(name.lower()))
+    except Exception as error:  # reading one extension parses all of them
         raise DocumentRefused(
-            DocumentRefusal.WRONG_NAME,
-            "Its signer's certificate is not for metadata.azure.com or a region's name of it.",
-        )
-    return found[0]
+            DocumentRefusal.WRONG_NAME, "The signer's certificate is not for metadata.azure.com or its regional names."
+        ) from error
 
 
-def _said(content: bytes) -> dict[str, Any]:
-    """Return what *content*, which Azure has signed, says; its members are of the types that are needed."""
-    try:
-        said = strict_json.loads(content.decode("utf-8"))
-        texts = [said[name] for name in ("nonce", "subscriptionId", "vmId")]
-        if all(isinstance(text, str) for text in texts) and isinstance(said["timeStamp"], dict):
-            return said  # type: ignore[no-any-return]
-    except (ValueError, LookupError, TypeError):
-        pass
-    raise DocumentRefused(DocumentRefusal.MALFORMED, "Its content is not what Azure's documents hold.")
+def _content(text: bytes) -> _Content:
+    """Return the signed content; raise an error if it does not have the form of Azure's documents."""
+    found = strict_json.loads(text.decode("utf-8"))
+    nonce, subscription_id, vm_id, times = (found[key] for key in ("nonce", "subscriptionId", "vmId", "timeStamp"))
+    if not all(isinstance(each, str) for each in (nonce, subscription_id, vm_id)):
+        raise TypeError
+    return _Content(nonce, subscription_id, vm_id, _moment(times["createdOn"]), _moment(times["expiresOn"]))
 
 
-def _moment(text: object) -> datetime:
-    if isinstance(text, str) and len(text) <= _MOST_TIME_CHARACTERS:
-        try:
-            return datetime.strptime(text, _WRITTEN).astimezone(timezone.utc)
-        except (ValueError, OverflowError):
-            pass
-    raise DocumentRefused(DocumentRefusal.MALFORMED, "Its times are not as Azure writes them.")
+def _moment(text: str) -> datetime:
+    if len(text) > _MOST_TIME_CHARACTERS:
+        raise ValueError
+    return datetime.strptime(text, _WRITTEN).astimezone(timezone.utc)
 
 
 def _vm_id(text: str) -> str:

@@ -1,8 +1,7 @@
-"""The audit: who did what, when and why, as a chain of entries, each with the hash of the one before.
+"""The audit: a chain of entries, each with the hash of the previous entry.
 
-Whoever changes an entry, takes one away or puts one in must make every later hash anew; and the last hash stands in
-every export and every backup. `first_fault` names the first entry that is not as it was written. What it cannot see is
-a chain whose end was cut off together with the counter of entries: compare with the last hash that somebody else kept.
+A changed, removed, or inserted entry invalidates every later hash. `first_fault` returns the first invalid entry. It
+cannot detect a chain whose end was removed together with the counter. Compare the last hash with a copy elsewhere.
 """
 
 from __future__ import annotations
@@ -15,19 +14,19 @@ import msgspec
 
 from bridge.events.event import compact_json
 
-#: What stands before the first entry.
+#: The previous hash of the first entry.
 NO_HASH = "0" * 64
 
 
 class NewEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that was done."""
+    """A new entry, without a number and a hash."""
 
     actor: str
     """A user, the approvers of a decision, or ``portal``."""
     action: str
     """One of a few words, such as ``approved``."""
     subject: str
-    """What it was done to: the key of an event, or nothing."""
+    """The key of an event or the name of a user; can be empty."""
     details: dict[str, Any]
     """Plain JSON values."""
 
@@ -36,21 +35,21 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of the chain."""
 
     entry: int
-    """Counts from 1, without a gap."""
+    """Counts from 1 without a gap."""
     at: str
-    """When it was written: UTC, milliseconds."""
+    """The time of the entry, in UTC with milliseconds."""
     actor: str
     action: str
     subject: str
     details: dict[str, Any]
     previous_hash: str
-    """That of the entry before; 64 zeros for the first."""
+    """64 zeros for the first entry."""
     hash: str
-    """SHA-256 of the JSON list of all fields before, keys sorted, no spaces, ASCII."""
+    """SHA-256 of the JSON list of the other fields, with sorted keys, no spaces, and ASCII only."""
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """The first entry that is not as it was written."""
+    """The first invalid entry."""
 
     entry: int
     why: str
@@ -71,18 +70,18 @@ def chained(new: NewEntry, *, entry: int, at: str, previous_hash: str) -> Entry:
 
 
 def first_fault(entries: Iterable[Entry], *, count: int) -> Fault | None:
-    """Return what is wrong with *entries*, all of them in order, of which *count* were written; None: nothing is."""
+    """Return the first fault of *entries*, which are all entries in order; *count* is the number of written entries."""
     last, last_hash = 0, NO_HASH
     for found in entries:
         if found.entry != last + 1:
-            return Fault(entry=last + 1, why="it is not there")
+            return Fault(entry=last + 1, why="it is missing")
         if found.previous_hash != last_hash:
-            return Fault(entry=found.entry, why="the entry before it was another when this one was written")
+            return Fault(entry=found.entry, why="the previous entry is not the one that was written")
         made_again = (found.at, found.actor, found.action, found.subject, found.details)
         if found.hash != _hash(found.entry, *made_again, found.previous_hash):
-            return Fault(entry=found.entry, why="it was changed after it was written")
+            return Fault(entry=found.entry, why="it was changed")
         last, last_hash = found.entry, found.hash
-    return None if last >= count else Fault(entry=last + 1, why="it is not there")
+    return None if last >= count else Fault(entry=last + 1, why="it is missing")
 
 
 def _hash(*fields: object) -> str:

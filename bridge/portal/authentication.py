@@ -34,14 +34,6 @@ class AuthenticationFailure(str, Enum):
     NOT_YOURS = "not_yours"
 
 
-class AuthenticationFailed(RequestRefused):
-    """The request is refused because of *reason*; *status* is 401, 403, or 503."""
-
-    def __init__(self, reason: AuthenticationFailure, message: str, *, status: int = 401) -> None:
-        super().__init__(status, message)
-        self.reason = reason
-
-
 class Agent(msgspec.Struct, frozen=True):
     """An authenticated agent."""
 
@@ -74,7 +66,7 @@ class Authenticator:
         self._log = ThrottledLog(logger, clock=clock)
 
     def agent(self, headers: Mapping[str, str]) -> Agent:
-        """Return the agent that sent *headers*; raise AuthenticationFailed."""
+        """Return the agent that sent *headers*; raise RequestRefused."""
         token = _bearer(headers)
         if token is None:
             raise self.refused(AuthenticationFailure.NO_CREDENTIALS, "The request has no bearer token.")
@@ -97,7 +89,7 @@ class Authenticator:
             raise self._unavailable(str(error)) from error
 
     def check_reader(self, headers: Mapping[str, str]) -> None:
-        """Raise AuthenticationFailed unless *headers* contain the token of a reader."""
+        """Raise RequestRefused unless *headers* contain the token of a reader."""
         if not self._reader_token.is_set:
             raise self.refused(
                 AuthenticationFailure.NO_CREDENTIALS,
@@ -110,11 +102,11 @@ class Authenticator:
         if not self._is_one_of(token, self._reader_token):
             raise self.refused(AuthenticationFailure.WRONG_TOKEN, "The token is invalid.")
 
-    def refused(self, reason: AuthenticationFailure, message: str, *, status: int = 401) -> AuthenticationFailed:
+    def refused(self, reason: AuthenticationFailure, message: str, *, status: int = 401) -> RequestRefused:
         """Count and log a refused request, and return the exception to raise."""
         self._metrics.callers_refused.labels(reason.value).inc()
         self._log.problem(reason, logging.WARNING, f"A caller was refused: {message}", reason=reason.value)
-        return AuthenticationFailed(reason, message, status=status)
+        return RequestRefused(status, message)
 
     def _is_one_of(self, token: str, secret: Secret) -> bool:
         """Return whether *token* is one of the values of *secret*, in a time that does not depend on the match."""
@@ -124,12 +116,10 @@ class Authenticator:
             raise self._unavailable(str(error)) from error
         return sum(hmac.compare_digest(token.encode(), each.encode()) for each in known) > 0
 
-    def _unavailable(self, why: str) -> AuthenticationFailed:
+    def _unavailable(self, why: str) -> RequestRefused:
         self._metrics.callers_refused.labels(AuthenticationFailure.SECRET_UNAVAILABLE.value).inc()
         self._log.problem("secret", logging.ERROR, why)
-        return AuthenticationFailed(
-            AuthenticationFailure.SECRET_UNAVAILABLE, "The portal cannot read its own secrets.", status=503
-        )
+        return RequestRefused(503, "The portal cannot read its secrets.")
 
 
 def _bearer(headers: Mapping[str, str]) -> str | None:

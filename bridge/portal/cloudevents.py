@@ -1,8 +1,7 @@
-"""Reads records out of a request: CloudEvents 1.0 over HTTP, one structured, a batch of them, or one in binary mode.
+"""Reads records from a request: CloudEvents 1.0 over HTTP in structured, batched, or binary mode.
 
-The specification's HTTP binding says which is which by the Content-Type. The text of a record is kept as it came, so
-that what a later version of the agent adds is there for a later version of the portal. What is wrong is said in a
-sentence that quotes nothing of the request.
+The Content-Type selects the mode. The original text of a record is stored, so that fields of later versions are not
+lost. Error messages quote nothing of the request.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _LONGEST_NAME = 256
 
 
 class RequestMalformed(BridgeError):
-    """The request holds no records that can be read; sending it again would not help."""
+    """The request contains no valid records. Sending it again does not help."""
 
 
 class _Envelope(msgspec.Struct, frozen=True):
@@ -59,7 +58,7 @@ def received_records(headers: Mapping[str, str], body: bytes) -> list[ReceivedRe
         received = [_record_of(envelope) for envelope in envelopes]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         shape = f" ({error})" if isinstance(error, msgspec.ValidationError) else ""
-        raise RequestMalformed(f"The body is no CloudEvent with a transition record{shape}.") from error
+        raise RequestMalformed(f"The body is not a CloudEvent with a transition record{shape}.") from error
     if not received:
         raise RequestMalformed("The batch is empty.")
     return received
@@ -82,11 +81,11 @@ def _record_of(envelope: _Envelope) -> ReceivedRecord:
     body = bytes(envelope.data)
     record = decode_record(body)
     if record.id != envelope.id:
-        raise RequestMalformed("The id of the CloudEvent is not that of the record.")
+        raise RequestMalformed("The id of the CloudEvent differs from the id of the record.")
     _check_names(record)
     _check_depth([record.previous, None if record.event is None else record.event.extra])
     if record.approval is not None and not 0 <= (record.approval.http_status or 0) <= _LARGEST_STATUS:
-        raise RequestMalformed("The http_status of a record is none.")
+        raise RequestMalformed("The http_status of a record is not a valid HTTP status.")
     if not 0 <= record.sequence <= _LARGEST_SEQUENCE:
         raise RequestMalformed("The sequence of a record must be from 0 to 2^63 - 1.")
     observed_at = _normal_time(record.observed_at)
@@ -94,18 +93,18 @@ def _record_of(envelope: _Envelope) -> ReceivedRecord:
 
 
 def _normal_time(text: str) -> str:
-    """Return *text* in UTC with milliseconds; raise RequestMalformed when it is no time with a zone."""
+    """Return *text* in UTC with milliseconds; raise RequestMalformed if it is not a time with a time zone."""
     try:
         moment = parse_time(text)
         if moment.tzinfo is not None:
             return format_time(moment)
     except (ValueError, OverflowError):
         pass
-    raise RequestMalformed("The observed_at of a record is no time with a time zone.")
+    raise RequestMalformed("The observed_at of a record must be a time with a time zone.")
 
 
 def _check_names(record: TransitionRecord) -> None:
-    """Raise RequestMalformed for a name that no database could hold, or that nobody could write down."""
+    """Raise RequestMalformed for a name that is too long or not printable ASCII."""
     for name, value in (("id", record.id), ("stream_id", record.stream_id), ("vm.vm_id", record.vm.vm_id)):
         longest = 64 if name == "id" else _LONGEST_NAME
         if value is not None and not (1 <= len(value) <= longest and value.isascii() and value.isprintable()):
@@ -113,7 +112,7 @@ def _check_names(record: TransitionRecord) -> None:
 
 
 def _check_depth(value: Any) -> None:
-    """Raise RequestMalformed for what is nested deeper than anything that Azure says."""
+    """Raise RequestMalformed for deeply nested values."""
     level: list[Any] = [value]
     for _ in range(_DEEPEST):
         level = [inner for outer in level for inner in _inside(outer)]

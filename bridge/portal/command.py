@@ -58,18 +58,11 @@ def backup(config: Path | None, target: Path) -> None:
 
 def verify(config: Path | None) -> Verified:
     """Check every entry of the audit."""
-    last = ""
-
-    def walked(chain: Iterator[Entry]) -> Iterator[Entry]:
-        nonlocal last
-        for entry in chain:
-            last = entry.hash
-            yield entry
-
     with _opened(config) as store:
         total = store.read(count)
-        fault = store.read(lambda connection: first_fault(walked(all_entries(connection)), count=total))
-    return Verified(total, last, fault)
+        fault = store.read(lambda connection: first_fault(all_entries(connection), count=total))
+        last = store.read(entries, after=max(0, total - 1))
+    return Verified(total, last[-1].hash if last else "", fault)
 
 
 def add_user(config: Path | None, name: str, *, password: str | None, role: str, scope: Sequence[str]) -> None:
@@ -96,9 +89,7 @@ def change_user(config: Path | None, name: str, *, role: str | None = None, scop
     changes |= {} if scope is None else {"scope": _scopes(scope)}
     if not changes:
         raise BridgeError("Nothing to change. Give --role, --scope, or --all-vms.")
-    details: dict[str, object] = {**changes}
-    if "scope" in changes:
-        details["scope"] = changes["scope"].splitlines()
+    details = {key: value.splitlines() if key == "scope" else value for key, value in changes.items()}
     return _change(config, "user_changed", name, details, **changes)
 
 

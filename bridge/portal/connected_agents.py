@@ -1,8 +1,7 @@
 """Which agents poll for decisions, and the contents of their headers (PROTOCOL.md, section 2).
 
-The table is in memory, because every poll changes it. Where several processes of the portal share a database, any of
-them may hold an agent's poll. Each process therefore writes its changes to the database once a second and reads the
-entries of the other processes. The polls of a process that was killed count as lost after HELD_SECONDS.
+The table is in memory, because every poll changes it. Processes that share a database write their changes once a second
+and read those of the others. The polls of a killed process count as lost after HELD_SECONDS.
 """
 
 from __future__ import annotations
@@ -130,14 +129,9 @@ class ConnectedAgents:
 
     def _agent_seen(self, known: list[_Seen]) -> AgentSeen:
         seen = max(known, key=_recency)
-        reported = seen.reported
         return AgentSeen(
             is_connected=seen.open_polls > 0 or self._clock.monotonic() - seen.at < _RECONNECT_SECONDS,
-            version=reported.version,
-            kids=reported.kids,
-            required_approvals=reported.required_approvals,
-            dry_run=reported.dry_run,
-            disabled=reported.disabled,
+            **msgspec.structs.asdict(seen.reported),
             received_index=max(each.received_index for each in known),
         )
 
@@ -157,7 +151,7 @@ class AgentExchange:
         rounds = 0
         while True:
             self._connected_agents.remove_old()
-            if self._store.is_shared:
+            if self._store.store.kind.is_shared:
                 try:
                     await self.exchange(is_everything=rounds % _FULL_EXCHANGE_ROUNDS == 0)
                 except StoreUnavailable as error:

@@ -22,14 +22,7 @@ from bridge.portal.pending_decisions import PendingDecisions
 from bridge.portal.signing import NO_AGENT, PortalKey, addressees, why_unreachable
 from bridge.portal.store.database import StoreThreads, StoreUnavailable
 from bridge.portal.store.decisions import NewDecision
-from bridge.portal.store.verdicts import (
-    UNKNOWN_EVENT,
-    AcceptedVerdict,
-    Allow,
-    VerdictRefused,
-    add_verdict,
-    withdraw,
-)
+from bridge.portal.store.verdicts import UNKNOWN_EVENT, AcceptedVerdict, Allow, VerdictRefused, add_verdict, withdraw
 from bridge.portal.users import AccessDenied, Person, still
 from bridge.portal.verdicts import NO_KEY, Choice, Outcome, Ruling, Verdict
 from bridge.text import one_line

@@ -1,9 +1,8 @@
-"""How far each decision of an event has come, and whether Azure accepted an approval. Pure.
+"""The progress of each decision of an event, and whether Azure accepted an approval. Pure.
 
-The index that an agent polls with shows the decisions that it has received. An outcome record names a decision by the
-SHA-256 of its text and reports the result (PROTOCOL.md, sections 3 and 9). A hold produces no outcome record. The
-record `approved` with the result `accepted` or `already_approved` means that Azure accepted the approval, and no one
-can stop the event any more. A dry run and a refusal leave the event undecided.
+The index of an agent's poll shows the decisions that it has received. An outcome record names a decision by the SHA-256
+of its text (PROTOCOL.md, sections 3 and 9). A hold produces no outcome record. After the result `accepted` or
+`already_approved`, no one can stop the event.
 """
 
 from __future__ import annotations
@@ -74,20 +73,16 @@ def _verdicts_behind(record: TransitionRecord, details: EventDetails) -> tuple[V
     """Return the approvals that counted when the portal signed the decisions behind *record*."""
     hashes = set() if record.approval is None else set(record.approval.jws_sha256)
     signed = [each for each in details.decisions if each.jws_sha256 in hashes and each.verdict_id is not None]
-    if not signed:
-        return ()
-    at = max(each.made_at for each in signed)
-    named = {each.verdict_id for each in signed}
-    digests = {each.digest for each in details.verdicts if each.verdict_id in named}
-    return tuple(each for each in _approvals(details.verdicts) if each.digest in digests and _stood(each, at))
-
-
-def _approvals(verdicts: Iterable[Verdict]) -> Iterable[Verdict]:
-    return (each for each in verdicts if each.choice is Choice.APPROVE)
-
-
-def _stood(verdict: Verdict, at: str) -> bool:
-    return verdict.made_at <= at < verdict.expires_at and (verdict.withdrawn_at is None or verdict.withdrawn_at >= at)
+    at = max((each.made_at for each in signed), default="")
+    digests = {each.digest for each in details.verdicts if each.verdict_id in {one.verdict_id for one in signed}}
+    return tuple(
+        each
+        for each in details.verdicts
+        if each.choice is Choice.APPROVE
+        and each.digest in digests
+        and each.made_at <= at < each.expires_at
+        and (each.withdrawn_at is None or each.withdrawn_at >= at)
+    )
 
 
 def _approver_of(record: TransitionRecord) -> str:
@@ -139,50 +134,29 @@ def progress_of(
         stage, because = _stage_of(each, outcomes.get(each.jws_sha256), agents.get(each.vm_key), now=now)
         is_stopped = each.index < newest.get(Choice.HOLD, 0)
         if each.choice is Choice.HOLD:
-            why_past = _why_hold_is_past(each, stage, details, accepted, approved_at=newest.get(Choice.APPROVE, 0))
+            is_past = accepted is not None or each.index < newest.get(Choice.APPROVE, 0) or _is_lifted(each, details)
         else:
-            why_past = _why_approval_is_past(stage, because, accepted, is_stopped=is_stopped)
+            is_past = stage is Stage.EXPIRED or (stage in _UNDER_WAY and (accepted is not None or is_stopped))
         progress = DecisionProgress(
             vms=(),
             choice=each.choice,
             made_at=each.made_at,
             stage=stage,
-            because=because if why_past is None else why_past,
+            because="" if is_past and each.choice is Choice.HOLD else because,
             is_stopped=is_stopped,
-            is_past=why_past is not None,
+            is_past=is_past,
         )
         found.setdefault(progress, []).append(each.vm_name or each.vm_key)
     return tuple(msgspec.structs.replace(progress, vms=tuple(names)) for progress, names in found.items())
 
 
-def _why_hold_is_past(
-    hold: SignedDecision, stage: Stage, details: EventDetails, accepted: AcceptedApproval | None, *, approved_at: int
-) -> str | None:
-    """Return the reason why *hold* has no effect any more, which can be empty; None if it has an effect."""
-    if hold.index < approved_at:
-        return "A later approval replaced the hold."
-    if accepted is not None:
-        return f"Too late: the approval was posted to Azure at {accepted.clock}."
+def _is_lifted(hold: SignedDecision, details: EventDetails) -> bool:
+    """Return whether the event is no longer Scheduled, or all of its holds were withdrawn."""
     if details.event.state is not State.SCHEDULED:
-        return ""
-    verdict = next((each for each in details.verdicts if each.verdict_id == hold.verdict_id), None)
+        return True
+    is_verdict = any(each.verdict_id == hold.verdict_id and each.choice is Choice.HOLD for each in details.verdicts)
     is_held = any(each.choice is Choice.HOLD and each.withdrawn_at is None for each in details.verdicts)
-    if verdict is None or verdict.choice is not Choice.HOLD or is_held:
-        return None
-    # PROTOCOL.md, section 8: the rules of a VM with the hold stay stopped until an approval arrives.
-    rules = " The rules of this VM stay stopped until the next approval." if stage is Stage.RECEIVED else ""
-    return f"Withdrawn.{rules}"
-
-
-def _why_approval_is_past(
-    stage: Stage, because: str, accepted: AcceptedApproval | None, *, is_stopped: bool
-) -> str | None:
-    """Return the reason why an approval has no effect any more, which can be empty; None if it has an effect."""
-    if stage not in _UNDER_WAY:
-        return because if stage is Stage.EXPIRED else None
-    if accepted is not None:
-        return because or f"Azure accepted an approval at {accepted.clock}."
-    return "A later hold stops it." if is_stopped else None
+    return is_verdict and not is_held
 
 
 def _newest_outcomes(outcomes: Iterable[TransitionRecord]) -> dict[str, TransitionRecord]:

@@ -1,11 +1,8 @@
-"""The fold of records into events and each VM's view of them. Pure, and independent of the order of arrival.
+"""The fold of records into events and each VM's view of them (PROTOCOL.md, section 1).
 
-Records arrive late, twice, from many VMs, and at several processes of the portal. The fold keeps the newest record of
-each VM, the newest list of active events of each VM, and the newest record of each event from each VM. The newest of
-two records is the one with the later (`stream_id`, `sequence`), because a `stream_id` is a UUIDv7. `state_of` computes
-the state of an event from these values, without a memory and without a clock.
-
-PROTOCOL.md, section 1, defines the rules. A new stream carries no information about events.
+Pure, and independent of the order of arrival: records arrive late, twice, and at several processes. The fold keeps the
+newest record and the newest list of active events of each VM, and its newest record of each event. The newest record
+has the latest (`stream_id`, `sequence`), because a `stream_id` is a UUIDv7. A new stream says nothing about events.
 """
 
 from __future__ import annotations
@@ -248,72 +245,68 @@ def state_of(views: Sequence[View], vms: Mapping[str, VmState]) -> EventState:
     The event is open while any of its VMs reports it as open, and the newest report of the furthest state counts. It is
     over when all of its VMs report that, or when one VM observed the ending after the newest report of every other VM.
     """
-    reports = [_VmReport(view, vms.get(view.vm_key)) for view in views]
-    reports.sort(key=lambda report: (normal_name(report.view.vm.name or ""), report.view.vm_key))
+    reports = [_report_of(view, vms.get(view.vm_key)) for view in views]
+    reports.sort(key=lambda report: (normal_name(report.vm.name or ""), report.vm_key))
     still_open = [report for report in reports if report.state.is_open]
-    seen_to_end = [report for report in reports if report.is_proof_of_end]
+    seen_to_end = [each for each in reports if not each.state.is_open and each.evidence is Evidence.OBSERVED]
     if not still_open:
-        chosen = max(reports, key=lambda report: (_EVIDENCE_RANK[report.evidence], *report.order))
-    elif seen_to_end and max(report.order for report in seen_to_end) > max(report.order for report in still_open):
-        chosen = max(seen_to_end, key=lambda report: report.order)
+        chosen = max(reports, key=lambda report: (_EVIDENCE_RANK[report.evidence], *_order(report)))
+    elif seen_to_end and max(map(_order, seen_to_end)) > max(map(_order, still_open)):
+        chosen = max(seen_to_end, key=_order)
     else:
-        chosen = max(still_open, key=lambda report: (_OPEN_RANK[report.state], *report.order))
-    event = chosen.view.event
+        chosen = max(still_open, key=lambda report: (_OPEN_RANK[report.state], *_order(report)))
+    event = next(view.event for view in views if view.vm_key == chosen.vm_key)
     return EventState(
-        key=chosen.view.event_key,
+        key=views[0].event_key,
         state=chosen.state,
         is_open=chosen.state.is_open,
         evidence=chosen.evidence,
         event=event,
         digest=chosen.digest,
-        record_id=chosen.view.record_id,
+        record_id=chosen.record_id,
         first_observed_at=min(view.first_observed_at for view in views),
-        observed_at=chosen.view.observed_at,
+        observed_at=chosen.observed_at,
         undecidable_because=undecidable_because(event, chosen.state),
-        vms=tuple(report.compared_with(chosen) for report in reports),
+        vms=tuple(msgspec.structs.replace(each, agrees=_agree(each, chosen)) for each in reports),
         unheard=_unheard(event, reports),
-        groups=tuple(sorted({group for report in reports for group in groups_of(report.view)})),
+        groups=tuple(sorted({group for report in reports for group in groups_of(report)})),
     )
 
 
-class _VmReport:
-    """The state of the event for one VM; an event that is not in the VM's newest list has ended in an unknown way."""
-
-    def __init__(self, view: View, vm: VmState | None) -> None:
-        self.view = view
-        self.state, self.evidence = view.state, view.evidence
-        if self.state.is_open and vm is not None and vm.has_ended(view):
-            self.state, self.evidence = State.ENDED, Evidence.UNKNOWN
-        self.digest = digest(view.event)
-        self.order = (view.observed_at, view.record_id)
-
-    @property
-    def is_proof_of_end(self) -> bool:
-        return not self.state.is_open and self.evidence is Evidence.OBSERVED
-
-    def compared_with(self, chosen: _VmReport) -> VmOfEvent:
-        agrees = self.state is chosen.state and (not chosen.state.is_open or self.digest == chosen.digest)
-        return VmOfEvent(
-            vm_key=self.view.vm_key,
-            vm=self.view.vm,
-            labels=self.view.labels,
-            state=self.state,
-            evidence=self.evidence,
-            observed_at=self.view.observed_at,
-            record_id=self.view.record_id,
-            digest=self.digest,
-            affects_this_vm=self.view.affects_this_vm,
-            agrees=agrees,
-        )
+def _report_of(view: View, vm: VmState | None) -> VmOfEvent:
+    """Return the report of one VM. An event that is not in the VM's newest list has ended in an unknown way."""
+    state, evidence = view.state, view.evidence
+    if state.is_open and vm is not None and vm.has_ended(view):
+        state, evidence = State.ENDED, Evidence.UNKNOWN
+    return VmOfEvent(
+        vm_key=view.vm_key,
+        vm=view.vm,
+        labels=view.labels,
+        state=state,
+        evidence=evidence,
+        observed_at=view.observed_at,
+        record_id=view.record_id,
+        digest=digest(view.event),
+        affects_this_vm=view.affects_this_vm,
+        agrees=True,
+    )
 
 
-def _unheard(event: ScheduledEvent, reports: Iterable[_VmReport]) -> tuple[str, ...]:
-    heard = {normal_name(report.view.vm.name) for report in reports if report.view.vm.name}
+def _order(report: VmOfEvent) -> tuple[str, str]:
+    return report.observed_at, report.record_id
+
+
+def _agree(report: VmOfEvent, chosen: VmOfEvent) -> bool:
+    return report.state is chosen.state and (not chosen.state.is_open or report.digest == chosen.digest)
+
+
+def _unheard(event: ScheduledEvent, reports: Iterable[VmOfEvent]) -> tuple[str, ...]:
+    heard = {normal_name(report.vm.name) for report in reports if report.vm.name}
     names = dict.fromkeys(event.resources or ())
     return tuple(name for name in names if normal_name(name) not in heard)
 
 
-def groups_of(vm: VmState | View | VmOfEvent) -> tuple[str, ...]:
+def groups_of(vm: VmState | VmOfEvent) -> tuple[str, ...]:
     """Return the groups of *vm* that a scope or a filter can name."""
     group = [f"resource_group:{vm.vm.resource_group.casefold()}"] if vm.vm.resource_group else []
     return (*group, *(f"labels.{name}:{value}" for name, value in sorted(vm.labels.items())))

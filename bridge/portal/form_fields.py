@@ -8,7 +8,9 @@ from urllib.parse import parse_qs
 
 from starlette.requests import Request
 
-from bridge.portal.requests import RequestRefused, body_of, whole_number
+from bridge.portal.fleet import EventState
+from bridge.portal.requests import RequestRefused, body_of
+from bridge.portal.store.events import place_in_list
 
 FORM = "application/x-www-form-urlencoded"
 _MOST_FIELDS = 1_000
@@ -55,22 +57,20 @@ def part_of(request: Request) -> frozenset[str] | None:
     return None if text is None else frozenset(key for key in text.split(",") if KEY.fullmatch(key))
 
 
-def place_of(request: Request) -> tuple[str, str] | None:
-    """Return the position in the list of events; None: the start."""
-    text = request.query_params.get("before")
+def cursor_of(event: EventState) -> str:
+    """Return the cursor for the events after *event* in the list."""
+    return "~".join(place_in_list(event))
+
+
+def place_of(request: Request, name: str) -> tuple[str, str] | None:
+    """Return the position in the list of events from the cursor in the parameter *name*; None: the start."""
+    text = request.query_params.get(name)
     if text is None:
         return None
     first, _, key = text.partition("~")
     if not _TIME.fullmatch(first) or not KEY.fullmatch(key):
-        raise RequestRefused(400, "That is no place in the timeline.")
+        raise RequestRefused(400, f"{name} must be the cursor of an earlier response.")
     return first, key
-
-
-def entry_of(request: Request) -> int | None:
-    """Return the audit entry before which the page starts; None: the newest."""
-    if "before" not in request.query_params:
-        return None
-    return whole_number(request.query_params, "before", lowest=0, highest=2**53)
 
 
 def own_page(text: str) -> str:

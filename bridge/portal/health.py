@@ -1,6 +1,6 @@
-"""``/healthz``, ``/readyz`` and ``/metrics``, on a listener of their own that asks for no token.
+"""``/healthz``, ``/readyz``, and ``/metrics`` on a separate listener that needs no token.
 
-On loopback it answers to no foreign name in the header Host, as the agent's does.
+On a loopback address, the listener refuses foreign names in the Host header, as the agent's listener does.
 """
 
 from __future__ import annotations
@@ -17,22 +17,21 @@ from starlette.routing import Route
 from bridge.errors import BridgeError
 from bridge.http.failures import are_loopback_hosts
 from bridge.logs import ThrottledLog
-from bridge.portal.metrics import CONTENT_TYPE, PortalMetrics
+from bridge.metrics.metrics import CONTENT_TYPE
+from bridge.portal.metrics import PortalMetrics
 from bridge.portal.requests import json_answer
 from bridge.portal.store.database import StoreThreads
 from bridge.portal.store.events import numbers
 
 logger = logging.getLogger(__name__)
 
-#: A probe waits a second by default.
+#: The default timeout of a probe is one second.
 _READ_SECONDS = 0.8
-_FOREIGN_NAME = (
-    "This listens on loopback, and answers to localhost or a loopback address as the name of its host alone.\n"
-)
+_FOREIGN_NAME = "This listener on a loopback address accepts only localhost or a loopback address in the Host header.\n"
 
 
 class Health:
-    """The pages of an operator; *is_stopping* says whether the portal is on its way out."""
+    """The pages for an operator."""
 
     def __init__(
         self, *, store: StoreThreads, metrics: PortalMetrics, is_local: bool, is_stopping: Callable[[], bool]
@@ -44,7 +43,7 @@ class Health:
         self._log = ThrottledLog(logger)
 
     def app(self) -> Starlette:
-        """Return the pages as an application."""
+        """Return the application."""
         pages = (("/healthz", self._healthz), ("/readyz", self._readyz), ("/metrics", self._metrics_page))
         return Starlette(routes=[Route(path, self._guarded(page)) for path, page in pages])
 
@@ -73,12 +72,12 @@ class Health:
         return Response(self._metrics.page(), headers={"Content-Type": CONTENT_TYPE, "Cache-Control": "no-store"})
 
     async def _why_not_read(self) -> str | None:
-        """Read what the database counts; return why that cannot be done now."""
+        """Update the metrics from the database; return the reason if the database is not available."""
         try:
             self._metrics.show(await asyncio.wait_for(self._store.read(numbers), _READ_SECONDS))
         except (BridgeError, asyncio.TimeoutError) as error:
-            why = str(error) or f"The database gave no answer within {_READ_SECONDS:g} s."
+            why = str(error) or f"The database did not respond within {_READ_SECONDS:g} s."
             self._log.problem("database", logging.ERROR, f"The portal is not ready: {why}")
             return why
-        self._log.recovered("database", "The database answers again.")
+        self._log.recovered("database", "The database is available again.")
         return None

@@ -4,25 +4,22 @@ uvicorn has neither limit: a header without an end would use all memory, and a c
 would keep its connection forever. `bridge.portal.requests` limits the size of a body. A reverse proxy provides all
 other limits, such as slow readers and connections per client (deploy/portal/nginx.conf).
 
-An application finds its connection in the scope, under CONNECTION, and can register a call for the end of the
-connection. A task per connection that waits for the end would use more memory than the held polls themselves.
+An application finds its connection in the scope under CONNECTION, and can register a call for its end. A task for each
+connection would use more memory than the held polls.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from bridge.clock import Clock
 from bridge.logs import ThrottledLog
 from bridge.portal.metrics import PortalMetrics
-
-logger = logging.getLogger(__name__)
 
 CONNECTION = "bridge.connection"
 
@@ -35,29 +32,17 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     """From the start of the connection, or from the first byte of a request, to the last byte of the request."""
 
 
-class AbortedConnections:
-    """Counts the connections that exceeded a limit, and logs each reason once."""
-
-    def __init__(self, metrics: PortalMetrics, *, clock: Clock) -> None:
-        self._metrics = metrics
-        self._log = ThrottledLog(logger, clock=clock)
-
-    def add(self, reason: str) -> None:
-        """Count one connection; *reason* is one of a few fixed sentences."""
-        self._metrics.connections_cut.inc()
-        self._log.problem(reason, logging.WARNING, f"A connection was aborted: {reason}")
-
-
 class LimitedHttp(HttpToolsProtocol):
     """One connection."""
 
     # CPython gives an object with 30 or more attributes a dictionary of its own, of 2 KB. Slots avoid that.
-    __slots__ = ("_aborted", "_call_at_end", "_head_bytes", "_is_in_head", "_limits", "_timer", "is_gone")
+    __slots__ = ("_call_at_end", "_head_bytes", "_is_in_head", "_limits", "_log", "_metrics", "_timer", "is_gone")
 
-    def __init__(self, *, limits: HttpLimits, aborted: AbortedConnections, **uvicorns: Any) -> None:
+    def __init__(self, *, limits: HttpLimits, metrics: PortalMetrics, log: ThrottledLog, **uvicorns: Any) -> None:
         super().__init__(**uvicorns)
         self._limits = limits
-        self._aborted = aborted
+        self._metrics = metrics
+        self._log = log
         self._head_bytes = 0
         self._is_in_head = False
         self._timer: asyncio.TimerHandle | None = None
@@ -70,25 +55,6 @@ class LimitedHttp(HttpToolsProtocol):
         self._call_at_end = call
         if self.is_gone and call is not None:
             call()
-
-    def answer_at_once(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bool:
-        """Write the whole response in one packet instead of uvicorn's two; return False if the client is too slow."""
-        cycle: Any = self.cycle
-        if cycle is None or cycle.response_started or self.flow.write_paused:
-            return False
-        lines = [STATUS_LINE[status]]
-        for name, value in (*self.server_state.default_headers, *headers):
-            lines += (name, b": ", value, b"\r\n")
-            if name == b"connection":
-                cycle.keep_alive = False  # the only value that the portal sends is "close"
-        lines.append(b"\r\n" if cycle.keep_alive or b"connection" in lines else b"connection: close\r\n\r\n")
-        lines.append(body)
-        cycle.response_started = cycle.response_complete = True
-        self.transport.write(b"".join(lines))
-        if not cycle.keep_alive:
-            self.transport.close()
-        self.on_response_complete()
-        return True
 
     def connection_made(self, transport: Any) -> None:
         """Start the timer of the first request."""
@@ -148,5 +114,6 @@ class LimitedHttp(HttpToolsProtocol):
     def _abort(self, reason: str) -> None:
         self._stop_timer()
         if not self.transport.is_closing():
-            self._aborted.add(reason)
+            self._metrics.connections_cut.inc()
+            self._log.problem(reason, logging.WARNING, f"A connection was aborted: {reason}")
         self.transport.abort()

@@ -68,7 +68,7 @@ class LoginPages:
         try:
             form = await form_of(request)
             self._users.check_origin(headers)
-            login = await self._users.sign_in(
+            session_id = await self._users.sign_in(
                 one(form, "name"),
                 one(form, "password"),
                 address=self._users.address_of(request),
@@ -81,7 +81,7 @@ class LoginPages:
         except StoreUnavailable as error:
             return self._unavailable(request, error)
         answer = redirect(own_page(one(form, "next")))
-        _set_cookie(answer, login.session_id, int(self._users.session.total_seconds()))
+        _set_cookie(answer, session_id, int(self._users.session.total_seconds()))
         return answer
 
     async def logout(self, _request: Request, person: Person, _form: Form) -> Response:

@@ -14,9 +14,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-from bridge.metrics.metrics import CONTENT_TYPE, own_version
-
-__all__ = ["CONTENT_TYPE", "PREFIX", "PortalMetrics"]
+from bridge.metrics.metrics import own_version
 
 PREFIX = "scheduled_events_portal"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)

@@ -7,7 +7,6 @@ their requests get a 403.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from datetime import timedelta
 
@@ -22,18 +21,9 @@ from bridge.portal.audit import Entry
 from bridge.portal.connected_agents import ConnectedAgents
 from bridge.portal.deciding import MOST_REASON_CHARACTERS, VerdictRequest, VerdictService
 from bridge.portal.fleet import EventState, groups_of, key_of_event_id
-from bridge.portal.form_fields import (
-    DIGEST,
-    KEY,
-    Form,
-    entry_of,
-    group_of,
-    one,
-    part_of,
-    place_of,
-)
+from bridge.portal.form_fields import DIGEST, KEY, Form, cursor_of, group_of, one, part_of, place_of
 from bridge.portal.login import LoginPages, redirect
-from bridge.portal.requests import RequestRefused
+from bridge.portal.requests import RequestRefused, whole_number
 from bridge.portal.sentences import PageContext, differences, these, vm_names
 from bridge.portal.server_sent_events import LiveUpdates
 from bridge.portal.store.database import StoreThreads
@@ -51,9 +41,7 @@ from bridge.portal.store.events import EventFilter
 from bridge.portal.store.verdicts import UNKNOWN_EVENT, AcceptedVerdict, VerdictRefused
 from bridge.portal.users import VIEWER, AccessDenied, Person, Role, Users
 from bridge.portal.verdicts import Choice, Outcome
-from bridge.portal.views import SECTIONS, STATE_WORDS, AgentView, EventView, agent_view, entry_view, view_of
-
-logger = logging.getLogger(__name__)
+from bridge.portal.views import SECTIONS, STATE_WORDS, AgentView, EventView, agent_view, view_of
 
 _MOST_OPEN, _MOST_OVER = 200, 50
 _OVER_SECONDS = 3_600.0
@@ -161,13 +149,13 @@ class Pages:
     async def timeline(self, request: Request, person: Person) -> Response:
         """``GET /timeline``: all events, newest first."""
         group = group_of(request)
-        wanted = EventFilter(group=group, before=place_of(request))
+        wanted = EventFilter(group=group, before=place_of(request, "before"))
         found = await self._store.read(list_event_details, wanted, limit=_PAGE + 1)
         seen = [details for details in found[:_PAGE] if person.may_see(details.event)]
         last = found[_PAGE - 1].event if len(found) > _PAGE else None
         chart = timeline.chart([details.event for details in seen], now=self._clock.now())
         views = [self._view(details, person) for details in seen]
-        older = None if last is None else f"{last.first_observed_at}~{last.key}"
+        older = None if last is None else cursor_of(last)
         return self._login_pages.page(
             request, person, "timeline.html", chart=chart, views=views, older=older, group=group
         )
@@ -188,9 +176,10 @@ class Pages:
 
     async def audit(self, request: Request, person: Person) -> Response:
         """``GET /audit``: the audit, newest entry first."""
-        entries = await self._store.read(newest_entries, before=entry_of(request), limit=_PAGE)
+        before = whole_number(request.query_params, "before", 2**53, lowest=0, highest=2**53)
+        entries = await self._store.read(newest_entries, before=before, limit=_PAGE)
         events = await self._store.read(events_of, [entry.subject for entry in entries if KEY.fullmatch(entry.subject)])
-        rows = [entry_view(entry, events.get(entry.subject)) for entry in entries if _may_read(entry, person, events)]
+        rows = [(entry, events.get(entry.subject)) for entry in entries if _may_read(entry, person, events)]
         older = entries[-1].entry if entries and entries[-1].entry > 1 else None
         return self._login_pages.page(request, person, "audit.html", rows=rows, older=older)
 

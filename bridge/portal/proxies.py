@@ -1,7 +1,7 @@
-"""Whose request it is: the peer's, or, where that is a proxy of the settings, the client's that the proxy tells of.
+"""Finds the address of the client behind configured proxies.
 
-A proxy puts the address of its client at the end of ``X-Forwarded-For``. What stands before it came with the request,
-and anybody may have written it. So the header counts only from a proxy, and is read from its end, as far as proxies go.
+A proxy appends the address of its client to ``X-Forwarded-For``. The client can forge the rest of the header. The
+portal therefore reads the header only from a configured proxy, from its end, and stops at the first other address.
 """
 
 from __future__ import annotations
@@ -11,24 +11,23 @@ import re
 from collections.abc import Iterable, Mapping
 
 _HEADER = "x-forwarded-for"
-#: More proxies do not stand one behind the other.
 _MOST_PROXIES = 16
 #: Some proxies give the port too.
 _WITH_PORT = re.compile(r"\[([^\[\]]+)\](?::\d+)?|([^:]+):\d+")
 
 
 class Proxies:
-    """The proxies of the settings."""
+    """The configured proxies."""
 
     def __init__(self, addresses: Iterable[str]) -> None:
         self._addresses = frozenset(_address_in(each) or each for each in addresses)
 
     def __contains__(self, address: str) -> bool:
-        """Return whether a proxy has that address, however it is spelt."""
+        """Return whether *address* is the address of a proxy, in any spelling."""
         return (_address_in(address) or address) in self._addresses
 
     def client_of(self, headers: Mapping[str, str], peer: str) -> str:
-        """Return the address that a request with *headers* came from, which the one of *peer* brought here."""
+        """Return the address of the client of a request with *headers* from *peer*."""
         client = peer
         for said in reversed(headers.get(_HEADER, "").rsplit(",", _MOST_PROXIES)[-_MOST_PROXIES:]):
             address = _address_in(said)
@@ -39,7 +38,7 @@ class Proxies:
 
 
 def _address_in(text: str) -> str | None:
-    """Return the address that *text* is, in one form; None: it is none."""
+    """Return the normalized address in *text*; None if *text* is not an address."""
     text = text.strip()
     found = _WITH_PORT.fullmatch(text)
     if found is not None:

@@ -1,8 +1,7 @@
-"""HTML from templates, the files beside it, and the headers that keep a browser from doing anything else.
+"""Renders templates, and serves static files, with headers that allow a browser to load only files of this portal.
 
-Everything that a template prints goes through `finalize`: what a reader could not see (controls, directions, lone
-surrogates) is written as an escape, and then Jinja escapes what HTML would read. A variable that is not there is an
-error, not an empty place. The browser may load and run what this portal serves, and nothing else.
+Templates escape invisible characters (control characters, text directions, lone surrogates) and HTML. An undefined
+variable is an error.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from bridge.clock import format_time, parse_time
+from bridge.events.event import compact_json
 from bridge.portal.requests import error_answer
 from bridge.text import escaped
 
@@ -26,7 +26,6 @@ _HERE = Path(__file__).parent
 _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 _A_YEAR = 365 * 86_400
 
-#: No inline script or style, no frame, and nothing from or to another host.
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -35,7 +34,7 @@ SECURITY_HEADERS = {
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    # Not no-referrer: a form would then come with the Origin null.
+    # With no-referrer, forms would have the Origin null.
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -44,7 +43,7 @@ SECURITY_HEADERS = {
 
 
 class Renderer:
-    """Makes pages of templates."""
+    """Renders pages."""
 
     def __init__(self) -> None:
         self._files = {path.name: path.read_bytes() for path in sorted((_HERE / "static").iterdir()) if path.is_file()}
@@ -59,25 +58,24 @@ class Renderer:
         )
         self._templates.globals["static"] = self._address_of
         self._templates.filters["time"] = _time_element
+        self._templates.filters["json"] = compact_json
 
-    def page(
-        self, template: str, values: Mapping[str, Any], *, status: int = 200, headers: Mapping[str, str] | None = None
-    ) -> Response:
-        """Return the page that *template* makes of *values*; no cache keeps it."""
+    def page(self, template: str, values: Mapping[str, Any], *, status: int = 200) -> Response:
+        """Return the page from *template* and *values*, which no cache stores."""
         html = self._templates.get_template(template).render(values)
         return Response(
             html.encode("utf-8", "replace"),
             status_code=status,
             media_type="text/html",
-            headers={**SECURITY_HEADERS, "Cache-Control": "no-store", **(headers or {})},
+            headers={**SECURITY_HEADERS, "Cache-Control": "no-store"},
         )
 
     async def static(self, request: Request) -> Response:
-        """``GET /static/{name}``: a file; its address has its hash, so that it may be kept for ever."""
+        """``GET /static/{name}``: a file. An address with the hash of the file can be cached without a limit."""
         name = request.path_params["name"]
         body = self._files.get(name)
         if body is None:
-            return error_answer(404, "There is nothing here.")
+            return error_answer(404, "This address does not exist.")
         is_named = request.query_params.get("v") == self._hashes[name]
         kept = f"public, max-age={_A_YEAR}, immutable" if is_named else "no-cache"
         return Response(
@@ -96,5 +94,5 @@ def _time_element(when: datetime | str, css_class: str = "") -> Markup:
 
 
 def _printed(value: Any) -> Any:
-    """Return *value* as it is printed: text with an escape for each character that nobody could see."""
+    """Return *value* with escapes for invisible characters."""
     return escaped(value) if isinstance(value, str) and not isinstance(value, Markup) else value

@@ -6,18 +6,7 @@ whole is one JSON text in `body`; what is asked for has a column.
 
 from __future__ import annotations
 
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    Column,
-    ForeignKey,
-    Index,
-    MetaData,
-    String,
-    Table,
-    Text,
-    UniqueConstraint,
-)
+from sqlalchemy import BigInteger, Boolean, Column, ForeignKey, Index, MetaData, String, Table, Text, UniqueConstraint
 
 metadata = MetaData(
     naming_convention={

@@ -1,8 +1,7 @@
 """The sentences of a page: the next step of an event, the effect of each button, and the reason for a wait. Pure.
 
-There is no "deny", and no sentence may suggest one. Azure starts an event without an approval at NotBefore, and a hold
-only prevents an earlier start by this portal and by the rules of the VMs. Each button therefore names every VM and the
-effect on it, and a row first states what happens if no one acts.
+No sentence may suggest that a person can deny an event: without an approval, Azure starts it at NotBefore. Each button
+names every VM and the effect, and a row first states what happens if no one acts.
 """
 
 from __future__ import annotations
@@ -190,34 +189,20 @@ def why_not_yet(
     accepted: AcceptedApproval | None = None,
 ) -> str:
     """Return the reason why a Scheduled event has not started; empty for all other events."""
-    event = details.event
-    if event.state is not State.SCHEDULED or accepted is not None:
-        return "Azure has not reported the start yet." if event.state is State.SCHEDULED else ""
-    people = people_of(ruling.verdicts)
-    if ruling.outcome is Outcome.HELD:
-        if _was_followed(progress):
-            return f"Held by {people}. An earlier version was approved, and Azure can start it at any moment."
-        return f"Held by {people}. Azure starts it {clock_text(event)}."
-    if ruling.outcome is Outcome.WAITING:
-        more = "One more person" if ruling.needed == 1 else f"{ruling.needed} more people"
-        return f"Approved by {people}. {more} must approve it.{_all_the_same(details, progress)}"
+    event, people = details.event, people_of(ruling.verdicts)
+    if event.state is not State.SCHEDULED:
+        return ""
+    if accepted is not None:
+        return "Azure has not reported the start yet."
     if ruling.outcome is Outcome.APPROVED:
         return _why_approved_is_not_started(people, progress)
-    return _why_undecided_is_not_started(details) + _all_the_same(details, progress)
-
-
-def _why_undecided_is_not_started(details: EventDetails) -> str:
+    if ruling.outcome is Outcome.WAITING:
+        more = "One more person" if ruling.needed == 1 else f"{ruling.needed} more people"
+        return f"Approved by {people}. {more} must approve it."
+    held = f"Held by {people}. " if ruling.outcome is Outcome.HELD else ""
     if any(is_accepted(each) for each in details.outcomes):
-        return "An earlier version was approved, and Azure can start it at any moment."
-    gone = [each for each in details.verdicts if each.choice is Choice.APPROVE and each.withdrawn_at is None]
-    if not gone:
-        return "No one has decided."
-    what = "has expired"
-    if gone[-1].digest != details.event.digest:
-        what = "was for an earlier version of the event"
-    elif gone[-1] not in details.counting:
-        what = "does not count, because this user may no longer approve"
-    return f"No one has decided. The approval of {gone[-1].user_name} {what}."
+        return f"{held}An earlier version was approved, and Azure can start it at any moment."
+    return f"{held}Azure starts it {clock_text(event)}." if held else "No one has decided."
 
 
 def _why_approved_is_not_started(people: str, progress: Sequence[DecisionProgress]) -> str:
@@ -226,20 +211,9 @@ def _why_approved_is_not_started(people: str, progress: Sequence[DecisionProgres
         return "Approved, and posted to Azure. Azure has not reported the start yet."
     if _is_on_its_way(progress):
         return "Approved. An agent has not posted the approval to Azure yet."
-    accepted = [each for each in progress if each.choice is Choice.APPROVE]
-    if not accepted:
-        return f"The approval of {people} reached no agent. Approve the event again."
-    if all(each.is_stopped for each in accepted):
+    if any(each.is_stopped for each in progress if each.choice is Choice.APPROVE):
         return f"A hold followed the approval of {people}. Approve the event again."
-    return "Approved, and no agent followed. Approve the event again."
-
-
-def _all_the_same(details: EventDetails, progress: Sequence[DecisionProgress]) -> str:
-    """Return a warning if an agent has an approval that does not count here or was signed elsewhere."""
-    is_changed = any(each.choice is Choice.APPROVE and each.digest != details.event.digest for each in details.verdicts)
-    if is_changed or not _is_on_its_way(progress):  # agents refuse it for a changed event
-        return ""
-    return " An agent can still follow an approval. A hold stops it."
+    return f"No agent followed the approval of {people}. Approve the event again."
 
 
 def _was_followed(progress: Iterable[DecisionProgress]) -> bool:

@@ -1,8 +1,8 @@
 """The portal as a server: two listeners on one event loop, and a stop within five seconds.
 
-uvicorn serves on uvloop and httptools. A held poll with TLS takes 50 KB there, and 300 KB on the standard library's
-loop. uvicorn runs from here because the order of a stop matters: the portal becomes not ready, held polls are answered,
-the listeners close, and the database closes last. uvicorn alone would wait for held polls without a limit.
+A held poll with TLS takes 50 KB on uvloop, and 300 KB on the standard library's loop. uvicorn runs from here because
+it would wait for held polls without a limit: the portal becomes not ready, answers held polls, closes the listeners,
+and closes the database last.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from bridge.clock import REAL_CLOCK, Clock, format_time
 from bridge.config.trusted_keys import unusable_keys
 from bridge.errors import BridgeError, ConfigurationError
 from bridge.http.failures import is_loopback
+from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import own_version
 from bridge.portal.app import Application
 from bridge.portal.audit import NewEntry
 from bridge.portal.health import Health
-from bridge.portal.http_limits import AbortedConnections, HttpLimits, LimitedHttp
+from bridge.portal.http_limits import HttpLimits, LimitedHttp
 from bridge.portal.metrics import PortalMetrics
 from bridge.portal.settings import PortalSettings, address_of, check_secrets
 from bridge.portal.store.audit import add_entries
@@ -122,7 +123,8 @@ class Portal:
         self._wake = lambda: loop.call_soon_threadsafe(wanted.set)
         _on_signals(loop, self.stop)
         await app.load()
-        protocol = partial(LimitedHttp, limits=self._limits, aborted=AbortedConnections(metrics, clock=self._clock))
+        log = ThrottledLog(logger, clock=self._clock)
+        protocol = partial(LimitedHttp, limits=self._limits, metrics=metrics, log=log)
         servers = (
             _Server(self._public_config(app, protocol)),
             _Server(_config(self._operator_app(threads, metrics), protocol, {})),
@@ -132,7 +134,7 @@ class Portal:
             for server, bound in zip(servers, (public, operator), strict=True)
         ]
         following = [loop.create_task(each.follow()) for each in app.followers]
-        listener = threads.store.listener(_called_on(loop, app.pending_decisions.notify_new))
+        listener = threads.store.kind.listener(_called_on(loop, app.pending_decisions.notify_new))
         try:
             await threads.write(
                 add_entries,
@@ -150,15 +152,13 @@ class Portal:
         finally:
             self._stopping.set()
             app.stop()
-            if listener is not None:
-                listener.stop()
             for task in following:
                 task.cancel()
             for server in servers:
                 server.should_exit = True
             await asyncio.gather(*serving, return_exceptions=True)
             if listener is not None:
-                await asyncio.to_thread(listener.join)
+                await asyncio.to_thread(listener.stop)
         logger.info("The portal has stopped.")
 
     def _log_up(self) -> None:

@@ -1,8 +1,7 @@
 """``/live``: notifies open pages about changes by server-sent events. A page then fetches the changed part of itself.
 
-A message contains keys of events or the word ``agents``, and therefore nothing that its user must not see. While a page
-is open, the portal looks for changes in the database once a second, so changes by any process are found. At most a
-hundred keys wait for a slow subscriber; more become ``all``. A stream ends with its session and when the portal stops.
+A message contains only keys of events or the word ``agents``. While a page is open, the portal looks for changes in the
+database once a second. At most a hundred keys wait for a slow subscriber; more become ``all``.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ logger = logging.getLogger(__name__)
 
 AGENTS, ALL = "agents", "all"
 _CHECK_SECONDS = 1.0
-#: The interval of keep-alive messages and of session checks.
 _KEEP_ALIVE_SECONDS = 10.0
 _MOST_PENDING = 100
 _MOST_SUBSCRIBERS = 256
@@ -90,35 +88,29 @@ class LiveUpdates:
         self._clock = clock
         self._keep_alive_seconds = keep_alive_seconds
         self._subscribers: set[Subscriber] = set()
-        self._has_subscribers = asyncio.Event()
         self._check_requested = asyncio.Event()
         self._is_stopping = False
         self._log = ThrottledLog(logger, clock=clock)
 
-    @property
-    def subscribers(self) -> int:
-        """Return the number of open streams."""
-        return len(self._subscribers)
-
     async def follow(self) -> None:
         """Find changes and publish them until the task is canceled."""
+        before, agents = None, self._connected_agents.all()
         while True:
-            await self._has_subscribers.wait()
-            agents = self._connected_agents.all()
+            await _wait(self._check_requested, _CHECK_SECONDS)
+            self._check_requested.clear()
+            if not self._subscribers:
+                before = None
+                continue
             try:
-                before = await self._store.read(marks)
-                self._publish({ALL})  # earlier changes were not compared
-                while self._subscribers:
-                    await _wait(self._check_requested, _CHECK_SECONDS)
-                    self._check_requested.clear()
+                if before is None:
+                    before, agents = await self._store.read(marks), self._connected_agents.all()
+                    self._publish({ALL})  # earlier changes were not compared
+                else:
                     before, agents = await self._find_changes(before, agents)
-                    self._log.recovered("store", "Open pages are notified about changes again.")
+                self._log.recovered("store", "Open pages are notified about changes again.")
             except StoreUnavailable as error:
                 self._log.problem("store", logging.ERROR, f"Open pages are not notified about changes. {error}")
-                await asyncio.sleep(_CHECK_SECONDS)
-                self._publish({ALL})
-            if not self._subscribers:
-                self._has_subscribers.clear()
+                before = None
 
     def check_now(self) -> None:
         """Look for changes at once, after a change by this process."""
@@ -139,22 +131,14 @@ class LiveUpdates:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one stream."""
         request = Request(scope, receive)
-        refused = None
-        try:
-            person = await self._users.person_of(request)
-        except AccessDenied as error:
-            refused = error_answer(error.status, str(error))
-        except StoreUnavailable:
-            refused = error_answer(503, "The database cannot be read now.")
-        if refused is None and (self._is_stopping or len(self._subscribers) >= _MOST_SUBSCRIBERS):
-            refused = error_answer(503, "Too many pages are open, or the portal stops.")
-        if refused is not None:
-            await refused(scope, receive, send)
+        person = await self._users.person_of(request)
+        if self._is_stopping or len(self._subscribers) >= _MOST_SUBSCRIBERS:
+            await error_answer(503, "Too many pages are open, or the portal is stopping.")(scope, receive, send)
             return
         subscriber = Subscriber(person.session_sha256)
         scope[CONNECTION].call_when_gone(lambda: subscriber.end("gone"))
         self._subscribers.add(subscriber)
-        self._has_subscribers.set()
+        self._check_requested.set()
         try:
             await self._stream(subscriber, request, send)
         finally:
@@ -169,20 +153,16 @@ class LiveUpdates:
             keys = await subscriber.changes(self._keep_alive_seconds)
             if self._clock.monotonic() - checked_at >= self._keep_alive_seconds:
                 checked_at = self._clock.monotonic()
-                await self._check_session(subscriber, request)
+                with contextlib.suppress(StoreUnavailable):  # the next check follows
+                    try:
+                        await self._users.person_of(request)
+                    except AccessDenied:
+                        subscriber.end("ended")
             if subscriber.ended is None:
                 text = f"event: changed\ndata: {' '.join(sorted(keys))}\n\n" if keys else ": here\n\n"
                 await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
         last = f"event: {subscriber.ended}\ndata: {subscriber.ended}\n\n".encode()
         await send({"type": "http.response.body", "body": last, "more_body": False})
-
-    async def _check_session(self, subscriber: Subscriber, request: Request) -> None:
-        """End *subscriber* if its session was ended, by this or another process."""
-        with contextlib.suppress(StoreUnavailable):  # the next check follows
-            try:
-                await self._users.person_of(request)
-            except AccessDenied:
-                subscriber.end("ended")
 
     async def _find_changes(self, before: Marks, agents: dict[str, AgentSeen]) -> tuple[Marks, dict[str, AgentSeen]]:
         now, agents_now = await self._store.read(marks), self._connected_agents.all()
@@ -210,9 +190,6 @@ def _different(before: Mapping[str, object], now: Mapping[str, object]) -> set[s
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:
-    """Wait for *event* for at most *seconds*, then set it."""
-    timer = asyncio.get_running_loop().call_later(seconds, event.set)
-    try:
-        await event.wait()
-    finally:
-        timer.cancel()
+    """Wait for *event* for at most *seconds*."""
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)

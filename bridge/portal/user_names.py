@@ -1,8 +1,6 @@
-"""Names of users: which texts are names, and which two names belong to the same person.
+"""Validates and compares the names of users by Unicode rules (NFKC and casefold), never by SQL.
 
-A name comes from a form, a command, or a proxy, each with its own spelling (case, accents, spaces). The same person
-must not count as two approvers, and a disabled user must not log in with another spelling. Names are therefore compared
-by Unicode rules (NFKC and casefold), never by SQL.
+A person must not count as two approvers, and a disabled user must not log in, with another spelling of the name.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import unicodedata
 from bridge.text import escaped
 
 MOST_CHARACTERS = 256
-#: Signs that change how another is drawn, and are not seen themselves.
+#: Invisible variation selectors.
 _VARIANTS = re.compile("[\ufe00-\ufe0f]")
 
 

@@ -1,8 +1,7 @@
 """Authenticates people, and decides which events they may see and decide on.
 
-A person has a local name and password, or comes through a proxy that has authenticated the person and sends the name in
-a header. The portal accepts that header only from configured addresses. A session cookie contains 256 random bits, and
-the database has their SHA-256. A request that changes something needs the portal's own Origin and a CSRF token.
+A person has a local name and password, or a configured proxy sends the name in a header. The database has the SHA-256
+of a session cookie. A request that changes something needs the portal's Origin and a CSRF token.
 """
 
 from __future__ import annotations
@@ -104,7 +103,7 @@ def still(person: Person, connection: store_users.Connection, *, at: str) -> Per
         found = store_users.session_of(connection, person.session_sha256, at=at)
         if found is None:
             raise AccessDenied(401, "Sign in first.")
-        user: store_users.User | None = found.user
+        user: store_users.User | None = found[0]
     else:
         user = store_users.user_of(connection, person.name)
     if user is None:
@@ -112,13 +111,6 @@ def still(person: Person, connection: store_users.Connection, *, at: str) -> Per
     if user.disabled_at is not None:
         raise AccessDenied(403, "This person may not use the portal.")
     return msgspec.structs.replace(person, role=Role(user.role), scope=user.scopes)
-
-
-class Login(msgspec.Struct, frozen=True):
-    """A new session."""
-
-    session_id: str
-    person: Person
 
 
 class Users:
@@ -161,11 +153,12 @@ class Users:
             session_sha256 = _sha256(session_id)
             found = await self._store.read(store_users.session_of, session_sha256, at=self._now())
             if found is not None:
+                user, csrf_token = found
                 return Person(
-                    name=found.user.user_name,
-                    role=Role(found.user.role),
-                    scope=found.user.scopes,
-                    csrf_token=found.csrf_token,
+                    name=user.user_name,
+                    role=Role(user.role),
+                    scope=user.scopes,
+                    csrf_token=csrf_token,
                     session_sha256=session_sha256,
                 )
         raise AccessDenied(401, "Sign in first.")
@@ -190,8 +183,8 @@ class Users:
         if parts.scheme not in {"http", "https"} or f"{parts.scheme}://{parts.netloc}".lower() != own.lower():
             raise AccessDenied(403, "The request comes from another site.")
 
-    async def sign_in(self, name: str, password: str, *, address: str, old_session_id: str) -> Login:
-        """Start a session; raise AccessDenied (401) for a wrong name or password, 429 after too many of them."""
+    async def sign_in(self, name: str, password: str, *, address: str, old_session_id: str) -> str:
+        """Start a session and return its ID; raise AccessDenied (401), or 429 after too many wrong passwords."""
         if self._signing_in >= _MOST_SIGNING_IN:
             raise AccessDenied(429, "Too many sign in now. Try again in a minute.")
         self._signing_in += 1
@@ -211,8 +204,7 @@ class Users:
             at=format_time(now),
             until=format_time(now + self.session),
         )
-        person = Person(name=user.user_name, role=Role(user.role), scope=user.scopes, csrf_token=csrf_token)
-        return Login(session_id, person)
+        return session_id
 
     async def sign_out(self, person: Person) -> None:
         """End the session of *person*."""

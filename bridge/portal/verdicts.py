@@ -1,9 +1,7 @@
 """The rules for verdicts: approve the event, hold it, or wait for a second person. Pure.
 
-There is no "deny" verdict: without an approval, Azure starts the event at NotBefore. A hold prevents only early
-approvals by people and by the rules of the VMs. One person can hold an event, for any number of required approvals. A
-hold lasts until its withdrawal, and no one can approve the event meanwhile. A withdrawal starts nothing. An approval
-counts only for the event with the same digest, until the approval expires.
+A hold of one person prevents early approvals by people and by the rules of the VMs until its withdrawal, which starts
+nothing. An approval counts only for the event with the same digest, until the approval expires.
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@ from datetime import datetime
 import msgspec
 
 from bridge.clock import format_time, parse_time
-from bridge.events.event import ScheduledEvent, compact_json
-from bridge.portal.audit import Entry
+from bridge.events.event import ScheduledEvent
 from bridge.portal.decision_progress import AcceptedApproval, DecisionProgress, accepted_approval, progress_of
 from bridge.portal.fleet import EventState, State, VmState, groups_of
 from bridge.portal.sentences import (
@@ -141,7 +140,9 @@ def _verdict_view(
     effect = "stops the approval unless it is already posted to Azure"
     if verdict.choice is Choice.HOLD:
         holds = [each for each in details.counting if each.choice is Choice.HOLD and each.withdrawn_at is None]
-        effect = "people can approve the event" if len(holds) == 1 else "the event stays held by another person"
+        effect = "the event stays held by another person"
+        if len(holds) == 1:  # PROTOCOL.md, section 8
+            effect = "people can approve the event. The rules of the VMs stay stopped until an approval"
     withdrawing = f"{effect}. If no one acts, Azure starts it {clock_text(event)}. For {these(vm_names(event))}"
     return VerdictView(
         verdict=verdict,
@@ -213,23 +214,3 @@ def agent_view(
         follows = "yes" if why_not is None else f"no: it {why_not}"
     name = (vm.vm.name if vm is not None else None) or vm_key
     return AgentView(name=name, vm=vm, seen=seen, follows=follows, open_events=open_events)
-
-
-class EntryView(msgspec.Struct, frozen=True, kw_only=True):
-    """An audit entry."""
-
-    entry: Entry
-    event: EventState | None
-    title: str
-
-    @property
-    def details(self) -> list[tuple[str, str]]:
-        """Return the details that are not empty, as names and texts."""
-        values = [(name, value) for name, value in self.entry.details.items() if value not in (None, "", [], {})]
-        return [(name, value if isinstance(value, str) else compact_json(value)) for name, value in values]
-
-
-def entry_view(entry: Entry, event: EventState | None) -> EntryView:
-    """Return the view of *entry* about *event*."""
-    title = "" if event is None else f"{event.event.event_type or 'Event'} of {', '.join(vm_names(event))}"
-    return EntryView(entry=entry, event=event, title=title)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 from datetime import datetime, timezone
 
 import jwt
@@ -15,9 +14,7 @@ from bridge.portal.agent_tokens import (
     TOKEN_SECONDS,
     AgentTokens,
     Challenges,
-    Nonce,
     TokenRefused,
-    check_secret,
 )
 from bridge.testing import ManualClock
 
@@ -43,46 +40,40 @@ def new_token(clock, *secrets):
     return tokens(clock, *secrets).new(VM, subscription_id=SUBSCRIPTION)
 
 
-def test_a_challenge_has_32_letters_and_digits_and_no_two_are_the_same(clock):
-    made = [challenges(clock).new() for _ in range(100)]
-    assert all(re.fullmatch("[a-z2-7]{32}", each) for each in made)
-    assert len(set(made)) == 100
-
-
 def test_a_challenge_is_known_again_for_six_minutes_by_each_process_with_the_secret(clock):
     other = challenges(clock)
     nonce = challenges(clock).new()
-    assert other.look_at(nonce) is Nonce.FRESH
+    assert other.is_fresh(nonce)
     clock.advance(CHALLENGE_SECONDS)
-    assert other.look_at(nonce) is Nonce.FRESH
+    assert other.is_fresh(nonce)
     clock.advance(1)
-    assert other.look_at(nonce) is Nonce.OLD
+    assert not other.is_fresh(nonce)
 
 
 def test_a_challenge_of_a_secret_that_is_being_replaced_counts_on(clock):
     nonce = challenges(clock, "old" * 20).new()
-    assert challenges(clock, SECRET, "old" * 20).look_at(nonce) is Nonce.FRESH
-    assert challenges(clock, SECRET).look_at(nonce) is Nonce.FOREIGN
+    assert challenges(clock, SECRET, "old" * 20).is_fresh(nonce)
+    assert not challenges(clock, SECRET).is_fresh(nonce)
 
 
 def test_a_challenge_of_which_one_character_differs_is_nobodys(clock):
     nonce = challenges(clock).new()
     for position in range(len(nonce)):
         other = "a" if nonce[position] != "a" else "b"
-        assert challenges(clock).look_at(nonce[:position] + other + nonce[position + 1 :]) is Nonce.FOREIGN
+        assert not challenges(clock).is_fresh(nonce[:position] + other + nonce[position + 1 :])
 
 
 @pytest.mark.parametrize("nonce", ["", "a", "20260506-070809", "ä" * 32, "a" * 32, "=" * 32, "\0", "a" * 10_000])
 def test_what_is_no_challenge_is_nobodys(clock, nonce):
-    assert challenges(clock).look_at(nonce) is Nonce.FOREIGN
+    assert not challenges(clock).is_fresh(nonce)
 
 
 def test_a_challenge_of_a_clock_that_is_ahead_counts_within_a_minute(clock):
     ahead = ManualClock(clock.now())
     ahead.advance(60)
-    assert challenges(clock).look_at(challenges(ahead).new()) is Nonce.FRESH
+    assert challenges(clock).is_fresh(challenges(ahead).new())
     ahead.advance(1)
-    assert challenges(clock).look_at(challenges(ahead).new()) is Nonce.OLD
+    assert not challenges(clock).is_fresh(challenges(ahead).new())
 
 
 def test_a_token_stands_for_its_vm_for_an_hour(clock):
@@ -144,15 +135,3 @@ def test_what_is_no_token_is_refused_without_a_word_of_it(clock, bogus):
     with pytest.raises(TokenRefused) as caught:
         tokens(clock).vm_id_of(bogus)
     assert len(bogus) < 3 or bogus not in str(caught.value)
-
-
-def test_a_header_that_is_nested_deeply_is_refused(clock):
-    nested = base64.urlsafe_b64encode(b"[" * 1400).rstrip(b"=").decode()
-    with pytest.raises(TokenRefused):
-        tokens(clock).vm_id_of(f"{nested}.e30.AAAA")
-
-
-def test_a_secret_that_could_be_guessed_is_not_taken():
-    check_secret("x" * 32)
-    with pytest.raises(ValueError, match="31 characters"):
-        check_secret("x" * 31)

@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import logging
 import re
 import secrets
-from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timezone
 from pathlib import Path
 
 import msgspec
 import pytest
 import requests
 from fleet_records import fleet_record
-from portal_kit import AGENT_TOKEN, BATCH, RunningPortal, batch
+from portal_kit import BATCH, RunningPortal, batch
 
 from bridge.config.loader import read as read_agent
 from bridge.errors import CredentialFailed, DeliveryFailed
 from bridge.imds.client import ImdsClient, attested_tokens
-from bridge.portal.agent_tokens import AgentTokens
-from bridge.portal.agents import MAX_BODY_BYTES, secrets_of
-from bridge.portal.authentication import AuthenticationFailed, Authenticator
-from bridge.portal.metrics import PortalMetrics
 from bridge.system.access_tokens import AttestedToken
-from bridge.system.secrets import Secret
-from bridge.testing import Fault, ManualClock, Simulator
+from bridge.testing import Fault, Simulator
 from bridge.testing.simulator.faults import DOCUMENT_KINDS
 from sinks.cloudevent import cloud_event_bytes
 
-SECRET = "one secret of forty characters, or so, or more"  # of the tests without a portal
 PATIENCE_SECONDS = 30.0
 
 
@@ -155,12 +145,6 @@ def test_the_sink_of_an_agent_delivers_to_the_portal(portal, imds, azure):
     assert [vm["vm_key"] for vm in portal.get("/events/e").json()["event"]["vms"]] == [azure.machines[0].vm_id]
 
 
-def test_five_vms_that_ask_at_once_all_get_theirs(portal, imds):
-    with ThreadPoolExecutor(5) as pool:
-        assert len(set(pool.map(lambda number: token_of(portal, imds, number % 2), range(5)))) == 5
-    assert counted(portal, "accepted") == 5
-
-
 def test_a_metadata_service_that_repeats_itself_recovers_with_the_same_challenge(portal, imds, azure):
     azure.world.set_fault(Fault(kind="cached_nonce", count=3))
     asked, waits = [], []
@@ -194,10 +178,6 @@ def test_a_token_outlives_a_restart_and_ends_with_its_secret(portal, imds, azure
     assert portal.post(cloud_event_bytes(record_of(azure, 0)), token=token).status_code == 401
 
 
-def test_the_other_ways_go_on_beside_it(portal, azure):
-    assert portal.post(cloud_event_bytes(record_of(azure, 1)), token=AGENT_TOKEN).status_code == 204
-
-
 # What does not.
 
 
@@ -212,25 +192,6 @@ def test_no_document_with_a_fault_gets_a_token(shared, imds, azure, kind):
     reason = answer.json()["reason"]
     assert counted(shared, reason) == counted_in(before, reason) + 1
     assert counted(shared, "accepted") == counted_in(before, "accepted")
-
-
-def test_the_wrong_digest_algorithm_of_real_documents_gets_one(shared, imds, azure):
-    azure.world.set_fault(Fault(kind="wrong_digest_algorithm", count=1))
-    assert token_of(shared, imds)
-
-
-def test_a_document_that_is_shown_again_gets_none(shared, imds):
-    document = imds().attested_document(challenge(shared))
-    assert shown(shared, document).status_code == 200
-    again = shown(shared, document)
-    assert (again.status_code, again.json()["reason"]) == (409, "replayed")
-
-
-def test_a_subscription_that_is_not_listed_gets_none(table, imds, tmp_path):
-    other = {**table, "subscriptions": ["00000000-0000-0000-0000-000000000000"]}
-    with RunningPortal(tmp_path / "other", agents={"attested": other}) as portal:
-        answer = shown(portal, imds().attested_document(challenge(portal)))
-    assert (answer.status_code, answer.json()["reason"]) == (403, "subscription_not_listed")
 
 
 @pytest.mark.parametrize("changes", [{}, {"vm_id": None}, {"vm_id": "vm_0"}])
@@ -260,30 +221,7 @@ def test_a_token_asks_for_the_decisions_of_its_vm_and_of_no_other(shared, imds, 
     assert shared.get(f"/vms/{other}/decisions", **{**asked, "token": token[:-4] + "AAAA"}).status_code == 401
 
 
-def test_a_token_lets_nobody_read(shared, imds):
-    assert shared.get("/events", token=token_of(shared, imds)).status_code == 401
-
-
 # Whoever it is: bounds.
-
-
-@pytest.mark.parametrize(
-    ("body", "status"),
-    [
-        (b"", 400),
-        (b"[]", 400),
-        (b"{}", 400),
-        (b'{"document": 1}', 400),
-        (b'{"document": ""}', 400),
-        (b'{"document": "a", "document": "b"}', 400),
-        (b"[" * 60_000, 400),
-        (b"\xff", 400),
-        (b'{"document": "' + b"A" * (32 * 1024 + 4) + b'"}', 413),
-        (b"0" * (MAX_BODY_BYTES + 1), 413),
-    ],
-)
-def test_what_is_no_document_is_refused(shared, body, status):
-    assert posted(shared, "/agents/token", body).status_code == status
 
 
 def test_without_the_table_there_are_no_such_routes(tmp_path):
@@ -307,38 +245,6 @@ def test_a_portal_without_its_secret_says_so_and_goes_on(portal, table, imds, az
     assert portal.post(cloud_event_bytes(record_of(azure, 0)), token=token).status_code == 204
 
 
-def test_ten_thousand_bogus_tokens_leave_nothing_behind(caplog):
-    clock = ManualClock(datetime(2030, 5, 6, tzinfo=timezone.utc)).clock
-    tokens = AgentTokens(lambda: (SECRET,), clock=clock)
-    metrics = PortalMetrics()
-    none = Secret(key="none")
-    callers = Authenticator(agent_token=none, reader_token=none, metrics=metrics, clock=clock, attested=tokens)
-    good = tokens.new("7ef1d8a4-0c2b-4c7e-9a35-1f5f6d1f2b90", subscription_id="s")
-    head, payload, signature = good.split(".")
-    for number in range(10_000):
-        forged = f"{head}.{payload}.{base64.urlsafe_b64encode(number.to_bytes(32, 'big')).rstrip(b'=').decode()}"
-        with pytest.raises(AuthenticationFailed):
-            callers.agent({"authorization": f"Bearer {forged if number % 2 else signature + str(number)}"})
-    assert len(caplog.records) <= 2
-    assert 'callers_refused_total{reason="wrong_token"} 10000.0' in metrics.page().decode()
-    found = callers.agent({"authorization": f"Bearer {good}"})
-    assert found.may_speak_for("7ef1d8a4-0c2b-4c7e-9a35-1f5f6d1f2b90")
-    assert not found.may_speak_for("00000000-0c2b-4c7e-9a35-1f5f6d1f2b90")
-    assert not found.may_speak_for("stream:7ef1d8a4-0c2b-4c7e-9a35-1f5f6d1f2b90")
-
-
-def test_refused_documents_cost_no_memory_and_few_lines(portal, imds, azure, caplog):
-    azure.world.set_fault(Fault(kind="foreign_root", count=1))
-    document = imds().attested_document(challenge(portal))
-    caplog.set_level(logging.INFO)
-    with requests.Session() as session:
-        for _ in range(50):
-            answer = session.post(f"{portal.url}/agents/token", json={"document": document}, timeout=PATIENCE_SECONDS)
-            assert answer.json()["reason"] == "untrusted"
-    assert counted(portal, "untrusted") == 50
-    assert len([line for line in caplog.records if "refused" in line.getMessage()]) == 1
-
-
 def test_a_refusal_says_its_reason_to_the_agent_that_logs_it(table, imds, tmp_path):
     other = {**table, "subscriptions": ["00000000-0000-0000-0000-000000000000"]}
     with RunningPortal(tmp_path / "other", agents={"attested": other}) as portal:
@@ -348,9 +254,3 @@ def test_a_refusal_says_its_reason_to_the_agent_that_logs_it(table, imds, tmp_pa
         with pytest.raises(CredentialFailed, match=r"\(subscription_not_listed\)\. Add the VM's subscription"):
             token.current(wait_seconds=PATIENCE_SECONDS)
         token.close()
-
-
-def test_a_secret_of_a_file_is_read_again_and_may_have_one_to_be_replaced(tmp_path):
-    path = tmp_path / "secret"
-    path.write_text("n" * 40 + "\n" + "o" * 40 + "\n")
-    assert secrets_of(Secret(key="x", file=str(path)))() == ("n" * 40, "o" * 40)

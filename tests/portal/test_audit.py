@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-import tracemalloc
-from itertools import islice, pairwise
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -65,11 +64,11 @@ def test_a_chain_is_as_it_was_written(ten):
         ("UPDATE audit SET subject = '' WHERE entry = 10", 10, "changed"),
         ("UPDATE audit SET at = '2026-11-20T11:00:31.000Z' WHERE entry = 4", 4, "changed"),
         (f"UPDATE audit SET hash = '{NO_HASH}' WHERE entry = 4", 4, "changed"),
-        (f"UPDATE audit SET previous_hash = '{NO_HASH}' WHERE entry = 4", 4, "the entry before it was another"),
-        ("DELETE FROM audit WHERE entry = 4", 4, "not there"),
-        ("DELETE FROM audit WHERE entry = 1", 1, "not there"),
-        ("DELETE FROM audit WHERE entry > 7", 8, "not there"),
-        ("DELETE FROM audit", 1, "not there"),
+        (f"UPDATE audit SET previous_hash = '{NO_HASH}' WHERE entry = 4", 4, "the previous entry"),
+        ("DELETE FROM audit WHERE entry = 4", 4, "missing"),
+        ("DELETE FROM audit WHERE entry = 1", 1, "missing"),
+        ("DELETE FROM audit WHERE entry > 7", 8, "missing"),
+        ("DELETE FROM audit", 1, "missing"),
     ],
 )
 def test_the_first_entry_that_was_changed_is_named(ten, statement, entry, why):
@@ -90,7 +89,7 @@ def test_an_entry_that_is_made_anew_with_its_hash_gives_the_next_one_away(ten):
     )
     tampered(ten, f"UPDATE audit SET actor = 'eve', details = '{{}}', hash = '{forged.hash}' WHERE entry = 4")
     found = fault_of(ten)
-    assert (found.entry, found.why) == (5, "the entry before it was another when this one was written")
+    assert (found.entry, found.why) == (5, "the previous entry is not the one that was written")
 
 
 @pytest.mark.parametrize("statement", ["UPDATE audit SET actor = 'eve'", "DELETE FROM audit"])
@@ -116,37 +115,9 @@ def test_two_who_add_at_once_make_one_chain(database):
     assert fault_of(stores[1]) is None
 
 
-def test_an_entry_that_is_taken_back_leaves_no_gap(ten):
-    def fails(connection):
-        add_entries(connection, [new()], at=AT)
-        raise KeyError
-
-    with pytest.raises(KeyError):
-        ten.write(fails)
-    ten.write(add_entries, [new()], at=AT)
-    assert fault_of(ten) is None
-    assert ten.read(count) == 11
-
-
 def test_the_hash_can_be_computed_by_anybody_from_what_an_export_shows(ten):
     for line in (msgspec.json.encode(entry) for entry in ten.read(entries, after=0)):
         shown = json.loads(line)
         names = ("entry", "at", "actor", "action", "subject", "details", "previous_hash")
         text = json.dumps([shown[name] for name in names], sort_keys=True, separators=(",", ":"))
         assert hashlib.sha256(text.encode()).hexdigest() == shown["hash"]
-
-
-def test_reading_a_long_audit_takes_the_memory_of_a_page(store):
-    for _ in range(8):
-        store.write(add_entries, [new(number) for number in range(1_000)], at=AT)
-
-    def peak_of(limit):
-        tracemalloc.start()
-        store.read(lambda connection: sum(entry.entry for entry in islice(all_entries(connection), limit)))
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        return peak
-
-    peak_of(10)
-    short, long = peak_of(2_000), peak_of(8_000)
-    assert long < 1.5 * short

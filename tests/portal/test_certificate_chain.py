@@ -7,12 +7,10 @@ from azure_documents import Authority
 from cryptography.hazmat.primitives.serialization import Encoding
 from verifier_kit import NAME, NOW
 
-from bridge.errors import ConfigurationError
 from bridge.portal.certificate_chain import (
     MAX_CERTIFICATE_BYTES,
     IntermediateCertificates,
     azure_roots,
-    certificates_in,
 )
 from bridge.testing import ManualClock
 from bridge.testing.http_contract import Answer, HttpPeer
@@ -134,27 +132,8 @@ def test_a_flood_of_forged_certificates_costs_ten_requests_a_minute_and_no_memor
     assert len(found._fetched) <= 64
 
 
-def test_a_shelf_that_is_silent_costs_its_deadline_once(clock, shelf, azure):
-    shelf.reply(lambda _: None)
-    found, signer = intermediates(clock, shelf), azure.signer(NAME, at=f"{shelf.base}/ca.crt")
-    found.fetch_for(signer)
-    found.fetch_for(signer)
-    assert len(shelf.requests) == 1
-
-
 def test_the_roots_of_azure_are_among_those_that_certifi_has():
     names = {each.subject.rfc4514_string() for each in azure_roots()}
     assert any("DigiCert Global Root G2" in name for name in names)
     assert any("Microsoft RSA Root Certificate Authority 2017" in name for name in names)
     assert len(names) < 12
-
-
-def test_a_file_of_certificates_is_read_whole_or_named(tmp_path, azure):
-    path = tmp_path / "roots.pem"
-    path.write_bytes(b"".join(each.public_bytes(Encoding.PEM) for each in (azure.root, azure.intermediate)))
-    assert certificates_in(path) == (azure.root, azure.intermediate)
-    path.write_bytes(b"none")
-    with pytest.raises(ConfigurationError, match=r"roots\.pem contains no readable certificates"):
-        certificates_in(path)
-    with pytest.raises(ConfigurationError, match=r"nowhere\.pem cannot be read"):
-        certificates_in(tmp_path / "nowhere.pem")

@@ -5,9 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 from click.testing import CliRunner
@@ -17,7 +14,6 @@ from bridge.cli.commands import commands
 from bridge.errors import BridgeError
 from bridge.portal.audit import NewEntry
 from bridge.portal.store.audit import add_entries
-from bridge.portal.store.audit import count as counted
 from bridge.portal.store.database import Store
 
 AT = "2026-11-20T11:00:30.000Z"
@@ -73,7 +69,7 @@ def test_verify_names_the_first_entry_that_was_changed_and_ends_with_1(store, co
     store.write(tamper)
     done = run("audit", "verify", "--config", config)
     assert done.return_value == 1
-    assert done.stderr == "Entry 2 of 3 is not as it should be: it was changed after it was written.\n"
+    assert done.stderr == "Entry 2 of 3 is not as it should be: it was changed.\n"
 
 
 @pytest.mark.usefixtures("store")
@@ -99,47 +95,7 @@ def test_backup_makes_a_file_that_a_portal_can_start_on(config, tmp_path):
         run("backup", "--config", config, tmp_path / "copy.db")
 
 
-@pytest.mark.skipif(not hasattr(os, "wait4"), reason="measures the memory of a process as Linux does")
-@pytest.mark.parametrize(
-    ("few", "many"), [(500, 5_000), pytest.param(10_000, 100_000, marks=pytest.mark.long)], ids=["short", "long"]
-)
-def test_long_audit_is_exported_and_verified_in_the_memory_of_a_short_one(config, store, agent_env, few, many):
-    entry = NewEntry(actor="ada", action="approved", subject="e", details={"reason": "x" * 200})
-    peaks = []
-    for count in (few, many):
-        while (have := store.read(counted)) < count:
-            store.write(add_entries, [entry] * min(1_000, count - have), at=AT)
-        peaks.append([_peak_mb(agent_env, count, *words, "--config", config) for words in (("export",), VERIFY)])
-    for short, long in zip(*peaks, strict=True):
-        assert long < short + 4
-    store.write(lambda connection: connection.exec_driver_sql("DROP TRIGGER audit_no_update"))
-    changed = f"UPDATE audit SET actor = 'eve' WHERE entry >= {many - 2}"
-    store.write(lambda connection: connection.exec_driver_sql(changed))
-    assert f"Entry {many - 2} of {many} is not as it should be" in run(*VERIFY, "--config", config).stderr
-
-
-VERIFY = ("audit", "verify")
-
-
-def _peak_mb(env, lines, *words):
-    """Run the command and return the most memory that it took."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "bridge", "portal", *map(str, words)], env=env, stdout=subprocess.PIPE
-    ) as process:
-        found = sum(1 for _ in process.stdout)
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0
-    assert found == (1 if VERIFY[0] in words else lines)
-    return usage.ru_maxrss * 1024 / 1e6
-
-
 @pytest.mark.parametrize("words", [("audit", "verify"), ("export",), ("backup", "copy.db")])
 def test_without_a_database_the_commands_say_so(config, words):
     with pytest.raises(BridgeError, match="There is no database at"):
         run(*words, "--config", config)
-
-
-def test_a_config_before_the_command_is_wrong_usage(config):
-    with pytest.raises(Exception, match="portal migrate --config FILE"):
-        run("--config", config, "migrate")

@@ -1,12 +1,8 @@
 """Connected agents: an agent that stops polling stays known for minutes, and other processes receive its header."""
 
 import json
-import time
 
 import pytest
-import requests
-from fleet_records import vm_id_of
-from portal_kit import AGENT_TOKEN, RunningPortal
 
 from bridge.portal.connected_agents import FORGOTTEN_SECONDS, ConnectedAgents
 from bridge.testing import ManualClock
@@ -63,18 +59,6 @@ def test_what_an_agent_said_is_known_while_it_is_away_and_when_it_is_back(agents
     assert len(agents.all()) == 3
 
 
-@pytest.mark.parametrize(
-    "said", ["1" + 500 * "0", "-" + 30 * "9", "1e999", "NaN", '"\\ud800"', "[" * 4_000, "9" * 8_000, '"\x00"']
-)
-def test_agent_with_an_unusual_header_is_shared_like_any_other(agents, clock, said):
-    for member in ("required_approvals", "version", "kids"):
-        agents.begins("odd", f'{{"{member}": {said}}}')
-        agents.ends("odd")
-        there = ConnectedAgents(clock.clock)
-        there.receive(agents.changes_to_share(is_everything=False))
-        assert there.all() == agents.all()
-
-
 def test_poll_that_is_held_longer_than_agents_are_remembered_is_not_lost(agents, clock):
     agents.begins("held", _HEADER)
     clock.advance(2 * FORGOTTEN_SECONDS)
@@ -95,21 +79,3 @@ def test_other_processes_are_told_of_agents_that_are_away_when_they_are_told_eve
     there.receive(shared)
     assert there.all()["vm-1"].received_index == 1
     assert not there.all()["vm-1"].is_connected
-
-
-def test_portal_forgets_although_nobody_asks_it_any_more(tmp_path, clock):
-    with RunningPortal(tmp_path, clock=clock.clock) as portal:
-        answer = requests.get(
-            f"{portal.url}/vms/{vm_id_of(0)}/decisions",
-            params={"index": 0, "wait": 1},
-            headers={"Authorization": f"Bearer {AGENT_TOKEN}"},
-            timeout=20,
-        )
-        assert answer.status_code == 200
-        (agent,) = portal.get("/agents").json()["agents"]
-        assert agent["vm_key"] == vm_id_of(0)
-        clock.advance(FORGOTTEN_SECONDS + 1)
-        until = time.monotonic() + 20
-        while portal.get("/agents").json()["agents"]:
-            assert time.monotonic() < until, "it is not forgotten"
-            time.sleep(0.1)

@@ -93,12 +93,6 @@ def test_without_the_database_no_document_is_taken(processes, azure, database):
         answer(ours.token, document=document(azure, ours))
 
 
-def test_a_portal_that_prefers_a_nonce_remembers_none(processes, azure):
-    ours, others = processes(nonce="preferred")
-    shown = document(azure, ours)
-    assert [answer(each.token, document=shown)[0] for each in (ours, others)] == [200, 200]
-
-
 def test_of_many_who_show_a_document_at_once_one_is_told_that_it_counts(database):
     stores = [database.store() for _ in range(4)]
     begun = threading.Barrier(len(stores))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from datetime import timedelta
 
 import pytest
-from fleet_records import NOW, fleet_record, histories, vm_id_of
-from hypothesis import given
+from fleet_records import NOW, fleet_record, histories
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -36,24 +35,11 @@ def everything(fleet):
 
 
 @given(histories(), st.randoms(use_true_random=False))
+@settings(max_examples=50)
 def test_the_same_records_twice_and_in_any_order_are_the_same_events(records, chance):
     shuffled = [*records, *records]
     chance.shuffle(shuffled)
     assert everything(folded(shuffled)) == everything(folded(records))
-
-
-def test_a_hundred_vms_in_random_order_are_one_event():
-    records = [
-        fleet_record(vm, sequence=sequence, transition=transition, seconds=sequence)
-        for vm in range(100)
-        for sequence, transition in enumerate((Transition.SCHEDULED, Transition.STARTED, Transition.COMPLETED), start=1)
-    ]
-    chance = random.Random(7)
-    for _ in range(5):
-        chance.shuffle(records)
-        event = event_of(*records, *records[:50])
-        assert (event.state, event.is_open, len(event.vms)) == (State.COMPLETED, False, 100)
-        assert all(vm.agrees for vm in event.vms)
 
 
 def test_started_beats_scheduled_whoever_spoke_last():
@@ -179,16 +165,6 @@ def test_what_became_of_an_approval_says_nothing_of_what_the_event_is(transition
     assert event.state is State.STARTED
 
 
-def test_a_test_record_says_nothing_at_all():
-    fleet = folded([fleet_record(0, transition=Transition.TEST)])
-    assert everything(fleet) == everything(Fleet())
-
-
-def test_names_that_no_record_came_from_are_told():
-    event = event_of(fleet_record(0, resources=("_VM_0", "vm_7", "vm_7")))
-    assert event.unheard == ("vm_7",)
-
-
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
@@ -205,24 +181,8 @@ def test_what_nobody_can_decide_on_says_why(fields, why):
     assert event_of(fleet_record(0, **fields)).undecidable_because == why
 
 
-def test_vms_are_told_apart_by_their_vm_id_in_any_case():
-    upper = fleet_record(0, sequence=2, transition=Transition.STARTED, seconds=2)
-    upper = type(upper)(**{**_fields(upper), "vm": type(upper.vm)(name="vm_0", vm_id=vm_id_of(0).upper())})
-    event = event_of(fleet_record(0), upper)
-    assert [vm.vm_key for vm in event.vms] == [vm_id_of(0)]
-
-
 def test_events_without_an_event_id_are_one_where_type_machines_and_group_are():
     one, other = fleet_record(0, event_id=None), fleet_record(1, event_id=None, resources=("vm_1", "VM_0"))
     assert event_key(one.event, one.vm) == event_key(other.event, other.vm)
     elsewhere = type(one.vm)(name="vm_0", vm_id="x", resource_group="east", subscription_id="s")
     assert event_key(one.event, elsewhere) != event_key(one.event, one.vm)
-
-
-def test_groups_are_those_of_all_vms():
-    event = event_of(fleet_record(0), fleet_record(1, labels={"team": "search"}))
-    assert event.groups == ("labels.team:payments", "labels.team:search", "resource_group:west")
-
-
-def _fields(record):
-    return {name: getattr(record, name) for name in record.__struct_fields__}

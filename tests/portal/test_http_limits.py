@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import gc
-import os
 import re
 import select
 import socket
-import sys
 import time
-from pathlib import Path
 
 import pytest
-import requests
 from fleet_records import vm_id_of
-from portal_kit import AGENT_TOKEN, STRUCTURED, RunningPortal
+from portal_kit import AGENT_TOKEN, RunningPortal
 
 from bridge.portal.http_limits import HttpLimits
-from bridge.portal.requests import MAX_BODY_BYTES
 
 SECONDS = 30.0
-LIMITS = HttpLimits(request_seconds=1.0)
+LIMITS = HttpLimits(request_seconds=0.4)
 AS_AGENT = f"Authorization: Bearer {AGENT_TOKEN}\r\n"
 EVENTS = b"GET /api/v1/events HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -122,11 +116,6 @@ def test_a_head_without_an_end_is_refused_long_before_its_end(portal, client, he
     wait_for(lambda: cut_by(portal) == before + 1)
 
 
-def test_a_head_of_a_few_kilobytes_is_taken(client):
-    client.send(EVENTS[:-2] + b"X: " + b"y" * 30_000 + b"\r\nConnection: close\r\n\r\n")
-    assert statuses(client.rest()) == [401]
-
-
 @pytest.mark.parametrize("head", [b"", b"GET /api/v1/ev", EVENTS[:-1]])
 def test_a_connection_that_asks_nothing_is_ended(client, head):
     client.send(head)
@@ -153,14 +142,6 @@ def test_half_open_connections_are_all_ended_and_keep_nobody_out(portal):
 # Its body.
 
 
-@pytest.mark.parametrize("path", ["/api/v1/records", "/api/v1/decisions", "/api/v1/events/x/verdicts", "/login"])
-def test_a_mebibyte_and_a_byte_is_too_large_for_every_route(portal, path):
-    origin = portal.url.removesuffix("/api/v1")
-    headers = {"Authorization": f"Bearer {AGENT_TOKEN}", "Content-Type": STRUCTURED, "Origin": origin}
-    answer = requests.post(f"{origin}{path}", data=b" " * (MAX_BODY_BYTES + 1), headers=headers, timeout=SECONDS)
-    assert answer.status_code in {401, 403, 413}
-
-
 def test_chunks_without_an_end_are_given_up(portal, client):
     client.send(f"POST /api/v1/records HTTP/1.1\r\nHost: x\r\n{AS_AGENT}Transfer-Encoding: chunked\r\n\r\n".encode())
     sent = 0
@@ -178,41 +159,6 @@ def test_a_body_that_drips_behind_its_answer_keeps_no_connection(client, length)
 
 # What is no request, or one that two servers would read differently.
 
-_HEAD = b"POST /api/v1/records HTTP/1.1\r\nHost: x\r\n"
-_INNER = b"GET /api/v1/audit HTTP/1.1\r\nHost: x\r\n\r\n"
-SMUGGLED = {
-    "length and chunks": _HEAD + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + _INNER,
-    "chunks and length": _HEAD + b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n" + _INNER,
-    "two lengths": _HEAD + b"Content-Length: 0\r\nContent-Length: 44\r\n\r\n" + _INNER,
-    "lengths in a list": _HEAD + b"Content-Length: 0, 44\r\n\r\n" + _INNER,
-    "a length with a sign": _HEAD + b"Content-Length: +0\r\n\r\n" + _INNER,
-    "a length below 0": _HEAD + b"Content-Length: -1\r\n\r\n" + _INNER,
-    "a length in hexadecimal": _HEAD + b"Content-Length: 0x0\r\n\r\n" + _INNER,
-    "a space before the colon": _HEAD + b"Content-Length : 0\r\n\r\n" + _INNER,
-    "an encoding that is none": _HEAD + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n" + _INNER,
-    "chunks that are not last": _HEAD + b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n" + _INNER,
-    "a size of a chunk that is none": _HEAD + b"Transfer-Encoding: chunked\r\n\r\n0x0\r\n\r\n" + _INNER,
-    "a size beyond 64 bits": _HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"f" * 17 + b"\r\n" + _INNER,
-    "a folded header": _HEAD + b"Content-Length: 0\r\n 4\r\n\r\n" + _INNER,
-    "a NUL in a header": _HEAD + b"X: a\0b\r\n\r\n" + _INNER,
-    "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + _INNER,
-    "another protocol": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-}
-
-
-@pytest.mark.parametrize("request_bytes", SMUGGLED.values(), ids=SMUGGLED)
-def test_what_two_servers_would_read_differently_is_refused_with_all_behind_it(client, request_bytes):
-    client.send(request_bytes)
-    answers = client.rest()
-    assert statuses(answers)[-1:] == [400]
-    assert len(statuses(answers)) == 1
-    assert b"connection: close" in answers.lower()
-
-
-def test_another_protocol_is_not_spoken_and_what_is_behind_it_not_read(client):
-    client.send(EVENTS[:-2] + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n" + EVENTS)
-    assert statuses(client.rest()) == [401]
-
 
 def test_a_request_before_the_response_to_the_previous_one_ends_the_connection(portal):
     before = cut_by(portal)
@@ -227,30 +173,7 @@ def test_a_request_before_the_response_to_the_previous_one_ends_the_connection(p
     assert cut_by(portal) == before + 1
 
 
-def test_a_poll_with_a_body_is_refused(client):
-    poll = f"GET /api/v1/vms/{vm_id_of(0)}/decisions?index=1&wait=600 HTTP/1.1\r\nHost: x\r\n{AS_AGENT}"
-    client.send(f"{poll}Transfer-Encoding: chunked\r\n\r\n".encode())
-    assert client.drip(b"1\r\n \r\n")
-
-
 # What is said in a request.
-
-
-def test_json_that_is_deep_is_refused_wherever_it_comes_and_fails_nothing(portal, caplog):
-    deep = "[" * 4_000
-    headers = {"Authorization": f"Bearer {AGENT_TOKEN}", "Scheduled-Events-Agent": f'{{"x": {deep}'}
-    url = f"{portal.url}/vms/{vm_id_of(0)}/decisions?index=0&wait=1"
-    assert requests.get(url, headers=headers, timeout=SECONDS).status_code == 200
-    for path in ("/records", "/decisions", "/events/x/verdicts", "/events/x", "/audit"):
-        for content_type in (STRUCTURED, "application/json"):
-            answer = requests.post(
-                f"{portal.url}{path}",
-                data=f'{{"decisions": {deep * 50}'.encode(),
-                headers={"Authorization": f"Bearer {AGENT_TOKEN}", "Content-Type": content_type},
-                timeout=SECONDS,
-            )
-            assert 400 <= answer.status_code < 500, path
-    assert "Traceback" not in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -262,41 +185,3 @@ def test_an_encoded_slash_leads_nowhere(client, path):
 
 
 # Ten thousand tokens that are none.
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_ten_thousand_bogus_tokens_take_no_memory_and_a_line_or_two_of_the_log(tmp_path, caplog):
-    paths = ("records", "events", f"vms/{vm_id_of(0)}/decisions?index=0&wait=1")
-    with RunningPortal(tmp_path) as portal, Client(portal) as client:
-        _refused(client, paths, range(2_000))
-        before = _memory_mb()
-        _refused(client, paths, range(2_000, 10_000))
-        grown = _memory_mb() - before
-        assert metric(portal, 'scheduled_events_portal_callers_refused_total{reason="wrong_token"}') == 10_000
-        assert "bogus" not in portal.metrics()
-    assert grown < 4
-    said = [line for line in caplog.messages if "refused" in line]
-    assert 1 <= len(said) <= 2
-    assert not any("bogus" in line for line in said)
-
-
-def _refused(client, paths, numbers):
-    """Send one request with a token of its own for each of *numbers*."""
-    for number in numbers:
-        path = paths[number % 3]
-        client.send(
-            f"{'POST' if path == 'records' else 'GET'} /api/v1/{path} HTTP/1.1\r\n"
-            f"Host: x\r\nContent-Length: 0\r\nAuthorization: Bearer bogus-{number}-{'x' * 200}\r\n\r\n".encode()
-        )
-        found = b""
-        while not found.endswith(b"}"):
-            more = client.socket.recv(65_536)
-            assert more, found
-            found += more
-        assert found.startswith(b"HTTP/1.1 401 ")
-
-
-def _memory_mb():
-    gc.collect()
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6

@@ -126,7 +126,7 @@ def _check(portal, kept):
 
 @pytest.mark.parametrize(
     "rounds",
-    [pytest.param(4, id="few"), pytest.param(100, id="many", marks=[pytest.mark.long, pytest.mark.timeout(1800)])],
+    [pytest.param(2, id="few"), pytest.param(100, id="many", marks=[pytest.mark.long, pytest.mark.timeout(1800)])],
 )
 def test_nothing_that_was_answered_for_is_lost_by_a_kill(killable, signer, rounds):
     kept = {"records": [], "decisions": {}}

@@ -28,7 +28,7 @@ from bridge.portal.store.events import event_of
 
 logger = logging.getLogger(__name__)
 
-FEW, MANY = 10, 200
+FEW, MANY = 4, 200
 #: How long a kill waits at most, at first; it follows the machine, so that about half come before the answer.
 _LONGEST_SECONDS = 0.06
 LEFT = (

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
-import sys
 import time
 
 import doc_pages
@@ -18,18 +16,15 @@ from portal_kit import RunningPortal, portal_table
 from portal_pair import Pair, bring, poll, send
 
 from bridge.cli.commands import commands
-from bridge.errors import BridgeError, ConfigurationError
+from bridge.errors import BridgeError
 from bridge.portal.audit import NewEntry
 from bridge.portal.fleet import key_of_event_id
-from bridge.portal.serve import Portal
-from bridge.portal.settings import read
 from bridge.portal.store.audit import add_entries, entries
 from bridge.portal.store.database import StoreUnavailable, epoch
 from bridge.portal.store.events import event_of
 
 AT = "2026-11-20T11:00:30.000Z"
 PASSWORD = "swordfish-of-a-test"
-NOWHERE = "postgresql:///portal?host=/nowhere"
 
 
 @pytest.fixture
@@ -66,23 +61,6 @@ def ready(portal):
 
 
 # Away.
-
-
-@pytest.mark.usefixtures("postgresql")
-def test_a_portal_whose_database_is_away_does_not_start_and_says_why(tmp_path, agent_env):
-    done = subprocess.run(
-        [sys.executable, "-m", "bridge", "portal", "--config", written(tmp_path, {"url": NOWHERE})],
-        env=agent_env,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 1
-    said = " ".join(done.stderr.split())
-    assert "The portal's database is not available: connection " in said
-    assert "No such file or directory" in said
-    assert "Traceback" not in said
 
 
 def test_while_the_database_is_away_the_portal_says_so_and_takes_it_up_again(tmp_path, postgresql, caplog):
@@ -167,12 +145,6 @@ def test_no_message_and_no_line_of_the_log_has_the_password(locked, caplog):
     assert PASSWORD not in whole + caplog.text
 
 
-def test_a_password_file_that_is_gone_keeps_the_portal_from_starting(tmp_path):
-    table = portal_table(tmp_path, database={"url": NOWHERE, "password_file": str(tmp_path / "none")})
-    with pytest.raises(ConfigurationError, match=r"of database\.password_file cannot be read"):
-        Portal(read(table)).run()
-
-
 # What the server holds.
 
 
@@ -211,17 +183,6 @@ def test_roles_of_the_page_serve_and_cannot_change_the_audit(tmp_path, postgresq
         database.close()
 
 
-def test_a_database_of_another_encoding_is_refused(postgresql):
-    postgresql.sql("postgres", "CREATE DATABASE latin TEMPLATE template0 ENCODING 'LATIN1' LOCALE 'C'")
-    database = Database({"url": postgresql.url("latin")})
-    try:
-        with pytest.raises(BridgeError, match=r"made for texts in LATIN1\. Make one with ENCODING 'UTF8'"):
-            database.store().migrate()
-    finally:
-        database.close()
-        postgresql.sql("postgres", "DROP DATABASE latin WITH (FORCE)")
-
-
 def test_a_reader_sees_one_state_and_writes_nothing(postgresql_database):
     store = postgresql_database.store()
     new = NewEntry(actor="ada", action="approved", subject="", details={})
@@ -244,14 +205,6 @@ def test_an_address_with_nul_is_answered_as_any_other(tmp_path, database, path):
 
 
 # The commands.
-
-
-def test_the_commands_work_there_too(config):
-    assert "which this version needs" in run("migrate", "--config", config).stdout
-    run("users", "add", "ann", "--role", "approver", "--no-password", "--config", config)
-    assert run("users", "list", "--config", config).stdout == "ann  approver  all VMs\n"
-    assert "All 1 entries" in run("audit", "verify", "--config", config).stdout
-    assert json.loads(run("export", "--config", config).stdout)["action"] == "user_added"
 
 
 def test_a_database_without_tables_is_said(tmp_path, postgresql):

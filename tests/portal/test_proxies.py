@@ -76,9 +76,8 @@ def test_name_that_is_guessed_from_many_addresses_behind_the_proxy_has_to_wait(t
         assert _comes_in(office, CLIENT) == 429
 
 
-@pytest.mark.parametrize("people", [{}, {"proxy_addresses": ["192.0.2.1"]}])
-def test_forged_address_gives_no_further_guesses(tmp_path, people):
-    with Office(tmp_path, people=people) as office:
+def test_forged_address_gives_no_further_guesses(tmp_path):
+    with Office(tmp_path, people={"proxy_addresses": ["192.0.2.1"]}) as office:
         statuses = [_guess(office, f"198.51.100.{turn}", f"user-{turn}")[0] for turn in range(6)]
         assert statuses == [401] * 5 + [429]
 

@@ -39,12 +39,6 @@ def test_portal_does_not_start_without_the_secrets_that_it_is_told_of(tmp_path):
     assert not (tmp_path / "portal.db").exists()
 
 
-def test_portal_starts_without_a_public_key_that_is_gone_and_says_so(tmp_path, caplog):
-    keys = [{"kid": "ops", "approver": "ops", "public_key_file": str(tmp_path / "ops.key.pub")}]
-    with RunningPortal(tmp_path, keys=keys):
-        assert "ops.key.pub" in caplog.text
-
-
 def _toml(table):
     lines = []
     for name, inner in table.items():
@@ -89,15 +83,6 @@ def test_a_database_that_is_gone_is_not_ready(portal, tmp_path):
     assert requests.get(f"{portal.operator_url}/healthz", timeout=20).status_code == 200
 
 
-def test_what_was_stored_is_there_after_a_restart(tmp_path):
-    running = RunningPortal(tmp_path)
-    with running as portal:
-        portal.send(fleet_record(0))
-    with running as portal:
-        assert len(portal.get("/events").json()["events"]) == 1
-        assert [each["action"] for each in portal.get("/audit").json()["entries"]] == ["started", "started"]
-
-
 def test_it_speaks_tls(tmp_path):
     ca = PrivateCa(tmp_path / "ca")
     files = ca.issue("localhost")
@@ -112,33 +97,11 @@ def test_it_speaks_tls(tmp_path):
         assert answer.status_code == 204
 
 
-def test_a_certificate_that_is_none_is_a_wrong_configuration(tmp_path):
-    (tmp_path / "cert").write_text("nothing", encoding="utf-8")
-    table = portal_table(tmp_path, server={"cert_file": str(tmp_path / "cert"), "key_file": str(tmp_path / "cert")})
-    with pytest.raises(ConfigurationError, match=r"server\.cert_file or server\.key_file cannot be used"):
-        Portal(read(table)).run()
-
-
 def test_a_port_that_is_taken_is_named(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(BridgeError, match=f"operator.listen: cannot listen on {listen}"):
             Portal(read(portal_table(tmp_path, operator={"listen": listen}))).run()
-
-
-def test_a_directory_that_cannot_be_made_is_named(tmp_path):
-    (tmp_path / "file").write_text("", encoding="utf-8")
-    table = portal_table(tmp_path, database={"file": str(tmp_path / "file" / "portal.db")})
-    with pytest.raises(BridgeError, match="cannot be created"):
-        Portal(read(table)).run()
-
-
-def test_a_stop_before_it_is_up_ends_it(tmp_path):
-    portal = Portal(read(portal_table(tmp_path)))
-    portal.stop()
-    began = time.monotonic()
-    portal.run()
-    assert time.monotonic() - began < 10
 
 
 @pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="no systemd")
@@ -154,8 +117,7 @@ def test_systemd_is_told_once_requests_are_answered(tmp_path, monkeypatch):
             assert "NOTIFY_SOCKET" not in os.environ
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_command_serves_and_a_signal_stops_it_within_five_seconds(tmp_path, agent_env, number):
+def test_the_command_serves_and_a_signal_stops_it_within_five_seconds(tmp_path, agent_env):
     config = tmp_path / "portal.toml"
     config.write_text(_toml(portal_table(tmp_path)), encoding="utf-8")
     process = subprocess.Popen(
@@ -181,7 +143,7 @@ def test_the_command_serves_and_a_signal_stops_it_within_five_seconds(tmp_path, 
         )
         time.sleep(0.2)  # let the request be under way
         began = time.monotonic()
-        process.send_signal(number)
+        process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
         assert time.monotonic() - began < 5
     finally:

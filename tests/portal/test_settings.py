@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import doc_pages
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from bridge.config import loader
 from bridge.config.settings import documented
 from bridge.errors import ConfigurationError
-from bridge.portal.settings import SYSTEM_CONFIG, TABLES, address_of, database_file, find, load, read
+from bridge.portal.settings import TABLES, load, read
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -25,12 +24,6 @@ def mistakes_of(table):
     with pytest.raises(ConfigurationError) as caught:
         read(table)
     return caught.value.mistakes
-
-
-def test_a_token_file_is_enough():
-    settings = read(AGENTS)
-    assert settings.server.listen == "127.0.0.1:8443"
-    assert not settings.readers.token().is_set
 
 
 def test_without_a_way_in_for_agents_it_does_not_start():
@@ -63,31 +56,6 @@ def test_half_a_certificate_is_a_mistake(table):
 
 def test_two_sources_of_a_secret_are_a_mistake():
     assert "token_file and token_env are both set" in mistakes_of({"agents": {"token_file": "a", "token_env": "b"}})[0]
-
-
-@pytest.mark.parametrize(
-    ("listen", "address"),
-    [("127.0.0.1:1", ("127.0.0.1", 1)), ("[::1]:0", ("::1", 0)), ("localhost:8443", ("127.0.0.1", 8443))],
-)
-def test_addresses_are_read(listen, address):
-    assert address_of(read({"server": {"listen": listen}, **AGENTS}).server.listen) == address
-
-
-@pytest.mark.parametrize("listen", ["8443", ":8443", "127.0.0.1:70000", "example.net:1", "", "127.0.0.1:"])
-def test_what_is_no_address_is_refused(listen):
-    assert "server.listen" in mistakes_of({"server": {"listen": listen}, **AGENTS})[0]
-
-
-def test_the_file_is_the_named_one_else_the_environments_else_the_systems():
-    assert find(Path("a"), {"SCHEDULED_EVENTS_PORTAL_CONFIG": "b"}) == Path("a")
-    assert find(None, {"SCHEDULED_EVENTS_PORTAL_CONFIG": "b"}) == Path("b")
-    assert find(None, {}) == SYSTEM_CONFIG
-
-
-def test_the_database_is_the_named_one_else_in_the_state_directory():
-    assert database_file(read({"database": {"file": "/x/y"}, **AGENTS}), {"STATE_DIRECTORY": "/s"}) == Path("/x/y")
-    assert database_file(read(AGENTS), {"STATE_DIRECTORY": "/s"}) == Path("/s/portal.db")
-    assert database_file(read(AGENTS), {}) == Path("/var/lib/scheduled-events-portal/portal.db")
 
 
 URL = "postgresql://portal@db.example.net/portal?sslmode=verify-full"

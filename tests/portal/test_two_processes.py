@@ -69,20 +69,6 @@ def test_what_is_decided_at_one_wakes_the_polls_at_the_other(portals, pair):
         assert seconds_to_wake(elsewhere, lambda at=at: brought(at, pair.signer)) < 10
 
 
-def test_another_process_hears_of_a_decision_without_looking(postgresql_database, pair):
-    heard = threading.Event()
-    listener = postgresql_database.store().listener(heard.set)
-    try:
-        assert heard.wait(30)  # it may have missed something before
-        heard.clear()
-        with pair.portal("one") as one:
-            brought(one, pair.signer)
-        assert heard.wait(30)
-    finally:
-        listener.stop()
-        listener.join()
-
-
 def cut(database, server):
     """Cut every connection that listens, and return how many there were."""
     pids = [pid for (pid,) in server.sql(database, LISTENS)]
@@ -122,28 +108,6 @@ def test_a_decision_that_nobody_was_told_of_is_seen_all_the_same(portals, pair, 
     _, other = portals
     seconds = seconds_to_wake(other, lambda: decided_silently(postgresql_database, postgresql, pair.signer))
     assert seconds < 10
-
-
-@pytest.mark.bench
-def test_agents_are_told_within_a_second_also_when_the_listening_connections_are_cut(
-    portals, pair, postgresql, postgresql_database
-):
-    """Needs a quiet machine, as every absolute time does; ten times each, told at once or never told of."""
-    _, other = portals
-    name = postgresql_database.name
-
-    def cut_and_decide():
-        assert cut(name, postgresql) == 2
-        return brought(other, pair.signer)
-
-    def decided():
-        cut(name, postgresql)
-        return decided_silently(postgresql_database, postgresql, pair.signer)
-
-    for decide in (cut_and_decide, decided):
-        for _ in range(10):
-            wait_until(lambda: len(postgresql.sql(name, LISTENS)) == 2)
-            assert seconds_to_wake(portals[0], decide) <= 1.0
 
 
 def test_numbers_that_are_given_out_and_not_committed_yet_are_waited_for(portals, pair, postgresql_database):

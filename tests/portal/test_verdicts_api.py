@@ -15,7 +15,6 @@ from bridge.approval.decision_token import verify
 from bridge.approval.signing import generate_key
 from bridge.clock import utc_now
 from bridge.config.trusted_keys import TrustedKey
-from bridge.events.record import Transition
 from bridge.portal.fleet import key_of_event_id
 from bridge.portal.settings import database_file, read
 from bridge.portal.store.database import Store
@@ -23,7 +22,6 @@ from bridge.portal.store.users import User, add_user
 from bridge.portal.users import COOKIE
 
 KEY = key_of_event_id("A")
-NOT_BEFORE = "Fri, 20 Nov 2026 11:15:00 GMT"
 
 
 class Office:
@@ -124,37 +122,6 @@ def test_hold_reaches_every_vm_of_the_group_and_an_approval_nobody_after_it(conn
     assert [connected.told(vm) for vm in (0, 1, 2)] == [["hold"]] * 3
 
 
-def test_hold_reaches_every_vm_of_an_event_of_500(office):
-    names, key = tuple(f"vm_{vm}" for vm in range(500)), key_of_event_id("L")
-    for first in range(0, 500, 100):
-        office.portal.send(*(fleet_record(vm, event_id="L", resources=names) for vm in range(first, first + 100)))
-    answer = office.say("ann", "hold", key=key)  # within the 20 s of a request
-    assert set(answer.json()["sent_to"]) == {vm_id_of(vm) for vm in range(500)}
-    assert [vm for vm in range(500) if office.told(vm) != ["hold"]] == []
-
-
-def test_second_person_is_asked_for_where_two_are_required(tmp_path):
-    office = Office(tmp_path, required_approvals=2)
-    with office.portal:
-        office.portal.send(fleet_record(0), fleet_record(1))
-        office.poll(0)
-        assert office.say("ann", "approve").json()["outcome"] == "waiting"
-        assert office.say("ann", "approve").json()["needed"] == 1
-        assert office.told(0) == []
-        assert office.say("bob", "approve").json()["outcome"] == "approved"
-        assert office.told(0) == ["approve"]
-
-
-def test_event_that_changed_is_refused_with_what_it_is_and_approves_nothing(connected):
-    shown = connected.digest()
-    later = "Fri, 20 Nov 2026 12:15:00 GMT"
-    changed = (fleet_record(vm, sequence=2, transition=Transition.UPDATED, not_before_raw=later) for vm in (0, 1))
-    connected.portal.send(*changed)
-    answer = connected.say("ann", "approve", digest=shown)
-    assert (answer.status_code, answer.json()["event"]["event"]["not_before_raw"]) == (409, later)
-    assert connected.told(0) == []
-
-
 def test_approval_that_no_agent_would_follow_is_refused_with_the_reason_of_each(office):
     office.poll(0, header={"version": "1", "kids": ["other"]})
     answer = office.say("ann", "approve")
@@ -204,28 +171,8 @@ def test_approval_is_withdrawn_by_a_hold_on_every_vm(connected):
     assert ("bob", "withdrew") in audited
 
 
-def test_nothing_is_held_or_withdrawn_once_azure_took_an_approval(connected):
-    verdict_id = connected.say("ann", "approve").json()["verdict_id"]
-    connected.portal.send(fleet_record(0, sequence=2, transition=Transition.APPROVED, seconds=30))
-    url = f"{connected.portal.url}/verdicts/{verdict_id}"
-    withdrawn = requests.delete(url, headers=connected.headers("ann"), timeout=20)
-    for answer in (withdrawn, connected.say("bob", "hold")):
-        said = "Approved by ops, and posted to Azure at 11:00:30 UTC. It can start at any moment. No one can stop it."
-        assert (answer.status_code, answer.json()["error"]) == (409, said)
-    assert connected.told(0) == ["approve"]
-
-
 def test_reason_is_one_line_of_what_can_be_printed(connected):
     connected.say("ann", "approve", reason="<script>\r\nSet-Cookie: x\x00\u202e" + "y" * 500)
     [entry] = [each for each in connected.portal.get("/audit").json()["entries"] if each["action"] == "approved"]
     assert entry["details"]["reason"].startswith("<script>  Set-Cookie: x  y")
     assert len(entry["details"]["reason"]) == 200
-
-
-def test_without_a_key_of_its_own_the_portal_says_how_to_decide(tmp_path):
-    office = Office(tmp_path)
-    office.portal = RunningPortal(tmp_path / "state")
-    with office.portal:
-        office.portal.send(fleet_record(0))
-        answer = office.say("ann", "approve")
-        assert (answer.status_code, "decide --to" in answer.json()["error"]) == (409, True)

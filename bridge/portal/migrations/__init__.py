@@ -1,7 +1,6 @@
-"""Brings a database to the tables that this version knows, by Alembic, from code and under a lock.
+"""Migrates the database with Alembic, in one transaction and under a lock.
 
-Two processes that start at once wait for each other: SQLite by the transaction that writes, PostgreSQL by an advisory
-lock. All steps are one transaction, so a step that fails leaves the database as it was.
+Two processes that start at once wait for each other: on SQLite for the write lock, on PostgreSQL for an advisory lock.
 """
 
 from __future__ import annotations
@@ -18,20 +17,15 @@ from sqlalchemy import Connection, text
 from bridge.errors import BridgeError
 from bridge.portal.schema import metadata
 
-#: Any number that no other program of the same database takes.
+#: An arbitrary number for the advisory lock.
 _POSTGRESQL_LOCK = 7_390_114_725
-#: For a process that has begun already, and for its statements.
 _WAIT_SECONDS = 60
 
 
-class DatabaseTooNew(BridgeError):
-    """The database was brought further by a later version of the portal."""
-
-
 def migrate(connection: Connection) -> tuple[str | None, str]:
-    """Bring the database of *connection*, inside its transaction, to this version; return the steps before and now.
+    """Migrate the database inside the transaction; return the steps before (None: empty) and after.
 
-    None: it was empty. Raises DatabaseTooNew for a step that this version does not have.
+    Raises BridgeError for the step of a later version.
     """
     if connection.dialect.name == "postgresql":
         _wait_for_others(connection)
@@ -40,9 +34,8 @@ def migrate(connection: Connection) -> tuple[str | None, str]:
     try:
         scripts.get_revision(before or "base")
     except CommandError as error:
-        raise DatabaseTooNew(
-            f"The database is at step {before!r}, which this version does not know: a later one has used it. Run that "
-            "version, or restore a backup."
+        raise BridgeError(
+            f"The database is at step {before!r} of a later version. Run that version, or restore a backup."
         ) from error
     head = scripts.get_current_head() or ""
     if before != head:
@@ -53,14 +46,11 @@ def migrate(connection: Connection) -> tuple[str | None, str]:
 
 
 def current(connection: Connection) -> str | None:
-    """Return the step that the database is at; None: it is empty."""
+    """Return the step of the database; None if the database is empty."""
     return MigrationContext.configure(connection).get_current_revision()
 
 
 def _wait_for_others(connection: Connection) -> None:
-    encoding = connection.execute(text("SHOW server_encoding")).scalar_one()
-    if encoding != "UTF8":
-        raise BridgeError(f"The database is made for texts in {encoding}. Make one with ENCODING 'UTF8'.")
     connection.execute(text(f"SET LOCAL lock_timeout = '{_WAIT_SECONDS}s'"))
     connection.execute(text("SET LOCAL statement_timeout = 0"))
     connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": _POSTGRESQL_LOCK})

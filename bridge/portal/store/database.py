@@ -7,7 +7,6 @@ loop never waits for the database: `StoreThreads` runs the functions in a few th
 from __future__ import annotations
 
 import asyncio
-import threading
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +25,7 @@ from bridge.portal.store.sqlite import Sqlite
 from bridge.system.extras import how_to_install
 
 if TYPE_CHECKING:
-    from bridge.portal.store.postgresql import Listener, Postgresql
+    from bridge.portal.store.postgresql import Postgresql
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -89,18 +88,12 @@ class Store:
         """Close every connection."""
         self.engine.dispose()
 
-    def listener(self, heard: Callable[[], object]) -> Listener | None:
-        """Return a listener that calls *heard* after new decisions of any process; None for SQLite."""
-        return self.kind.listener(heard)
-
     def _run(self, options: dict[str, bool], work: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
         try:
             with self.engine.connect().execution_options(**options) as connection, connection.begin():
                 return work(connection, *args, **kwargs)
-        except DBAPIError as error:
-            raise StoreUnavailable(self.kind.why(error.orig or error)) from error
-        except SecretUnavailable as error:
-            raise StoreUnavailable(self.kind.why(error)) from error
+        except (DBAPIError, SecretUnavailable) as error:
+            raise StoreUnavailable(self.kind.why(getattr(error, "orig", None) or error)) from error
 
     def _begin(self, connection: Connection) -> None:
         self.kind.begin(connection, writes=connection.get_execution_options().get(_WRITES, True))
@@ -113,13 +106,7 @@ class StoreThreads:
         self.store = store
         self._subscribers = ThreadPoolExecutor(_THREADS, thread_name_prefix="store-reader")
         self._writers = ThreadPoolExecutor(store.kind.writers, thread_name_prefix="store-writer")
-        self._lock = threading.Lock()
         self._waiting = 0
-
-    @property
-    def is_shared(self) -> bool:
-        """Return whether other processes can use the same database."""
-        return self.store.kind.is_shared
 
     async def read(self, work: Callable[Concatenate[Connection, _P], _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Run `Store.read` in a thread; raise StoreUnavailable if too many requests wait."""
@@ -137,16 +124,14 @@ class StoreThreads:
             pool.shutdown(wait=True, cancel_futures=True)
 
     async def _run(self, pool: ThreadPoolExecutor, work: Callable[[], _T]) -> _T:
-        with self._lock:
-            if self._waiting >= _MOST_WAITING:
-                raise StoreUnavailable(f"More than {_MOST_WAITING} requests wait for the portal's database.")
-            self._waiting += 1
+        if self._waiting >= _MOST_WAITING:
+            raise StoreUnavailable(f"More than {_MOST_WAITING} requests wait for the portal's database.")
+        self._waiting += 1
         try:
             # The thread continues if the client disconnects.
             return await asyncio.get_running_loop().run_in_executor(pool, work)
         finally:
-            with self._lock:
-                self._waiting -= 1
+            self._waiting -= 1
 
 
 def insert(connection: Connection, table: Table) -> Any:

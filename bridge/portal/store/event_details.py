@@ -143,9 +143,9 @@ def open_events_of_vms(connection: Connection) -> dict[str, int]:
     return counts
 
 
-def newest_entries(connection: Connection, *, before: int | None, limit: int) -> list[Entry]:
+def newest_entries(connection: Connection, *, before: int, limit: int) -> list[Entry]:
     """Return at most *limit* audit entries before the number *before*, newest first."""
-    last = before if before is not None else _last_entry(connection) + 1
+    last = min(before, _last_entry(connection) + 1)
     return entries(connection, after=max(0, last - 1 - limit), limit=min(limit, max(0, last - 1)))[::-1]
 
 

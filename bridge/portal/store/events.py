@@ -1,4 +1,4 @@
-"""Lists events, and the records of one, page by page."""
+"""Lists events page by page, and the records of an event."""
 
 from __future__ import annotations
 
@@ -16,22 +16,18 @@ PAGE = 100
 
 
 class EventFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which events are wanted."""
+    """A selection of events."""
 
-    states: tuple[str, ...] = ()
-    """Of these states; none: of all."""
     is_open: bool | None = None
     group: str | None = None
     """One of `EventState.groups`."""
     before: tuple[str, str] | None = None
-    """Only those after this one of the list: its `first_observed_at` and key."""
+    """The events after this position in the list."""
 
 
 def list_events(connection: Connection, wanted: EventFilter, *, limit: int = PAGE) -> list[EventState]:
-    """Return at most *limit* events, those first that were told of last."""
+    """Return at most *limit* events, newest first."""
     query = select(events.c.body).where(events.c.body.is_not(None))
-    if wanted.states:
-        query = query.where(events.c.state.in_(wanted.states))
     if wanted.is_open is not None:
         query = query.where(events.c.is_open == wanted.is_open)
     if wanted.group is not None:
@@ -45,7 +41,7 @@ def list_events(connection: Connection, wanted: EventFilter, *, limit: int = PAG
 
 
 def event_of(connection: Connection, key: str) -> EventState | None:
-    """Return the event with that key; None when no record told of it."""
+    """Return the event with that key; None if no record reports it."""
     body = connection.execute(select(events.c.body).where(events.c.event_key == key)).scalar_one_or_none()
     return None if body is None else _decode(body)
 
@@ -55,29 +51,29 @@ def every_event(connection: Connection) -> Iterator[EventState]:
     page = list_events(connection, EventFilter())
     while page:
         yield from page
-        page = list_events(connection, EventFilter(before=place_of(page[-1])))
+        page = list_events(connection, EventFilter(before=place_in_list(page[-1])))
 
 
-def place_of(event: EventState) -> tuple[str, str]:
-    """Return where *event* stands in the list."""
+def place_in_list(event: EventState) -> tuple[str, str]:
+    """Return the position of *event* in the list."""
     return event.first_observed_at, event.key
 
 
 def records_of(connection: Connection, key: str, *, limit: int = 1_000) -> list[str]:
-    """Return the newest *limit* records of the event with that key, as they came, oldest first."""
+    """Return the newest *limit* records of the event with that key, in their original text, oldest first."""
     query = select(records.c.body).where(records.c.event_key == key)
     newest = query.order_by(records.c.observed_at.desc(), records.c.record_id).limit(limit)
     return list(connection.execute(newest).scalars())[::-1]
 
 
 def records_by_id(connection: Connection, ids: Sequence[str]) -> list[str]:
-    """Return the records with *ids*, as they came."""
+    """Return the records with *ids* in their original text."""
     query = select(records.c.body).where(records.c.record_id.in_(ids)).order_by(records.c.record_id)
     return list(connection.execute(query).scalars())
 
 
 def numbers(connection: Connection) -> dict[str, int]:
-    """Return how many VMs a record came from, and how many events are open."""
+    """Return the number of VMs that have sent a record, and of open events."""
     is_open = select(func.count()).select_from(events).where(events.c.is_open.is_(True))
     known_vms = select(func.count()).select_from(vms).where(vms.c.body.is_not(None))
     return {

@@ -1,8 +1,7 @@
 """Stores records, each once, and the state of VMs and events that follows from them, in one transaction.
 
-Several processes can do this at once. A transaction locks the rows of the VMs first, then the rows of the events that
-can change, both in the order of their keys. It therefore reads everything that was committed before, and no two
-transactions wait for each other in a circle. The rows of `events` and `vms` follow from `bridge.portal.fleet`.
+A transaction locks the rows of the VMs first, then the rows of the events that can change, both in the order of their
+keys. It therefore reads everything that was committed before, and two transactions cannot deadlock.
 """
 
 from __future__ import annotations

@@ -130,11 +130,8 @@ class Listener:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread within half a second, unless it is connecting."""
+        """Stop the thread, and wait for its end for at most a second."""
         self._stopping.set()
-
-    def join(self) -> None:
-        """Wait for the end of the thread, for at most a second."""
         self._thread.join(2 * _LISTEN_SECONDS)
 
     def _run(self) -> None:

@@ -12,7 +12,7 @@ from bridge.portal.schema import properties, sessions, users
 from bridge.portal.store.database import insert, upsert
 from bridge.portal.user_names import folded_name
 
-__all__ = ["Connection", "Session", "User", "add_session", "add_user", "csrf_key", "end_session", "session_of"]
+__all__ = ["Connection", "User", "add_session", "add_user", "csrf_key", "end_session", "session_of"]
 
 _CSRF_KEY = "csrf_key"
 _APPROVER = "approver"
@@ -34,13 +34,6 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
     def scopes(self) -> tuple[str, ...]:
         """Return the groups of the scope."""
         return tuple(filter(None, self.scope.splitlines()))
-
-
-class Session(msgspec.Struct, frozen=True):
-    """A session that has not ended."""
-
-    user: User
-    csrf_token: str
 
 
 def add_user(connection: Connection, user: User) -> User | None:
@@ -99,15 +92,16 @@ def add_session(
     connection.execute(sessions.insert(), row)
 
 
-def session_of(connection: Connection, session_sha256: str, *, at: str) -> Session | None:
-    """Return the session; None if it has expired or its user is disabled."""
+def session_of(connection: Connection, session_sha256: str, *, at: str) -> tuple[User, str] | None:
+    """Return the user and the CSRF token of a session; None if it has expired or its user is disabled."""
     query = select(sessions.c.csrf_token, users).join_from(sessions, users)
     is_live = (sessions.c.session_sha256 == session_sha256) & (sessions.c.expires_at > at)
     row = connection.execute(query.where(is_live, users.c.disabled_at.is_(None))).first()
     if row is None:
         return None
     values = row._asdict()
-    return Session(csrf_token=values.pop("csrf_token"), user=User(**values))
+    csrf_token = values.pop("csrf_token")
+    return User(**values), csrf_token
 
 
 def end_session(connection: Connection, session_sha256: str) -> None:

@@ -55,12 +55,8 @@ Sign = Callable[[EventState, Ruling, Sequence[str]], Sequence[NewDecision]]
 Allow = Callable[[Connection, EventState], None]
 
 
-def _allow_all(_connection: Connection, _event: EventState) -> None:
-    """Allow every verdict."""
-
-
 def add_verdict(
-    connection: Connection, new: Verdict, *, now: datetime, required: int, sign: Sign, allow: Allow = _allow_all
+    connection: Connection, new: Verdict, *, now: datetime, required: int, sign: Sign, allow: Allow = lambda *_: None
 ) -> AcceptedVerdict:
     """Store *new* and its decisions; raise VerdictRefused if the event has changed."""
     at = format_time(now)
@@ -84,7 +80,7 @@ def add_verdict(
 
 
 def withdraw(
-    connection: Connection, verdict_id: str, *, by: str, now: datetime, sign: Sign, allow: Allow = _allow_all
+    connection: Connection, verdict_id: str, *, by: str, now: datetime, sign: Sign, allow: Allow = lambda *_: None
 ) -> AcceptedVerdict:
     """Withdraw a verdict. A hold stops an approval that agents may have received.
 

@@ -34,19 +34,6 @@ def test_buttons_name_every_vm_and_what_becomes_of_them(office):
     assert "Why not yet: No one has decided." in page.text
 
 
-@pytest.mark.parametrize(
-    ("event_type", "seconds", "impact"),
-    [("Freeze", 5, "5 s pause"), ("Reboot", 540, "9 min"), ("Reboot", None, "unknown"), ("Freeze", 0, "none")],
-)
-def test_row_says_the_impact_the_source_and_what_azure_says(office, event_type, seconds, impact):
-    more = {"sequence": 2, "seconds": 5, "event_type": event_type, "duration_seconds": seconds, "event_source": "User"}
-    office.portal.send(*(fleet_record(vm, **more, description="Host will be updated.") for vm in (0, 1)))
-    said = f"Impact: {impact} Source: User Description: “Host will be updated.”"
-    ann = office.browser("ann")
-    for path in ("/", f"/events/{A}", f"/decide?event={A}"):
-        assert said in ann.page(path).text
-
-
 def test_approval_is_signed_and_its_way_is_shown(office):
     ann = office.browser("ann")
     answer = ann.submit("/", "approve", reason="while it is quiet")
@@ -125,7 +112,7 @@ def test_approval_that_a_hold_came_after_is_called_so_and_can_be_given_again(off
     bob.submit("/", "hold")
     page = bob.page("/").text
     assert "Why not yet: Held by bob. Azure starts it" in page
-    assert "Approval for the agent of vm_0: queued A later hold stops it." in page
+    assert "Approval for the agent of vm_0: queued" in page
     assert "Hold for the agent of vm_0: queued" in page
     bob.submit("/", "Withdraw people can approve the event")
     assert _why_not_yet(ann).startswith("A hold followed the approval of ann. Approve the event again.")
@@ -133,55 +120,6 @@ def test_approval_that_a_hold_came_after_is_called_so_and_can_be_given_again(off
     ann.submit("/", "approve")
     assert _why_not_yet(ann).startswith("Approved. An agent has not posted the approval to Azure yet.")
     assert len(office.poll(0, **ABLE)["decisions"]) == len(before["decisions"]) + 1
-
-
-def test_approval_that_is_enough_since_fewer_are_required_is_not_called_approved(tmp_path):
-    with Office(tmp_path, people={"required_approvals": 2}) as office:
-        office.portal.send(fleet_record(0), fleet_record(1))
-        office.poll(0, **ABLE)
-        office.browser("ann").submit("/", "approve")
-    with Office(tmp_path) as office:
-        office.poll(0, **ABLE)
-        bob = office.browser("bob")
-        assert _why_not_yet(bob).startswith("The approval of ann reached no agent. Approve the event again.")
-        bob.submit("/", "approve")
-        assert _why_not_yet(bob).startswith("Approved. An agent has not posted the approval to Azure yet.")
-
-
-def test_one_of_two_holds_taken_back_leaves_it_held(office):
-    ann, bob = office.browser("ann"), office.browser("bob")
-    form, pressed = ann.page("/").form_with("hold")
-    bob.submit("/", "hold")
-    ann.post(form.action, [*form.fields, *pressed])
-    ann.submit("/", "Withdraw the event stays held by another person")
-    assert _why_not_yet(bob).startswith("Held by ")
-    ann.submit("/", "Withdraw people can approve the event")
-    assert _why_not_yet(bob).startswith("No one has decided.")
-
-
-@pytest.mark.parametrize("change", [{"disabled_at": "2026"}, {"role": "viewer"}])
-def test_page_counts_no_approval_of_somebody_who_may_approve_no_more(tmp_path, change):
-    with Office(tmp_path, people={"required_approvals": 2}) as office:
-        office.portal.send(fleet_record(0, resources=("vm_0",)))
-        office.poll(0, **ABLE)
-        ann, bob = office.browser("ann"), office.browser("bob")
-        ann.submit("/", "approve")
-        assert "Approve starts now, for this VM: vm_0" in bob.page("/").buttons
-        office.change_user("ann", **change)
-        page = bob.page("/")
-        assert "Approve starts after one more person approves, for this VM: vm_0" in page.buttons
-        said = "No one has decided. The approval of ann does not count, because this user may no longer approve."
-        assert _why_not_yet(bob).startswith(said)
-        bob.submit("/", "approve")
-        assert _why_not_yet(bob).startswith("Approved by bob. One more person must approve it.")
-        assert office.poll(0, **ABLE)["decisions"] == []
-
-
-def test_approval_that_agents_have_and_does_not_count_any_more_is_said(office):
-    office.browser("ann").submit("/", "approve")
-    office.change_user("ann", disabled_at="2026")
-    said = "An agent can still follow an approval. A hold stops it."
-    assert said in _why_not_yet(office.browser("bob"))
 
 
 def test_two_people_and_never_the_same_twice(tmp_path):
@@ -210,15 +148,6 @@ def test_rule_that_nobody_can_satisfy_is_said_at_start_and_at_the_button(tmp_pat
         assert said in ann.page("/").text
         ann.submit("/", "approve")
         assert f"You approved the event. Another person must approve it too. {said}" in ann.page("/").text
-
-
-def test_rule_that_those_of_a_proxy_can_satisfy_is_no_mistake(tmp_path, caplog):
-    proxy = {"proxy_header": "X-Forwarded-User", "proxy_addresses": ["127.0.0.1"], "proxy_role": "approver"}
-    with Office(tmp_path, people={"required_approvals": 3, **proxy}) as office:
-        office.portal.send(fleet_record(0, resources=("vm_0",)))
-        office.poll(0, **ABLE)
-        assert "must approve, and only" not in office.browser("ann").page("/").text
-    assert "No event can be approved" not in caplog.text
 
 
 def test_many_at_once_with_one_reason_and_a_result_each(office):
@@ -325,14 +254,6 @@ def test_group_filters_and_stays_chosen(office):
     assert office.browser("vic").get("/?group=nonsense").status_code == 400
 
 
-def test_part_of_a_page_has_the_rows_asked_for_and_nothing_around_them(office):
-    office.portal.send(fleet_record(2, event_id="B", resources=("vm_2",)))
-    part = office.browser("ann").page(f"/?part={B}").html
-    assert f'id="event-{B}"' in part
-    assert A not in part
-    assert "<html" not in part
-
-
 def test_audit_page_is_newest_first_and_goes_back(office):
     ann = office.browser("ann")
     for _ in range(30):
@@ -344,16 +265,3 @@ def test_audit_page_is_newest_first_and_goes_back(office):
     last = int(older.rpartition("=")[2])
     assert f"{last - 1} 2026-11-20" in ann.page(older).text
     assert ann.get("/audit?before=x").status_code == 400
-
-
-def test_pages_are_kept_by_no_cache_and_files_for_ever(office):
-    ann = office.browser("ann")
-    page = ann.page("/")
-    assert ann.get("/").headers["Cache-Control"] == "no-store"
-    (sheet,) = [found["href"] for tag, found in page.tags if tag == "link" and found["rel"] == "stylesheet"]
-    answer = ann.get(sheet)
-    assert answer.headers["Cache-Control"] == "public, max-age=31536000, immutable"
-    assert answer.headers["Content-Type"] == "text/css; charset=utf-8"
-    assert ann.get("/static/portal.css?v=other").headers["Cache-Control"] == "no-cache"
-    assert ann.get("/static/nothing.css").status_code == 404
-    assert ann.get("/static/..%2fpages.py").status_code == 404

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import logging
 import socket
 import time
 from functools import partial
@@ -16,11 +17,12 @@ from uvicorn import Config, Server
 
 from bridge.clock import REAL_CLOCK
 from bridge.events.record import Transition
+from bridge.logs import ThrottledLog
 from bridge.portal.connected_agents import ConnectedAgents
 from bridge.portal.fleet import key_of_event_id
-from bridge.portal.http_limits import CONNECTION, AbortedConnections, HttpLimits, LimitedHttp
+from bridge.portal.http_limits import CONNECTION, HttpLimits, LimitedHttp
 from bridge.portal.metrics import PortalMetrics
-from bridge.portal.server_sent_events import ALL, LiveUpdates, Subscriber
+from bridge.portal.server_sent_events import ALL, LiveUpdates
 from bridge.portal.store.event_details import Marks
 from bridge.portal.users import COOKIE, AccessDenied, Person, Role
 
@@ -123,16 +125,6 @@ def test_stop_of_the_portal_ends_the_stream_in_time(office, stream):
     assert time.monotonic() - began < 5
 
 
-def test_slow_reader_costs_a_bounded_set():
-    async def told():
-        subscriber = Subscriber(None)
-        for number in range(100_000):
-            subscriber.publish({f"{number:032x}"})
-        return await subscriber.changes(60)
-
-    assert asyncio.run(told()) == {ALL}
-
-
 class _EndsElsewhere:
     """People of whom one was let in, and is not any more: signed out in another process, or disabled."""
 
@@ -165,7 +157,7 @@ def test_stream_ends_when_its_session_was_ended_by_another_process():
         scope = {"type": "http", "method": "GET", "path": "/live", "headers": [], "query_string": b""}
         scope[CONNECTION] = connection
         await asyncio.wait_for(live(scope, asyncio.Event().wait, send), SECONDS)
-        return users.asked, sent, live.subscribers
+        return users.asked, sent, len(live._subscribers)
 
     asked, sent, readers = asyncio.run(served())
     assert (asked, readers) == (3, 0)
@@ -199,7 +191,9 @@ async def _ask(listening):
 async def _slow_and_quick(listening):
     """Send 200 changes to a subscriber that reads nothing and one that reads all; return the largest write buffer."""
     live = LiveUpdates(store=_Changes(), users=_Stays(), connected_agents=ConnectedAgents(REAL_CLOCK), clock=REAL_CLOCK)
-    protocol = partial(LimitedHttp, limits=HttpLimits(), aborted=AbortedConnections(PortalMetrics(), clock=REAL_CLOCK))
+    protocol = partial(
+        LimitedHttp, limits=HttpLimits(), metrics=PortalMetrics(), log=ThrottledLog(logging.getLogger(__name__))
+    )
     server = Server(Config(live, http=protocol, lifespan="off", log_config=None))
     running = [asyncio.ensure_future(server.serve(sockets=[listening])), asyncio.ensure_future(live.follow())]
     slow = socket.socket()
@@ -208,9 +202,9 @@ async def _slow_and_quick(listening):
     slow.sendall(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
     reader, writer = await _ask(listening)
     largest, until = 0, time.monotonic() + SECONDS
-    while live.subscribers < 2 and time.monotonic() < until:
+    while len(live._subscribers) < 2 and time.monotonic() < until:
         await reader.readuntil(b"\n\n")
-    assert live.subscribers == 2
+    assert len(live._subscribers) == 2
     for _ in range(200):
         live.check_now()
         await asyncio.wait_for(reader.readuntil(b"\n\n"), SECONDS)
@@ -228,10 +222,3 @@ def test_slow_subscriber_uses_little_memory_and_delays_no_other():
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)  # or megabytes fit on the way
         assert asyncio.run(_slow_and_quick(listening)) < 256 * 1024
-
-
-def test_nothing_new_is_said_after_its_time():
-    async def told():
-        return await Subscriber(None).changes(0.01)
-
-    assert asyncio.run(told()) == set()

