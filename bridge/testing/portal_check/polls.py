@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable
 
 from bridge.approval.portal_client import MAX_INDEX
-from bridge.http.session import retry_after_seconds
 from bridge.testing.portal_check.answers import AnswerReader, PollAnswer
 from bridge.testing.portal_check.report import Report
 from bridge.testing.portal_check.request import CheckClient, Exchange
@@ -16,9 +14,6 @@ from bridge.testing.portal_check.requirements import Requirement
 _OK = 200
 _NO_CONTENT = 204
 _REFUSED = frozenset({401, 403})
-_BUSY = frozenset({429, 503})
-_TRIES_OF_A_BUSY_PORTAL = 3
-_LONGEST_PAUSE_SECONDS = 60.0
 _LONGEST_WAIT_SECONDS = 600
 #: "At once": this much, or half of the wait if that is less.
 _AT_ONCE_SECONDS = 2.0
@@ -38,7 +33,6 @@ class PollChecks:
         *,
         wait_seconds: int,
         late_seconds: float,
-        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._asker = asker
         self._report = report
@@ -46,16 +40,10 @@ class PollChecks:
         self._wait_seconds = wait_seconds
         self._late_seconds = late_seconds
         self._at_once_seconds = min(_AT_ONCE_SECONDS, wait_seconds / 2)
-        self._sleep = sleep
 
     def first(self) -> PollAnswer | None:
         """Ask for everything; return what came, None when an agent could use nothing of it."""
         exchange = self._asker.poll(0, self._wait_seconds)
-        for _ in range(_TRIES_OF_A_BUSY_PORTAL):
-            if exchange.status not in _BUSY:
-                break
-            self._sleep(min(retry_after_seconds(exchange.headers) or 1.0, _LONGEST_PAUSE_SECONDS))
-            exchange = self._asker.poll(0, self._wait_seconds)
         answer = self.read(exchange)
         if answer is not None and answer.index is None:
             self._broken(Requirement.AT_ONCE, exchange, "A 204 has no index, so the agent asks with 0 each second.")
