@@ -286,12 +286,6 @@ def import_(directory: Path, file: Path) -> None:
     default=0.0,
     help="Seconds of the first request.",
 )
-@option(
-    "--new-id-each-status",
-    is_flag=True,
-    help="Change the EventId at each status, as Microsoft's mock server does.",
-)
-@option("--until-finished", is_flag=True, help="Exit at the end of the scenario.")
 @option("--allow-remote", is_flag=True, help="Listen on an address that is not loopback.")
 def simulate(*, list_scenarios: bool, **options: Any) -> None:
     """Play SCENARIO, a name or a TOML file, as a simulated IMDS for an agent.
@@ -301,14 +295,14 @@ def simulate(*, list_scenarios: bool, **options: Any) -> None:
     from bridge.cli.signals import set_by_signals  # noqa: PLC0415
     from bridge.cli.terminal import wrapped  # noqa: PLC0415
     from bridge.testing.simulator.scenario import load_scenario, scenario_names  # noqa: PLC0415
-    from bridge.testing.simulator.serving import ServeOptions, serve  # noqa: PLC0415
+    from bridge.testing.simulator.serving import serve  # noqa: PLC0415
 
     if list_scenarios:
         for name in scenario_names():
             for line in wrapped(load_scenario(name).description, first=f"{name:<24} ", indent=" " * 25):
                 click.echo(line)
         return
-    serve(ServeOptions(**options), stop=set_by_signals(), say=partial(click.echo, err=True))
+    serve(**options, stop=set_by_signals(), say=partial(click.echo, err=True))
 
 
 @commands.command(short_help="Print the JSON schema of a record or the configuration.")

@@ -17,7 +17,7 @@ from bridge.testing.simulator.faults import Fault
 from bridge.testing.simulator.machines import Machine
 from bridge.testing.simulator.scenario import Scenario, load_scenario, parse_scenario, scenario_names
 from bridge.testing.simulator.server import Simulator
-from bridge.testing.simulator.serving import ServeOptions, describe_change, serve
+from bridge.testing.simulator.serving import describe_change, serve
 from bridge.testing.simulator.world import ApprovalReceived, Change, World
 
 __all__ = [
@@ -29,7 +29,6 @@ __all__ = [
     "Machine",
     "ManualClock",
     "Scenario",
-    "ServeOptions",
     "Simulator",
     "SimulatorError",
     "UnknownEvent",

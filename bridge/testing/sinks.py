@@ -1,11 +1,10 @@
-"""Two sinks for tests: one that keeps what it gets, one that does what a script says.
+"""Two sinks for tests: `MemorySink` keeps its records, and `ScriptedSink` follows a script.
 
-The host builds its sinks itself, and builds them anew after it cut one off, so what a sink got lives outside of it:
-in a box with a name, that the sink's configuration and the test both know. Configure them by type:
+The host builds sinks itself, and builds them again after it cut one. Records and scripts therefore live in a box whose
+name the test and the configuration of the sink share. Configure the sinks by type:
 
     type = "bridge.testing.sinks:MemorySink"          type = "bridge.testing.sinks:ScriptedSink"
     box = "mine"                                      box = "mine"
-                                                      outcomes = ["fail:2.5", "reject", "hang", "accept"]
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ class Box:
         self._records: list[TransitionRecord] = []
         self._tries: list[tuple[TransitionRecord, ...]] = []
         self._outcomes: list[Outcome] = []
-        self._is_scripted = False
         self.released = threading.Event()
         """Set it to let every send that hangs go on; it then fails."""
 
@@ -71,16 +69,6 @@ class Box:
             check_outcome(outcome)
         with self._changed:
             self._outcomes = list(outcomes)
-            self._is_scripted = True
-
-    def script_once(self, outcomes: Sequence[str]) -> None:
-        """Take *outcomes* unless a script was given already: a sink that is built again does not start over."""
-        for outcome in outcomes:
-            check_outcome(outcome)
-        with self._changed:
-            if not self._is_scripted:
-                self._outcomes = list(outcomes)
-                self._is_scripted = True
 
     def wait_for(self, count: int, timeout_seconds: float) -> tuple[TransitionRecord, ...]:
         """Return the accepted records once there are *count*; raises TimeoutError after *timeout_seconds*."""
@@ -130,13 +118,10 @@ class ScriptedSink(Sink):
 
         box: str = "scripted"
         """The name under which a test finds the box."""
-        outcomes: tuple[str, ...] = ()
-        """What becomes of the coming sends, one each; see `Box.script`. Ignored when the box has a script."""
 
     def __init__(self, config: ScriptedSink.Config) -> None:
         super().__init__(config)
         self._box = Box.named(config.box)
-        self._box.script_once(config.outcomes)
         self._closed = threading.Event()
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:

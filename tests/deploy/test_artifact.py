@@ -75,13 +75,6 @@ def test_archive_is_small_and_holds_all_that_an_installation_needs(artifacts, ar
     assert all(ARCHES[arch] in name for name in machines)
 
 
-@pytest.mark.parametrize("arch", ARCHES)
-def test_files_of_the_archive_belong_to_root_and_say_nothing_of_who_built_it(artifacts, arch):
-    for member in members(archive(artifacts, arch)).values():
-        assert (member.uid, member.gid, member.uname, member.gname) == (0, 0, "root", "root")
-        assert member.mode == (0o755 if member.isdir() or member.name.endswith(".sh") else 0o644)
-
-
 # ---- the archive for Windows ----------------------------------------------------------------------------------------
 
 

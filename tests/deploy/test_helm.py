@@ -9,7 +9,7 @@ import doc_pages
 import pytest
 from kubernetes_manifests import only
 
-from bridge.config.loader import load, read
+from bridge.config.loader import read
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -23,7 +23,6 @@ CHART = DEPLOY / "helm" / "scheduled-events-bridge"
 KUBERNETES = DEPLOY / "kubernetes"
 NAME = "scheduled-events-bridge"
 VERSIONS = ("1.29", "1.31", "1.33", "1.35")
-POD = "app.kubernetes.io"
 EVENT_HUBS = tomllib.loads((KUBERNETES / "overlays/event-hubs/config.toml").read_text())
 #: A kustomization, and the values of the chart that are to come to the same.
 SAME = {
@@ -182,46 +181,12 @@ def test_schema_refuses_what_is_unknown_or_wrong(rendered, values, named):
     assert named in said
 
 
-def test_configuration_of_values_is_the_same_as_toml(rendered):
-    config = {
-        "stop_grace_seconds": 12.5,
-        "labels": {"cluster": "payments", "with space": 'a "b" \\ <c> & \n\u2603'},
-        "state": {"max_bytes": 268_435_456},
-        "approval": {"rules": [{"name": "own", "action": "approve", "event_sources": ["User"]}]},
-        "sinks": [
-            {"type": "stdout", "name": "one", "event_types": ["Reboot", "Preempt"], "heartbeat": True},
-            {"type": "command", "name": "two", "command": ["/bin/true"], "environment": {"A": "1"}},
-        ],
-    }
-    written = tomllib.loads(config_of(rendered({"config": config})))
-    assert written == config
-    assert [sink.name for sink in read(written).sinks] == ["one", "two"]
-
-
 def test_values_of_the_readme_are_taken_and_make_a_configuration(rendered, package):
     [block] = doc_pages.blocks(doc_pages.page("deploy/helm/README.md"), "yaml")
     manifests = rendered(package("yaml").safe_load(block.text))
     [sink] = read(tomllib.loads(config_of(manifests))).sinks
     assert sink.type_name == "eventhubs"
     assert only(manifests, "PodMonitor")
-
-
-def test_toml_text_goes_in_as_it_is_and_before_the_values(rendered, tmp_path):
-    text = '# mine\n[labels]\na = "b"\n\n[[sinks]]\ntype = "stdout"\nname = "own"\n'
-    values = {"configToml": text, "config": {"sinks": [{"type": "stdout", "name": "other"}]}}
-    assert config_of(rendered(values)) == text
-    path = tmp_path / "config.toml"
-    path.write_text(config_of(rendered({**values, "drain": {"enabled": True}})))
-    assert [sink.name for sink in load(path).sinks] == ["own", "drain", "leave"]
-
-
-def test_change_of_the_configuration_rolls_the_agents(rendered):
-    def annotation(values):
-        return only(rendered(values), "DaemonSet")["spec"]["template"]["metadata"]["annotations"]["checksum/config"]
-
-    assert annotation({}) == annotation({"port": 9465})
-    assert annotation({}) != annotation({"config": {"labels": {"a": "b"}}})
-    assert annotation({}) == annotation({"podAnnotations": {"checksum/config": "never"}})
 
 
 def test_stop_that_would_be_a_kill_is_refused(rendered):
@@ -236,24 +201,6 @@ def test_stop_that_would_be_a_kill_is_refused(rendered):
     rendered({"config": {"stop_grace_seconds": 0}, "terminationGracePeriodSeconds": 2})
 
 
-@pytest.fixture
-def pod_monitor(rendered):
-    def of(**values):
-        return only(rendered({"podMonitor": {"enabled": True, **values}}), "PodMonitor")
-
-    return of
-
-
 def test_pod_monitor_is_off_by_default_and_refused_where_nothing_can_be_scraped(rendered):
     assert not [each for each in rendered() if each["kind"] == "PodMonitor"]
     assert "loopback" in rendered({"podMonitor": {"enabled": True}, "hostNetwork": True}, refused=True)
-
-
-def test_pod_monitor_finds_the_agents_under_the_names_that_the_rules_go_by(rendered, pod_monitor):
-    spec, daemon_set = pod_monitor()["spec"], only(rendered(), "DaemonSet")["spec"]["template"]
-    labels, [endpoint] = daemon_set["metadata"]["labels"], spec["podMetricsEndpoints"]
-    assert spec["selector"]["matchLabels"].items() <= labels.items()
-    [port] = daemon_set["spec"]["containers"][0]["ports"]
-    assert (endpoint["port"], endpoint["path"]) == (port["name"], "/metrics")
-    assert f'job="{labels[spec["jobLabel"]]}"' in (DEPLOY / "prometheus" / "rules.yml").read_text()
-    assert {"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "instance"} in endpoint["relabelings"]

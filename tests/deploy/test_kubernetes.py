@@ -1,6 +1,5 @@
 """The manifests: built by kustomize, judged by the schemas of Kubernetes, and held against their own configuration."""
 
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -16,7 +15,6 @@ pytestmark = pytest.mark.deploy
 
 KUBERNETES = Path(__file__).parents[2] / "deploy" / "kubernetes"
 BUILDS = sorted(str(path.parent.relative_to(KUBERNETES)) for path in KUBERNETES.rglob("kustomization.yaml"))
-SCRAPING = KUBERNETES / "prometheus.yml"
 VERSIONS = ("1.29", "1.31", "1.33", "1.35")
 
 
@@ -90,16 +88,6 @@ def test_state_is_on_the_node_and_belongs_to_the_user_of_the_agent(pod, agent, s
     assert owner["workingDir"] == "/"
 
 
-def test_probes_ask_where_the_agent_listens(pod, agent, settings):
-    host, port = settings.status.address
-    for name, path in (("startupProbe", "/healthz"), ("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")):
-        asked = agent[name]["httpGet"]
-        assert (asked["path"], asked["port"]) == (path, port), name
-        assert asked.get("host") == ("127.0.0.1" if pod.get("hostNetwork") else None), name
-    assert host == ("127.0.0.1" if pod.get("hostNetwork") else "0.0.0.0")
-    assert [declared["containerPort"] for declared in agent["ports"]] == [port]
-
-
 @pytest.fixture
 def own_overlay(kustomized, tmp_path):
     """Build an overlay beside those that come along, of a kustomization.yaml and a config.toml."""
@@ -124,66 +112,6 @@ def test_overlay_of_the_readme_replaces_the_configuration_and_the_image(own_over
     assert [each["configMap"]["name"] for each in pod["volumes"] if "configMap" in each] == [config["metadata"]["name"]]
     images = {each["image"] for each in pod["containers"] + pod["initContainers"]}
     assert images == {"registry.contoso.net/scheduled-events-bridge:0.1.0"}
-
-
-@pytest.fixture
-def scrape_job(package):
-    (job,) = package("yaml").safe_load(SCRAPING.read_text())["scrape_configs"]
-    return job
-
-
-def relabelled(job, labels):
-    """Return the labels of a target as Prometheus would have them; null when it drops it."""
-    labels = {"job": job["job_name"], "instance": labels["__address__"], **labels}
-    for rule in job["relabel_configs"]:
-        value = ";".join(labels.get(name, "") for name in rule["source_labels"])
-        fits = re.fullmatch(rule.get("regex", "(.*)"), value)
-        if rule.get("action") in {"keep", "drop"}:
-            if bool(fits) != (rule["action"] == "keep"):
-                return None
-        else:
-            assert set(rule) == {"source_labels", "target_label"}, "write here what else a rule may do"
-            labels[rule["target_label"]] = value
-    return {name: value for name, value in labels.items() if not name.startswith("__")}
-
-
-def test_the_scrape_job_finds_the_agent_of_each_node_under_the_names_that_the_rules_go_by(
-    build, manifests, agent, settings, scrape_job
-):
-    if build == "overlays/host-network":
-        pytest.skip("its listener is on loopback, where no job of a cluster gets to")
-    labels = only(manifests, "DaemonSet")["spec"]["template"]["metadata"]["labels"]
-    (port,) = (str(port["containerPort"]) for port in agent["ports"])
-    assert port == str(settings.status.address[1])
-    (discovered,) = scrape_job["kubernetes_sd_configs"]
-    assert discovered == {"role": "pod", "namespaces": {"names": [only(manifests, "Namespace")["metadata"]["name"]]}}
-    target = {
-        "__address__": f"10.244.0.9:{port}",
-        **{f"__meta_kubernetes_pod_label_{re.sub('[^a-zA-Z0-9_]', '_', key)}": labels[key] for key in labels},
-        "__meta_kubernetes_pod_container_port_number": port,
-        "__meta_kubernetes_pod_node_name": "aks-payments-vmss000004",
-        "__meta_kubernetes_pod_phase": "Running",
-    }
-    found = relabelled(scrape_job, target)
-    assert found == {"job": "scheduled-events-bridge", "instance": "aks-payments-vmss000004"}
-    assert f'job="{found["job"]}"' in (KUBERNETES.parent / "prometheus" / "rules.yml").read_text()
-    for other in (
-        {"__meta_kubernetes_pod_container_port_number": ""},  # the init container
-        {"__meta_kubernetes_pod_phase": "Failed"},
-        {"__meta_kubernetes_pod_label_app_kubernetes_io_name": "payments"},
-    ):
-        assert relabelled(scrape_job, {**target, **other}) is None
-
-
-def test_prometheus_accepts_the_scrape_job(tool, package, scrape_job, tmp_path):
-    """But for its kubernetes_sd_configs, which Debian builds Prometheus without."""
-    job = {**scrape_job, "static_configs": [{"targets": ["10.244.0.9:9464"]}]}
-    del job["kubernetes_sd_configs"]
-    path = tmp_path / "prometheus.yml"
-    path.write_text(package("yaml").safe_dump({"scrape_configs": [job]}))
-    command = [tool("promtool"), "check", "config", "--lint-fatal", str(path)]
-    judged = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert judged.returncode == 0, judged.stdout + judged.stderr
 
 
 def test_the_kubelet_waits_longer_than_a_stop_takes(pod, settings):
@@ -230,7 +158,18 @@ def test_every_container_is_confined_and_the_agent_is_no_root(pod, agent):
     assert sorted(owner["securityContext"]["capabilities"]["add"]) == ["CHOWN", "FOWNER"]
 
 
-def test_the_pod_runs_as_the_user_of_the_image(pod):
-    dockerfile = KUBERNETES.parent / "docker" / "Dockerfile"
-    ((user, group),) = re.findall(r"^USER (\d+):(\d+)$", dockerfile.read_text(), re.MULTILINE)
-    assert (pod["securityContext"]["runAsUser"], pod["securityContext"]["runAsGroup"]) == (int(user), int(group))
+@pytest.fixture
+def scrape_job(package):
+    (job,) = package("yaml").safe_load((KUBERNETES / "prometheus.yml").read_text())["scrape_configs"]
+    return job
+
+
+def test_prometheus_accepts_the_scrape_job(tool, package, scrape_job, tmp_path):
+    """But for its kubernetes_sd_configs, which Debian builds Prometheus without."""
+    job = {**scrape_job, "static_configs": [{"targets": ["10.244.0.9:9464"]}]}
+    del job["kubernetes_sd_configs"]
+    path = tmp_path / "prometheus.yml"
+    path.write_text(package("yaml").safe_dump({"scrape_configs": [job]}))
+    command = [tool("promtool"), "check", "config", "--lint-fatal", str(path)]
+    judged = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert judged.returncode == 0, judged.stdout + judged.stderr

@@ -1,12 +1,11 @@
 """The portal's Dockerfile, read by hadolint, and its lock. What comes of them is in test_portal_container.py."""
 
 import re
-import shlex
 import subprocess
 import sys
 
 import pytest
-from container_engine import ENGINE, Image, read_stages
+from container_engine import ENGINE
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -23,11 +22,6 @@ def dockerfile(deploy):
     return deploy / "portal/Dockerfile"
 
 
-@pytest.fixture(scope="module")
-def image(dockerfile):
-    return Image(read_stages(dockerfile.read_text()))
-
-
 # ---- what it says ---------------------------------------------------------------------------------------------------
 
 
@@ -35,16 +29,6 @@ def test_hadolint_has_nothing_to_say(tool, dockerfile):
     done = subprocess.run([tool("hadolint"), dockerfile], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "")
     assert "hadolint" not in dockerfile.read_text()  # nor was it told to ignore anything
-
-
-def test_example_in_its_header_fits_the_image(dockerfile, image):
-    header = dockerfile.read_text().partition("ARG ")[0].replace("#", "").replace("\\\n", " ")
-    words = shlex.split(re.search(r"docker run .*", header)[0])
-    assert {"--read-only", "--init", "ALL", "no-new-privileges", "max-size=10m", "nofile=65536"} <= set(words)
-    volumes = [word.split(":") for word in words if ":/" in word]
-    assert [volume[1] for volume in volumes] == [*image.words["VOLUME"], "/etc/scheduled-events-portal"]
-    assert int(words[words.index("--stop-timeout") + 1]) > 5
-    assert words[words.index("--publish") + 1].split(":")[1] in image.words["EXPOSE"][0].split()
 
 
 # ---- the lock -------------------------------------------------------------------------------------------------------

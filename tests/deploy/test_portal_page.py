@@ -12,7 +12,6 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-import doc_pages
 import pytest
 from desk import Desk
 from held_port import held_port
@@ -20,12 +19,8 @@ from private_ca import PrivateCa
 
 pytest.importorskip("sqlalchemy", reason="the extra [portal] is not installed")
 
-from fleet_records import fleet_record
 
 import bridge
-from bridge.portal.store.database import Store
-from bridge.portal.store.ingest import ReceivedRecord, add_records
-from bridge.sink import Transition, encode
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(300)]
 
@@ -174,16 +169,6 @@ def test_whoever_follows_the_page_runs_backs_up_restores_upgrades_and_goes_back(
     assert "WARNING" not in (home / "journal").read_text()
 
 
-def test_commands_of_the_page_that_install_it_name_what_is_there(deploy):
-    text = doc_pages.marked(doc_pages.page(PAGE), "portal service: install")
-    assert (deploy.parent / re.search(r"-r (\S+)", text)[1]).is_file()
-    version = re.search(r"VERSION=(\S+)", text)[1]
-    (start,) = re.findall(r"^ExecStart=(\S+)", (deploy / f"portal/systemd/{NAME}.service").read_text(), re.MULTILINE)
-    opt = re.search(r"OPT=(\S+)", text)[1]
-    assert start.startswith(f"{opt}/venv/bin/")
-    assert f"ln -sfn venvs/{version} " in doc_pages.marked(doc_pages.page(PAGE), "portal service: back")
-
-
 def _owner_of_the_process(home):
     until = time.monotonic() + 20
     pid = (home / "pid").read_text().strip()
@@ -193,35 +178,3 @@ def _owner_of_the_process(home):
             return int(said[1])
         time.sleep(0.05)
     return 0
-
-
-def test_record_takes_what_the_page_computes_with(tmp_path):
-    def taken(vms):
-        store = Store.of_file(tmp_path / f"{vms}.db")
-        store.migrate()
-        before = _size(store)
-        names = tuple(f"payments-vmss_{number}" for number in range(vms))
-        for number in range(40):
-            for step, transition in enumerate((Transition.SCHEDULED, Transition.STARTED, Transition.COMPLETED)):
-                record = fleet_record(
-                    number % 20, sequence=3 * number + step + 1, event_id=f"{number:08d}-AFDC-4513-B24B-AA5F13A16123",
-                    transition=transition, seconds=3600 * number + 60 * step, resources=names, description="x" * 200,
-                )  # fmt: skip
-                received = [ReceivedRecord(record, encode(record).decode())]
-                store.write(add_records, received, "2026-11-20T11:00:00.000000Z")
-        size = _size(store) - before
-        store.close()
-        return size / 120
-
-    one, twenty = taken(1), taken(20)
-    assert 2_000 < one < twenty < 6_000
-    sizing = doc_pages.section(doc_pages.page(PAGE), "Sizing")
-    assert "A record takes 3 to 5 KB" in sizing
-    year = 1_000 * 4 * 3
-    assert f"{year * 3 / 1_000:.0f} to {year * 5 / 1_000:.0f} MB a year" in sizing
-
-
-def _size(store):
-    with store.engine.connect() as connection:
-        pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
-        return pages * connection.exec_driver_sql("PRAGMA page_size").scalar_one()

@@ -14,8 +14,6 @@ from bridge.portal.metrics import PortalMetrics
 
 pytestmark = pytest.mark.deploy
 
-SEVERITIES = {"page", "ticket"}
-
 
 @pytest.fixture(scope="module")
 def directory(deploy):

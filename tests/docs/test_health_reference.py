@@ -109,7 +109,7 @@ def test_every_reason_of_a_retry_is_documented_and_no_other():
 
 
 def test_every_request_to_the_simulator_is_documented_and_no_other():
-    control = Control(World(("vm",)), machines=list, requests=(), stop=lambda: None, certificates=dict)
+    control = Control(World(("vm",)), machines=list, requests=(), certificates=dict)
     known = {f"{method} /control/{path}".rstrip("/") for method, path in control._routes}
     rows = doc_pages.table(doc_pages.section(README, "The simulator"), "request")
     documented = {_quoted(request)[0]: _quoted(meaning) for request, meaning in rows}

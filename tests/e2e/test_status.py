@@ -45,8 +45,7 @@ KEYS = {
 }
 #: Runs a command as the user nobody, who may not even read the standard library: the imports come first.
 AS_NOBODY = """
-import os, sys
-import bridge.cli.commands, bridge.cli.status, bridge.cli.outbox, bridge.agent.handlers
+import os, sys, bridge.cli.commands, bridge.cli.status, bridge.cli.outbox, bridge.agent.handlers
 import encodings.idna, encodings.utf_8_sig, pwd
 if os.geteuid() == 0:
     os.setgroups([])

@@ -58,31 +58,6 @@ def test_version_is_the_wheels(installed, wheel, agent_env, tmp_path):
     assert wheel.name.split("-")[1] in done.stdout.split()
 
 
-def test_help_names_every_command(installed, agent_env, tmp_path):
-    done = _run([installed.command, "--help"], cwd=tmp_path, env=agent_env)
-    assert done.returncode == 0, done.stderr
-    words = done.stdout.split()
-    for command in ("run", "demo", "check-config", "events", "simulate", "schema", "outbox", "send-test"):
-        assert command in words
-
-
-def test_module_runs_like_the_command(installed, agent_env, tmp_path):
-    found = "import importlib.util; print(importlib.util.find_spec('bridge.__main__') is not None)"
-    if installed.evaluate(found, cwd=tmp_path) == "False":
-        pytest.skip("bridge has no __main__")
-    done = _run([installed.python, "-m", "bridge", "--help"], cwd=tmp_path, env=agent_env)
-    assert done.returncode == 0, done.stderr
-    assert "demo" in done.stdout.split()
-
-
-def test_unknown_command_is_wrong_usage_and_no_traceback(installed, agent_env, tmp_path):
-    done = _run([installed.command, "no-such-command"], cwd=tmp_path, env=agent_env)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert "no-such-command" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_every_sink_entry_point_leads_to_a_sink(installed, tmp_path):
     lines = installed.evaluate(_PRINT_SINKS, cwd=tmp_path).splitlines()
     found = dict(json.loads(line) for line in lines)
@@ -97,9 +72,3 @@ def test_cli_imports_no_sdk(installed, tmp_path):
 def test_stdout_sink_imports_no_sdk(installed, tmp_path):
     code = "import bridge.cli.commands" + _BUILD_STDOUT_SINK + _PRINT_EARLY_IMPORTS
     assert json.loads(installed.evaluate(code, cwd=tmp_path)) == []
-
-
-def test_schema_is_printed_as_json(installed, agent_env, tmp_path):
-    done = _run([installed.command, "schema"], cwd=tmp_path, env=agent_env)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["$schema"].startswith("https://json-schema.org/")

@@ -40,7 +40,7 @@ class AnswerReader:
     def read(self, exchange: Exchange) -> PollAnswer | None:
         """Return what *exchange* brought; None when an agent could use nothing of it."""
         if exchange.status is None:
-            self._broken(Requirement.ANSWERED, exchange, exchange.problem or "There is no answer.")
+            self._report.broken(Requirement.ANSWERED, exchange, exchange.problem or "There is no answer.")
             return None
         self._report.met(Requirement.ANSWERED)
         if not self._is_good_status(exchange):
@@ -56,13 +56,13 @@ class AnswerReader:
         status = exchange.status
         if status in _REDIRECTS:
             where = exchange.headers.get("Location", "nowhere")
-            self._broken(Requirement.NO_REDIRECT, exchange, f"It answers {status} and leads to {where}.")
+            self._report.broken(Requirement.NO_REDIRECT, exchange, f"It answers {status} and leads to {where}.")
         elif status in _UNKNOWN_VM:
-            self._broken(Requirement.KNOWN_VM, exchange, f"It answers {status}: it does not know this VM.")
+            self._report.broken(Requirement.KNOWN_VM, exchange, f"It answers {status}: it does not know this VM.")
         elif status in _REFUSED:
-            self._broken(Requirement.STATUS, exchange, f"It answers {status} to this VM's own credential.")
+            self._report.broken(Requirement.STATUS, exchange, f"It answers {status} to this VM's own credential.")
         elif status not in (_OK, _NO_CONTENT):
-            self._broken(Requirement.STATUS, exchange, f"It answers {status}, and the agent tries again.")
+            self._report.broken(Requirement.STATUS, exchange, f"It answers {status}, and the agent tries again.")
         else:
             for requirement in (Requirement.NO_REDIRECT, Requirement.KNOWN_VM, Requirement.STATUS):
                 self._report.met(requirement)
@@ -71,24 +71,24 @@ class AnswerReader:
 
     def _is_readable(self, exchange: Exchange) -> bool:
         if exchange.is_encoded:
-            self._broken(Requirement.PLAIN, exchange, "It is compressed, though identity was asked for.")
+            self._report.broken(Requirement.PLAIN, exchange, "It is compressed, though identity was asked for.")
             return False
         self._report.met(Requirement.PLAIN)
         if exchange.is_too_large:
-            self._broken(Requirement.BODY_SIZE, exchange, "The body is larger than 1 MiB.")
+            self._report.broken(Requirement.BODY_SIZE, exchange, "The body is larger than 1 MiB.")
             return False
         self._report.met(Requirement.BODY_SIZE)
         kind = exchange.headers.get("Content-Type", "")
         if kind.partition(";")[0].strip().lower() == "application/json":
             self._report.met(Requirement.CONTENT_TYPE)
         else:
-            self._broken(Requirement.CONTENT_TYPE, exchange, f"Its Content-Type is {kind or 'missing'}.")
+            self._report.broken(Requirement.CONTENT_TYPE, exchange, f"Its Content-Type is {kind or 'missing'}.")
         return True
 
     def _object(self, exchange: Exchange) -> dict[str, Any] | None:
         value, why = _json(exchange.body)
         if not isinstance(value, dict):
-            self._broken(
+            self._report.broken(
                 Requirement.JSON, exchange, f"The body is no JSON object in UTF-8: {why or 'it is no object'}."
             )
             return None
@@ -100,19 +100,19 @@ class AnswerReader:
         is_index = type(index) is int and 1 <= index <= MAX_INDEX
         if not is_index:
             said = "There is no index." if "index" not in value else f"The index is {index!r}."
-            self._broken(Requirement.INDEX, exchange, said)
+            self._report.broken(Requirement.INDEX, exchange, said)
         else:
             self._report.met(Requirement.INDEX)
         is_list = isinstance(decisions, list) and all(isinstance(each, str) for each in decisions)
         if not is_list:
-            self._broken(Requirement.DECISIONS, exchange, "`decisions` is no list of texts.")
+            self._report.broken(Requirement.DECISIONS, exchange, "`decisions` is no list of texts.")
         else:
             self._report.met(Requirement.DECISIONS)
         self._read_epoch(value, exchange)
         if not isinstance(decisions, list) or not is_list or not isinstance(index, int) or not is_index:
             return None
         if len(decisions) > MAX_DECISIONS:
-            self._broken(Requirement.COUNT, exchange, f"It has {len(decisions)} decisions.")
+            self._report.broken(Requirement.COUNT, exchange, f"It has {len(decisions)} decisions.")
             return None
         self._report.met(Requirement.COUNT)
         self._read_sizes(decisions, exchange)
@@ -121,7 +121,7 @@ class AnswerReader:
     def _read_sizes(self, decisions: list[str], exchange: Exchange) -> None:
         longest = max(map(len, decisions), default=0)
         if longest > MAX_TOKEN_CHARACTERS:
-            self._broken(Requirement.TOKEN_SIZE, exchange, f"A decision has {longest} characters.")
+            self._report.broken(Requirement.TOKEN_SIZE, exchange, f"A decision has {longest} characters.")
         elif decisions:
             self._report.met(Requirement.TOKEN_SIZE)
 
@@ -129,19 +129,16 @@ class AnswerReader:
         epoch = value.get("epoch")
         self._epochs.add(epoch is not None)
         if epoch is not None and not (isinstance(epoch, str) and 1 <= len(epoch) <= MAX_EPOCH_CHARACTERS):
-            self._broken(
+            self._report.broken(
                 Requirement.EPOCH, exchange, f"The epoch is no text of 1 to {MAX_EPOCH_CHARACTERS} characters."
             )
         elif len(self._epochs) > 1:
-            self._broken(Requirement.EPOCH, exchange, "Some answers have an epoch, and others none.")
+            self._report.broken(Requirement.EPOCH, exchange, "Some answers have an epoch, and others none.")
         elif epoch is not None and self._epoch is not None and epoch != self._epoch:
-            self._broken(Requirement.EPOCH, exchange, "The epoch changed, and nothing was lost or restored.")
+            self._report.broken(Requirement.EPOCH, exchange, "The epoch changed, and nothing was lost or restored.")
         else:
             self._report.met(Requirement.EPOCH)
         self._epoch = epoch if epoch is not None else self._epoch
-
-    def _broken(self, requirement: Requirement, exchange: Exchange, detail: str) -> None:
-        self._report.broken(requirement, detail, asked=exchange.asked, answered=exchange.answered)
 
 
 def _json(body: bytes) -> tuple[Any, str | None]:

@@ -141,7 +141,7 @@ class AttestedChecks:
     def _broken(self, requirement: Requirement, detail: str, exchange: Exchange) -> None:
         is_secret = exchange.status == _OK and requirement is not Requirement.CHALLENGE
         shown = msgspec.structs.replace(exchange, body=MASK.encode()) if is_secret else exchange
-        self._report.broken(requirement, detail, asked=shown.asked, answered=shown.answered)
+        self._report.broken(requirement, shown, detail)
 
 
 def _status_of(refusal: DocumentRefusal) -> int:

@@ -171,7 +171,7 @@ class _Play:
             self._report.met(Requirement.RECORD_OF_OTHERS)
             return
         answer = exchange.problem if exchange.status is None else f"It answers {exchange.status}"
-        self._broken(Requirement.RECORD_OF_OTHERS, f"{answer}: not 403.", exchange)
+        self._report.broken(Requirement.RECORD_OF_OTHERS, exchange, f"{answer}: not 403.")
         self._asker.post(url, cloudevent(foreign.end()))
 
     def _take(self, answer: PollAnswer) -> None:
@@ -216,7 +216,7 @@ class _Play:
         is_made = made.done() and made.exception() is None and decider.is_command
         late = time.monotonic() - made.result() if is_made else 0.0
         if late > min(_AT_ONCE_SECONDS, self._settings.remote.wait_seconds / 2):
-            self._broken(Requirement.NEWS, f"It came {late:.1f} s after the decision was made.", answer.exchange)
+            self._report.broken(Requirement.NEWS, answer.exchange, f"It came {late:.1f} s after the decision was made.")
         else:
             self._report.met(Requirement.NEWS)
         tokens = [token for token in answer.decisions if token not in self._seen]
@@ -245,7 +245,7 @@ class _Play:
                 return None
             is_over = made.done() and time.monotonic() - made.result() > self._settings.remote.wait_seconds
             if is_over and decider.is_command:
-                self._broken(Requirement.NEWS, "A decision was made, and none comes.", exchange)
+                self._report.broken(Requirement.NEWS, exchange, "A decision was made, and none comes.")
                 return None
             index = index if answer.index is None else answer.index
             time.sleep(max(0.0, _SHORTEST_POLL_SECONDS - exchange.seconds))
@@ -255,14 +255,14 @@ class _Play:
     def _expect_kept(self, answer: PollAnswer, index: int, tokens: frozenset[str]) -> None:
         """Ask again, as an agent does that never got *answer*, and as one that starts over."""
         if answer.index is None or answer.index <= index:
-            self._broken(Requirement.GROWS, f"The index was {index} and is {answer.index}.", answer.exchange)
+            self._report.broken(Requirement.GROWS, answer.exchange, f"The index was {index} and is {answer.index}.")
         else:
             self._report.met(Requirement.GROWS)
         exchange = self._asker.poll(index, self._settings.remote.wait_seconds)
         again = self._polls.read(exchange)
         if again is not None and not tokens <= set(again.decisions):
             detail = f"Asked with index {index} once more, it leaves the decision out that came after it."
-            self._broken(Requirement.EVERY, detail, exchange)
+            self._report.broken(Requirement.EVERY, exchange, detail)
         elif again is not None:
             self._report.met(Requirement.EVERY)
         self._polls.kept(answer, only=tokens)
@@ -272,6 +272,3 @@ class _Play:
         if self._settings.decider is None:
             for requirement in _BY_A_DECISION:
                 self._report.untried(requirement, "It takes a decision, and the kit may ask nobody (--decision-by).")
-
-    def _broken(self, requirement: Requirement, detail: str, exchange: Exchange) -> None:
-        self._report.broken(requirement, detail, asked=exchange.asked, answered=exchange.answered)

@@ -41,7 +41,7 @@ class DecisionChecks:
         audience = _unverified(token).get("aud")
         if isinstance(audience, str) and audience.lower() != self._vm_id.lower():
             detail = "It is for another VM: its aud is not the vmId that asked."
-            self._broken(Requirement.AUDIENCE, detail, exchange)
+            self._report.broken(Requirement.AUDIENCE, exchange, detail)
             return None
         if isinstance(audience, str):
             self._report.met(Requirement.AUDIENCE)
@@ -53,7 +53,7 @@ class DecisionChecks:
         except RefusedDecision as error:
             is_of_others = error.reason is RefusalReason.UNKNOWN_KEY and not is_new
             if not is_of_others:
-                self._broken(Requirement.FORM, f"An agent refuses it as {error.reason.value}: {error}", exchange)
+                self._report.broken(Requirement.FORM, exchange, f"An agent refuses it as {error.reason.value}: {error}")
             return None
         self._report.met(Requirement.FORM)
         return claims
@@ -62,26 +62,25 @@ class DecisionChecks:
         """Compare *claims* with the *event* that the portal was told of."""
         if claims.event_id != event.event_id:
             detail = f"Its sub is {claims.event_id!r}; the event is {event.event_id!r}."
-            self._broken(Requirement.EVENT, detail, exchange)
+            self._report.broken(Requirement.EVENT, exchange, detail)
             return
         self._report.met(Requirement.EVENT)
         if claims.event_digest == digest(event):
             self._report.met(Requirement.DIGEST)
         else:
             detail = f"Its event_digest is {claims.event_digest}; the event's is {digest(event)}."
-            self._broken(Requirement.DIGEST, detail, exchange)
+            self._report.broken(Requirement.DIGEST, exchange, detail)
 
     def hold(self, hold: Claims, approval: Claims, exchange: Exchange) -> None:
         """Check that *hold* is one, and newer than the *approval* before it."""
         if hold.verdict is not Verdict.HOLD:
-            self._broken(Requirement.HOLD, f"Its decision is {hold.verdict.value}, and a hold was asked for.", exchange)
+            self._report.broken(
+                Requirement.HOLD, exchange, f"Its decision is {hold.verdict.value}, and a hold was asked for."
+            )
         elif hold.issued_at <= approval.issued_at:
-            self._broken(Requirement.HOLD, "Its iat is not later than that of the approval before it.", exchange)
+            self._report.broken(Requirement.HOLD, exchange, "Its iat is not later than that of the approval before it.")
         else:
             self._report.met(Requirement.HOLD)
-
-    def _broken(self, requirement: Requirement, detail: str, exchange: Exchange) -> None:
-        self._report.broken(requirement, detail, asked=exchange.asked, answered=exchange.answered)
 
 
 def expires_at(token: str) -> float:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable
 
 from bridge.approval.portal_client import MAX_INDEX
-from bridge.http.session import retry_after_seconds
 from bridge.testing.portal_check.answers import AnswerReader, PollAnswer
 from bridge.testing.portal_check.report import Report
 from bridge.testing.portal_check.request import CheckClient, Exchange
@@ -16,9 +14,6 @@ from bridge.testing.portal_check.requirements import Requirement
 _OK = 200
 _NO_CONTENT = 204
 _REFUSED = frozenset({401, 403})
-_BUSY = frozenset({429, 503})
-_TRIES_OF_A_BUSY_PORTAL = 3
-_LONGEST_PAUSE_SECONDS = 60.0
 _LONGEST_WAIT_SECONDS = 600
 #: "At once": this much, or half of the wait if that is less.
 _AT_ONCE_SECONDS = 2.0
@@ -38,7 +33,6 @@ class PollChecks:
         *,
         wait_seconds: int,
         late_seconds: float,
-        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._asker = asker
         self._report = report
@@ -46,19 +40,15 @@ class PollChecks:
         self._wait_seconds = wait_seconds
         self._late_seconds = late_seconds
         self._at_once_seconds = min(_AT_ONCE_SECONDS, wait_seconds / 2)
-        self._sleep = sleep
 
     def first(self) -> PollAnswer | None:
         """Ask for everything; return what came, None when an agent could use nothing of it."""
         exchange = self._asker.poll(0, self._wait_seconds)
-        for _ in range(_TRIES_OF_A_BUSY_PORTAL):
-            if exchange.status not in _BUSY:
-                break
-            self._sleep(min(retry_after_seconds(exchange.headers) or 1.0, _LONGEST_PAUSE_SECONDS))
-            exchange = self._asker.poll(0, self._wait_seconds)
         answer = self.read(exchange)
         if answer is not None and answer.index is None:
-            self._broken(Requirement.AT_ONCE, exchange, "A 204 has no index, so the agent asks with 0 each second.")
+            self._report.broken(
+                Requirement.AT_ONCE, exchange, "A 204 has no index, so the agent asks with 0 each second."
+            )
         elif answer is not None:
             self._expect_at_once(Requirement.AT_ONCE, exchange)
         return answer
@@ -78,9 +68,9 @@ class PollChecks:
         brought = self._quietly(exchange)
         if exchange.status == _OK and self._asker.is_attested:
             detail = "The token names a VM, and another VM's path is answered with 200."
-            self._broken(Requirement.OTHER_VM, exchange, detail)
+            self._report.broken(Requirement.OTHER_VM, exchange, detail)
         elif brought is not None and brought.decisions:
-            self._broken(Requirement.OTHER_VM, exchange, "A VM that does not exist has decisions for this one.")
+            self._report.broken(Requirement.OTHER_VM, exchange, "A VM that does not exist has decisions for this one.")
         elif exchange.status is None:
             self._report.untried(Requirement.OTHER_VM, exchange.answered)
         else:
@@ -99,7 +89,7 @@ class PollChecks:
                 self._report.met(Requirement.ONLY_THIS_VM)
             else:
                 detail = f"With {who} it does not answer 401 or 403."
-                self._broken(Requirement.ONLY_THIS_VM, exchange, detail)
+                self._report.broken(Requirement.ONLY_THIS_VM, exchange, detail)
 
     def _without_certificate(self) -> None:
         exchange = self._asker.poll(0, self._wait_seconds, token="")
@@ -108,7 +98,7 @@ class PollChecks:
             self._report.met(Requirement.ONLY_THIS_VM)
         else:
             detail = "Without the client certificate it does not answer 401 or 403, nor break off."
-            self._broken(Requirement.ONLY_THIS_VM, exchange, detail)
+            self._report.broken(Requirement.ONLY_THIS_VM, exchange, detail)
 
     def longest_wait(self) -> None:
         """Ask for everything with a wait of 600, which is answered at once too."""
@@ -121,7 +111,7 @@ class PollChecks:
         if exchange.status in (_OK, _NO_CONTENT):
             self._report.met(Requirement.LONGEST_WAIT)
         else:
-            self._broken(Requirement.LONGEST_WAIT, exchange, "A wait of 600 is refused.")
+            self._report.broken(Requirement.LONGEST_WAIT, exchange, "A wait of 600 is refused.")
 
     def hold(self, index: int, take: Callable[[PollAnswer], None]) -> int:
         """Ask for what comes after *index*, which should be nothing; return the index as it is then.
@@ -132,7 +122,9 @@ class PollChecks:
         while early < _TRIES and grown < _TRIES:
             exchange = self._asker.poll(index, self._wait_seconds)
             if exchange.status is None and exchange.seconds >= self._wait_seconds:
-                self._broken(Requirement.IN_TIME, exchange, f"After {exchange.seconds:.1f} s the agent gave it up.")
+                self._report.broken(
+                    Requirement.IN_TIME, exchange, f"After {exchange.seconds:.1f} s the agent gave it up."
+                )
                 return index
             answer = self.read(exchange)
             if answer is None:
@@ -150,7 +142,7 @@ class PollChecks:
                 return index
             early += not is_news
         again = "and its index grew each time" if grown == _TRIES else "each time"
-        self._broken(
+        self._report.broken(
             Requirement.HELD,
             exchange,
             f"It was asked {early + grown} times and answered before half of the wait, {again}.",
@@ -166,7 +158,7 @@ class PollChecks:
             return
         if answer.index is None or answer.index >= asked:
             detail = f"Asked with {asked}, it answers with {'a 204' if answer.index is None else answer.index}."
-            self._broken(Requirement.INDEX_AHEAD, exchange, detail)
+            self._report.broken(Requirement.INDEX_AHEAD, exchange, detail)
         else:
             self._expect_at_once(Requirement.INDEX_AHEAD, exchange)
 
@@ -177,7 +169,7 @@ class PollChecks:
             return
         self._expect_no_fall(answer, before.index or 0)
         if only - set(answer.decisions):
-            self._broken(Requirement.STAYS, exchange, "A decision that was given before is not there any more.")
+            self._report.broken(Requirement.STAYS, exchange, "A decision that was given before is not there any more.")
         elif only:
             self._report.met(Requirement.STAYS)
 
@@ -188,24 +180,21 @@ class PollChecks:
     def _expect_no_fall(self, answer: PollAnswer, index: int) -> None:
         if answer.index is not None and answer.index < index:
             detail = f"The index was {index} and is {answer.index}."
-            self._broken(Requirement.INDEX_STAYS, answer.exchange, detail)
+            self._report.broken(Requirement.INDEX_STAYS, answer.exchange, detail)
         else:
             self._report.met(Requirement.INDEX_STAYS)
 
     def _expect_at_once(self, requirement: Requirement, exchange: Exchange) -> None:
         if exchange.seconds > self._at_once_seconds:
-            self._broken(requirement, exchange, f"It took {exchange.seconds:.1f} s.")
+            self._report.broken(requirement, exchange, f"It took {exchange.seconds:.1f} s.")
         else:
             self._report.met(requirement)
 
     def _expect_in_time(self, exchange: Exchange) -> None:
         late = exchange.seconds - self._wait_seconds
         if late > self._late_seconds:
-            self._broken(
+            self._report.broken(
                 Requirement.IN_TIME, exchange, f"It came {late:.1f} s after its wait of {self._wait_seconds} s."
             )
         else:
             self._report.met(Requirement.IN_TIME)
-
-    def _broken(self, requirement: Requirement, exchange: Exchange, detail: str) -> None:
-        self._report.broken(requirement, detail, asked=exchange.asked, answered=exchange.answered)

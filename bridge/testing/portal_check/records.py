@@ -13,12 +13,13 @@ from email.utils import format_datetime
 
 from bridge.approval.decision_token import Claims
 from bridge.clock import format_time
-from bridge.events.event import ScheduledEvent, VmIdentity, encode
-from bridge.events.record import Approval, Evidence, Transition, TransitionRecord
+from bridge.events.event import VmIdentity, encode
+from bridge.events.record import Approval, Transition, TransitionRecord
 from bridge.events.stream import new_stream_id
 from bridge.testing.portal_check.report import Report
 from bridge.testing.portal_check.request import CheckClient
 from bridge.testing.portal_check.requirements import Requirement
+from bridge.testing.records import sample_event, sample_record
 
 _NOTICE = timedelta(hours=2)
 _SUCCESS = range(200, 300)
@@ -31,7 +32,6 @@ class MadeUpEvent:
     def __init__(self, vm_id: str, vm_name: str = "portal-check") -> None:
         self._now = datetime.now(timezone.utc)
         self._stream_id = new_stream_id(self._now, None)
-        not_before = (self._now + _NOTICE).replace(microsecond=0)
         group = f"/subscriptions/{_SUBSCRIPTION}/resourceGroups/portal-check"
         self._vm = VmIdentity(
             name=vm_name,
@@ -40,17 +40,13 @@ class MadeUpEvent:
             subscription_id=_SUBSCRIPTION,
             resource_group="portal-check",
         )
-        self.event = ScheduledEvent(
+        not_before = (self._now + _NOTICE).replace(microsecond=0)
+        self.event = sample_event(
             event_id=str(uuid.uuid4()).upper(),
-            event_type="Freeze",
-            event_status="Scheduled",
-            resource_type="VirtualMachine",
             resources=(vm_name,),
             not_before=not_before,
             not_before_raw=format_datetime(not_before, usegmt=True),
             description="A test of the portal's protocol: this event does not exist.",
-            event_source="Platform",
-            duration_seconds=5,
         )
         self.record = self._record(1, Transition.SCHEDULED)
 
@@ -70,22 +66,18 @@ class MadeUpEvent:
         return self._record(3, Transition.CANCELED)
 
     def _record(self, sequence: int, transition: Transition, approval: Approval | None = None) -> TransitionRecord:
-        return TransitionRecord(
+        return sample_record(
+            sequence,
             id=str(uuid.uuid4()),
             transition_key=f"{uuid.uuid4().int:064x}",
             stream_id=self._stream_id,
-            sequence=sequence,
             active_event_ids=None,  # a list would end the events that an agent of the VM reports
             transition=transition,
-            evidence=Evidence.OBSERVED,
             observed_at=format_time(self._now),
             incarnation=sequence,
             previous_incarnation=sequence - 1,
             event=self.event,
-            previous=None,
-            changed=(),
             notice_seconds=_NOTICE.total_seconds(),
-            affects_this_vm=True,
             vm=self._vm,
             labels={},
             approval=approval,
@@ -115,5 +107,5 @@ def send(asker: CheckClient, report: Report, url: str, requirement: Requirement,
         report.met(requirement)
         return True
     what = exchange.problem if exchange.status is None else f"It answers {exchange.status}"
-    report.broken(requirement, f"{what}: not 2xx.", asked=exchange.asked, answered=exchange.answered)
+    report.broken(requirement, exchange, f"{what}: not 2xx.")
     return False

@@ -7,6 +7,7 @@ from enum import Enum
 
 import msgspec
 
+from bridge.testing.portal_check.request import Exchange
 from bridge.testing.portal_check.requirements import Requirement
 
 
@@ -43,14 +44,15 @@ class Report:
         if known is None or known.result is Result.NOT_TRIED:
             self._found[requirement] = Finding(requirement=requirement, result=Result.MET)
 
-    def broken(
-        self, requirement: Requirement, detail: str, *, asked: str | None = None, answered: str | None = None
-    ) -> None:
-        """Note a breach of *requirement*; the first one seen stays."""
-        known = self._found.get(requirement)
-        if known is None or known.result is not Result.NOT_MET:
+    def broken(self, requirement: Requirement, exchange: Exchange, detail: str) -> None:
+        """Note a breach of *requirement* in *exchange*. The first breach stays."""
+        if requirement not in self:
             self._found[requirement] = Finding(
-                requirement=requirement, result=Result.NOT_MET, detail=detail, asked=asked, answered=answered
+                requirement=requirement,
+                result=Result.NOT_MET,
+                detail=detail,
+                asked=exchange.asked,
+                answered=exchange.answered,
             )
 
     def untried(self, requirement: Requirement, why: str) -> None:

@@ -7,12 +7,9 @@
     GET    /control/faults                  POST queues one (the keys of a scenario's `fault`, under "kind");
                                             DELETE clears all, or ?target=... alone
     POST   /control/incarnation             {"to": 1}
-    PUT    /control/document                the body is served as it is; DELETE goes back to the events
     GET    /control/approvals               what StartRequests came, from whom, when
     GET    /control/requests                what requests came, from whom, when, and with which status
     GET    /control/attestation/root        the certificate of who signs attested documents; and /intermediate
-    POST   /control/scenario                {"name": "preempt"} plays a built-in scenario from now on
-    POST   /control/stop                    ends the simulator
 
 An unknown path or event is 404, a wrong body 400 with every mistake, an event in the wrong status 409.
 """
@@ -35,7 +32,6 @@ from bridge.testing.simulator.errors import UnknownEvent, WrongRequest, WrongSta
 from bridge.testing.simulator.events import Event, EventChanges, EventSpec, changes_in, read_event
 from bridge.testing.simulator.faults import TARGETS, Fault
 from bridge.testing.simulator.imds_api import Answer, Request
-from bridge.testing.simulator.scenario import load_scenario, scenario_names
 from bridge.testing.simulator.scenario_file import placed
 from bridge.testing.simulator.world import World
 from bridge.text import nearest
@@ -46,10 +42,6 @@ _StructT = TypeVar("_StructT", bound=msgspec.Struct)
 
 class _Incarnation(msgspec.Struct, frozen=True):
     to: Annotated[int, msgspec.Meta(ge=0)] = 1
-
-
-class _Play(msgspec.Struct, frozen=True):
-    name: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,13 +68,11 @@ class Control:
         *,
         machines: Callable[[], list[dict[str, str]]],
         requests: Callable[[], Iterable[RequestSeen]],
-        stop: Callable[[], None],
         certificates: Callable[[], Mapping[str, bytes]],
     ) -> None:
         self._world = world
         self._machines = machines
         self._requests = requests
-        self._stop = stop
         self._certificates = certificates
         self._routes: dict[tuple[str, str], Callable[[Request], Answer]] = {
             ("GET", ""): self._state,
@@ -92,14 +82,10 @@ class Control:
             ("POST", "faults"): self._add_fault,
             ("DELETE", "faults"): self._clear_faults,
             ("POST", "incarnation"): self._reset_incarnation,
-            ("PUT", "document"): self._replace_document,
-            ("DELETE", "document"): self._restore_document,
             ("GET", "approvals"): lambda _: _json([asdict(approval) for approval in world.approvals]),
             ("GET", "requests"): lambda _: _json([asdict(request) for request in self._requests()]),
             ("GET", "attestation/root"): lambda _: self._certificate("root"),
             ("GET", "attestation/intermediate"): lambda _: self._certificate("intermediate"),
-            ("POST", "scenario"): self._play,
-            ("POST", "stop"): self._end,
         }
 
     def answer(self, request: Request) -> Answer:
@@ -138,7 +124,6 @@ class Control:
                 "speed": world.speed,
                 "is_finished": world.is_finished,
                 "incarnation": world.incarnation,
-                "is_document_replaced": world.replaced_document is not None,
                 "vms": self._machines(),
                 "events": [self._event(event) for event in world.events()],
                 "faults": [msgspec.structs.asdict(fault) for fault in world.faults.waiting()],
@@ -194,28 +179,8 @@ class Control:
         self._world.reset_incarnation(to)
         return _json({"incarnation": to})
 
-    def _replace_document(self, request: Request) -> Answer:
-        self._world.replace_document(request.body)
-        return _json({"bytes": len(request.body)})
-
-    def _restore_document(self, _request: Request) -> Answer:
-        self._world.replace_document(None)
-        return _json({"incarnation": self._world.incarnation})
-
-    def _play(self, request: Request) -> Answer:
-        name, names = _read(request, _Play).name, scenario_names()
-        if name not in names:  # never a file: whoever steers a simulator is not to read this machine's
-            raise WrongRequest(f"name = {name!r} is no built-in scenario.{nearest(name, names)} {_known(names)}")
-        scenario = load_scenario(name)
-        scenario.play(self._world)
-        return _json({"playing": name, "length_seconds": scenario.length_seconds})
-
     def _certificate(self, name: str) -> Answer:
         return Answer(body=self._certificates()[name], content_type="application/x-pem-file")
-
-    def _end(self, _request: Request) -> Answer:
-        self._stop()
-        return _json({"stopping": True}, status=202)
 
     def _event(self, event: Event) -> dict[str, Any]:
         return {

@@ -93,8 +93,6 @@ class Event:
 
     spec: EventSpec
     event_id: str
-    announced_id: str
-    """The EventId that it was announced with: another one when each status has a new one."""
     resources: tuple[str, ...]
     status: str
     not_before_seconds: float

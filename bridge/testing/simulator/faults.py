@@ -23,13 +23,11 @@ KINDS = {
     "truncated": "200 with the first half of the body, as if that were all",
     "cut": "200, the connection closes in the middle of the body",
     "garbage": "200 with a body that is no JSON",
-    "wrong_type": "200 with JSON of another shape",
     "oversize": "200 with the right body followed by 5 MiB of blanks",
     "silence": "the request is read and never answered",
     "drip": "the right answer, a byte every delay_seconds",
     "disconnect": "the connection closes without an answer",
     "redirect": "302 to location",
-    "incarnation_reset": "the right document under the DocumentIncarnation given as incarnation",
 }
 #: What a portal sees of an attested document that one of these strikes; they strike nothing else, whatever the target.
 DOCUMENT_KINDS = {
@@ -76,7 +74,6 @@ class FaultDetails(msgspec.Struct, frozen=True, kw_only=True):
     """Where a redirect points. None: /elsewhere on the same server."""
     body: str | None = None
     """The body to send in place of the kind's own."""
-    incarnation: Annotated[int, msgspec.Meta(ge=0)] = 1
 
 
 class Fault(FaultDetails, frozen=True, kw_only=True):

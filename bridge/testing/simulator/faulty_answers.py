@@ -18,7 +18,6 @@ from bridge.testing.simulator.imds_api import Answer, error
 
 _OVERSIZE_BYTES = 5 << 20
 _GARBAGE = b"\x00\xff\xfe<html>this is no JSON"
-_WRONG_TYPE = b'{"DocumentIncarnation": [1], "Events": "none"}'
 _LOOK_SECONDS = 0.1
 
 _AnswerMaker = Callable[[], Answer]
@@ -55,10 +54,6 @@ def _truncated(_fault: Fault, right_answer: _AnswerMaker) -> Answer:
 
 def _garbage(fault: Fault, _right_answer: _AnswerMaker) -> Answer:
     return Answer(body=_GARBAGE if fault.body is None else fault.body.encode())
-
-
-def _wrong_type(fault: Fault, _right_answer: _AnswerMaker) -> Answer:
-    return Answer(body=_WRONG_TYPE if fault.body is None else fault.body.encode())
 
 
 def _oversize(_fault: Fault, right_answer: _AnswerMaker) -> Answer:
@@ -118,10 +113,8 @@ _ANSWERS: dict[str, Callable[[Fault, _AnswerMaker], Answer]] = {
     "empty": _empty,
     "truncated": _truncated,
     "garbage": _garbage,
-    "wrong_type": _wrong_type,
     "oversize": _oversize,
     "redirect": _redirect,
-    "incarnation_reset": _as_it_is,
     **dict.fromkeys(DOCUMENT_KINDS, _as_it_is),
 }
 _SPECIAL: dict[str, Callable[[Connection, Fault, _AnswerMaker], None]] = {

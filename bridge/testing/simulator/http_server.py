@@ -22,8 +22,7 @@ from bridge.testing.simulator.imds_api import Answer, Request
 logger = logging.getLogger(__name__)
 
 _MAX_BODY_BYTES = 1 << 20
-_ACCEPT_POLL_SECONDS = 0.5
-_WAKE_SECONDS = 1.0
+_ACCEPT_POLL_SECONDS = 0.05
 _JOIN_SECONDS = 5.0
 
 
@@ -136,7 +135,8 @@ class HttpServer(ThreadingHTTPServer):
         """Stop accepting, end every connection, wait for the threads; may be called twice."""
         self.stop.set()
         if self._acceptor is not None:
-            self._end_accepting(self._acceptor)
+            self.shutdown()
+            self._acceptor.join(_JOIN_SECONDS)
             self._acceptor = None
         self.server_close()
         with self._lock:
@@ -145,18 +145,6 @@ class HttpServer(ThreadingHTTPServer):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
             thread.join(_JOIN_SECONDS)
-
-    def _end_accepting(self, acceptor: threading.Thread) -> None:
-        ender = threading.Thread(target=self.shutdown, daemon=True)
-        ender.start()
-        # A connection wakes the acceptor at once; without one it looks up only twice a second.
-        with (
-            contextlib.suppress(OSError),
-            socket.create_connection((self.server_name, self.server_port), _WAKE_SECONDS),
-        ):
-            ender.join(_JOIN_SECONDS)
-        ender.join(_JOIN_SECONDS)
-        acceptor.join(_JOIN_SECONDS)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Handle one connection in a thread of its own, and remember both."""

@@ -99,17 +99,13 @@ class ImdsApi:
         self._document = document
         self._token_lifetime_seconds = token_lifetime_seconds
 
-    def answer(self, request: Request, *, incarnation: int | None = None, document_kind: str | None = None) -> Answer:
-        """Return the answer to *request*.
-
-        *incarnation* shows the events under another number than the true one; *document_kind* is the fault that an
-        attested document is to have.
-        """
+    def answer(self, request: Request, *, document_kind: str | None = None) -> Answer:
+        """Return the answer to *request*; *document_kind* is the fault of an attested document."""
         target = target_of(request.path)
         if "x-forwarded-for" in request.headers:
             return error(400, "Bad request. A request with an X-Forwarded-For header is refused.")
         if target == "scheduledevents":
-            return self._events(request, incarnation)
+            return self._events(request)
         if target == "token":
             return self._token(request)
         if target == "attested":
@@ -118,14 +114,14 @@ class ImdsApi:
             return self._instance(request)
         return error(404, "Not found.")
 
-    def _events(self, request: Request, incarnation: int | None) -> Answer:
+    def _events(self, request: Request) -> Answer:
         version = request.query.get("api-version", "")
         if version not in API_VERSIONS:
             return _wrong_version(API_VERSIONS)
         if version >= HEADER_SINCE and not _has_metadata_header(request):
             return _no_metadata_header()
         if request.method == "GET":
-            return Answer(body=self._world.document(version, incarnation=incarnation))
+            return Answer(body=self._world.document(version))
         if request.method == "POST":
             return self._start(request, version)
         return error(405, f"Method {request.method} is not allowed.")

@@ -55,14 +55,12 @@ class Simulator:
         first_call_seconds: float = 0.0,
         token_lifetime_seconds: int = 86_400,
         allow_remote: bool = False,
-        new_id_each_status: bool = False,
         clock: Clock | ManualClock = REAL_CLOCK,
     ) -> None:
         """Bind the ports; the VMs after the first take the ports that follow, or free ones when the port is 0.
 
         *speed* is scenario seconds a real second. *first_call_seconds* (real) is how long the first request for
-        events takes, up to two minutes in Azure. With *new_id_each_status* an event has another EventId once it
-        started, as in Microsoft's mock server; Azure keeps one.
+        events takes, up to two minutes in Azure.
         """
         self.machines = tuple(vm if isinstance(vm, Machine) else Machine(name=vm) for vm in vms)
         if not self.machines:
@@ -70,23 +68,16 @@ class Simulator:
         if isinstance(scenario, (str, Path)):
             scenario = load_scenario(scenario)
         self.scenario = scenario
-        self.world = World(
-            [machine.name for machine in self.machines],
-            clock=clock,
-            speed=speed,
-            new_id_each_status=new_id_each_status,
-        )
+        self.world = World([machine.name for machine in self.machines], clock=clock, speed=speed)
         self._requests: deque[RequestSeen] = deque(maxlen=_REMEMBERED)
         self._requests_lock = threading.Lock()
         self._attestation: AttestationAuthority | None = None
         self._attestation_lock = threading.Lock()
-        self.stop_requested = threading.Event()
         self._stop = threading.Event()
         self._control = Control(
             self.world,
             machines=self._describe,
             requests=lambda: self.requests,
-            stop=self.stop_requested.set,
             certificates=lambda: {
                 "root": self.attestation.root_pem,
                 "intermediate": self.attestation.intermediate_pem,
@@ -188,9 +179,8 @@ class Simulator:
         fault = self.world.faults.take(target_of(request.path), request.method, machine.name)
         if fault is not None:
             self._remember(machine, request, status_of(fault), fault.kind)
-            incarnation = fault.incarnation if fault.kind == "incarnation_reset" else None
             kind = fault.kind if fault.kind in DOCUMENT_KINDS else None
-            right = partial(api.answer, request, incarnation=incarnation, document_kind=kind)
+            right = partial(api.answer, request, document_kind=kind)
             answer_with_fault(connection, fault, right)
             return
         answer = api.answer(request) if is_admitted else too_many_requests()

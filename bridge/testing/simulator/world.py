@@ -1,12 +1,12 @@
 """The state of a simulated Azure: events, their lives, the incarnation, and who approved what.
 
-A state machine over an injected clock, with no thread and no network. It catches up with the clock whenever it is
-asked something, one instant after the other, so a test steps a manual clock and reads the document, and a server
-needs no timer. All that happens at one instant is one change of the document and raises the incarnation once.
+A state machine with an injected clock, without threads and without a network. Each query first applies all due
+changes in order, so a server needs no timer, and a test can advance a manual clock. All changes of one instant raise
+the incarnation once.
 
-The life of an event is that of Microsoft's page "Scheduled Events for Linux VMs": one EventId from Scheduled over
-Started until it leaves the document; a canceled one leaves while Scheduled; a hardware failure begins as Started. On
-request an event gets a new EventId when it starts, as Microsoft's mock server does it and Azure does not.
+The life of an event follows Microsoft's page "Scheduled Events for Linux VMs". An event keeps one EventId from
+Scheduled over Started until the event leaves the document. A canceled event leaves the document while Scheduled. A
+hardware failure begins as Started.
 """
 
 from __future__ import annotations
@@ -65,14 +65,12 @@ class World:
         *,
         clock: Clock | ManualClock = REAL_CLOCK,
         speed: float = 1.0,
-        new_id_each_status: bool = False,
     ) -> None:
         if not (speed > 0 and math.isfinite(speed)):
             raise WrongRequest(f"speed = {speed!r} must be a number above 0; 60 lets a minute pass in a second.")
         self.vm_names = tuple(vm_names)
         self.clock = clock
         self.speed = speed
-        self.new_id_each_status = new_id_each_status
         self.faults = FaultQueue()
         self._approvals: deque[ApprovalReceived] = deque(maxlen=_REMEMBERED)
         self._lock = threading.RLock()
@@ -125,7 +123,6 @@ class World:
             event = Event(
                 spec=spec,
                 event_id=event_id,
-                announced_id=event_id,
                 resources=self.vm_names if spec.resources is None else spec.resources,
                 status="Scheduled",
                 not_before_seconds=not_before,
@@ -199,27 +196,21 @@ class World:
             self.advance()
             return tuple(replace(event) for event in self._events.values())
 
-    def document(self, api_version: str = API_VERSIONS[-1], *, incarnation: int | None = None) -> bytes:
-        """Return the body of an answer to *api_version*; *incarnation* shows another number than the true one."""
+    def document(self, api_version: str = API_VERSIONS[-1]) -> bytes:
+        """Return the document as *api_version* shows it."""
         with self._lock:
             self.advance()
             if self._replaced is not None:
                 return self._replaced
             shown = (shown_event(event, api_version, self._not_before(event)) for event in self._events.values())
-            number = self._incarnation if incarnation is None else incarnation
-            value = {"DocumentIncarnation": number, "Events": [event for event in shown if event is not None]}
-            return json.dumps(value).encode()
+            events = [event for event in shown if event is not None]
+            return json.dumps({"DocumentIncarnation": self._incarnation, "Events": events}).encode()
 
     def replace_document(self, body: bytes | None) -> None:
         """Serve *body* just as it is, to every version; None goes back to the events."""
         with self._change():
             self._replaced = body
             self._note("the document is the events again" if body is None else "the document was replaced")
-
-    @property
-    def replaced_document(self) -> bytes | None:
-        """Return the body that stands in for the events; None when none does."""
-        return self._replaced
 
     def reset_incarnation(self, to: int = 1) -> None:
         """Start the incarnation over at *to*, as the service does after a day without requests."""
@@ -289,16 +280,9 @@ class World:
                 self._tell(f"a step of the scenario was left out: {exc}")
 
     def _start(self, event: Event, at: float) -> None:
-        if self.new_id_each_status and event.status == "Scheduled":
-            self._rename(event)
         event.status = "Started"
         event.ends_seconds = at + event.spec.impact_seconds
         self._note("started", event)
-
-    def _rename(self, event: Event) -> None:
-        """Give *event* a new EventId, at its place in the document."""
-        before, event.event_id = event.event_id, new_event_id()
-        self._events = {event.event_id if key == before else key: each for key, each in self._events.items()}
 
     def _remove(self, event: Event, what: str) -> None:
         del self._events[event.event_id]
@@ -330,10 +314,7 @@ class World:
         return next((event for event in self._events.values() if event.event_id.upper() == wanted), None)
 
     def _known(self, event_id: str) -> Event:
-        """Return the event that has, or was announced with, *event_id*."""
-        wanted = event_id.upper()
-        announced = (event for event in self._events.values() if event.announced_id.upper() == wanted)
-        event = self._find(event_id) or next(announced, None)
+        event = self._find(event_id)
         if event is None:
             there = ", ".join(self._events) or "none"
             raise UnknownEvent(f"No event in the document has the EventId {event_id}. There: {there}.")

@@ -43,7 +43,6 @@ fact seconds_to_ready "$((EPOCHSECONDS - began))"
 fact distributions "$(distributions | tr '\n' ' ')"
 fact installed_megabytes "$(du -sm --apparent-size "$link/" | cut -f 1)"
 fact manual "$(find /usr/local/share/man -name "$name.1")"
-fact demo_without_rich "$(script -qec "$name demo" /dev/null </dev/null 2>&1 | grep -c '"transition"')"
 
 # Upgrades under load lose nothing.
 start_load

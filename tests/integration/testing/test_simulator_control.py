@@ -103,23 +103,9 @@ def test_the_certificates_of_who_signs_are_at_the_control_endpoint(simulator, se
     assert root.public_bytes(Encoding.PEM) == simulator.attestation.root_pem
 
 
-def test_the_control_endpoint_replaces_the_document_and_resets_the_incarnation(simulator, session):
-    body = b'{"DocumentIncarnation":208, "Events":[]}'
-    assert session.put(simulator.endpoint + "/control/document", data=body, timeout=5).status_code == 200
-    assert get(session, simulator).content == body
-    assert get(session, simulator, "/control").json()["is_document_replaced"] is True
-    session.delete(simulator.endpoint + "/control/document", timeout=5)
+def test_the_control_endpoint_resets_the_incarnation(simulator, session):
     session.post(simulator.endpoint + "/control/incarnation", json={"to": 7}, timeout=5)
     assert get(session, simulator).json() == {"DocumentIncarnation": 7, "Events": []}
-
-
-def test_the_control_endpoint_plays_a_scenario_and_stops_the_simulator(simulator, session, clock):
-    played = session.post(simulator.endpoint + "/control/scenario", json={"name": "preempt"}, timeout=5)
-    assert played.json() == {"playing": "preempt", "length_seconds": 60.0}
-    clock.advance(10)
-    assert get(session, simulator).json()["Events"][0]["EventType"] == "Preempt"
-    assert session.post(simulator.endpoint + "/control/stop", timeout=5).status_code == 202
-    assert simulator.stop_requested.is_set()
 
 
 @pytest.mark.parametrize(
@@ -138,7 +124,6 @@ def test_the_control_endpoint_plays_a_scenario_and_stops_the_simulator(simulator
         ("POST /control/events/NONE/start", b"", 404, "EventId NONE"),
         ("POST /control/events/NONE/strat", b"", 404, "Did you mean 'start'"),
         ("POST /control/faults", b'{"kind": "slwo"}', 400, "Did you mean 'slow'"),
-        ("POST /control/scenario", b'{"name": "../../etc/passwd"}', 400, "no built-in scenario"),
         ("GET /control/fautls", b"", 404, "Did you mean 'faults'"),
         ("PUT /control/approvals", b"", 405, "GET is"),
     ],

@@ -47,24 +47,6 @@ def test_an_event_keeps_one_upper_case_event_id_and_raises_the_incarnation_at_ea
     assert read(world)["Events"] == []
 
 
-def test_an_event_gets_another_event_id_when_it_starts_if_that_is_asked_for(clock):
-    world = World(["web_0"], clock=clock, new_id_each_status=True)
-    first, other = world.add_event(freeze(notice_seconds=60)), world.add_event(freeze())
-    world.approve([first.lower()], vm="web_0")
-    started = read(world)["Events"]
-    assert [shown["EventStatus"] for shown in started] == ["Started", "Scheduled"]
-    assert started[0]["EventId"] not in {first, other}
-    assert started[1]["EventId"] == other
-    with pytest.raises(UnknownEvent):
-        world.approve([first], vm="web_0")
-    world.complete(first)  # a scenario and whoever steers know it by the first one
-    clock.advance(900)
-    [again] = read(world)["Events"]
-    assert again["EventId"] not in {first, other, started[0]["EventId"]}
-    at_once = world.add_event(freeze(status="Started"))
-    assert at_once in {shown["EventId"] for shown in read(world)["Events"]}
-
-
 def test_the_newest_version_shows_every_field_in_microsofts_order(world):
     event_id = world.add_event(freeze(description="Host server is undergoing maintenance."))
     assert list(read(world)["Events"][0].items()) == [
