@@ -74,6 +74,7 @@ class Application:
         authenticator = Authenticator(
             attested=None if self._agents is None else self._agents.tokens,
             agent_token=settings.agents.token(),
+            webhook_secret=settings.agents.webhook_secret(),
             reader_token=settings.readers.token(),
             metrics=metrics,
             clock=clock,

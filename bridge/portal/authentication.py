@@ -1,4 +1,4 @@
-"""Authenticates agents and programs by bearer tokens.
+"""Authenticates agents and programs by bearer tokens and webhook signatures.
 
 A refused request is counted by its reason, and each reason is logged once. `bridge.portal.users` authenticates people.
 """
@@ -18,6 +18,7 @@ from bridge.logs import ThrottledLog
 from bridge.portal.agent_tokens import AgentTokens, TokenRefused
 from bridge.portal.metrics import PortalMetrics
 from bridge.portal.requests import RequestRefused
+from bridge.portal.webhook_signatures import is_signed, usable_keys
 from bridge.system.secrets import Secret
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ class AuthenticationFailure(str, Enum):
 
     NO_CREDENTIALS = "no_credentials"
     WRONG_TOKEN = "wrong_token"  # noqa: S105  # a word
+    WRONG_SIGNATURE = "wrong_signature"
     SECRET_UNAVAILABLE = "secret_unavailable"  # noqa: S105  # a word
     NOT_YOURS = "not_yours"
 
@@ -52,6 +54,7 @@ class Authenticator:
         self,
         *,
         agent_token: Secret,
+        webhook_secret: Secret,
         reader_token: Secret,
         metrics: PortalMetrics,
         clock: Clock,
@@ -60,10 +63,27 @@ class Authenticator:
         """Without *attested*, the portal issues no tokens for attested documents."""
         self._attested = attested
         self._agent_token = agent_token
+        self._webhook_secret = webhook_secret
         self._reader_token = reader_token
         self._metrics = metrics
         self._clock = clock
         self._log = ThrottledLog(logger, clock=clock)
+
+    def accepts_signature(self, headers: Mapping[str, str]) -> bool:
+        """Return whether *headers* contain a webhook signature instead of a token."""
+        return self._webhook_secret.is_set and "webhook-signature" in headers and "authorization" not in headers
+
+    def check_signature(self, headers: Mapping[str, str], body: bytes) -> Agent:
+        """Return the agent that signed *body*; raise RequestRefused."""
+        keys = usable_keys(self._values(self._webhook_secret))
+        if not keys:
+            raise self._unavailable(
+                "No secret of agents.webhook_secret is whsec_ and Base64 of 24 to 64 bytes. Create one with: "
+                'echo "whsec_$(openssl rand -base64 32)"'
+            )
+        if not is_signed(headers, body, keys, self._clock.timestamp()):
+            raise self.refused(AuthenticationFailure.WRONG_SIGNATURE, "The webhook signature is wrong or too old.")
+        return Agent(None)
 
     def agent(self, headers: Mapping[str, str]) -> Agent:
         """Return the agent that sent *headers*; raise RequestRefused."""
@@ -110,11 +130,14 @@ class Authenticator:
 
     def _is_one_of(self, token: str, secret: Secret) -> bool:
         """Return whether *token* is one of the values of *secret*, in a time that does not depend on the match."""
+        known = self._values(secret)
+        return sum(hmac.compare_digest(token.encode(), each.encode()) for each in known) > 0
+
+    def _values(self, secret: Secret) -> tuple[str, ...]:
         try:
-            known = secret.values()
+            return secret.values()
         except SecretUnavailable as error:
             raise self._unavailable(str(error)) from error
-        return sum(hmac.compare_digest(token.encode(), each.encode()) for each in known) > 0
 
     def _unavailable(self, why: str) -> RequestRefused:
         self._metrics.callers_refused.labels(AuthenticationFailure.SECRET_UNAVAILABLE.value).inc()

@@ -109,8 +109,13 @@ class Ingest:
 
     async def _received(self, request: Request) -> list[ReceivedRecord]:
         headers = headers_of(request)
-        agent = self._authenticator.agent(headers)
-        received = received_records(headers, await body_of(request))
+        if self._authenticator.accepts_signature(headers):
+            body = await body_of(request)
+            agent = self._authenticator.check_signature(headers, body)
+        else:
+            agent = self._authenticator.agent(headers)
+            body = await body_of(request)
+        received = received_records(headers, body)
         for each in received:
             if not agent.may_speak_for(vm_key(each.record)):
                 raise self._authenticator.refused(

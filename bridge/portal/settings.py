@@ -190,18 +190,29 @@ class AgentsSettings(msgspec.Struct, frozen=True, kw_only=True):
     such a token can send records for every VM."""
     token_env: _Text | None = None
     """The environment variable with the token."""
+    webhook_secret_file: _Text | None = None
+    """A file with the secrets (`whsec_...`) of records that are signed as Standard Webhooks, one per line."""
+    webhook_secret_env: _Text | None = None
+    """The environment variable with the secret."""
     attested: AttestedSettings | None = None
     """Attested documents (recommended): no secret on the VM, and no VM can send records for another VM."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for two sources of the token, and if no agent could authenticate."""
-        _check_one_source(self, "token")
-        if not (self.token_file or self.token_env or self.attested):
-            raise ValueError("No agent can authenticate. Add [agents.attested], or set token_file or token_env.")
+        _check_one_source(self, "token", "webhook_secret")
+        if not any(getattr(self, name) for name in self.__struct_fields__):
+            raise ValueError(
+                "No agent can authenticate. Add [agents.attested], or set token_file, token_env, webhook_secret_file, "
+                "or webhook_secret_env."
+            )
 
     def token(self) -> Secret:
         """Return the tokens of agents."""
         return Secret(key="agents.token", file=self.token_file, env=self.token_env)
+
+    def webhook_secret(self) -> Secret:
+        """Return the secrets of signed records."""
+        return Secret(key="agents.webhook_secret", file=self.webhook_secret_file, env=self.webhook_secret_env)
 
 
 class ReadersSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -304,7 +315,8 @@ def check_secrets(settings: PortalSettings) -> None:
     After the start, the portal refuses the requests that need an unreadable secret, and reads it again.
     """
     mistakes = []
-    for secret in (settings.agents.token(), settings.readers.token(), settings.database.password()):
+    agents = settings.agents
+    for secret in (agents.token(), agents.webhook_secret(), settings.readers.token(), settings.database.password()):
         try:
             secret.values()
         except SecretUnavailable as error:

@@ -1,0 +1,50 @@
+"""Verification of Standard Webhooks signatures (https://www.standardwebhooks.com), an alternative to bearer tokens.
+
+The secret is shared by all agents, so a signature proves no particular VM.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+from collections.abc import Iterable, Mapping
+
+#: The specification recommends a tolerance of five minutes.
+_TOLERANCE_SECONDS = 300
+_VERSION = "v1"
+_SECRET_PREFIX = "whsec_"  # noqa: S105  # the prefix of a secret
+#: The specification requires 192 to 512 bits.
+_KEY_BYTES = range(24, 65)
+_MOST_SIGNATURES = 16
+
+
+def usable_keys(secrets: Iterable[str]) -> list[bytes]:
+    """Return the keys of those *secrets* that are ``whsec_`` and Base64 of 24 to 64 bytes."""
+    keys = [_decoded(text.removeprefix(_SECRET_PREFIX)) for text in secrets]
+    return [key for key in keys if len(key) in _KEY_BYTES]
+
+
+def is_signed(headers: Mapping[str, str], body: bytes, keys: Iterable[bytes], now: float) -> bool:
+    """Return whether *headers* contain a signature of *body* by one of *keys*, at most five minutes before *now*."""
+    sent_at = headers.get("webhook-timestamp", "")
+    if not (sent_at.isascii() and sent_at.isdecimal() and len(sent_at) < len(str(2**63))):
+        return False
+    if abs(now - int(sent_at)) > _TOLERANCE_SECONDS:
+        return False
+    signed = f"{headers.get('webhook-id', '')}.{sent_at}.".encode() + body
+    valid = [hmac.new(key, signed, hashlib.sha256).digest() for key in keys]
+    for part in headers.get("webhook-signature", "").split(" ")[:_MOST_SIGNATURES]:
+        version, _, text = part.partition(",")
+        signature = _decoded(text)
+        if version == _VERSION and any([hmac.compare_digest(signature, each) for each in valid]):
+            return True
+    return False
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        return b""
