@@ -38,7 +38,7 @@ def is_signed(headers: Mapping[str, str], body: bytes, keys: Iterable[bytes], no
     for part in headers.get("webhook-signature", "").split(" ")[:_MOST_SIGNATURES]:
         version, _, text = part.partition(",")
         signature = _decoded(text)
-        if version == _VERSION and any([hmac.compare_digest(signature, each) for each in valid]):
+        if version == _VERSION and any(hmac.compare_digest(signature, each) for each in valid):
             return True
     return False
 
