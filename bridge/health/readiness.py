@@ -52,10 +52,6 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
     oldest_pending_seconds: float = 0.0
     sinks: dict[str, SinkReadiness]
 
-    def is_about(self, directory: Path) -> bool:
-        """Return whether *directory* is the agent's state directory."""
-        return self.state_directory == directory_text(directory)
-
     @property
     def is_ready(self) -> bool:
         """Return whether the agent polls, saves, and delivers."""
