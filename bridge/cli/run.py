@@ -91,6 +91,7 @@ def _spare_what_stays() -> None:
     """Leave what the start made out of every later collection: a full one would hold a record up for 20 ms and more."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def reload_configuration(agent: Agent, config: Path | None, stop: Callable[[], bool]) -> bool:
