@@ -1,18 +1,17 @@
 """Text for people: one printable line of bounded length, a duration in words, the nearest known word.
 
-What a peer, a file or a program has written goes through `one_line` or `escaped` before it is shown: a line break could
-forge a log line, an escape sequence could move the cursor of a terminal, and a character that turns the direction of
-writing could show another name than the one that is meant.
+Text from a peer, a file, or a program passes through `one_line` or `escaped` before it is shown. Otherwise, a line
+break could forge a log line, an escape sequence could move the cursor of a terminal, and a character that changes the
+writing direction could show another name.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from difflib import SequenceMatcher, get_close_matches
 
 EXCERPT_CHARACTERS = 256
-_NEAR = 0.6
+_NEAR = 0.7
 _UNITS = (("d", 86_400, "h", 3_600), ("h", 3_600, "min", 60), ("min", 60, "s", 1))
 
 
@@ -49,26 +48,12 @@ def duration(seconds: float) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return " Did you mean 'x'?" for the known word most like *word*, or nothing when none is near."""
+    """Return " Did you mean 'x'?" for the known word that is most similar to *word*, "" if none is similar."""
+    from difflib import get_close_matches  # noqa: PLC0415  # only for a mistake
+
     spelled = {_folded(each): each for each in known}
-    close = get_close_matches(_folded(word), sorted(spelled), cutoff=_NEAR)
-    found = [each for each in close if _is_near(_folded(word), each)]
+    found = get_close_matches(_folded(word), sorted(spelled), n=1, cutoff=_NEAR)
     return f" Did you mean {spelled[found[0]]!r}?" if found else ""
-
-
-def _is_near(word: str, known: str) -> bool:
-    """Return whether more makes *word* like *known* than a first word and an end that many share, as ``_seconds``."""
-    parts, others = word.split("_"), known.split("_")
-    while parts and others and parts[-1] == others[-1]:
-        parts.pop()
-        others.pop()
-    first = 0
-    while first < min(len(parts), len(others)) and parts[first] == others[first]:
-        first += 1
-    rest, other = "_".join(parts[first:]), "_".join(others[first:])
-    if not rest or not other or 2 * len("_".join(parts[:first])) >= max(len(word), len(known)):
-        return True
-    return SequenceMatcher(None, other, rest).ratio() >= _NEAR
 
 
 def _folded(word: str) -> str:

@@ -1,7 +1,8 @@
 """Both ends of the control socket, over which commands use the running agent.
 
 One connection carries one request and one response, both as JSON of at most 1 MiB. Only root and the agent's user may
-connect: the socket has mode 0600, and both ends check the user of their peer. On Windows, the socket is a named pipe.
+connect: the socket has mode 0600, and both ends check the user of their peer. On Windows, the socket is a named pipe of
+`multiprocessing.connection`. Elsewhere, the framing is the same, but that module, which needs 1 MB, is not imported.
 
 The agent and the commands use the same two locations. The first is ``control.sock`` in the state directory. The second
 is ``/run/scheduled-events-bridge/control-HASH.sock``, for a directory that is read-only or whose path is too long. HASH
@@ -10,9 +11,11 @@ is a hash of the state directory, because several agents can share /run.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
+import select
 import socket
 import stat
 import struct
@@ -21,9 +24,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -35,6 +37,8 @@ from bridge.outbox.lock import is_locked
 logger = logging.getLogger(__name__)
 
 A = TypeVar("A")
+Connection: TypeAlias = Any
+"""A `_SocketConnection`, or on Windows a connection of `multiprocessing.connection`, which has the same methods."""
 
 RUN_DIRECTORY = Path("/run/scheduled-events-bridge")
 ANSWER_SECONDS = 5.0
@@ -92,7 +96,7 @@ class ControlServer:
 
     def __init__(self, directory: Path, ask: Callable[[Request[Any]], msgspec.Struct]) -> None:
         self._directory, self._ask = directory, ask
-        self._listener: _SocketListener | Listener | None = None
+        self._listener: Any = None
         self._free = threading.BoundedSemaphore(_MOST_CONNECTIONS)
         self._decode = msgspec.json.Decoder(AnyRequest).decode
         self._log = ThrottledLog(logger)
@@ -108,7 +112,7 @@ class ControlServer:
         problem: Exception | None = None
         for address in addresses(self._directory):
             try:
-                self._listener = Listener(address) if sys.platform == "win32" else _SocketListener(address)
+                self._listener = _listen(address)
                 threading.Thread(target=self._serve, args=(self._listener,), name="control", daemon=True).start()
             except (OSError, RuntimeError) as error:  # RuntimeError: no thread
                 problem = error
@@ -124,7 +128,7 @@ class ControlServer:
         if listener is not None:
             listener.close()
 
-    def _serve(self, listener: _SocketListener | Listener) -> None:
+    def _serve(self, listener: Any) -> None:
         while True:
             try:
                 connection = listener.accept()
@@ -145,7 +149,6 @@ class ControlServer:
     def _answer(self, connection: Connection) -> None:
         try:
             with closing(connection), suppress(OSError, EOFError):
-                _limit(connection)
                 uid, _ = _peer(connection)
                 if uid not in (None, 0, _own_uid()):
                     return
@@ -165,6 +168,66 @@ class ControlServer:
             logger.exception("A request of a command failed.")
             response = msgspec.structs.replace(response, error=f"The agent failed: {error}")
         return msgspec.json.encode(response)
+
+
+def _listen(address: str) -> Any:
+    if sys.platform == "win32":
+        from multiprocessing.connection import Listener  # noqa: PLC0415
+
+        return Listener(address)
+    return _SocketListener(address)
+
+
+def _connect(address: str) -> Connection:
+    if sys.platform == "win32":
+        from multiprocessing.connection import Client  # noqa: PLC0415
+
+        return Client(address)
+    connecting = socket.socket(socket.AF_UNIX)
+    try:
+        connecting.connect(address)
+    except OSError:
+        connecting.close()
+        raise
+    return _SocketConnection(connecting)
+
+
+class _SocketConnection:
+    """One connection over a Unix socket. Each read and write ends in time, because a peer may be stopped."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self._socket.settimeout(ANSWER_SECONDS)
+
+    def send_bytes(self, body: bytes) -> None:
+        self._socket.sendall(struct.pack("!i", len(body)) + body)
+
+    def recv_bytes(self, most: int) -> bytes:
+        (size,) = struct.unpack("!i", self._read(4))
+        if not 0 <= size <= most:
+            raise OSError(errno.EMSGSIZE, "The message is too long.")
+        return self._read(size)
+
+    def _read(self, size: int) -> bytes:
+        received = bytearray()
+        while len(received) < size:
+            part = self._socket.recv(size - len(received))
+            if not part:
+                raise EOFError
+            received += part
+        return bytes(received)
+
+    def poll(self, seconds: float) -> bool:
+        return bool(select.select([self._socket], [], [], seconds)[0])
+
+    def close(self) -> None:
+        self._socket.close()
+
+    @property
+    def peer(self) -> tuple[int, int]:
+        """Return the user and the process of the peer (Linux)."""
+        pid, uid, _ = struct.unpack("3i", self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        return uid, pid
 
 
 class _SocketListener:
@@ -197,7 +260,7 @@ class _SocketListener:
 
     def accept(self) -> Connection:
         """Return the next connection; raise OSError."""
-        return Connection(self._socket.accept()[0].detach())
+        return _SocketConnection(self._socket.accept()[0])
 
     def close(self) -> None:
         """Close the socket, and delete it if it is still in place."""
@@ -247,7 +310,7 @@ class ControlClient:
                 connection.send_bytes(msgspec.json.encode(request))
                 if not connection.poll(max(deadline - time.monotonic(), 0.0)):
                     raise AgentSilent(self._silent(pid))
-                response = msgspec.json.decode(connection.recv_bytes(), type=_Response)
+                response = msgspec.json.decode(connection.recv_bytes(2 * MOST_BYTES), type=_Response)
             except (OSError, EOFError) as error:
                 raise AgentSilent(self._silent(pid)) from error
         if response.directory != _text(self._directory):
@@ -273,12 +336,11 @@ class ControlClient:
     def _connections(self) -> Iterator[Connection]:
         for address in addresses(self._directory):
             try:
-                connection = Client(address)
+                connection = _connect(address)
             except PermissionError:
                 raise AccessDenied(self._denied()) from None
             except OSError:
                 continue
-            _limit(connection)
             uid = _peer(connection)[0]
             if uid in (None, 0, _own_uid(), _owner(self._directory)):
                 yield connection
@@ -296,21 +358,11 @@ class ControlClient:
         )
 
 
-def _limit(connection: Connection) -> None:
-    """Limit each read and write: a peer may be stopped in the middle of a message."""
-    if sys.platform != "win32":
-        with socket.socket(fileno=os.dup(connection.fileno())) as duplicate:
-            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                duplicate.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(ANSWER_SECONDS), 0))
-
-
 def _peer(connection: Connection) -> tuple[int | None, int | None]:
     """Return the user and the process of the peer, None where the system does not report them."""
-    if sys.platform != "linux":
-        return None, None
-    with socket.socket(fileno=os.dup(connection.fileno())) as duplicate:
-        pid, uid, _ = struct.unpack("3i", duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return uid, pid
+    if sys.platform == "linux" and isinstance(connection, _SocketConnection):
+        return connection.peer
+    return None, None
 
 
 def _own_uid() -> int | None:

@@ -17,7 +17,6 @@ class _Task(msgspec.Struct, kw_only=True):
     run: Callable[[], object]
     interval: Callable[[], float]
     ran_at: float
-    has_failed: bool = False
 
 
 class PeriodicTasks:
@@ -50,10 +49,7 @@ class PeriodicTasks:
         try:
             task.run()
         except Exception as error:  # noqa: BLE001  # logged with its traceback; the other tasks must run
-            task.has_failed = True
             message = f"A periodic task failed. The agent tries again. {error}"
             self._report.problem(id(task), logging.ERROR, message, exc_info=error)
         else:
-            if task.has_failed:
-                task.has_failed = False
-                self._report.recovered(id(task), "The periodic task succeeded again.")
+            self._report.recovered(id(task), "The periodic task succeeded again.")

@@ -6,6 +6,7 @@ command does stands in the module of its name.
 
 from __future__ import annotations
 
+import gc
 import sys
 
 
@@ -15,6 +16,7 @@ def main() -> None:
         from bridge.cli.signals import exit_on_stop_while_importing  # noqa: PLC0415  # before the slow imports
 
         exit_on_stop_while_importing()
+        gc.disable()  # until the agent runs: collections take a tenth of the start and find nothing
     from bridge.cli import commands  # noqa: PLC0415  # a package imports nothing until it is used
 
     commands.main()

@@ -11,9 +11,8 @@ A few events that always fail must not stop all other events. For this reason:
 - A probe uses the record with the fewest attempts.
 - Probes alternate between urgent records and all others.
 
-A response also makes an event due that failed before the response, once: the destination may have been the cause. An
-event that fails again after such a response has its own problem, and only its own delay or the end of a pause makes it
-due.
+A response also makes the failing events due, each of them once: the destination may have been the cause. An event that
+fails again has its own problem, and only its own delay or the end of a pause makes it due.
 
 While the NotBefore of any pending record is in the future, `backoff.delivery_cap` limits every gap, also between two
 probes: the first successful probe makes that record due.
@@ -74,10 +73,8 @@ class _Delay(msgspec.Struct, kw_only=True):
     until: float = _LONG_AGO
     tried_at: float = _LONG_AGO
     urgent: bool = False
-    responses_before: int = 0
-    """The number of responses of the sink before the last failure of this event."""
-    is_its_own: bool = False
-    """True if the event failed again after a response about another event."""
+    was_released: bool = False
+    """True after a response about another event made this event due."""
 
 
 class RetrySchedule:
@@ -87,8 +84,6 @@ class RetrySchedule:
         self._random = random
         self._delays: dict[str, _Delay] = {}
         self._last_failed: frozenset[str] = frozenset()
-        self._responses = 0
-        self._has_unreleased = False
         self._failing_since: float | None = None
         self._probes = 0
         self._probe_at: float | None = None
@@ -205,13 +200,11 @@ class RetrySchedule:
             self._delays.pop(event_key, None)
         self._last_failed = frozenset()
         self._failing_since = None
-        self._responses += 1
         if self._probe_at is not None:
             self.resume()
-        elif self._has_unreleased:
-            self._has_unreleased = False
-            for delay in self._delays.values():
-                delay.until = delay.until if delay.is_its_own else _LONG_AGO
+        for delay in self._delays.values():
+            if not delay.was_released:
+                delay.until, delay.was_released = _LONG_AGO, True
 
     def needed_no_request(self, event_keys: Iterable[str]) -> None:
         """Note that the sink had nothing to send for these events, which shows nothing about the destination."""
@@ -224,7 +217,7 @@ class RetrySchedule:
         self._last_failed, self._failing_since = frozenset(), None
         self._probes = 0
         self._fresh.clear()
-        self._has_unreleased = self.is_gone = False
+        self.is_gone = False
         for delay in self._delays.values():
             delay.until = _LONG_AGO
 
@@ -251,13 +244,12 @@ class RetrySchedule:
         keys = frozenset(event.event_key for event in events)
         is_another = bool(self._last_failed) and not keys <= self._last_failed
         self._last_failed = keys
-        self._has_unreleased = True
         self.is_gone = self.is_gone or is_gone
-        binds = retry_after is not None and retry_after > 0
-        if binds and retry_after is not None:
-            self._bound_until = max(self._bound_until, now + min(retry_after, RETRY_AFTER_CAP_SECONDS))
+        binds_seconds = max(retry_after or 0.0, 0.0)
+        if binds_seconds > 0:
+            self._bound_until = max(self._bound_until, now + min(binds_seconds, RETRY_AFTER_CAP_SECONDS))
             self._fresh.clear()
-        if self._probe_at is not None or is_another or binds or is_gone:
+        if self._probe_at is not None or is_another or binds_seconds > 0 or is_gone:
             self._pause(now, during, seconds_to_notice)
             self._set_urgent(now, during, has_urgent=has_urgent)
 
@@ -297,10 +289,7 @@ class RetrySchedule:
         delay = self._delays.get(event.event_key)
         if delay is None:
             delay = self._delays[event.event_key] = _Delay(since=now)
-        elif self._responses > delay.responses_before:
-            delay.is_its_own = True
         delay.attempts += 1
-        delay.responses_before = self._responses
         delay.urgent = event.urgent
         gap = self._gap(
             delay.attempts,

@@ -126,10 +126,10 @@ class Sender:
     def _reap_abandoned(self) -> None:
         """Wait until the last abandoned sink is closed; raise DeliveryFailed if too many threads stay."""
         until = time.monotonic() + min(_CLOSE_SECONDS, self._timeout_seconds * _CLOSE_SHARE)
-        self._abandoned[-1].is_closed(until - time.monotonic())
+        self._abandoned[-1].wait_closed(until - time.monotonic())
         self._abandoned = [each for each in self._abandoned if not each.is_gone(0)]
-        if not all(each.begin_closing() for each in self._abandoned):
-            raise DeliveryFailed(f"A send that was cut cannot be closed. {_NO_THREAD}", needs_attention=True)
+        for each in self._abandoned:
+            each.begin_closing()  # again, because no thread may have been free
         if len(self._abandoned) >= _MOST_ABANDONED:
             raise DeliveryFailed(
                 f"{len(self._abandoned)} sends hang beyond their deadline and cannot be cut. Nothing is sent until one "
@@ -302,21 +302,18 @@ class SinkThread:
         """Close the sink from its own thread when that thread is free."""
         self._works.put(None)
 
-    def begin_closing(self) -> bool:
-        """Begin to close the sink under its call; return False if there is no thread to do this."""
+    def begin_closing(self) -> None:
+        """Begin to close the sink under its call, unless no thread is free."""
         if self._closer is None:
             closer = threading.Thread(target=self._close, name=f"{self._thread.name}:close", daemon=True)
             with suppress(RuntimeError):
                 closer.start()
                 self._closer = closer
-        return self._closer is not None
 
-    def is_closed(self, timeout_seconds: float) -> bool:
-        """Return whether `begin_closing` has closed the sink, after *timeout_seconds* at most."""
-        if not self.begin_closing() or self._closer is None:
-            return False
-        self._closer.join(timeout_seconds)
-        return not self._closer.is_alive()
+    def wait_closed(self, timeout_seconds: float) -> None:
+        """Wait at most *timeout_seconds* until the sink is closed."""
+        if self._closer is not None:
+            self._closer.join(timeout_seconds)
 
     def is_gone(self, timeout_seconds: float) -> bool:
         """Return whether none of its threads is left, after *timeout_seconds* at most."""

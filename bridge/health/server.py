@@ -1,11 +1,11 @@
-"""The HTTP server of /healthz, /readyz and /metrics, for probes, Prometheus and people with curl.
+"""The HTTP server of /healthz, /readyz, and /metrics.
 
-It delays nothing in the agent and no peer can block it: each connection has a thread, gets one answer and is closed; of
-more than sixteen at once the oldest is cut, so that a peer which never finishes its request keeps no probe out. A port
-that is taken is an ERROR in the log and tried again, because the agent's work matters more than its health page.
+Each connection has a thread, gets one response, and is closed. With more than sixteen connections, the oldest one is
+closed, so that a peer that never finishes its request cannot block a probe. If the port is in use, the agent logs an
+ERROR and tries again, because the pages must not stop the agent.
 
-On loopback it answers to no foreign name in the header Host: else any web page that somebody on this machine looks at
-could have its own name point here, and read what stands here.
+On loopback, the server rejects requests with another name in the header Host. Otherwise, a web page in a browser on
+this machine could read the pages through a DNS name that points to 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -31,20 +31,18 @@ logger = logging.getLogger(__name__)
 
 _MOST_CONNECTIONS = 16
 _READ_SECONDS = 5.0
-#: The default, half a second, would cost an idle agent an eighth of its polls. It is needed where a listening socket
-#: cannot be woken by its shutdown.
+#: The default of half a second would wake an idle agent too often. Other systems need it, because a shutdown of the
+#: listening socket does not wake its thread there.
 _WAKE_SECONDS = 60.0 if sys.platform == "linux" else 0.5
 _RETRY_SECONDS = 10.0
-#: How long a connection waits that could not be accepted: without a descriptor the next try fails as well.
+#: The wait after a failed accept. Without a free descriptor, the next attempt fails as well.
 _REFUSED_SECONDS = 0.25
 _TEXT = "text/plain; charset=utf-8"
-_FOREIGN_NAME = (
-    b"This listens on loopback, and answers to localhost or a loopback address as the name of its host alone.\n"
-)
+_FOREIGN_NAME = b"This server listens on loopback. Use localhost or a loopback address as the name of the host.\n"
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of one page."""
+    """The response of one page."""
 
     status: int = 200
     content_type: str = "application/json"
@@ -52,7 +50,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Pages = Mapping[str, Callable[[], Response]]
-"""A function for each path; called on the thread of its request, so it must be bounded in time."""
+"""A function for each path. It runs on the thread of the request and must return in bounded time."""
 
 
 class HealthServer:
@@ -68,11 +66,11 @@ class HealthServer:
 
     @property
     def port(self) -> int | None:
-        """The port that is listened on; None while there is none."""
+        """Return the port; None while the server does not listen."""
         return None if self._server is None else int(self._server.server_address[1])
 
     def open(self) -> None:
-        """Listen, unless that is done; otherwise try again at most every ten seconds. Call it now and then."""
+        """Listen, unless the server listens already. Attempts are at least ten seconds apart. Call it regularly."""
         if self._server is not None or self._monotonic() < self._next_try:
             return
         self._next_try = self._monotonic() + _RETRY_SECONDS
@@ -83,15 +81,15 @@ class HealthServer:
             self._log.problem(
                 "listen",
                 logging.ERROR,
-                f"status.listen: {host}:{port} cannot be listened on: {error.strerror or error}. The agent works "
-                "without /healthz, /readyz and /metrics, and tries again. Free the port, or set another one.",
+                f"The agent cannot listen on {host}:{port} (status.listen): {error.strerror or error}. It runs without "
+                "/healthz, /readyz, and /metrics, and tries again. Free the port, or set another port.",
             )
             return
-        self._log.recovered("listen", "The port of status.listen is there now.")
+        self._log.recovered("listen", "The agent listens on status.listen again.")
         logger.info("Health and metrics are served.", extra={"listen": f"{host}:{self.port}"})
 
     def _started(self) -> _Server:
-        """Return a server that listens; raise OSError when the port, or a thread, cannot be had."""
+        """Return a server that listens; raise OSError if the port is in use or no thread is free."""
         server = _Server(*self._address, self._pages)
         serving = threading.Thread(
             target=server.serve_forever, kwargs={"poll_interval": _WAKE_SECONDS}, name="status", daemon=True
@@ -128,11 +126,11 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self._open: list[socket.socket] = []
         self.is_closing = threading.Event()
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        # No name is looked up: that has no deadline of its own.
+        # No name lookup, because a lookup has no deadline.
         super().__init__(("127.0.0.1" if host == "localhost" else host, port), _Handler)
 
     def get_request(self) -> tuple[Any, Any]:
-        """Accept a connection; where that fails, wait a little, or the loop would try it again without end."""
+        """Accept a connection. After a failure, wait, or the loop would use a whole core."""
         try:
             return super().get_request()
         except OSError:
@@ -146,7 +144,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
             self._open.append(request)
         try:
             super().process_request(request, client_address)
-        except RuntimeError:  # no thread is to be had: one request after the other is better than no answer
+        except RuntimeError:  # no thread is free: respond to one request after the other
             self.process_request_thread(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
@@ -162,7 +160,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
             _cut(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002  # socketserver's signature
-        # Called where the error is caught; a prober that goes away is no news.
+        # Called where the error is caught. A probe that disconnects is normal.
         logger.debug("A request for status was not finished: %r", sys.exc_info()[1])
 
 
@@ -184,7 +182,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(response.body)
 
-    do_HEAD = do_GET  # noqa: N815  # the standard library calls it so
+    do_HEAD = do_GET  # noqa: N815  # the name that the standard library calls
 
     def _response(self, path: str) -> Response:
         if self.server.is_local and not are_loopback_hosts(self.headers.get_all("Host", [])):
@@ -192,16 +190,16 @@ class _Handler(BaseHTTPRequestHandler):
         page = self.server.pages.get(path)
         if page is None:
             return Response(
-                status=404, content_type=_TEXT, body=f"There is {', '.join(sorted(self.server.pages))}.\n".encode()
+                status=404, content_type=_TEXT, body=f"Valid paths: {', '.join(sorted(self.server.pages))}.\n".encode()
             )
         try:
             return page()
         except Exception:
             logger.exception("%s failed.", path)
-            return Response(status=500, content_type=_TEXT, body=b"It failed; see the agent's log.\n")
+            return Response(status=500, content_type=_TEXT, body=b"The page failed. See the log of the agent.\n")
 
     def log_message(self, *_: object) -> None:
-        """Log nothing: a probe each ten seconds is no change of state."""
+        """Log nothing: a probe every ten seconds is no change of state."""
 
 
 def _cut(connection: socket.socket) -> None:

@@ -14,7 +14,6 @@ import platform
 import threading
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
-from typing import Protocol
 
 from prometheus_client import (
     CollectorRegistry,
@@ -49,19 +48,10 @@ _SEND_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10,
 _LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5, 30, 120, 600, 3_600, 21_600, 86_400, 604_800)
 
 
-#: A sink of another author may have a word for each of its failures.
-_MOST_REASONS = 32
-_OTHER = "other"
-
-
-class _Observer(Protocol):
-    def observe(self, amount: float) -> None: ...
-
-
 class SinkMetrics:
-    """What one sink's worker counts. Made by `Metrics.sink`."""
+    """The metrics of one sink. Made by `Metrics.sink`."""
 
-    def __init__(self, name: str, *, durations: _Observer, latencies: _Observer, retries: Counter, need: Gauge) -> None:
+    def __init__(self, name: str, *, durations: Histogram, latencies: Histogram, retries: Counter, need: Gauge) -> None:
         self._name = name
         self._durations = durations
         self._latencies = latencies
@@ -72,29 +62,27 @@ class SinkMetrics:
         """Whether a person must act before this sink delivers again."""
 
     def sent(self, duration_seconds: float) -> None:
-        """Count one send, whatever came of it."""
+        """Count one send with any result."""
         self._durations.observe(duration_seconds)
 
     def delivered(self, latency_seconds: float) -> None:
-        """Count one record accepted this long after it was observed; a clock set back counts as 0."""
+        """Count one record that was accepted so long after it was observed; at least 0."""
         self._latencies.observe(max(0.0, latency_seconds))
 
     def retried(self, reason: str) -> None:
         """Count one failure that is tried again; *reason* is one of a few fixed words."""
         child = self._by_reason.get(reason)
         if child is None:
-            if len(self._by_reason) >= _MOST_REASONS:
-                reason = _OTHER
             child = self._by_reason[reason] = self._retries.labels(self._name, reason)
         child.inc()
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """The reasons counted so far."""
+        """Return the reasons counted so far."""
         return tuple(self._by_reason)
 
     def set_needs_attention(self, *, needed: bool) -> None:
-        """Say whether a person must act before this sink delivers again."""
+        """Set whether a person must act before this sink delivers again."""
         self.needs_attention = needed
         self._need.set(1 if needed else 0)
 

@@ -15,7 +15,6 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
 from bridge.clock import REAL_CLOCK, Clock
 from bridge.errors import DocumentInvalid, ImdsError, ImdsStatus
@@ -40,10 +39,7 @@ _PLAIN_REFUSALS = frozenset({400, 403, 404, 405, 501})
 
 
 class IdentityResolver:
-    """Stores the identity of this VM in the outbox; *configured* values replace those of IMDS.
-
-    *found* is the identity that IMDS returned to this agent before a reload: it is not requested again.
-    """
+    """Stores the identity of this VM in the outbox; *configured* values replace those of IMDS."""
 
     def __init__(
         self,
@@ -51,13 +47,11 @@ class IdentityResolver:
         outbox: Outbox,
         configured: VmIdentity,
         *,
-        found: VmIdentity | None = None,
         clock: Clock = REAL_CLOCK,
     ) -> None:
         self._imds = imds
         self._outbox = outbox
         self._configured = configured
-        self._found_before = found
         self._clock = clock
         self._report = ThrottledLog(logger)
         self._stop = threading.Event()
@@ -90,18 +84,18 @@ class IdentityResolver:
             self._use_stored()
         self._has_started.set()
         if self.is_waiting:
-            # Without a free thread, the thread that sends the requests ends the wait between two requests.
-            with suppress(RuntimeError):
+            try:
                 threading.Thread(target=self._end_wait_in_time, name="identity:wait", daemon=True).start()
+            except RuntimeError:  # no thread is free
+                self._stop_waiting()
 
     def expedite(self) -> None:
         """Let records wait at most 2 s more: one of them is about an eviction or a deletion."""
         if self.is_waiting:
             self._wait_until = min(self._wait_until, self._clock.monotonic() + _WAIT_SECONDS_WHEN_URGENT)
-            self.wake()
 
     def wake(self) -> None:
-        """Check at once whether a wait or a pause is over."""
+        """Check at once whether the pause between two requests is over."""
         self._woken.set()
 
     def stop(self, *, timeout_seconds: float = 1.0) -> None:
@@ -155,11 +149,8 @@ class IdentityResolver:
     def _pause(self, seconds: float) -> None:
         until = self._clock.monotonic() + seconds
         while not self._stop.is_set() and self._clock.monotonic() < until:
-            wait_end = self._wait_until if self.is_waiting else math.inf
-            self._woken.wait(max(min(until, wait_end) - self._clock.monotonic(), 0.01))
+            self._woken.wait(max(until - self._clock.monotonic(), 0.01))
             self._woken.clear()
-            if self.is_waiting and self._clock.monotonic() >= self._wait_until:
-                self._stop_waiting()
 
     def _end_wait_in_time(self) -> None:
         """End the wait on a separate thread, because a request may hang for longer."""
@@ -169,7 +160,7 @@ class IdentityResolver:
 
     def _try(self) -> None:
         try:
-            found = self._found_before or self._imds.identity()
+            found = self._imds.identity()
         except ImdsError as error:
             self._failed(error)
             return

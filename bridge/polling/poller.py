@@ -19,7 +19,7 @@ from typing import Protocol
 
 from bridge.backoff import poll_delay
 from bridge.clock import REAL_CLOCK, Clock, Instant, format_time
-from bridge.errors import BridgeError, DocumentInvalid, ImdsError, ImdsStatus
+from bridge.errors import DocumentInvalid, ImdsError, ImdsStatus
 from bridge.events.event import Document, Incarnation
 from bridge.events.record import TransitionRecord
 from bridge.events.tracker import DocumentTracker, Update
@@ -51,7 +51,6 @@ class PollResult(str, Enum):
     OK = "ok"
     INVALID = "invalid"
     UNREACHABLE = "unreachable"
-    NOT_STORED = "not_stored"
     ERROR = "error"
 
 
@@ -197,9 +196,6 @@ class Poller:
         except ImdsError as error:
             result = _reason(error)
             delay = self._failed(error)
-        except BridgeError as error:
-            result = PollResult.NOT_STORED.value
-            self._report.problem("store", logging.ERROR, f"A change could not be stored: {error}")
         except Exception as error:  # noqa: BLE001  # logged with its traceback; the poll survives every error
             result = PollResult.ERROR.value
             self._report.problem("poll", logging.ERROR, f"The poll failed: {error!r}", exc_info=error)
@@ -258,7 +254,6 @@ class Poller:
                 document=update.document, changes=update.changes, active_event_ids=update.active_event_ids
             )
             new_records = self._outbox.append_observation(observation)
-            self._report.recovered("store", "Changes are stored again.")
         tracker.commit(update)
         self._note(new_records)
 

@@ -266,21 +266,6 @@ def test_a_send_that_is_cut_before_it_began_has_failed():
     assert (sent, caught) == ([], ["The send was cut before it began."])
 
 
-def test_send_that_was_cut_without_a_thread_to_close_it_is_said_and_the_sink_comes_back(peer, sender):
-    sender.send([])
-    peer.on_send = peer.hang
-    with no_threads():
-        assert failed(sender).reason == "timeout"
-        error = failed(sender)
-    assert error.needs_attention
-    assert "thread" in str(error)
-    assert peer.built == 1, "what was cut is closed before the next one begins"
-    peer.on_send = lambda: None
-    sender.send([])
-    assert ("close", 1) in peer.steps
-    assert peer.built == 2
-
-
 def test_sink_that_gets_no_thread_is_said_and_sends_once_there_is_one(peer, sender):
     with no_threads():
         error = failed(sender)

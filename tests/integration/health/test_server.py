@@ -143,7 +143,7 @@ def test_port_that_is_taken_is_said_once_and_had_when_it_is_free(caplog):
     listening.open()
     try:
         assert get(listening, "/healthz").status_code == 200
-        assert "The port of status.listen is there now." in caplog.text
+        assert "The agent listens on status.listen again." in caplog.text
     finally:
         listening.close()
 
