@@ -101,7 +101,8 @@ class _Child:
     def __init__(self, directory: Path) -> None:
         self._kit = OutboxKit(directory)
         self._disk = "healthy"
-        Database.save = lambda database, changes: self._save(database, changes)  # type: ignore[method-assign]
+        # A bound method would not receive the database.
+        Database.save = lambda database, changes: self._save(database, changes)  # type: ignore[method-assign]  # noqa: PLW0108
         self._outbox: Outbox = self._kit.open(sinks=())
         self.loaded = self._outbox.read(model_of)
         self._kit.time = REAL_CLOCK.now()
