@@ -16,8 +16,6 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import msgspec
-
 from bridge.clock import REAL_CLOCK, Clock, parse_time
 from bridge.delivery.batcher import Batching, new_rows, next_batch
 from bridge.delivery.refresher import Refresher
@@ -31,7 +29,7 @@ from bridge.metrics.metrics import SinkMetrics
 from bridge.outbox import deliveries
 from bridge.outbox.deliveries import DeliveryResult
 from bridge.outbox.outbox import Outbox
-from bridge.outbox.rows import Delivery, DeliveryState, PendingDelivery
+from bridge.outbox.rows import Delivery, DeliveryState
 from bridge.outbox.state import DueRows
 from bridge.sink import AttestedTokens, Sink, SinkConfig, TransitionRecord
 from bridge.system.threads import LoopWatch
@@ -217,7 +215,7 @@ class DeliveryWorker:
                 ahead = None if row.not_before is None else row.not_before - wall
                 self._schedule.record_arrived(row.event_key, now, urgent=row.urgent, seconds_to_not_before=ahead)
 
-    def _select(self, now: float) -> tuple[SendMode, list[PendingDelivery], list[PendingDelivery]]:
+    def _select(self, now: float) -> tuple[SendMode, list[Delivery], list[Delivery]]:
         """Return the mode, the rows of the next request, and the rows that probably follow."""
         while (mode := self._schedule.mode(now)) is not SendMode.WAIT:
             fresh_event = self._schedule.take_fresh() if mode is SendMode.FRESH else None
@@ -262,15 +260,7 @@ class DeliveryWorker:
 
     # Sending.
 
-    def _send(
-        self, thread: SinkThread, batch: list[PendingDelivery], following: list[PendingDelivery], mode: SendMode
-    ) -> None:
-        unreadable = [row for row in (*batch, *following) if not _is_record(row)]
-        if unreadable:
-            self._store(unreadable, DeliveryState.PARKED, "The row is not a record.")
-            extra = {"sink": self.name, "sequences": [row.sequence for row in unreadable]}
-            logger.error("Rows of the outbox are not records and were parked.", extra=extra)
-            return
+    def _send(self, thread: SinkThread, batch: list[Delivery], following: list[Delivery], mode: SendMode) -> None:
         records, next_records = [row.record for row in batch], [row.record for row in following]
         outcome = self._attempt(thread, records, partial(self._failed, batch, mode), following=next_records)
         if isinstance(outcome, DeliveryRejected):
@@ -339,11 +329,11 @@ class DeliveryWorker:
 
     # Results.
 
-    def _store(self, rows: Sequence[PendingDelivery], state: DeliveryState | None, error: str | None = None) -> None:
+    def _store(self, rows: Sequence[Delivery], state: DeliveryState | None, error: str | None = None) -> None:
         results = [DeliveryResult(sequence=row.sequence, state=state, error=error) for row in rows]
         self._outbox.record_results(self.name, results)
 
-    def _delivered(self, batch: list[PendingDelivery], *, under: str | None) -> None:
+    def _delivered(self, batch: list[Delivery], *, under: str | None) -> None:
         """Store that *batch* is delivered. *under* is the configuration; None: the sink made no request."""
         self._store(batch, DeliveryState.DELIVERED)
         now = self._clock.now()
@@ -369,7 +359,7 @@ class DeliveryWorker:
             self._metrics.set_needs_attention(needed=False)
         self._report.recovered(self.name, "The sink responds again.", sink=self.name)
 
-    def _rejected(self, batch: list[PendingDelivery], mode: SendMode, error: DeliveryRejected, *, under: str) -> None:
+    def _rejected(self, batch: list[Delivery], mode: SendMode, error: DeliveryRejected, *, under: str) -> None:
         events = {row.sequence: row.event_key for row in batch}
         if error.may_be_endpoint and self._refusals.are_about_endpoint(events, under=under):
             self._failed(batch, mode, _endpoint_failed(error), next_step=_ENDPOINT_REFUSES)
@@ -396,9 +386,7 @@ class DeliveryWorker:
         if parked := self._refusals.take_back():
             self._outbox.change(deliveries.unpark, self.name, parked, now=self._clock.timestamp())
 
-    def _failed(
-        self, batch: list[PendingDelivery], mode: SendMode, error: DeliveryFailed, *, next_step: str = ""
-    ) -> None:
+    def _failed(self, batch: list[Delivery], mode: SendMode, error: DeliveryFailed, *, next_step: str = "") -> None:
         self._store(batch, None, str(error)[:_REASON_CHARACTERS])
         self._note_failure(error, "Sending failed", next_step=next_step)
         urgent: dict[str, bool] = {}
@@ -442,10 +430,3 @@ class DeliveryWorker:
 
 def _endpoint_failed(error: DeliveryRejected) -> DeliveryFailed:
     return DeliveryFailed(str(error), needs_attention=True, reason=error.reason)
-
-
-def _is_record(row: PendingDelivery) -> bool:
-    try:
-        return row.record is not None
-    except msgspec.MsgspecError:
-        return False

@@ -195,6 +195,7 @@ def new_delivery(record: RecordRow, decoded: TransitionRecord, sink: str) -> Del
         not_before=None if event is None or event.not_before is None else event.not_before.timestamp(),
         aged_from=record.aged_from,
         changed_at=record.observed_at,
+        body=record.body,
     )
 
 
@@ -310,7 +311,7 @@ def import_rows(state: State, rows: Mapping[str, Iterable[Any]], known: Collecti
     for place, row in enumerate(sorted(new, key=_place), first):
         state.put_record(msgspec.structs.replace(row, sequence=place, is_routed=True))
         for delivery in wanted[row.sequence]:
-            state.put_delivery(msgspec.structs.replace(delivery, sequence=place))
+            state.put_delivery(msgspec.structs.replace(delivery, sequence=place, body=row.body))
     holds = [row for row in rows.get("decisions", ()) if row.state is DecisionStage.ON_HOLD]
     approvals.keep_decisions(state, holds, created_at=0.0)
     return len(new)

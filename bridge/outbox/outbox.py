@@ -39,8 +39,6 @@ from bridge.outbox.rows import (
     DecisionUpdate,
     Delivery,
     PendingApproval,
-    PendingDelivery,
-    pending_delivery,
 )
 from bridge.outbox.saver import Saver
 from bridge.outbox.state import DueRows, State, StoredState, stored_state
@@ -253,8 +251,6 @@ class Outbox:
                 records.start_empty(state, self._clock.now())
                 self.epoch += 1
                 self.awaits_portal = True
-                # With the lock held: no save may write the new identity into the file of the other machine.
-                self.saver.start_new_file("it belongs to another machine", drop_unsaved=True)
             state.put("vm", encode(vm).decode())
             state.put("vm_boot_id", self._boot_id or None)
             self.is_trusted, self._is_waiting = True, False
@@ -369,7 +365,7 @@ class Outbox:
 
     # Deliveries.
 
-    def select(self, sink: str, choose: Callable[[DueRows], Sequence[Delivery]]) -> list[PendingDelivery]:
+    def select(self, sink: str, choose: Callable[[DueRows], Sequence[Delivery]]) -> list[Delivery]:
         """Return the rows that the pure function *choose* picks from the due rows of *sink*.
 
         They count as being sent, and so are not evicted, until `record_results` or the next call.
@@ -377,9 +373,9 @@ class Outbox:
         with self._lock:
             state = self._state
             after = _FIRST if self.is_trusted else state.loaded_through
-            chosen = choose(DueRows(state.queue(sink), after=after, through=self._advance_due()))
+            chosen = list(choose(DueRows(state.queue(sink), after=after, through=self._advance_due())))
             self._sending[sink] = frozenset(row.sequence for row in chosen)
-            return [pending_delivery(row, state.records.rows[row.sequence].body) for row in chosen]
+            return chosen
 
     def seconds_to_due(self) -> float:
         """Return the seconds until a record that is not saved becomes due; infinity if all records are due."""

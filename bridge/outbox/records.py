@@ -331,7 +331,8 @@ def start_empty(state: State, now: datetime) -> None:
     stream_id, sequence = state.get("stream_id"), state.get("next_sequence")
     kept = [row for row in state.records.rows.values() if row.record.stream_id == stream_id]
     kept_deliveries = [state.deliveries_of(row.sequence) for row in kept]
-    state.reset()
+    # No save may write the new identity into the file of the other machine.
+    state.reset("it belongs to another machine")
     state.put("stream_id", new_stream_id(now, stream_id))
     state.put("next_sequence", sequence)
     state.put("created_at", format_time(now))

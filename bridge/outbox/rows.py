@@ -85,7 +85,7 @@ class RecordRow(msgspec.Struct, frozen=True, kw_only=True):
         return decode_record(self.body)
 
 
-class Delivery(msgspec.Struct, frozen=True, kw_only=True):
+class Delivery(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One record for one sink."""
 
     sink: str
@@ -100,36 +100,13 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     changed_at: float
     """Unix seconds."""
-
-
-class PendingDelivery(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """A record that one sink has yet to receive."""
-
-    sequence: int
-    event_key: str
-    urgent: bool
-    attempts: int
-    not_before: float | None
-    """Unix seconds."""
-    body: bytes
-    """The record as JSON."""
+    body: bytes = b""
+    """The body of the record. A row of the file does not repeat it."""
 
     @cached_property
     def record(self) -> TransitionRecord:
         """Return the decoded record."""
         return decode_record(self.body)
-
-
-def pending_delivery(row: Delivery, body: bytes) -> PendingDelivery:
-    """Return *row* with the *body* of its record."""
-    return PendingDelivery(
-        sequence=row.sequence,
-        event_key=row.event_key,
-        urgent=row.urgent,
-        attempts=row.attempts,
-        not_before=row.not_before,
-        body=body,
-    )
 
 
 class SinkRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from outbox_kit import OutboxKit
 
 from bridge.events.event import VmIdentity
 from bridge.outbox import approvals, deliveries, records
-from bridge.outbox.database import generations, read_newest, read_records
+from bridge.outbox.database import Database, generations, read_newest, read_records
 from bridge.outbox.rows import DeliveryState
 from bridge.outbox.state import State
 
@@ -26,14 +26,13 @@ def kit(tmp_path):
     made.close()
 
 
-def refuse_writes(outbox, *, refuse=True):
-    """Let the open file refuse writes, as a disk that fails does."""
+def refuse_writes(monkeypatch):
+    """Let every save fail, as on a disk that fails, until `monkeypatch.undo`."""
 
     def fail(*_, **__):
         raise sqlite3.OperationalError("disk I/O error")
 
-    database = outbox.saver._database
-    database.save = fail if refuse else type(database).save.__get__(database)
+    monkeypatch.setattr(Database, "save", fail)
 
 
 def test_error_that_quotes_a_lone_surrogate_is_saved(kit):
@@ -64,7 +63,7 @@ def test_disk_that_stays_behind_uses_no_memory_for_history(kit, monkeypatch, han
         raise OSError(errno.EIO, "Input/output error")
 
     go_on = threading.Event()
-    monkeypatch.setattr("bridge.outbox.state.MOST_UNSAVED_HISTORY", 50)
+    monkeypatch.setattr("bridge.outbox.state.MOST_RELEASED", 50)
     outbox = kit.open()
     kit.commit(outbox, kit.event())
     monkeypatch.setattr("bridge.outbox.database.Database.save", fail)
@@ -103,10 +102,10 @@ def test_record_is_due_when_it_is_saved(kit):
     assert outbox.seconds_to_due() == float("inf")
 
 
-def test_record_is_due_after_half_a_second_on_a_disk_that_fails(kit):
+def test_record_is_due_after_half_a_second_on_a_disk_that_fails(kit, monkeypatch):
     outbox = kit.open()
     kit.saved(outbox)
-    refuse_writes(outbox)
+    refuse_writes(monkeypatch)
     kit.commit(outbox, kit.event(), save=False)
     assert not outbox.wait_saved(0.3)
     assert kit.due(outbox) == []
@@ -114,7 +113,7 @@ def test_record_is_due_after_half_a_second_on_a_disk_that_fails(kit):
     kit.wait(0.6)
     assert kit.due(outbox) == [1]
     assert outbox.is_behind
-    refuse_writes(outbox, refuse=False)
+    monkeypatch.undo()
     kit.saved(outbox)
     assert not outbox.is_behind
 
@@ -166,13 +165,15 @@ def test_repeated_transition_has_another_id_also_after_a_restart(kit):
     assert len({first.transition_key, second.transition_key, third.transition_key}) == 3
 
 
-def test_record_that_was_not_saved_before_a_kill_has_the_same_id_again(kit):
+def test_record_that_was_not_saved_before_a_kill_has_the_same_id_again(kit, monkeypatch):
     outbox = kit.open()
     outbox.identify(ME)
     kit.saved(outbox)
-    refuse_writes(outbox)
+    refuse_writes(monkeypatch)
     lost = kit.commit(outbox, kit.event(), save=False)[0]
-    again = kit.commit(kit.crash(outbox), kit.event())[0]
+    copy = kit.crash(outbox)
+    monkeypatch.undo()
+    again = kit.commit(copy, kit.event())[0]
     assert (again.id, again.transition_key) == (lost.id, lost.transition_key)
     assert again.stream_id > lost.stream_id
 
