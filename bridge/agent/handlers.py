@@ -267,12 +267,10 @@ def _in_time(records: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]
 def _list(state: State, request: OutboxList) -> OutboxPage:
     rows: list[OutboxRow] = []
     size = 0
-    for row in deliveries.needed_records(state, request.sink, request.states):
+    for row in deliveries.needed_records(state, request.sink, request.states, record_id=request.record_id):
         if request.after is not None and (row.sink, row.sequence) <= request.after:
             continue
         record = state.records.rows[row.sequence]
-        if request.record_id not in (None, record.id):
-            continue
         if len(rows) >= max(request.limit, 1) or size > PAGE_BYTES:
             return OutboxPage(rows=tuple(rows), next_after=(rows[-1].sink, rows[-1].sequence))
         rows.append(_outbox_row(row, record.record))

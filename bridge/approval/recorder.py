@@ -10,6 +10,7 @@ import logging
 import math
 import threading
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -19,6 +20,7 @@ from bridge.errors import RefusalReason
 from bridge.events.event import Document, Incarnation
 from bridge.events.record import Approval, Transition, TransitionRecord
 from bridge.metrics.metrics import Metrics
+from bridge.outbox import approvals
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.rows import ApprovalRecord, ApprovalStage, PendingApproval
 
@@ -54,13 +56,14 @@ class ApprovalRecorder:
         """Write *evaluation* and its records in one change."""
         for refusal in evaluation.refusals:
             self._refusals.add(refusal)
-        written = self._outbox.write_approvals(
-            stream_id,
-            pending=evaluation.approvals,
+        store = partial(
+            approvals.write_changes,
+            stream_id=stream_id,
+            approvals=evaluation.approvals,
             decisions=evaluation.decisions,
-            outcomes=[*evaluation.records, *self._refusals.take()],
-            incarnation=incarnation,
         )
+        outcomes = [*evaluation.records, *self._refusals.take()]
+        written = self._outbox.append_outcomes(outcomes, incarnation=incarnation, first=store)
         self.report(written)
 
     def write_refusals(self, incarnation: Incarnation) -> None:

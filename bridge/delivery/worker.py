@@ -92,7 +92,7 @@ class DeliveryWorker:
         self._report = ThrottledLog(logger, clock=clock)
         self._woken = threading.Event()
         self._is_resumed = False
-        self._newest_sequence = outbox.last_sequence
+        self._newest_sequence = outbox.read(lambda state: state.next_sequence) - 1
         self._expired_at = float("-inf")
         self._send_began_at = 0.0
         self._on_overdue: Callable[[DeliveryFailed], None] | None = None

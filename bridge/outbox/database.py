@@ -17,7 +17,6 @@ import shutil
 import sqlite3
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -67,26 +66,47 @@ PRAGMA user_version = 1;
 class _Spec:
     """The columns of a table, and how a row is stored in them."""
 
-    def __init__(self, row: type[Any], key: tuple[str, ...], *columns: str) -> None:
-        self.row, self.key = row, key
-        self.columns = (*key, *columns)
-        self.body = ("body",) if row is RecordRow else ()
-        self.rest = tuple(name for name in row.__struct_fields__ if name not in (*self.columns, "body"))
+    def __init__(self, name: str, row: type[Any], key: tuple[str, ...], *columns: str) -> None:
+        self.row, self.key, self.columns = row, key, (*key, *columns)
+        self.rest = tuple(field for field in row.__struct_fields__ if field not in (*self.columns, "body"))
         """The fields that are stored as JSON."""
-        self.stored = (*self.columns, *(("rest",) if self.rest else ()), *self.body)
+        body = ("body",) if row is RecordRow else ()
+        self.stored = (*self.columns, *(("rest",) if self.rest else ()), *body)
         """All columns that a row fills."""
+        marks = ", ".join("?" * len(self.stored))
+        self.put = f"INSERT OR REPLACE INTO {name} ({', '.join(self.stored)}) VALUES ({marks})"  # noqa: S608
+        self.delete = f"DELETE FROM {name} WHERE {' AND '.join(f'{column} = ?' for column in key)}"  # noqa: S608
+
+    def encode(self, row: Any) -> list[Any]:
+        """Return the values of *row* for `put`."""
+        values = [getattr(row, field) for field in self.columns]
+        if self.rest:
+            values.append(msgspec.json.encode({field: getattr(row, field) for field in self.rest}).decode())
+        if isinstance(row, RecordRow):
+            values.append(row.body.decode())
+        return values
+
+    def decode(self, values: Sequence[Any]) -> Any:
+        """Return the row with these *values*; raises an error if they are damaged."""
+        plain = dict(zip(self.stored, values, strict=True))
+        plain |= msgspec.json.decode(plain.pop("rest")) if self.rest else {}
+        if self.row is not RecordRow:
+            return msgspec.convert(plain, self.row)
+        if decode_record(plain["body"]).id != plain["id"]:
+            raise ValueError(plain["id"])
+        return RecordRow(**{**plain, "is_routed": bool(plain["is_routed"]), "body": plain["body"].encode()})
 
 
 _SPECS = {
-    "meta": _Spec(MetaRow, ("key",), "value"),
-    "events": _Spec(EventRow, ("key",), "ended_at"),
-    "deliveries": _Spec(Delivery, ("sequence", "sink"), "state", "attempts", "error"),
-    "records": _Spec(RecordRow, ("sequence",), "id", "event_key", "observed_at", "is_routed"),
-    "sinks": _Spec(SinkRow, ("name",)),
+    "meta": _Spec("meta", MetaRow, ("key",), "value"),
+    "events": _Spec("events", EventRow, ("key",), "ended_at"),
+    "deliveries": _Spec("deliveries", Delivery, ("sequence", "sink"), "state", "attempts", "error"),
+    "records": _Spec("records", RecordRow, ("sequence",), "id", "event_key", "observed_at", "is_routed"),
+    "sinks": _Spec("sinks", SinkRow, ("name",)),
     "decisions": _Spec(
-        StoredDecision, ("arrival",), "source", "approver", "decision_id", "event_id", "verdict", "state"
+        "decisions", StoredDecision, ("arrival",), "source", "approver", "decision_id", "event_id", "verdict", "state"
     ),
-    "approvals": _Spec(PendingApproval, ("event_id", "event_digest"), "state"),
+    "approvals": _Spec("approvals", PendingApproval, ("event_id", "event_digest"), "state"),
 }
 
 
@@ -224,7 +244,7 @@ def _read_table(
         try:
             for row in connection.execute(query, values):
                 try:
-                    rows[row[: len(spec.key)]] = _decode(spec, row)
+                    rows[row[: len(spec.key)]] = spec.decode(row)
                 except (msgspec.MsgspecError, ValueError, TypeError, AttributeError):
                     bad += 1
         except sqlite3.DatabaseError as error:
@@ -239,16 +259,6 @@ def _read_table(
             (count,) = connection.execute(f"SELECT count(*) FROM {name} {where}", values).fetchone()  # noqa: S608
             missing[name] = count - len(rows)
     return [rows[key] for key in sorted(rows)]
-
-
-def _decode(spec: _Spec, values: Sequence[Any]) -> Any:
-    plain = dict(zip(spec.stored, values, strict=True))
-    plain |= msgspec.json.decode(plain.pop("rest")) if spec.rest else {}
-    if spec.row is RecordRow:
-        if decode_record(plain["body"]).id != plain["id"]:
-            raise ValueError(plain["id"])
-        return RecordRow(**{**plain, "is_routed": bool(plain["is_routed"]), "body": plain["body"].encode()})
-    return msgspec.convert(plain, spec.row)
 
 
 def read_records(path: Path, *, after: int, before: int) -> Iterator[tuple[int, bytes]]:
@@ -317,13 +327,10 @@ class Database:
 
     def _write(self, name: str, rows: dict[Any, Any]) -> None:
         spec = _SPECS[name]
-        marks = ", ".join("?" * len(spec.stored))
-        put = f"INSERT OR REPLACE INTO {name} ({', '.join(spec.stored)}) VALUES ({marks})"  # noqa: S608
-        self._connection.executemany(put, (_encode(spec, row) for row in rows.values() if row is not None))
+        self._connection.executemany(spec.put, [spec.encode(row) for row in rows.values() if row is not None])
         gone = [key if isinstance(key, tuple) else (key,) for key, row in rows.items() if row is None]
         if gone:
-            where = " AND ".join(f"{column} = ?" for column in spec.key)
-            self._connection.executemany(f"DELETE FROM {name} WHERE {where}", gone)  # noqa: S608
+            self._connection.executemany(spec.delete, gone)
 
     def delete_history(self, in_memory: Collection[int], *, before: float = math.inf) -> int:
         """Delete the oldest 500 records that are not *in_memory* and were observed before *before* (Unix seconds).
@@ -367,8 +374,8 @@ def fingerprint(path: Path) -> Fingerprint:
 
     Without the ctime of the WAL: when root opens the file for reading, SQLite sets the owner of the WAL again.
     """
-    wal = _stat(path.with_name(f"{path.name}-wal"))
-    return _stat(path), None if wal is None else wal[:-1]
+    wal = _stat(f"{path}-wal")
+    return _stat(str(path)), None if wal is None else wal[:-1]
 
 
 def follows(before: Fingerprint, after: Fingerprint) -> bool:
@@ -390,24 +397,19 @@ def delete_generation(path: Path) -> int:
     return size
 
 
+def size_of(found: Fingerprint) -> int:
+    """Return the size of a file with its WAL."""
+    return sum(each[2] for each in found if each is not None)
+
+
 def file_bytes(path: Path) -> int:
     """Return the size of a file with its WAL; raise OSError."""
-    return sum(found[2] for found in fingerprint(path) if found is not None)
+    return size_of(fingerprint(path))
 
 
-def _encode(spec: _Spec, row: Any) -> list[Any]:
-    values = [getattr(row, name) for name in spec.columns]
-    plain = [value.value if isinstance(value, Enum) else value for value in values]
-    if spec.rest:
-        plain.append(msgspec.json.encode({name: getattr(row, name) for name in spec.rest}).decode())
-    if spec.body:
-        plain.append(row.body.decode())
-    return plain
-
-
-def _stat(path: Path) -> tuple[int, ...] | None:
+def _stat(path: str) -> tuple[int, ...] | None:
     try:
-        found = os.stat(path)  # noqa: PTH116  # an idle agent has little else to do
+        found = os.stat(path)  # noqa: PTH116  # runs before and after each save
     except FileNotFoundError:
         return None
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

@@ -29,16 +29,14 @@ from bridge.events.event import Document, Incarnation, ScheduledEvent, VmIdentit
 from bridge.events.record import Transition, TransitionRecord
 from bridge.events.stream import new_stream_id
 from bridge.logs import ThrottledLog
-from bridge.outbox import approvals, deliveries, records, retention
+from bridge.outbox import deliveries, records, retention
 from bridge.outbox.approvals import DISABLED_FILE
 from bridge.outbox.database import Loaded
 from bridge.outbox.deliveries import DeliveryResult, OutboxTotals
-from bridge.outbox.records import NewRecord, Observation, RecordContext, Routing
+from bridge.outbox.records import Observation, RecordContext, Routing
 from bridge.outbox.rows import (
     ApprovalRecord,
-    DecisionUpdate,
     Delivery,
-    PendingApproval,
 )
 from bridge.outbox.saver import Saver
 from bridge.outbox.state import DueRows, State, StoredState, stored_state
@@ -179,15 +177,12 @@ class Outbox:
             if has_new:
                 arrival = (self._state.next_sequence - 1, self._state.version, self._clock.monotonic())
                 self._arrivals.append(arrival)
-                self._limit_memory()
+                excess = self._state.needed_bytes - self.max_pending_bytes
+                if excess > 0:
+                    self._evict(excess, "state.max_pending_bytes")
         self.saver.wake(soon=soon)
         if has_new:
             self.on_due()
-
-    def _limit_memory(self) -> None:
-        excess = self._state.needed_bytes - self.max_pending_bytes
-        if excess > 0:
-            self._evict(excess, "state.max_pending_bytes")
 
     def _make_room_on_disk(self, excess_bytes: int) -> None:
         with self._change(soon=False):
@@ -222,23 +217,13 @@ class Outbox:
         with self._lock:
             return stored_state(self._state)
 
-    def await_identity(self) -> None:
-        """Let records wait for `identify`, because this VM's name was never known."""
-        with self._lock:
-            self._is_waiting = True
-
-    def stop_waiting(self, vm: VmIdentity | None = None) -> None:
-        """Route the records that wait, with the known part of the identity."""
+    def use_vm(self, vm: VmIdentity, *, is_waiting: bool = False) -> None:
+        """Use *vm* for new records without confirming the stored state; with *is_waiting*, they wait for a call."""
         with self._change() as state:
-            self._vm = vm or self._vm
-            self._is_waiting = False
-            records.route_waiting(state, self._context())
+            self._vm, self._is_waiting = vm, is_waiting
+            if self.is_trusted:
+                records.route_waiting(state, self._context())
         self.on_due()
-
-    def use_vm(self, vm: VmIdentity) -> None:
-        """Use *vm* for new records without confirming the stored state."""
-        with self._lock:
-            self._vm = vm
 
     def identify(self, vm: VmIdentity) -> bool:
         """Take *vm* as this machine; return whether the stored state was another machine's and was replaced."""
@@ -311,9 +296,9 @@ class Outbox:
     def append_heartbeat(self, *, incarnation: Incarnation) -> list[TransitionRecord]:
         """Add a heartbeat for the sinks that request heartbeats."""
         with self._change() as state:
-            new = NewRecord(
-                transition=Transition.HEARTBEAT,
-                observed_at=self._clock.now(),
+            new = records.new_record(
+                Transition.HEARTBEAT,
+                self._clock.now(),
                 incarnation=incarnation,
                 previous_incarnation=incarnation,
                 active_event_ids=self.active_event_ids,
@@ -321,41 +306,21 @@ class Outbox:
             return records.append(state, [new], self._context())
 
     def append_outcomes(
-        self, outcomes: Sequence[ApprovalRecord], *, incarnation: Incarnation
-    ) -> list[TransitionRecord]:
-        """Add a record for each outcome of an approval."""
-        with self._change() as state:
-            return self._append_outcomes(state, outcomes, incarnation)
-
-    def write_approvals(
         self,
-        stream_id: str,
+        outcomes: Sequence[ApprovalRecord],
         *,
-        pending: Sequence[PendingApproval] = (),
-        decisions: Sequence[DecisionUpdate] = (),
-        outcomes: Sequence[ApprovalRecord] = (),
         incarnation: Incarnation,
+        first: Callable[[State], object] = lambda _state: None,
     ) -> list[TransitionRecord]:
-        """Store changed approvals and decisions with their records; see `approvals.write_changes`."""
+        """Apply *first*, and add a record for each outcome of an approval, in one change."""
         with self._change() as state:
-            approvals.write_changes(state, stream_id, approvals=pending, decisions=decisions)
-            return self._append_outcomes(state, outcomes, incarnation)
-
-    def _append_outcomes(
-        self, state: State, outcomes: Sequence[ApprovalRecord], incarnation: Incarnation
-    ) -> list[TransitionRecord]:
-        now, active = self._clock.now(), self.active_event_ids
-        new = [
-            records.of_outcome(state, outcome, now=now, incarnation=incarnation, active_event_ids=active)
-            for outcome in outcomes
-        ]
-        return records.append(state, new, self._context())
-
-    @property
-    def last_sequence(self) -> int:
-        """Return the sequence of the newest record."""
-        with self._lock:
-            return self._state.next_sequence - 1
+            first(state)
+            now, active = self._clock.now(), self.active_event_ids
+            new = [
+                records.of_outcome(state, outcome, now=now, incarnation=incarnation, active_event_ids=active)
+                for outcome in outcomes
+            ]
+            return records.append(state, new, self._context())
 
     @property
     def stream_id(self) -> str:

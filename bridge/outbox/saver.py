@@ -33,6 +33,7 @@ from bridge.outbox.database import (
     is_full,
     older_generations,
     read_newest,
+    size_of,
 )
 from bridge.outbox.state import Changes, State
 
@@ -351,7 +352,7 @@ class Saver:
             if self._delete_history(database, before=self._now() - self._keep_history_seconds) < HISTORY_STEP:
                 self._cleaned_at = now
             self._measure()
-        used = file_bytes(database.path)
+        used = 0 if self._print is None else size_of(self._print)
         if used + self._older_bytes > self._limit:
             used = database.used_bytes
         self.used_bytes = used + self._older_bytes

@@ -90,13 +90,3 @@ def test_agent_that_finds_another_on_its_directory_ends_with_73_and_leaves_it_al
         second.wait()
     assert told(agent) == [("E-1", "scheduled")]
     assert len((agent.directory / "second.jsonl").read_text().splitlines()) == 2
-
-
-def test_second_run_on_the_directory_that_was_moved_away_ends_with_73(agent, imds):
-    start(agent, imds)
-    _moved(agent.state)
-    agent.wait_for(lambda: "locked the new directory" in agent.log)
-    agent.config.write_text(agent.config.read_text().replace(str(agent.state), str(agent.state.with_name("moved"))))
-    code, _, errors = agent.call("run", "--config", agent.config)
-    assert (code, "Another agent runs" in errors) == (73, True)
-    assert agent.stop() == 0

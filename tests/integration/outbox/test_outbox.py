@@ -46,7 +46,7 @@ def test_error_that_quotes_a_lone_surrogate_is_saved(kit):
 def test_saver_survives_every_error(kit, monkeypatch):
     outbox = kit.open()
     kit.saved(outbox)
-    monkeypatch.setattr("bridge.outbox.database._encode", lambda *_: 1 / 0)
+    monkeypatch.setattr("bridge.outbox.database._Spec.encode", lambda *_: 1 / 0)
     kit.commit(outbox, kit.event(), save=False)
     assert not outbox.wait_saved(0.3)
     assert outbox.is_behind
@@ -180,7 +180,7 @@ def test_record_that_was_not_saved_before_a_kill_has_the_same_id_again(kit, monk
 
 def test_records_that_wait_for_the_identity_get_their_final_id(kit):
     outbox = kit.open()
-    outbox.await_identity()
+    outbox.use_vm(VmIdentity(), is_waiting=True)
     kit.commit(outbox, kit.event(resources=("vm_0",)))
     assert kit.due(outbox) == []
     outbox.identify(ME)
