@@ -89,38 +89,3 @@ class SettledTime:
                 return monotonic + self._offset
         self._offset, self._ahead_since = offset, None
         return monotonic + offset
-
-
-class AgeClock:
-    """The time by which records age: the wall clock as it was at first, going on with the monotonic clock.
-
-    A wall clock that is set an hour ahead makes nothing an hour older. Times that are stored (`aged_from`) are by this
-    clock; `bridge.outbox` moves them with it when it follows the wall clock, so that an age is also right by the wall
-    clock of a command, and after a restart. `follow` and what reads stored times belong to one thread, the outbox's.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._offset = clock.timestamp() - clock.monotonic()
-
-    def timestamp(self) -> float:
-        """Return it in Unix seconds."""
-        return self._clock.monotonic() + self._offset
-
-    @property
-    def step_seconds(self) -> float:
-        """How far the wall clock is ahead of this one; negative when it was set back."""
-        return self._clock.timestamp() - self.timestamp()
-
-    def at(self, wall_seconds: float) -> float:
-        """Return the time by this clock when the wall clock was at *wall_seconds*, before or after its last step.
-
-        Of the two the later one that is not ahead: what is taken for too old is given up, so in doubt it is younger.
-        """
-        now = self.timestamp()
-        times = (wall_seconds, wall_seconds - self.step_seconds)
-        return max((moment for moment in times if moment <= now), default=now)
-
-    def follow(self, step_seconds: float) -> None:
-        """Go *step_seconds* ahead, as every stored time was moved."""
-        self._offset += step_seconds

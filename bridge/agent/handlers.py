@@ -108,7 +108,6 @@ class Requests:
             file=outbox.saver.file,
             used_bytes=outbox.saver.used_bytes,
             readiness=readiness,
-            ages_now=None if readiness is None else outbox.totals()[1],
         )
 
     def _events(self, request: Events) -> EventsPage:
@@ -202,7 +201,6 @@ def _status(
     file: Path | None,
     used_bytes: int | None = None,
     readiness: Readiness | None = None,
-    ages_now: float | None = None,
 ) -> StatusAnswer:
     others: tuple[Path, ...] = ()
     with suppress(OSError):
@@ -210,7 +208,6 @@ def _status(
     return StatusAnswer(
         readiness=readiness,
         **{name: getattr(snapshot, name) for name in Snapshot.__struct_fields__},
-        ages_now=ages_now,
         file=None if file is None else file.name,
         older_files=tuple(path.name for path in others),
         used_bytes=sum(map(file_bytes, (*others, *filter(None, [file])))) if used_bytes is None else used_bytes,

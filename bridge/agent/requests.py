@@ -39,8 +39,6 @@ class StatusAnswer(Snapshot, frozen=True, kw_only=True):
 
     readiness: Readiness | None
     """None without an agent."""
-    ages_now: float | None
-    """The time by which records age; None without an agent."""
     file: str | None
     """The file of the current generation."""
     older_files: tuple[str, ...]

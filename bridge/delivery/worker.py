@@ -87,7 +87,7 @@ class DeliveryWorker:
             clock=clock,
             has_seen_document=has_seen_document,
         )
-        totals = outbox.totals()[0].sinks.get(config.name)
+        totals = outbox.totals().sinks.get(config.name)
         self._refusals = Refusals(accepted_under=None if totals is None else totals.accepted_under)
         self._report = ThrottledLog(logger, clock=clock)
         self._woken = threading.Event()

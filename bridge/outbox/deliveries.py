@@ -41,7 +41,7 @@ class OutboxTotals(msgspec.Struct, frozen=True, kw_only=True):
 
     sinks: dict[str, SinkRow] = {}
     oldest_pending_at: dict[str, float] = {}
-    """By sink, the time from which its oldest pending record ages (see `RecordRow.aged_from`)."""
+    """By sink, the time from which its oldest pending record ages (see `Delivery.aged_from`)."""
     needed_bytes: int = 0
     stream_id: str | None = None
 
@@ -81,11 +81,11 @@ def replace_older(state: State, sink: str, record: RecordRow, *, now: float) -> 
             change_state(state, row, DeliveryState.EXPIRED, now=now, error="A newer record of the event replaced it.")
 
 
-def retry(state: State, sink: str | None, *, record_id: str | None, now: float, aged_from: float) -> int:
+def retry(state: State, sink: str | None, *, record_id: str | None = None, now: float) -> int:
     """Make parked records pending again: of one sink, or with None of all; return their number."""
     rows = needed_records(state, sink, [DeliveryState.PARKED], record_id=record_id)
     for row in rows:
-        _unpark(state, row, now=now, aged_from=aged_from)
+        _unpark(state, row, now=now, aged_from=now)
     return len(rows)
 
 
@@ -190,7 +190,7 @@ def new_delivery(record: RecordRow, decoded: TransitionRecord, sink: str) -> Del
         event_key=record.event_key,
         urgent=decoded.is_urgent,
         not_before=None if event is None or event.not_before is None else event.not_before.timestamp(),
-        aged_from=record.aged_from,
+        aged_from=record.observed_at,
         changed_at=record.observed_at,
         body=record.body,
     )

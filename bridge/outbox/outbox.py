@@ -24,7 +24,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
-from bridge.clock import REAL_CLOCK, AgeClock, Clock, format_time, parse_time
+from bridge.clock import REAL_CLOCK, Clock, format_time, parse_time
 from bridge.events.event import Document, Incarnation, ScheduledEvent, VmIdentity, encode
 from bridge.events.record import Transition, TransitionRecord
 from bridge.events.stream import new_stream_id
@@ -87,8 +87,7 @@ class Outbox:
         self.epoch = 0
         """Rises when the state of another machine is replaced by an empty state."""
         self._has_portal = has_portal
-        self._clock = clock
-        self._ages = AgeClock(clock)
+        self.clock = clock
         self._boot_id, self._configured_vm_id = boot_id, configured_vm_id
         self._lock = threading.Lock()
         self._state = State()
@@ -126,7 +125,7 @@ class Outbox:
 
     def _take_loaded(self, loaded: Loaded) -> None:
         """Begin a new stream with the loaded state; on the saver's thread, with the lock held."""
-        state, now = self._state, self._clock.now()
+        state, now = self._state, self.clock.now()
         state.put("stream_id", new_stream_id(now, state.get("stream_id")))
         if state.get("created_at") is None:
             state.put("created_at", format_time(now))
@@ -175,7 +174,7 @@ class Outbox:
             self._state.version += 1
             has_new = self._state.next_sequence > before
             if has_new:
-                arrival = (self._state.next_sequence - 1, self._state.version, self._clock.monotonic())
+                arrival = (self._state.next_sequence - 1, self._state.version, self.clock.monotonic())
                 self._arrivals.append(arrival)
                 excess = self._state.needed_bytes - self.max_pending_bytes
                 if excess > 0:
@@ -190,7 +189,7 @@ class Outbox:
 
     def _evict(self, excess_bytes: int, limit: str) -> None:
         sending = frozenset[int]().union(*self._sending.values())
-        newest, now = self._newest_document_sequence, self._clock.timestamp()
+        newest, now = self._newest_document_sequence, self.clock.timestamp()
         if retention.make_room(self._state, excess_bytes, newest=newest, sending=sending, now=now):
             message = f"The outbox is full: undelivered records are evicted. Fix the sink, or raise {limit}."
             self._log.problem(limit, logging.ERROR, message)
@@ -233,7 +232,7 @@ class Outbox:
             is_foreign = bool(vm.vm_id and before) and not _same(vm.vm_id, before)
             self._vm = vm
             if is_foreign:
-                records.start_empty(state, self._clock.now())
+                records.start_empty(state, self.clock.now())
                 self.epoch += 1
                 self.awaits_portal = True
             state.put("vm", encode(vm).decode())
@@ -253,7 +252,6 @@ class Outbox:
             vm=self._vm,
             routing=self._routing,
             is_waiting=self._is_waiting,
-            aged_from=self._ages.at,
         )
 
     # Records.
@@ -298,7 +296,7 @@ class Outbox:
         with self._change() as state:
             new = records.new_record(
                 Transition.HEARTBEAT,
-                self._clock.now(),
+                self.clock.now(),
                 incarnation=incarnation,
                 previous_incarnation=incarnation,
                 active_event_ids=self.active_event_ids,
@@ -315,7 +313,7 @@ class Outbox:
         """Apply *first*, and add a record for each outcome of an approval, in one change."""
         with self._change() as state:
             first(state)
-            now, active = self._clock.now(), self.active_event_ids
+            now, active = self.clock.now(), self.active_event_ids
             new = [
                 records.of_outcome(state, outcome, now=now, incarnation=incarnation, active_event_ids=active)
                 for outcome in outcomes
@@ -348,11 +346,11 @@ class Outbox:
             self._advance_due()
             if not self._arrivals:
                 return math.inf
-            return max(self._arrivals[0][2] + DUE_SECONDS - self._clock.monotonic(), 0.0)
+            return max(self._arrivals[0][2] + DUE_SECONDS - self.clock.monotonic(), 0.0)
 
     def _advance_due(self) -> int:
         """Return the last sequence that is due: saved, or 0.5 s old."""
-        saved, now = self.saver.saved_version, self._clock.monotonic()
+        saved, now = self.saver.saved_version, self.clock.monotonic()
         while self._arrivals and (self._arrivals[0][1] <= saved or now - self._arrivals[0][2] >= DUE_SECONDS):
             self._due_through = self._arrivals.popleft()[0]
         return self._due_through
@@ -363,25 +361,21 @@ class Outbox:
         """Store the results of a send."""
         with self._change(soon=False) as state:
             self._sending.pop(sink, None)
-            now = self._clock.timestamp()
+            now = self.clock.timestamp()
             deliveries.record_results(state, sink, results, now=now, accepted_under=accepted_under)
 
     def expire(self, sink: str, *, max_age_seconds: float) -> int:
         """Give up the records of *sink* that are older; return their number."""
-        with self._change(soon=False) as state:
-            older_than = self._ages.timestamp() - max_age_seconds
-            return deliveries.expire(state, sink, now=self._clock.timestamp(), older_than=older_than)
+        now = self.clock.timestamp()
+        return self.change(deliveries.expire, sink, now=now, older_than=now - max_age_seconds)
 
     def retry(self, sink: str | None, *, record_id: str | None = None) -> int:
         """Make parked records pending again; return their number. A *sink* of None: every sink."""
-        with self._change() as state:
-            now, aged_from = self._clock.timestamp(), self._ages.timestamp()
-            return deliveries.retry(state, sink, record_id=record_id, now=now, aged_from=aged_from)
+        return self.change(deliveries.retry, sink, record_id=record_id, now=self.clock.timestamp())
 
-    def totals(self) -> tuple[OutboxTotals, float]:
-        """Return the totals of all sinks, and the time by which records age."""
-        with self._lock:
-            return deliveries.totals(self._state), self._ages.timestamp()
+    def totals(self) -> OutboxTotals:
+        """Return the totals of all sinks."""
+        return self.read(deliveries.totals)
 
     def created_at(self) -> datetime:
         """Return when the outbox was created: an approval that was issued earlier is refused.
@@ -389,7 +383,7 @@ class Outbox:
         A time in the future, from a clock that was ahead, becomes the present time.
         """
         with self._change(soon=False) as state:
-            now = self._clock.now()
+            now = self.clock.now()
             created_at = min(parse_time(state.get("created_at") or format_time(now)), now)
             state.put("created_at", format_time(created_at))
             return created_at

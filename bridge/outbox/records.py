@@ -9,7 +9,7 @@ While the name of this VM is unknown, a record has no sinks and no final id, bec
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -76,8 +76,6 @@ class RecordContext(msgspec.Struct, frozen=True, kw_only=True):
     """None: the sinks are not configured yet."""
     is_waiting: bool
     """True while records wait for the identity of this VM."""
-    aged_from: Callable[[float], float]
-    """Converts Unix seconds to the clock by which records age."""
 
     @property
     def is_routing(self) -> bool:
@@ -188,7 +186,6 @@ def append(state: State, new: Sequence[TransitionRecord], context: RecordContext
             id=record.id,
             event_key=record.event_key,
             observed_at=observed_at,
-            aged_from=context.aged_from(observed_at),
             is_routed=context.is_routing,
             n=n,
             body=encode(record),

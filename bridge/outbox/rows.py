@@ -71,8 +71,6 @@ class RecordRow(msgspec.Struct, frozen=True, kw_only=True):
     event_key: str
     observed_at: float
     """Unix seconds."""
-    aged_from: float
-    """The time from which the record ages, by `bridge.clock.AgeClock`."""
     is_routed: bool
     """False while the sinks are not chosen, because the name of this VM is not known."""
     n: int = 0
@@ -96,6 +94,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     not_before: float | None
     """Unix seconds."""
     aged_from: float
+    """Unix seconds of the record, or of the last retry by a person."""
     attempts: int = 0
     error: str | None = None
     changed_at: float

@@ -42,7 +42,7 @@ def reading(*sinks):
     """Return an outbox with these sinks, as a scrape reads it."""
     rows = {name: SinkRow(name=name) for name in sinks}
     totals = OutboxTotals(sinks=rows, oldest_pending_at={}, needed_bytes=0, stream_id=None)
-    return OutboxReading(totals=totals, ages_now=0.0)
+    return OutboxReading(totals=totals, now=0.0)
 
 
 def _metric_names():

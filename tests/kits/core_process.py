@@ -102,7 +102,7 @@ class _Child:
         self._kit = OutboxKit(directory)
         self._disk = "healthy"
         # A bound method would not receive the database.
-        Database.save = lambda database, changes: self._save(database, changes)  # type: ignore[method-assign]  # noqa: PLW0108
+        Database.save = lambda database, changes: self._save(database, changes)  # type: ignore[assignment, method-assign]  # noqa: PLW0108
         self._outbox: Outbox = self._kit.open(sinks=())
         self.loaded = self._outbox.read(model_of)
         self._kit.time = REAL_CLOCK.now()
