@@ -10,13 +10,14 @@ searches by, and the other values as JSON in the column ``rest``.
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import re
 import shutil
 import sqlite3
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ _PAGE_BYTES = 1024
 _CHECKPOINT_PAGES = 1000
 #: On a small volume, the WAL is moved into the file when it takes this share of the volume.
 _WAL_SHARE = 1 / 8
-_DAMAGE = frozenset({"SQLITE_CORRUPT", "SQLITE_NOTADB"})
+_TEXTS = {"SQLITE_CORRUPT": "malformed", "SQLITE_NOTADB": "not a database", "SQLITE_FULL": "is full"}
 
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -140,18 +141,21 @@ def generations(directory: Path) -> dict[int, Path]:
     return dict(sorted(found.items(), reverse=True))
 
 
-def is_damage(error: sqlite3.Error) -> bool:
+def is_damage(error: Exception) -> bool:
     """Return whether *error* reports a damaged file."""
-    return _error_name(error) in _DAMAGE or "malformed" in str(error) or "not a database" in str(error)
+    return _is(error, "SQLITE_CORRUPT") or _is(error, "SQLITE_NOTADB")
 
 
-def is_full(error: sqlite3.Error) -> bool:
+def is_full(error: Exception) -> bool:
     """Return whether *error* reports a full disk."""
-    return _error_name(error) == "SQLITE_FULL" or "is full" in str(error)
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return _is(error, "SQLITE_FULL")
 
 
-def _error_name(error: sqlite3.Error) -> str:
-    return str(getattr(error, "sqlite_errorname", ""))  # Python 3.10 has no such attribute
+def _is(error: Exception, name: str) -> bool:
+    found = getattr(error, "sqlite_errorname", "")  # Python 3.10 reports only the text
+    return isinstance(error, sqlite3.Error) and (name in found or _TEXTS[name] in str(error))
 
 
 # Reading.
@@ -306,21 +310,10 @@ class Database:
             raise
         return database
 
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._connection.execute("COMMIT")
-        except BaseException:
-            with suppress(sqlite3.Error):
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
-            raise
-
     def save(self, changes: Changes) -> None:
         """Write *changes* in one transaction."""
-        with self._transaction():
+        with self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
             for name, rows in changes.tables.items():
                 if rows:
                     self._write(name, rows)
@@ -345,7 +338,8 @@ class Database:
         found = self._connection.execute(query, (kept, HISTORY_STEP)).fetchall()
         chosen = [(sequence,) for sequence, observed_at in found if observed_at < before]
         if chosen:
-            with self._transaction():
+            with self._connection:
+                self._connection.execute("BEGIN IMMEDIATE")
                 self._connection.executemany("DELETE FROM deliveries WHERE sequence = ?", chosen)
                 self._connection.executemany("DELETE FROM records WHERE sequence = ?", chosen)
         return len(chosen)
@@ -386,15 +380,10 @@ def follows(before: Fingerprint, after: Fingerprint) -> bool:
     )
 
 
-def delete_generation(path: Path) -> int:
-    """Delete a file with its WAL; return the bytes; raise OSError."""
-    size = 0
+def delete_generation(path: Path) -> None:
+    """Delete a file with its WAL; raise OSError."""
     for suffix in ("-wal", "-shm", ""):
-        file = path.with_name(path.name + suffix)
-        with suppress(FileNotFoundError):
-            size += file.stat().st_size
-            file.unlink()
-    return size
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
 
 
 def size_of(found: Fingerprint) -> int:

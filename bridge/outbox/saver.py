@@ -8,7 +8,6 @@ this thread, so `is_behind` looks at the time.
 
 from __future__ import annotations
 
-import errno
 import logging
 import math
 import shutil
@@ -45,6 +44,8 @@ _CHECK_SECONDS = 5.0
 _FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.5, 30.0
 _STOP_RETRY_SECONDS = 0.2
 _UNREADABLE_SECONDS = 30.0
+_MOST_UNSAVED = 10_000
+"""Records. With more of them, a disk that fails for weeks would use up the memory."""
 _CLEAN_SECONDS = 600.0
 #: Room is made above this share of `max_bytes`.
 _FULL_SHARE = 0.95
@@ -323,11 +324,13 @@ class Saver:
                 extra={"directory": str(self._directory)},
             )
         self._failure = f"{error}".rstrip(".") + "."
-        if isinstance(error, sqlite3.Error) and is_damage(error):
+        if len(self._unsaved.tables.get("records", ())) > _MOST_UNSAVED:
+            self._unsaved.require_new_file("too many changes were not saved in time")
+        if is_damage(error):
             self._unsaved.require_new_file(_DAMAGED)
         with suppress(OSError, sqlite3.Error):
             self._accept_own_changes()
-            if _is_full(error) and self._free_space():
+            if is_full(error) and self._free_space():
                 logger.warning("The disk is full: an older file or delivered records were deleted early.")
 
     def _accept_own_changes(self) -> None:
@@ -394,9 +397,3 @@ class Saver:
             self._older_bytes = sum(map(file_bytes, older_generations(self._directory, self.file)))
         volume = shutil.disk_usage(self._directory).total
         self._limit = min(self._max_bytes, volume * _VOLUME_SHARE) * _FULL_SHARE
-
-
-def _is_full(error: Exception) -> bool:
-    if isinstance(error, OSError):
-        return error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return isinstance(error, sqlite3.Error) and is_full(error)

@@ -33,9 +33,6 @@ from bridge.outbox.rows import (
 
 OLDEST_SEQUENCE = "oldest_sequence"
 """The key of the oldest sequence in memory: older records in the file are history."""
-MOST_RELEASED = 10_000
-"""Unsaved changes keep the rows of more history than this out of the next save, which otherwise use up the memory."""
-_TOO_MANY = "too many changes were not saved in time"
 
 K = TypeVar("K")
 R = TypeVar("R")
@@ -80,8 +77,6 @@ class Changes(msgspec.Struct, kw_only=True):
     version: int = 0
     tables: dict[str, dict[Any, Any]] = {}
     """By table, key -> row; None marks a deleted row."""
-    released: int = 0
-    """The number of records that left memory, and so become history in the file."""
     new_file_because: str | None = None
     """Why the next save writes the complete state into a new file; None if it writes only these rows."""
 
@@ -93,10 +88,7 @@ class Changes(msgspec.Struct, kw_only=True):
     def add(self, newer: Changes) -> None:
         """Add *newer* changes: the newest row of each key counts."""
         self.version = newer.version
-        self.released += newer.released
         self.require_new_file(newer.new_file_because)
-        if self.released > MOST_RELEASED:
-            self.require_new_file(_TOO_MANY)
         for name, rows in newer.tables.items() if self.new_file_because is None else ():
             self.tables.setdefault(name, {}).update(rows)
 
@@ -198,7 +190,6 @@ class State:
         """By (source, approver, jti), the arrival of each decision."""
         self.loaded_through = 0
         """The last sequence of an earlier run."""
-        self._released = 0
         self._new_file_because: str | None = None
 
     @property
@@ -256,11 +247,8 @@ class State:
         """Return all changes since the last call."""
         self.put(OLDEST_SEQUENCE, str(min(self.records.rows, default=self.next_sequence)))
         tables = {name: table.take() for name, table in self.tables.items()}
-        changes = Changes(
-            version=self.version, tables=tables, released=self._released, new_file_because=self._new_file_because
-        )
-        self._released, self._new_file_because = 0, None
-        return changes
+        reason, self._new_file_because = self._new_file_because, None
+        return Changes(version=self.version, tables=tables, new_file_because=reason)
 
     def take_everything(self) -> Changes:
         """Return every row in memory, for a new file."""
@@ -334,10 +322,6 @@ class State:
         for delivery in self.deliveries_of(sequence):
             self.deliveries.forget((sequence, delivery.sink))
         self.records.forget(sequence)
-        self._released += 1
-        if self._released > MOST_RELEASED:
-            self.take_changes()
-            self._new_file_because = _TOO_MANY
 
     def deliveries_of(self, sequence: int) -> list[Delivery]:
         """Return the deliveries of a record in memory."""
