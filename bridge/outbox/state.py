@@ -9,6 +9,7 @@ the newest record of an active event. All other records are *history*: they are 
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, Generic, TypeVar
@@ -105,7 +106,7 @@ class SinkQueue:
     def __init__(self) -> None:
         self.pending: dict[int, Delivery] = {}
         self.urgent: dict[int, None] = {}
-        self.by_event: dict[str, dict[int, None]] = {}
+        self.by_event: dict[str, list[int]] = {}
         self.parked: dict[int, Delivery] = {}
 
     def update(self, row: Delivery) -> None:
@@ -114,8 +115,9 @@ class SinkQueue:
         if row.state is DeliveryState.PARKED:
             self.parked[row.sequence] = row
         elif row.state is DeliveryState.PENDING:
+            if row.sequence not in self.pending:
+                insort(self.by_event.setdefault(row.event_key, []), row.sequence)
             self.pending = _in_order(self.pending, row.sequence, row)
-            self.by_event[row.event_key] = _in_order(self.by_event.get(row.event_key, {}), row.sequence, None)
             if row.urgent:
                 self.urgent = _in_order(self.urgent, row.sequence, None)
 
@@ -128,7 +130,7 @@ class SinkQueue:
         if row is not None:
             self.urgent.pop(sequence, None)
             of_event = self.by_event[row.event_key]
-            del of_event[sequence]
+            of_event.remove(sequence)
             if not of_event:
                 del self.by_event[row.event_key]
 
@@ -222,7 +224,8 @@ class State:
             if record is None:
                 self.deliveries.forget(key)
             else:
-                self.deliveries.rows[key] = whole = msgspec.structs.replace(delivery, body=record.body)
+                shared = {"event_key": record.event_key, "body": record.body}
+                self.deliveries.rows[key] = whole = msgspec.structs.replace(delivery, **shared)
                 self.queue(delivery.sink).update(whole)
         self.needed_bytes = sum(len(row.body) for row in self.records.rows.values() if self._is_needed(row))
         for decision in self.decisions.rows.values():
