@@ -2,7 +2,6 @@
 
 import os
 import sqlite3
-import threading
 from contextlib import closing
 
 import pytest
@@ -12,7 +11,6 @@ from bridge.events.event import VmIdentity
 from bridge.outbox import approvals, deliveries, records
 from bridge.outbox.database import Database, generations, read_newest, read_records
 from bridge.outbox.rows import DeliveryState
-from bridge.outbox.state import State
 
 ME = VmIdentity(name="vm_0", vm_id="AAAA")
 OTHER = VmIdentity(name="vm_1", vm_id="BBBB")
@@ -106,15 +104,6 @@ def test_record_is_due_after_half_a_second_on_a_disk_that_fails(kit, monkeypatch
     monkeypatch.undo()
     kit.saved(outbox)
     assert not outbox.is_behind
-
-
-def test_workers_are_woken_by_the_save(kit):
-    outbox = kit.open()
-    kit.saved(outbox)
-    woken = threading.Event()
-    outbox.on_due = lambda: woken.set() if outbox.select("a", list) else None
-    kit.commit(outbox, kit.event(), save=False)
-    assert woken.wait(10)
 
 
 def test_urgent_event_overtakes_with_its_older_records(kit):
@@ -300,24 +289,6 @@ def test_file_of_a_development_version_is_left_in_place(kit):
     assert (kit.directory / "outbox-1.db").exists()
 
 
-def test_import_adds_pending_records_and_holds_once(kit):
-    outbox = kit.open()
-    kit.commit(outbox, kit.event("E-1"), kit.event("E-2"))
-    kit.settle(outbox, "a", 1)
-    kit.saved(outbox)
-    rows = read_newest(kit.directory).rows
-    other = OutboxKit(kit.directory.with_name("other"))
-    into = other.open()
-    other.commit(into, kit.event("E-3"))
-    assert [into.change(deliveries.import_rows, rows, frozenset()) for _ in range(2)] == [2, 0]
-    other.saved(into)
-    assert [row.record.event.event_id for row in into.select("a", list)] == ["E-2", "E-3"]
-    assert [row.record.event.event_id for row in into.select("b", list)] == ["E-1", "E-2", "E-3"]
-    again = other.crash(into)
-    assert [row.record.event.event_id for row in again.select("b", list)] == ["E-1", "E-2", "E-3"]
-    other.close()
-
-
 # Identity.
 
 
@@ -371,29 +342,3 @@ def test_events_and_their_counts_are_forgotten_after_seven_days(kit):
     kit.wait(8 * 86_400)
     outbox.change(records.forget_events, kit.time.timestamp())
     assert list(outbox.read(lambda state: state.events.rows)) == ["E-2"]
-
-
-def test_move_counts_as_discarded_and_accepted(kit):
-    outbox = kit.open()
-    kit.commit(outbox, kit.event("E-1"), kit.event("E-2"))
-    kit.settle(outbox, "b", 1)
-    assert outbox.change(deliveries.move, "a", "b", now=0.0) == 0
-    assert outbox.change(deliveries.move, "b", "c", now=0.0) == 1
-    totals = kit.totals(outbox)
-    assert totals["a"]["discarded"] == 2
-    assert totals["c"] == {**totals["c"], "accepted": 1, "pending": 1}
-
-
-def test_discard_and_retry(kit):
-    outbox = kit.open()
-    kit.commit(outbox, kit.event("E-1"), kit.event("E-2"))
-    kit.settle(outbox, "a", 1, 2, state="parked", error="no")
-    assert outbox.retry("a") == 2
-    kit.settle(outbox, "a", 2, state="parked", error="no")
-    parked = [DeliveryState.PARKED]
-    assert outbox.change(deliveries.discard, "a", states=parked, record_id=None, now=0.0) == 1
-    assert kit.due(outbox) == [1]
-
-
-def test_state_without_rows_reports_nothing():
-    assert deliveries.snapshot(State()).totals.sinks == {}
