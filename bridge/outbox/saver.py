@@ -249,21 +249,18 @@ class Saver:
 
     def _open(self, file: Path) -> None:
         """Open the file, also again after a failure: on a read-only mount, SQLite opens it only for reading."""
+        if self._database is not None:
+            self._database.close()
+            self._database, self._print = None, fingerprint(file)  # a close may move the WAL into the file
         try:
-            database = Database(file)
+            self._database = Database(file)
         except sqlite3.Error as error:
             if not is_damage(error):
                 raise
             self._unsaved.require_new_file(_DAMAGED)
         else:
-            self._replace_database(database)
             self._accept_own_changes()
             self._measure()
-
-    def _replace_database(self, database: Database) -> None:
-        old, self._database = self._database, database
-        if old is not None:
-            old.close()
 
     def _write(self) -> bool:
         """Write what is not saved; return whether there was anything."""
@@ -286,7 +283,9 @@ class Saver:
         with self._lock:
             everything = self._state.take_everything()
         database = Database.create(self._directory, everything)
-        self._replace_database(database)
+        if self._database is not None:
+            self._database.close()
+        self._database = database
         left, self.file = self.file, database.path
         self._print = fingerprint(database.path)
         reason = self._unsaved.new_file_because
