@@ -77,7 +77,7 @@ def replace_older(state: State, sink: str, record: RecordRow, *, now: float) -> 
     """Expire the pending records of the same event: a `current_state_only` sink needs the newest record only."""
     for row in list(state.queue(sink).of_event(record.event_key)):
         if row.sequence < record.sequence:
-            state.count_event_over(sink)
+            state.count(sink, event_over=1)
             change_state(state, row, DeliveryState.EXPIRED, now=now, error="A newer record of the event replaced it.")
 
 

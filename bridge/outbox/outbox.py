@@ -213,8 +213,7 @@ class Outbox:
 
     def stored(self) -> StoredState:
         """Return what the agent knew when it last stored it."""
-        with self._lock:
-            return stored_state(self._state)
+        return self.read(stored_state)
 
     def use_vm(self, vm: VmIdentity, *, is_waiting: bool = False) -> None:
         """Use *vm* for new records without confirming the stored state; with *is_waiting*, they wait for a call."""
@@ -238,9 +237,7 @@ class Outbox:
             state.put("vm", encode(vm).decode())
             state.put("vm_boot_id", self._boot_id or None)
             self.is_trusted, self._is_waiting = True, False
-            records.route_waiting(state, self._context())
-            if self._routing is not None:
-                records.configure(state, self._context())
+            records.configure(state, self._context())
         if is_foreign:
             logger.warning("The stored state belongs to another machine. The agent starts with an empty outbox.")
         self.on_due()

@@ -221,7 +221,7 @@ def configure(state: State, context: RecordContext) -> None:
         return
     new = [name for name in routing.sinks if name not in state.sinks.rows]
     for name in new:
-        state.add_sink(name)
+        state.count(name)
     route_waiting(state, context)
     for row in deliveries.last_records_of_active(state) if new else ():
         record = row.record

@@ -134,15 +134,6 @@ class SinkQueue:
             if not of_event:
                 del self.by_event[row.event_key]
 
-    def due(self, *, after: int = 0, through: int) -> Iterator[Delivery]:
-        """Yield the pending rows with a sequence above *after* and at most *through*, urgent rows first."""
-        for sequence in self.urgent:
-            if after < sequence <= through:
-                yield self.pending[sequence]
-        for sequence, row in self.pending.items():
-            if after < sequence <= through and not row.urgent:
-                yield row
-
     def of_event(self, event_key: str) -> Iterator[Delivery]:
         """Yield the pending rows of one event in sequence."""
         for sequence in self.by_event.get(event_key, ()):
@@ -157,7 +148,13 @@ class DueRows:
 
     def __iter__(self) -> Iterator[Delivery]:
         """Yield the rows, urgent rows first, otherwise in sequence."""
-        return self._queue.due(after=self._after, through=self._through)
+        queue = self._queue
+        for sequence in queue.urgent:
+            if self._after < sequence <= self._through:
+                yield queue.pending[sequence]
+        for sequence, row in queue.pending.items():
+            if self._after < sequence <= self._through and not row.urgent:
+                yield row
 
     def of_event(self, event_key: str) -> Iterator[Delivery]:
         """Yield the rows of one event in sequence."""
@@ -184,6 +181,15 @@ class State:
         self.sinks: Table[str, SinkRow] = Table(lambda row: row.name)
         self.decisions: Table[int, StoredDecision] = Table(lambda row: row.arrival)
         self.approvals: Table[EventVersion, PendingApproval] = Table(lambda row: row.key)
+        self.tables: Mapping[str, Table[Any, Any]] = {
+            "meta": self.meta,
+            "events": self.events,
+            "records": self.records,
+            "deliveries": self.deliveries,
+            "sinks": self.sinks,
+            "decisions": self.decisions,
+            "approvals": self.approvals,
+        }
         self.queues: dict[str, SinkQueue] = {}
         self.needed_bytes = 0
         """The bytes of the bodies that a sink still needs."""
@@ -193,19 +199,6 @@ class State:
         self.loaded_through = 0
         """The last sequence of an earlier run."""
         self._new_file_because: str | None = None
-
-    @property
-    def tables(self) -> Mapping[str, Table[Any, Any]]:
-        """Return every table by its name in the file."""
-        return {
-            "meta": self.meta,
-            "events": self.events,
-            "records": self.records,
-            "deliveries": self.deliveries,
-            "sinks": self.sinks,
-            "decisions": self.decisions,
-            "approvals": self.approvals,
-        }
 
     def reset(self, reason: str) -> None:
         """Delete everything; the rest goes into a new file because of *reason*."""
@@ -302,9 +295,9 @@ class State:
         self.queue(row.sink).update(row)
         self.needed_bytes += self._needed_bytes(record)
         if before is None:
-            self._count(row.sink, accepted=1, **{row.state.value: 1})
+            self.count(row.sink, accepted=1, **{row.state.value: 1})
         elif before.state is not row.state:
-            self._count(row.sink, **{before.state.value: -1, row.state.value: 1})
+            self.count(row.sink, **{before.state.value: -1, row.state.value: 1})
         self.settle(row.sequence)
 
     def put_event(self, row: EventRow) -> None:
@@ -337,18 +330,11 @@ class State:
     def _needed_bytes(self, row: RecordRow | None) -> int:
         return len(row.body) if row is not None and self._is_needed(row) else 0
 
-    def _count(self, sink: str, **changes: int) -> None:
+    def count(self, sink: str, **changes: int) -> None:
+        """Change the totals of a sink; without *changes*, add the totals of a new sink."""
         row = self.sinks.rows.get(sink) or SinkRow(name=sink)
         values = {name: getattr(row, name) + change for name, change in changes.items()}
         self.sinks.put(msgspec.structs.replace(row, **values))
-
-    def add_sink(self, sink: str) -> None:
-        """Add the totals of a new sink."""
-        self._count(sink)
-
-    def count_event_over(self, sink: str) -> None:
-        """Count one record that a newer record of its event replaced."""
-        self._count(sink, event_over=1)
 
     # Decisions.
 
