@@ -68,6 +68,8 @@ class _Spec:
     """The columns of a table, and how a row is stored in them."""
 
     def __init__(self, name: str, row: type[Any], key: tuple[str, ...], *columns: str) -> None:
+        # msgspec crashes if two threads use a class for the first time at once. This uses the class during the import.
+        msgspec.json.Decoder(row)
         self.row, self.key, self.columns = row, key, (*key, *columns)
         self.rest = tuple(field for field in row.__struct_fields__ if field not in (*self.columns, "body"))
         """The fields that are stored as JSON."""

@@ -46,7 +46,7 @@ MOST_MB_AN_HOUR = 1.0
 ALL_SINKS = {"stdout", "webhook", "eventhubs", "eventhubs-amqp", "otlp", "command", "apprise"}
 #: After the burn-in, until what has gathered at the slowest sink is gone.
 SETTLE_SECONDS = 60.0
-#: Nobody is told of an event that was over before the sink's turn came: they start a process, or wait their turn.
+#: These sinks start a process or wait their turn, so an event that ends before their turn is not sent.
 SKIPPING = {"command", "apprise"}
 LISTENS = re.compile(r'"listen":"([^"]+)"')
 
