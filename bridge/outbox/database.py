@@ -39,6 +39,8 @@ from bridge.outbox.state import OLDEST_SEQUENCE, Changes
 KEPT_GENERATIONS = 2
 """Older files that are kept."""
 _FILE_NAME = re.compile(r"outbox-([1-9][0-9]{0,17})\.db")
+_NOT_REPEATED = ("event_key", "body")
+"""Values of a record that its deliveries do not repeat."""
 _SCHEMA_VERSION = 1
 HISTORY_STEP = 500
 """The number of records that are deleted at once, so that no save takes long."""
@@ -71,7 +73,7 @@ class _Spec:
         # msgspec crashes if two threads use a class for the first time at once. This uses the class during the import.
         msgspec.json.Decoder(row)
         self.row, self.key, self.columns = row, key, (*key, *columns)
-        self.rest = tuple(field for field in row.__struct_fields__ if field not in (*self.columns, "body"))
+        self.rest = tuple(field for field in row.__struct_fields__ if field not in (*self.columns, *_NOT_REPEATED))
         """The fields that are stored as JSON."""
         body = ("body",) if row is RecordRow else ()
         self.stored = (*self.columns, *(("rest",) if self.rest else ()), *body)

@@ -291,7 +291,9 @@ def import_rows(state: State, rows: Mapping[str, Iterable[Any]], known: Collecti
     for place, row in enumerate(sorted(new, key=_place), first):
         state.put_record(msgspec.structs.replace(row, sequence=place, is_routed=True))
         for delivery in wanted[row.sequence]:
-            state.put_delivery(msgspec.structs.replace(delivery, sequence=place, body=row.body))
+            state.put_delivery(
+                msgspec.structs.replace(delivery, sequence=place, event_key=row.event_key, body=row.body)
+            )
     holds = [row for row in rows.get("decisions", ()) if row.state is DecisionStage.ON_HOLD]
     approvals.keep_decisions(state, holds, created_at=0.0)
     return len(new)

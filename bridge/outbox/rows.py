@@ -89,7 +89,6 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     sink: str
     sequence: int
     state: DeliveryState
-    event_key: str
     urgent: bool
     not_before: float | None
     """Unix seconds."""
@@ -99,8 +98,9 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     error: str | None = None
     changed_at: float
     """Unix seconds."""
+    event_key: str = ""
     body: bytes = b""
-    """The body of the record. A row of the file does not repeat it."""
+    """The body of the record. The file does not repeat the body and the event key for each sink."""
 
     @cached_property
     def record(self) -> TransitionRecord:

@@ -66,6 +66,11 @@ class Table(Generic[K, R]):
         self.rows = {self._key_of(row): row for row in rows}
         self._changed = {}
 
+    @property
+    def has_changed(self) -> bool:
+        """Return whether there are changes since the last call of `take`."""
+        return bool(self._changed)
+
     def take(self) -> dict[K, R | None]:
         """Return the changes since the last call: None marks a deleted row."""
         changed, self._changed = self._changed, {}
@@ -241,7 +246,8 @@ class State:
 
     def take_changes(self) -> Changes:
         """Return all changes since the last call."""
-        self.put(OLDEST_SEQUENCE, str(min(self.records.rows, default=self.next_sequence)))
+        if self.records.has_changed:  # an older value is also right, and costs no page
+            self.put(OLDEST_SEQUENCE, str(min(self.records.rows, default=self.next_sequence)))
         tables = {name: table.take() for name, table in self.tables.items()}
         reason, self._new_file_because = self._new_file_because, None
         return Changes(version=self.version, tables=tables, new_file_because=reason)
