@@ -48,7 +48,12 @@ _PAGE_BYTES = 1024
 _CHECKPOINT_PAGES = 1000
 #: On a small volume, the WAL is moved into the file when it takes this share of the volume.
 _WAL_SHARE = 1 / 8
-_TEXTS = {"SQLITE_CORRUPT": "malformed", "SQLITE_NOTADB": "not a database", "SQLITE_FULL": "is full"}
+_TEXTS = {
+    "SQLITE_CORRUPT": "malformed",
+    "SQLITE_NOTADB": "not a database",
+    "SQLITE_FULL": "is full",
+    "SQLITE_READONLY": "readonly",
+}
 
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -155,6 +160,11 @@ def is_full(error: Exception) -> bool:
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
     return _is(error, "SQLITE_FULL")
+
+
+def is_read_only(error: Exception) -> bool:
+    """Return whether *error* reports a file that is open only for reading."""
+    return _is(error, "SQLITE_READONLY")
 
 
 def _is(error: Exception, name: str) -> bool:

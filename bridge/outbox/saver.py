@@ -30,6 +30,7 @@ from bridge.outbox.database import (
     follows,
     is_damage,
     is_full,
+    is_read_only,
     older_generations,
     read_newest,
     size_of,
@@ -244,14 +245,11 @@ class Saver:
             return
         if fingerprint(self.file) != self._print:
             self._unsaved.require_new_file(_CHANGED)
-        elif self._database is None or self._failure is not None:
+        elif self._database is None:
             self._open(self.file)
 
     def _open(self, file: Path) -> None:
-        """Open the file, also again after a failure: on a read-only mount, SQLite opens it only for reading."""
-        if self._database is not None:
-            self._database.close()
-            self._database, self._print = None, fingerprint(file)  # a close may move the WAL into the file
+        """Open the file; require a new file if it is damaged."""
         try:
             self._database = Database(file)
         except sqlite3.Error as error:
@@ -331,6 +329,15 @@ class Saver:
             self._accept_own_changes()
             if is_full(error) and self._free_space():
                 logger.warning("The disk is full: an older file or delivered records were deleted early.")
+            if is_read_only(error):
+                self._close_database()
+
+    def _close_database(self) -> None:
+        """Close the file. On a read-only mount, SQLite opens it only for reading, so the next attempt opens it again."""
+        database, self._database = self._database, None
+        if database is not None:
+            database.close()
+            self._print = fingerprint(database.path)  # a close can move the WAL into the file
 
     def _accept_own_changes(self) -> None:
         """Accept the file as this thread left it, unless it cannot be the result of this thread's writes."""
