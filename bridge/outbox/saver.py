@@ -333,7 +333,7 @@ class Saver:
                 self._close_database()
 
     def _close_database(self) -> None:
-        """Close the file. On a read-only mount, SQLite opens it only for reading, so the next attempt opens it again."""
+        """Close the file for the next attempt to open it: on a read-only mount, SQLite opens it only for reading."""
         database, self._database = self._database, None
         if database is not None:
             database.close()
