@@ -64,32 +64,3 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True):
 
 #: The machine's own clocks.
 REAL_CLOCK = Clock()
-
-
-class AgeClock:
-    """The time by which records age: the wall clock at the start plus the monotonic time since then.
-
-    A wall clock that is set an hour ahead therefore makes no record an hour older.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._offset = clock.timestamp() - clock.monotonic()
-
-    def timestamp(self) -> float:
-        """Return it in Unix seconds."""
-        return self._clock.monotonic() + self._offset
-
-    @property
-    def step_seconds(self) -> float:
-        """Return how far the wall clock is ahead of this clock; negative if it was set back."""
-        return self._clock.timestamp() - self.timestamp()
-
-    def at(self, wall_seconds: float) -> float:
-        """Return the time of this clock when the wall clock showed *wall_seconds*, before or after its last step.
-
-        Of the two, this is the later one that is not in the future, because records that are too old expire.
-        """
-        now = self.timestamp()
-        times = (wall_seconds, wall_seconds - self.step_seconds)
-        return max((moment for moment in times if moment <= now), default=now)

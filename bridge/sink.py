@@ -146,8 +146,7 @@ class SinkConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_batch: int = 1
     """The most records in one send."""
     max_age_seconds: float | None = None
-    """Give up on a record so many seconds after it was observed (expired, counted); a clock that is set while the agent
-    runs makes none older. Default: never."""
+    """Give up on a record so many seconds after it was observed (expired, counted). Default: never."""
     heartbeat: bool = False
     """Also send heartbeats."""
 

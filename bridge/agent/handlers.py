@@ -108,7 +108,6 @@ class Requests:
             file=outbox.saver.file,
             used_bytes=outbox.saver.used_bytes,
             readiness=readiness,
-            ages_now=None if readiness is None else outbox.totals()[1],
             active_event_ids=outbox.active_event_ids,
         )
 
@@ -203,7 +202,6 @@ def _status(
     file: Path | None,
     used_bytes: int | None = None,
     readiness: Readiness | None = None,
-    ages_now: float | None = None,
     active_event_ids: tuple[str, ...] | None = None,
 ) -> StatusAnswer:
     others: tuple[Path, ...] = ()
@@ -212,7 +210,6 @@ def _status(
     return StatusAnswer(
         readiness=readiness,
         **{name: getattr(snapshot, name) for name in Snapshot.__struct_fields__},
-        ages_now=ages_now,
         active_event_ids=active_event_ids,
         file=None if file is None else file.name,
         older_files=tuple(path.name for path in others),
@@ -270,12 +267,10 @@ def _in_time(records: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]
 def _list(state: State, request: OutboxList) -> OutboxPage:
     rows: list[OutboxRow] = []
     size = 0
-    for row in deliveries.needed_records(state, request.sink, request.states):
+    for row in deliveries.needed_records(state, request.sink, request.states, record_id=request.record_id):
         if request.after is not None and (row.sink, row.sequence) <= request.after:
             continue
         record = state.records.rows[row.sequence]
-        if request.record_id not in (None, record.id):
-            continue
         if len(rows) >= max(request.limit, 1) or size > PAGE_BYTES:
             return OutboxPage(rows=tuple(rows), next_after=(rows[-1].sink, rows[-1].sequence))
         rows.append(_outbox_row(row, record.record))

@@ -134,7 +134,7 @@ class Parts:
 
     def pending(self) -> Mapping[str, int]:
         """Return the number of pending records of each sink."""
-        return {name: row.pending for name, row in self.outbox.totals()[0].sinks.items()}
+        return {name: row.pending for name, row in self.outbox.totals().sinks.items()}
 
     @property
     def loop_watches(self) -> Mapping[str, LoopWatch]:

@@ -41,8 +41,6 @@ class StatusAnswer(Snapshot, frozen=True, kw_only=True):
     """None without an agent."""
     active_event_ids: tuple[str, ...] | None = None
     """The EventIds of the tracked document, as in a record. None without an agent, and while they are unknown."""
-    ages_now: float | None
-    """The time by which records age; None without an agent."""
     file: str | None
     """The file of the current generation."""
     older_files: tuple[str, ...]

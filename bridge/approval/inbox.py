@@ -23,7 +23,7 @@ from bridge.events.event import VmIdentity
 from bridge.events.record import Verdict
 from bridge.logs import ThrottledLog
 from bridge.outbox import approvals
-from bridge.outbox.approvals import MOST_OPEN_DECISIONS, GivenUp, KeepResult
+from bridge.outbox.approvals import MOST_OPEN_DECISIONS, KeepResult
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.rows import StoredDecision
 
@@ -36,11 +36,8 @@ _RETRY_SECONDS, _RETRY_SECONDS_PER_TOKEN = 1.0, 0.005
 _NOT_KEPT = {
     KeepResult.REPLAYED: (RefusalReason.REPLAYED, "Its jti was used for another decision."),
     KeepResult.TOO_OLD: (RefusalReason.ISSUED_BEFORE_THIS_OUTBOX, "It was issued before the outbox was created."),
-    KeepResult.SURPLUS: (
-        RefusalReason.SUPERSEDED,
-        f"Its key has more than {MOST_OPEN_DECISIONS:,} open decisions.",
-    ),
 }
+_SURPLUS = f"Its key has more than {MOST_OPEN_DECISIONS:,} open decisions."
 
 
 class _Wait(Enum):
@@ -160,9 +157,9 @@ class DecisionInbox:
             refusals += [
                 _not_kept(decision, *_NOT_KEPT[result])
                 for decision, result in zip(decisions, results, strict=True)
-                if result in _NOT_KEPT and result is not KeepResult.SURPLUS
+                if result in _NOT_KEPT
             ]
-            refusals += [_not_kept(each, *_NOT_KEPT[each.why]) for each in given_up]
+            refusals += [_not_kept(each, RefusalReason.SUPERSEDED, _SURPLUS) for each in given_up]
             if not self._outbox.wait_saved(_SAVE_SECONDS):
                 waits.update((each.token or "", _Wait.UNKEPT) for each in decisions)
         return refusals, waits
@@ -223,7 +220,7 @@ def _refusal(refused: RefusedDecision) -> Refusal:
     )
 
 
-def _not_kept(decision: StoredDecision | GivenUp, reason: RefusalReason, why: str) -> Refusal:
+def _not_kept(decision: StoredDecision, reason: RefusalReason, why: str) -> Refusal:
     return Refusal(
         reason=reason,
         message=f"The decision {decision.decision_id} signed by {decision.approver} does not count. {why}",

@@ -11,6 +11,7 @@ import logging
 import math
 import threading
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
@@ -20,6 +21,7 @@ from bridge.errors import RefusalReason
 from bridge.events.event import Document, Incarnation
 from bridge.events.record import Approval, Transition, TransitionRecord
 from bridge.metrics.metrics import Metrics
+from bridge.outbox import approvals
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.rows import ApprovalRecord
 
@@ -59,14 +61,14 @@ class ApprovalRecorder:
     def write(self, evaluation: Evaluation, stream_id: str, incarnation: Incarnation) -> None:
         """Write *evaluation* and its records in one change."""
         self.refuse(evaluation.refusals)
-        written = self._outbox.write_approvals(
-            stream_id,
-            pending=evaluation.approvals,
+        store = partial(
+            approvals.write_changes,
+            stream_id=stream_id,
+            approvals=evaluation.approvals,
             decisions=evaluation.decisions,
-            outcomes=[*evaluation.records, *self._due()],
-            incarnation=incarnation,
         )
-        self._report(written)
+        outcomes = [*evaluation.records, *self._due()]
+        self._report(self._outbox.append_outcomes(outcomes, incarnation=incarnation, first=store))
 
     def write_refusals(self, incarnation: Incarnation) -> None:
         """Write the records of refusals that are due."""

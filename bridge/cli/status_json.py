@@ -180,7 +180,6 @@ def _sinks(answer: StatusAnswer, configuration: ConfigurationReport, now: dateti
     """Yield the configured sinks in their order, then the other sinks of the outbox."""
     totals, configured = answer.totals, configuration.sinks
     live = {} if answer.readiness is None else answer.readiness.sinks
-    ages_now = now.timestamp() if answer.ages_now is None else answer.ages_now
     for name in dict.fromkeys([*(configured or ()), *totals.sinks]):
         row, error = totals.sinks.get(name) or SinkRow(name=name), answer.last_errors.get(name)
         oldest_at = totals.oldest_pending_at.get(name)
@@ -188,7 +187,7 @@ def _sinks(answer: StatusAnswer, configuration: ConfigurationReport, now: dateti
             name=name,
             configured=None if configured is None else name in configured,
             **{total: getattr(row, total) for total in _TOTALS},
-            oldest_pending_seconds=0.0 if oldest_at is None else round(max(ages_now - oldest_at, 0.0), 3),
+            oldest_pending_seconds=0.0 if oldest_at is None else round(max(now.timestamp() - oldest_at, 0.0), 3),
             last_error=None if error is None else error.message,
             last_error_at=None if error is None else _time(error.at),
             needs_attention=live[name].needs_attention if name in live else None,

@@ -16,8 +16,6 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import msgspec
-
 from bridge.clock import REAL_CLOCK, Clock, parse_time
 from bridge.delivery.batcher import Batching, new_rows, next_batch
 from bridge.delivery.refresher import find_refreshes, send_again
@@ -30,7 +28,7 @@ from bridge.metrics.metrics import SinkMetrics
 from bridge.outbox import deliveries
 from bridge.outbox.deliveries import DeliveryResult
 from bridge.outbox.outbox import Outbox
-from bridge.outbox.rows import Delivery, DeliveryState, PendingDelivery
+from bridge.outbox.rows import Delivery, DeliveryState
 from bridge.outbox.state import DueRows
 from bridge.sink import AttestedTokens, Sink, SinkConfig
 from bridge.system.threads import LoopWatch
@@ -87,7 +85,7 @@ class DeliveryWorker:
         every_seconds = sink_class.refresh_seconds(config)
         # An announcement reaches all VMs of a fleet in the same second. Their refreshes must not.
         self._refresh_seconds = None if every_seconds is None else every_seconds * (1 - _SPREAD_SHARE * clock.random())
-        totals = outbox.totals()[0].sinks.get(config.name)
+        totals = outbox.totals().sinks.get(config.name)
         self._refusals = Refusals(accepted_under=None if totals is None else totals.accepted_under)
         self._report = ThrottledLog(logger, clock=clock)
         self._woken = threading.Event()
@@ -96,7 +94,7 @@ class DeliveryWorker:
         """While the sink has trouble, the newest record that the schedule was notified about."""
         self._expired_at = float("-inf")
         self._send_began_at = 0.0
-        self._in_flight: tuple[list[PendingDelivery], SendMode] | None = None
+        self._in_flight: tuple[list[Delivery], SendMode] | None = None
         self._stop_at: float | None = None
         self._is_over = False
         self._thread = threading.Thread(target=self._run, name=f"delivery:{config.name}", daemon=True)
@@ -214,7 +212,7 @@ class DeliveryWorker:
             ahead = None if row.not_before is None else row.not_before - wall
             self._schedule.record_arrived(row.event_key, now, urgent=row.urgent, seconds_to_not_before=ahead)
 
-    def _select(self, now: float) -> tuple[SendMode, list[PendingDelivery], list[PendingDelivery]]:
+    def _select(self, now: float) -> tuple[SendMode, list[Delivery], list[Delivery]]:
         """Return the mode, the rows of the next request, and the rows that probably follow."""
         while (mode := self._schedule.mode(now)) is not SendMode.WAIT:
             fresh_event = self._schedule.take_fresh() if mode is SendMode.FRESH else None
@@ -269,17 +267,9 @@ class DeliveryWorker:
 
     # Sending.
 
-    def _send(
-        self, thread: SinkThread, batch: list[PendingDelivery], following: list[PendingDelivery], mode: SendMode
-    ) -> None:
-        unreadable = [row for row in (*batch, *following) if not _is_record(row)]
-        if unreadable:
-            self._store(unreadable, DeliveryState.PARKED, "The row is not a record.")
-            extra = {"sink": self.name, "sequences": [row.sequence for row in unreadable]}
-            logger.error("Rows of the outbox are not records and were parked.", extra=extra)
-            return
+    def _send(self, thread: SinkThread, batch: list[Delivery], following: list[Delivery], mode: SendMode) -> None:
         if not self._schedule.is_troubled:
-            self._seen_through = self._outbox.last_sequence
+            self._seen_through = self._outbox.read(lambda state: state.next_sequence) - 1
         self._send_began_at, self._in_flight = self._clock.monotonic(), (batch, mode)
         outcome: bool | DeliveryRejected | DeliveryFailed
         try:
@@ -302,7 +292,7 @@ class DeliveryWorker:
 
     def _store(
         self,
-        rows: Sequence[PendingDelivery],
+        rows: Sequence[Delivery],
         state: DeliveryState | None,
         error: str | None = None,
         *,
@@ -311,7 +301,7 @@ class DeliveryWorker:
         results = [DeliveryResult(sequence=row.sequence, state=state, error=error) for row in rows]
         self._outbox.record_results(self.name, results, accepted_under=accepted_under)
 
-    def _delivered(self, batch: list[PendingDelivery], *, under: str | None) -> None:
+    def _delivered(self, batch: list[Delivery], *, under: str | None) -> None:
         """Store that *batch* is delivered. *under* is the configuration; None: the sink made no request."""
         is_first = under is not None and self._refusals.accepted([row.sequence for row in batch], under=under)
         self._store(batch, DeliveryState.DELIVERED, accepted_under=under if is_first else None)
@@ -332,7 +322,7 @@ class DeliveryWorker:
             self._metrics.set_needs_attention(needed=False)
         self._report.recovered(self.name, "The sink responds again.", sink=self.name)
 
-    def _rejected(self, batch: list[PendingDelivery], mode: SendMode, error: DeliveryRejected, *, under: str) -> None:
+    def _rejected(self, batch: list[Delivery], mode: SendMode, error: DeliveryRejected, *, under: str) -> None:
         events = {row.sequence: row.event_key for row in batch}
         if error.may_be_endpoint and self._refusals.are_about_endpoint(events, under=under):
             failed = DeliveryFailed(str(error), needs_attention=True, reason=error.reason)
@@ -356,9 +346,7 @@ class DeliveryWorker:
         self._batching.alone |= {row.sequence for row in batch} - {row.sequence for row in refused}
         self._responded([row.event_key for row in batch])
 
-    def _failed(
-        self, batch: list[PendingDelivery], mode: SendMode, error: DeliveryFailed, *, next_step: str = ""
-    ) -> None:
+    def _failed(self, batch: list[Delivery], mode: SendMode, error: DeliveryFailed, *, next_step: str = "") -> None:
         """Store and log the failure, delay the failed events, and pause the sink if it is at fault."""
         self._store(batch, None, str(error)[:_REASON_CHARACTERS])
         self._note_failure(error, next_step=next_step)
@@ -394,10 +382,3 @@ class DeliveryWorker:
             next_step = "Nothing is sent until `outbox retry` or a restart."
         reason = str(error)[:_REASON_CHARACTERS]
         self._report.problem(self.name, level, f"Sending failed: {reason} {next_step}".rstrip(), sink=self.name)
-
-
-def _is_record(row: PendingDelivery) -> bool:
-    try:
-        return row.record is not None
-    except msgspec.MsgspecError:
-        return False

@@ -130,10 +130,9 @@ class HealthReporter:
     def outbox(self) -> OutboxReading:
         """Return the totals and the size of the outbox."""
         outbox = self._outbox
-        totals, ages_now = outbox.totals()
         return OutboxReading(
-            totals=totals,
-            ages_now=ages_now,
+            totals=outbox.totals(),
+            now=outbox.clock.timestamp(),
             configured=frozenset(self._sinks()),
             used_bytes=outbox.saver.used_bytes,
             max_bytes=outbox.max_bytes,

@@ -32,8 +32,8 @@ class OutboxReading(msgspec.Struct, frozen=True, kw_only=True):
 
     totals: OutboxTotals
     """The totals of every sink, from one moment."""
-    ages_now: float
-    """The time by which records age, in Unix seconds."""
+    now: float
+    """Unix seconds."""
     configured: frozenset[str] = frozenset()
     """The configured sinks. The outbox may have others."""
     used_bytes: int = 0
@@ -44,7 +44,7 @@ class OutboxReading(msgspec.Struct, frozen=True, kw_only=True):
 
     def oldest_pending_seconds(self, sink: str) -> float:
         """Return the age of the oldest pending record of *sink*; 0 without one."""
-        return max(self.ages_now - self.totals.oldest_pending_at.get(sink, self.ages_now), 0.0)
+        return max(self.now - self.totals.oldest_pending_at.get(sink, self.now), 0.0)
 
 
 OutboxReader = Callable[[], OutboxReading]

@@ -48,17 +48,6 @@ class KeepResult(Enum):
     """Its jti was used for another decision."""
     TOO_OLD = "too_old"
     """It was issued before this outbox was created."""
-    SURPLUS = "surplus"
-    """Its key has too many open decisions."""
-
-
-class GivenUp(msgspec.Struct, frozen=True, kw_only=True):
-    """An open decision that was closed because of a limit."""
-
-    approver: str
-    decision_id: str
-    event_id: str
-    why: KeepResult
 
 
 def read_state(state: State) -> ApprovalState:
@@ -101,7 +90,7 @@ def token_digests(state: State, arrivals: Iterable[int]) -> tuple[str, ...]:
 
 def keep_decisions(
     state: State, decisions: Sequence[StoredDecision], *, created_at: float
-) -> tuple[list[KeepResult], list[GivenUp]]:
+) -> tuple[list[KeepResult], list[StoredDecision]]:
     """Store the new ones among *decisions*.
 
     Return a result for each, and the decisions, old or new, that a limit closed. An approval that was issued before
@@ -125,25 +114,21 @@ def _keep(state: State, decision: StoredDecision) -> KeepResult:
     return KeepResult.NEW
 
 
-def _close_surplus(state: State, source: str, approver: str, kid: str | None) -> list[GivenUp]:
+def _close_surplus(state: State, source: str, approver: str, kid: str | None) -> list[StoredDecision]:
     """Close the oldest open approvals of a key above the limit, and then its oldest holds."""
     of_key = [
         each for each in open_decisions(state) if (each.source, each.approver, each.kid) == (source, approver, kid)
     ]
     surplus = sorted(of_key, key=lambda each: (each.verdict is Verdict.HOLD, each.issued_at))
     surplus = surplus[: max(len(of_key) - MOST_OPEN_DECISIONS, 0)]
-    refused = DecisionStage.REFUSED
     update_decisions(
         state,
         [
-            DecisionUpdate(arrival=each.arrival, state=refused, outcome="superseded", message=_SURPLUS)
+            DecisionUpdate(arrival=each.arrival, state=DecisionStage.REFUSED, outcome="superseded", message=_SURPLUS)
             for each in surplus
         ],
     )
-    return [
-        GivenUp(approver=each.approver, decision_id=each.decision_id, event_id=each.event_id, why=KeepResult.SURPLUS)
-        for each in surplus
-    ]
+    return surplus
 
 
 def keep_overruling(state: State, decision: StoredDecision, overruled: Collection[int]) -> tuple[StoredDecision, ...]:

@@ -10,21 +10,23 @@ searches by, and the other values as JSON in the column ``rest``.
 
 from __future__ import annotations
 
+import errno
+import math
 import os
 import re
 import shutil
 import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
-from enum import Enum
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from bridge.events.record import decode_record
 from bridge.outbox.rows import (
+    NEEDED,
     Delivery,
-    DeliveryState,
     EventRow,
     MetaRow,
     PendingApproval,
@@ -37,20 +39,27 @@ from bridge.outbox.state import OLDEST_SEQUENCE, Changes
 KEPT_GENERATIONS = 2
 """Older files that are kept."""
 _FILE_NAME = re.compile(r"outbox-([1-9][0-9]{0,17})\.db")
+_NOT_REPEATED = ("event_key", "body")
+"""Values of a record that its deliveries do not repeat."""
 _SCHEMA_VERSION = 1
+HISTORY_STEP = 500
+"""The number of records that are deleted at once, so that no save takes long."""
 _PAGE_BYTES = 1024
 _CHECKPOINT_PAGES = 1000
 #: On a small volume, the WAL is moved into the file when it takes this share of the volume.
 _WAL_SHARE = 1 / 8
-#: These tables are read from the oldest record that is not history.
-_BY_SEQUENCE = ("records", "deliveries")
-_DAMAGE = frozenset({"SQLITE_CORRUPT", "SQLITE_NOTADB"})
+_TEXTS = {
+    "SQLITE_CORRUPT": "malformed",
+    "SQLITE_NOTADB": "not a database",
+    "SQLITE_FULL": "is full",
+    "SQLITE_READONLY": "readonly",
+}
 
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE events (key TEXT PRIMARY KEY, ended_at REAL, rest TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE records (sequence INTEGER PRIMARY KEY, id TEXT NOT NULL, event_key TEXT NOT NULL,
-  observed_at REAL NOT NULL, is_history INTEGER NOT NULL DEFAULT 0, rest TEXT NOT NULL, body TEXT NOT NULL);
+  observed_at REAL NOT NULL, is_routed INTEGER NOT NULL, rest TEXT NOT NULL, body TEXT NOT NULL);
 CREATE TABLE deliveries (sequence INTEGER NOT NULL, sink TEXT NOT NULL, state TEXT NOT NULL, attempts INTEGER NOT NULL,
   error TEXT, rest TEXT NOT NULL, PRIMARY KEY (sequence, sink)) WITHOUT ROWID;
 CREATE TABLE sinks (name TEXT PRIMARY KEY, rest TEXT NOT NULL) WITHOUT ROWID;
@@ -62,42 +71,52 @@ PRAGMA user_version = 1;
 """
 
 
-class _Spec(msgspec.Struct, frozen=True, kw_only=True):
-    """How rows of one class are stored."""
+class _Spec:
+    """The columns of a table, and how a row is stored in them."""
 
-    row: type[msgspec.Struct]
-    key: tuple[str, ...]
-    columns: tuple[str, ...]
-    has_rest: bool = True
+    def __init__(self, name: str, row: type[Any], key: tuple[str, ...], *columns: str) -> None:
+        # msgspec crashes if two threads use a class for the first time at once. This uses the class during the import.
+        msgspec.json.Decoder(row)
+        self.row, self.key, self.columns = row, key, (*key, *columns)
+        self.rest = tuple(field for field in row.__struct_fields__ if field not in (*self.columns, *_NOT_REPEATED))
+        """The fields that are stored as JSON."""
+        body = ("body",) if row is RecordRow else ()
+        self.stored = (*self.columns, *(("rest",) if self.rest else ()), *body)
+        """All columns that a row fills."""
+        marks = ", ".join("?" * len(self.stored))
+        self.put = f"INSERT OR REPLACE INTO {name} ({', '.join(self.stored)}) VALUES ({marks})"  # noqa: S608
+        self.delete = f"DELETE FROM {name} WHERE {' AND '.join(f'{column} = ?' for column in key)}"  # noqa: S608
 
-    @property
-    def rest(self) -> tuple[str, ...]:
-        """Return the fields that are stored as JSON."""
-        return tuple(name for name in self.row.__struct_fields__ if name not in self.columns and name != "body")
+    def encode(self, row: Any) -> list[Any]:
+        """Return the values of *row* for `put`."""
+        values = [getattr(row, field) for field in self.columns]
+        if self.rest:
+            values.append(msgspec.json.encode({field: getattr(row, field) for field in self.rest}).decode())
+        if isinstance(row, RecordRow):
+            values.append(row.body.decode())
+        return values
 
-    @property
-    def stored(self) -> tuple[str, ...]:
-        """Return the names of all columns that a row fills."""
-        rest = ("rest",) if self.has_rest else ()
-        return (*self.columns, *rest, *(("body",) if self.row is RecordRow else ()))
+    def decode(self, values: Sequence[Any]) -> Any:
+        """Return the row with these *values*; raises an error if they are damaged."""
+        plain = dict(zip(self.stored, values, strict=True))
+        plain |= msgspec.json.decode(plain.pop("rest")) if self.rest else {}
+        if self.row is not RecordRow:
+            return msgspec.convert(plain, self.row)
+        if decode_record(plain["body"]).id != plain["id"]:
+            raise ValueError(plain["id"])
+        return RecordRow(**{**plain, "is_routed": bool(plain["is_routed"]), "body": plain["body"].encode()})
 
 
 _SPECS = {
-    "meta": _Spec(row=MetaRow, key=("key",), columns=("key", "value"), has_rest=False),
-    "events": _Spec(row=EventRow, key=("key",), columns=("key", "ended_at")),
-    "records": _Spec(row=RecordRow, key=("sequence",), columns=("sequence", "id", "event_key", "observed_at")),
-    "deliveries": _Spec(
-        row=Delivery, key=("sequence", "sink"), columns=("sequence", "sink", "state", "attempts", "error")
-    ),
-    "sinks": _Spec(row=SinkRow, key=("name",), columns=("name",)),
+    "meta": _Spec("meta", MetaRow, ("key",), "value"),
+    "events": _Spec("events", EventRow, ("key",), "ended_at"),
+    "deliveries": _Spec("deliveries", Delivery, ("sequence", "sink"), "state", "attempts", "error"),
+    "records": _Spec("records", RecordRow, ("sequence",), "id", "event_key", "observed_at", "is_routed"),
+    "sinks": _Spec("sinks", SinkRow, ("name",)),
     "decisions": _Spec(
-        row=StoredDecision,
-        key=("arrival",),
-        columns=("arrival", "source", "approver", "decision_id", "event_id", "verdict", "state"),
+        "decisions", StoredDecision, ("arrival",), "source", "approver", "decision_id", "event_id", "verdict", "state"
     ),
-    "approvals": _Spec(
-        row=PendingApproval, key=("event_id", "event_digest"), columns=("event_id", "event_digest", "state")
-    ),
+    "approvals": _Spec("approvals", PendingApproval, ("event_id", "event_digest"), "state"),
 }
 
 
@@ -131,18 +150,26 @@ def generations(directory: Path) -> dict[int, Path]:
     return dict(sorted(found.items(), reverse=True))
 
 
-def is_damage(error: sqlite3.Error) -> bool:
+def is_damage(error: Exception) -> bool:
     """Return whether *error* reports a damaged file."""
-    return _error_name(error) in _DAMAGE or "malformed" in str(error) or "not a database" in str(error)
+    return _is(error, "SQLITE_CORRUPT") or _is(error, "SQLITE_NOTADB")
 
 
-def is_full(error: sqlite3.Error) -> bool:
+def is_full(error: Exception) -> bool:
     """Return whether *error* reports a full disk."""
-    return _error_name(error) == "SQLITE_FULL" or "is full" in str(error)
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return _is(error, "SQLITE_FULL")
 
 
-def _error_name(error: sqlite3.Error) -> str:
-    return str(getattr(error, "sqlite_errorname", ""))  # Python 3.10 has no such attribute
+def is_read_only(error: Exception) -> bool:
+    """Return whether *error* reports a file that is open only for reading."""
+    return _is(error, "SQLITE_READONLY")
+
+
+def _is(error: Exception, name: str) -> bool:
+    found = getattr(error, "sqlite_errorname", "")  # Python 3.10 reports only the text
+    return isinstance(error, sqlite3.Error) and (name in found or _TEXTS[name] in str(error))
 
 
 # Reading.
@@ -176,13 +203,23 @@ def read_file(path: Path) -> Loaded | None:
         if not _is_complete(connection):
             return None
         missing: dict[str, int | None] = {}
-        rows = {name: _read_table(connection, name, missing) for name in _SPECS if name not in _BY_SEQUENCE}
-        oldest = next((int(row.value) for row in rows["meta"] if row.key == OLDEST_SEQUENCE), None)
-        for name in _BY_SEQUENCE:
-            rows[name] = _read_table(connection, name, missing, oldest=oldest)
-        in_memory = {row.sequence for row in rows["records"]}
-        rows["deliveries"] = [row for row in rows["deliveries"] if row.sequence in in_memory]
+        rows: dict[str, list[Any]] = {}
+        for name in _SPECS:
+            rows[name] = _read_table(connection, name, missing, *_without_history(name, rows))
         return Loaded(rows=rows, file=path, fingerprint=found, missing=missing)
+
+
+def _without_history(name: str, rows: Mapping[str, list[Any]]) -> tuple[str, tuple[Any, ...]]:
+    """Return the condition for rows that are not history, and its values, from the tables that are read before."""
+    if name not in ("deliveries", "records"):
+        return "", ()
+    oldest = next((int(row.value) for row in rows["meta"] if row.key == OLDEST_SEQUENCE), -(2**62))
+    if name == "deliveries":
+        return "WHERE sequence >= ?", (oldest,)
+    needed = {row.sequence for row in rows["deliveries"] if row.state in NEEDED}
+    needed.update(sequence for event in rows["events"] for sequence in event.references)
+    where = "WHERE sequence >= ? AND (NOT is_routed OR sequence IN (SELECT value FROM json_each(?)))"
+    return where, (oldest, msgspec.json.encode(needed).decode())
 
 
 def connect_read_only(path: Path) -> sqlite3.Connection:
@@ -212,7 +249,7 @@ def _is_complete(connection: sqlite3.Connection) -> bool:
 
 
 def _read_table(
-    connection: sqlite3.Connection, name: str, missing: dict[str, int | None], *, oldest: int | None = None
+    connection: sqlite3.Connection, name: str, missing: dict[str, int | None], where: str, values: tuple[Any, ...]
 ) -> list[Any]:
     """Read a table from its first row up to the damage, and from its last row back to the damage."""
     spec = _SPECS[name]
@@ -220,17 +257,14 @@ def _read_table(
     bad = 0
     is_whole = True
     for order in ("ASC", "DESC"):
-        where = _where(name, oldest)
         by = ", ".join(f"{column} {order}" for column in spec.key)
         query = f"SELECT {', '.join(spec.stored)} FROM {name} {where} ORDER BY {by}"  # noqa: S608
         try:
-            for values in connection.execute(query):
+            for row in connection.execute(query, values):
                 try:
-                    row = _decode(spec, values)
+                    rows[row[: len(spec.key)]] = spec.decode(row)
                 except (msgspec.MsgspecError, ValueError, TypeError, AttributeError):
                     bad += 1
-                else:
-                    rows[tuple(getattr(row, column) for column in spec.key)] = row
         except sqlite3.DatabaseError as error:
             if not is_damage(error):
                 raise
@@ -238,45 +272,11 @@ def _read_table(
         else:
             break
     if bad or not is_whole:
-        missing[name] = bad if is_whole else _count_missing(connection, name, len(rows), oldest)
+        missing[name] = bad if is_whole else None
+        with suppress(sqlite3.Error):
+            (count,) = connection.execute(f"SELECT count(*) FROM {name} {where}", values).fetchone()  # noqa: S608
+            missing[name] = count - len(rows)
     return [rows[key] for key in sorted(rows)]
-
-
-def _where(name: str, oldest: int | None) -> str:
-    """Return the condition that leaves out history, without an index that every save would have to write."""
-    conditions = ["is_history = 0"] if name == "records" else []
-    if name in _BY_SEQUENCE and oldest is not None:
-        conditions.append(f"sequence >= {oldest}")
-    return f"WHERE {' AND '.join(conditions)}" if conditions else ""
-
-
-def _count_missing(connection: sqlite3.Connection, name: str, found: int, oldest: int | None) -> int | None:
-    with suppress(sqlite3.Error):
-        (count,) = connection.execute(f"SELECT count(*) FROM {name} {_where(name, oldest)}").fetchone()  # noqa: S608
-        return int(count) - found if name != "deliveries" else None
-    return None
-
-
-class _Body(msgspec.Struct):
-    """What proves that a body is whole: JSON with the id of the row."""
-
-    id: str
-
-
-_decode_body = msgspec.json.Decoder(_Body).decode
-
-
-def _decode(spec: _Spec, values: Sequence[Any]) -> Any:
-    plain = dict(zip(spec.stored, values, strict=True))
-    body = plain.pop("body", None)
-    plain |= msgspec.json.decode(plain.pop("rest")) if spec.has_rest else {}
-    if spec.row is RecordRow:
-        if _decode_body(body).id != plain["id"]:
-            raise ValueError(body)
-        return RecordRow(**plain, body=body.encode())
-    if spec.row is Delivery:
-        return Delivery(**{**plain, "state": DeliveryState(plain["state"])})
-    return msgspec.convert(plain, spec.row)
 
 
 def read_records(path: Path, *, after: int, before: int) -> Iterator[tuple[int, bytes]]:
@@ -314,7 +314,7 @@ class Database:
         database = cls(path)
         try:
             database._connection.executescript(f"BEGIN; {_SCHEMA} COMMIT;")
-            changes.tables.setdefault("meta", {})["complete"] = MetaRow(key="complete", value="1")
+            changes.tables["meta"]["complete"] = MetaRow(key="complete", value="1")
             database.save(changes)
             _sync_directory(directory)
         except BaseException:
@@ -324,46 +324,36 @@ class Database:
             raise
         return database
 
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._connection.execute("COMMIT")
-        except BaseException:
-            with suppress(sqlite3.Error):
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
-            raise
-
     def save(self, changes: Changes) -> None:
         """Write *changes* in one transaction."""
-        with self._transaction():
+        with self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
             for name, rows in changes.tables.items():
                 if rows:
                     self._write(name, rows)
-            if changes.history:
-                history = [(sequence,) for sequence in sorted(changes.history)]
-                self._connection.executemany("UPDATE records SET is_history = 1 WHERE sequence = ?", history)
 
     def _write(self, name: str, rows: dict[Any, Any]) -> None:
         spec = _SPECS[name]
-        stored = spec.stored
-        marks = ", ".join("?" * len(stored))
-        put = f"INSERT OR REPLACE INTO {name} ({', '.join(stored)}) VALUES ({marks})"  # noqa: S608
-        self._connection.executemany(put, (_encode(spec, row) for row in rows.values() if row is not None))
+        self._connection.executemany(spec.put, [spec.encode(row) for row in rows.values() if row is not None])
         gone = [key if isinstance(key, tuple) else (key,) for key, row in rows.items() if row is None]
-        where = " AND ".join(f"{column} = ?" for column in spec.key)
         if gone:
-            self._connection.executemany(f"DELETE FROM {name} WHERE {where}", gone)  # noqa: S608
+            self._connection.executemany(spec.delete, gone)
 
-    def delete_history(self, *, before: float | None = None, limit: int = 500) -> int:
-        """Delete the oldest history, or only what was observed before *before* (Unix seconds); return how many."""
-        query = "SELECT sequence, observed_at FROM records WHERE is_history = 1 ORDER BY sequence LIMIT ?"
-        found = self._connection.execute(query, (limit,)).fetchall()
-        chosen = [(sequence,) for sequence, observed_at in found if before is None or observed_at < before]
+    def delete_history(self, in_memory: Collection[int], *, before: float = math.inf) -> int:
+        """Delete the oldest 500 records that are not *in_memory* and were observed before *before* (Unix seconds).
+
+        Return the number of deleted records.
+        """
+        query = (
+            "SELECT sequence, observed_at FROM records WHERE sequence NOT IN (SELECT value FROM json_each(?)) "
+            "ORDER BY sequence LIMIT ?"
+        )
+        kept = msgspec.json.encode(in_memory).decode()
+        found = self._connection.execute(query, (kept, HISTORY_STEP)).fetchall()
+        chosen = [(sequence,) for sequence, observed_at in found if observed_at < before]
         if chosen:
-            with self._transaction():
+            with self._connection:
+                self._connection.execute("BEGIN IMMEDIATE")
                 self._connection.executemany("DELETE FROM deliveries WHERE sequence = ?", chosen)
                 self._connection.executemany("DELETE FROM records WHERE sequence = ?", chosen)
         return len(chosen)
@@ -392,8 +382,8 @@ def fingerprint(path: Path) -> Fingerprint:
 
     Without the ctime of the WAL: when root opens the file for reading, SQLite sets the owner of the WAL again.
     """
-    wal = _stat(path.with_name(f"{path.name}-wal"))
-    return _stat(path), None if wal is None else wal[:-1]
+    wal = _stat(f"{path}-wal")
+    return _stat(str(path)), None if wal is None else wal[:-1]
 
 
 def follows(before: Fingerprint, after: Fingerprint) -> bool:
@@ -404,35 +394,25 @@ def follows(before: Fingerprint, after: Fingerprint) -> bool:
     )
 
 
-def delete_generation(path: Path) -> int:
-    """Delete a file with its WAL; return the bytes; raise OSError."""
-    size = 0
+def delete_generation(path: Path) -> None:
+    """Delete a file with its WAL; raise OSError."""
     for suffix in ("-wal", "-shm", ""):
-        file = path.with_name(path.name + suffix)
-        with suppress(FileNotFoundError):
-            size += file.stat().st_size
-            file.unlink()
-    return size
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
+def size_of(found: Fingerprint) -> int:
+    """Return the size of a file with its WAL."""
+    return sum(each[2] for each in found if each is not None)
 
 
 def file_bytes(path: Path) -> int:
     """Return the size of a file with its WAL; raise OSError."""
-    return sum(found[2] for found in fingerprint(path) if found is not None)
+    return size_of(fingerprint(path))
 
 
-def _encode(spec: _Spec, row: Any) -> tuple[Any, ...]:
-    values = [getattr(row, name) for name in spec.columns]
-    plain = [value.value if isinstance(value, Enum) else value for value in values]
-    if spec.has_rest:
-        plain.append(msgspec.json.encode({name: getattr(row, name) for name in spec.rest}).decode())
-    if spec.row is RecordRow:
-        plain.append(row.body.decode())
-    return tuple(plain)
-
-
-def _stat(path: Path) -> tuple[int, ...] | None:
+def _stat(path: str) -> tuple[int, ...] | None:
     try:
-        found = os.stat(path)  # noqa: PTH116  # an idle agent has little else to do
+        found = os.stat(path)  # noqa: PTH116  # runs before and after each save
     except FileNotFoundError:
         return None
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

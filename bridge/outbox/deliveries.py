@@ -41,7 +41,7 @@ class OutboxTotals(msgspec.Struct, frozen=True, kw_only=True):
 
     sinks: dict[str, SinkRow] = {}
     oldest_pending_at: dict[str, float] = {}
-    """By sink, the time from which its oldest pending record ages (see `RecordRow.aged_from`)."""
+    """By sink, the time from which its oldest pending record ages (see `Delivery.aged_from`)."""
     needed_bytes: int = 0
     stream_id: str | None = None
 
@@ -62,14 +62,14 @@ def record_results(
             continue
         # A sink may quote a response with lone surrogates, which cannot be stored.
         error = None if result.error is None else result.error.encode(errors="replace").decode()
-        _change(state, delivery, result.state or DeliveryState.PENDING, now=now, error=error, attempts=1)
+        change_state(state, delivery, result.state or DeliveryState.PENDING, now=now, error=error, attempts=1)
 
 
 def expire(state: State, sink: str, *, now: float, older_than: float) -> int:
     """Give up the records that age since before *older_than*; return their number."""
     old = [row for row in state.queue(sink).pending.values() if row.aged_from < older_than]
     for row in old:
-        _change(state, row, DeliveryState.EXPIRED, now=now)
+        change_state(state, row, DeliveryState.EXPIRED, now=now)
     return len(old)
 
 
@@ -77,33 +77,31 @@ def replace_older(state: State, sink: str, record: RecordRow, *, now: float) -> 
     """Expire the pending records of the same event: a `current_state_only` sink needs the newest record only."""
     for row in list(state.queue(sink).of_event(record.event_key)):
         if row.sequence < record.sequence:
-            state.count_event_over(sink)
-            _change(state, row, DeliveryState.EXPIRED, now=now, error="A newer record of the event replaced it.")
+            state.count(sink, event_over=1)
+            change_state(state, row, DeliveryState.EXPIRED, now=now, error="A newer record of the event replaced it.")
 
 
-def retry(state: State, sink: str | None, *, record_id: str | None, now: float, aged_from: float) -> int:
+def retry(state: State, sink: str | None, *, record_id: str | None = None, now: float) -> int:
     """Make parked records pending again: of one sink, or with None of all; return their number."""
-    return sum(
-        _unpark(state, row, now=now, aged_from=aged_from)
-        for name in _names(state, sink)
-        for row in _selected(state, state.queue(name).parked.values(), record_id)
-    )
+    rows = needed_records(state, sink, [DeliveryState.PARKED], record_id=record_id)
+    for row in rows:
+        _unpark(state, row, now=now, aged_from=now)
+    return len(rows)
 
 
 def unpark(state: State, sink: str, sequences: Collection[int], *, now: float) -> None:
     """Make records pending again that were parked although the endpoint was at fault; they keep their age."""
-    for row in [row for row in state.queue(sink).parked.values() if row.sequence in sequences]:
-        _unpark(state, row, now=now, aged_from=row.aged_from)
+    for row in needed_records(state, sink, [DeliveryState.PARKED]):
+        if row.sequence in sequences:
+            _unpark(state, row, now=now, aged_from=row.aged_from)
 
 
 def discard(state: State, sink: str, *, states: Collection[DeliveryState], record_id: str | None, now: float) -> int:
     """Discard the records of *sink* in *states* (pending, parked), or one of them; return their number."""
-    queue = state.queue(sink)
-    rows = [row for row in (*queue.pending.values(), *queue.parked.values()) if row.state in states]
-    chosen = _selected(state, rows, record_id)
-    for row in chosen:
-        _change(state, row, DeliveryState.DISCARDED, now=now)
-    return len(chosen)
+    rows = needed_records(state, sink, states, record_id=record_id)
+    for row in rows:
+        change_state(state, row, DeliveryState.DISCARDED, now=now)
+    return len(rows)
 
 
 def move(state: State, old: str, new: str, *, now: float) -> int:
@@ -112,12 +110,11 @@ def move(state: State, old: str, new: str, *, now: float) -> int:
     The records count as discarded on *old*. A record that *new* already has is not added again.
     """
     moved = 0
-    queue = state.queue(old)
-    for row in sorted((*queue.pending.values(), *queue.parked.values()), key=lambda each: each.sequence):
+    for row in needed_records(state, old):
         if (row.sequence, new) not in state.deliveries.rows:
             state.put_delivery(msgspec.structs.replace(row, sink=new, attempts=0, error=None, changed_at=now))
             moved += 1
-        _change(state, row, DeliveryState.DISCARDED, now=now)
+        change_state(state, row, DeliveryState.DISCARDED, now=now)
     return moved
 
 
@@ -193,42 +190,27 @@ def new_delivery(record: RecordRow, decoded: TransitionRecord, sink: str) -> Del
         event_key=record.event_key,
         urgent=decoded.is_urgent,
         not_before=None if event is None or event.not_before is None else event.not_before.timestamp(),
-        aged_from=record.aged_from,
+        aged_from=record.observed_at,
         changed_at=record.observed_at,
+        body=record.body,
     )
 
 
-def _change(
+def change_state(
     state: State, row: Delivery, to: DeliveryState, *, now: float, error: str | None = None, attempts: int = 0
 ) -> None:
+    """Store the new state of a delivery; *attempts* is the number of new attempts."""
     state.put_delivery(
         msgspec.structs.replace(row, state=to, error=error, changed_at=now, attempts=row.attempts + attempts)
     )
 
 
-def evict(state: State, row: Delivery, *, now: float) -> None:
-    """Give up a record for *row*'s sink because a limit is reached."""
-    _change(state, row, DeliveryState.EVICTED, now=now)
-
-
-def _unpark(state: State, row: Delivery, *, now: float, aged_from: float) -> int:
-    siblings = state.queue(row.sink).of_event(row.event_key)
-    urgent = row.urgent or any(each.urgent for each in siblings)
+def _unpark(state: State, row: Delivery, *, now: float, aged_from: float) -> None:
+    urgent = row.urgent or any(each.urgent for each in state.queue(row.sink).of_event(row.event_key))
     pending = DeliveryState.PENDING
     state.put_delivery(
         msgspec.structs.replace(row, state=pending, urgent=urgent, changed_at=now, aged_from=aged_from, error=None)
     )
-    return 1
-
-
-def _names(state: State, sink: str | None) -> list[str]:
-    return list(state.queues) if sink is None else [sink]
-
-
-def _selected(state: State, rows: Iterable[Delivery], record_id: str | None) -> list[Delivery]:
-    if record_id is None:
-        return list(rows)
-    return [row for row in rows if state.records.rows[row.sequence].id == record_id]
 
 
 class LastError(msgspec.Struct, frozen=True, kw_only=True):
@@ -277,20 +259,19 @@ def snapshot(state: State) -> Snapshot:
 
 
 def _last_error(state: State, sink: str) -> LastError | None:
-    queue = state.queue(sink)
-    rows = [row for row in (*queue.pending.values(), *queue.parked.values()) if row.error is not None]
+    rows = [row for row in needed_records(state, sink) if row.error is not None]
     newest = max(rows, key=lambda row: row.changed_at, default=None)
     return None if newest is None else LastError(message=newest.error or "", at=newest.changed_at)
 
 
-def needed_records(state: State, sink: str | None, states: Collection[DeliveryState]) -> list[Delivery]:
-    """Return the pending or parked rows of one sink, or of all, in *states*, in sequence."""
-    rows = [
-        row
-        for name in _names(state, sink)
-        for row in (*state.queue(name).pending.values(), *state.queue(name).parked.values())
-        if row.state in states
-    ]
+def needed_records(
+    state: State, sink: str | None, states: Collection[DeliveryState] = NEEDED, *, record_id: str | None = None
+) -> list[Delivery]:
+    """Return the pending or parked rows of one sink, or of all, in *states*, in sequence; or those of one record."""
+    queues = state.queues.values() if sink is None else [state.queue(sink)]
+    rows = [row for queue in queues for row in (*queue.pending.values(), *queue.parked.values()) if row.state in states]
+    if record_id is not None:
+        rows = [row for row in rows if state.records.rows[row.sequence].id == record_id]
     return sorted(rows, key=lambda row: (row.sink, row.sequence))
 
 
@@ -310,7 +291,9 @@ def import_rows(state: State, rows: Mapping[str, Iterable[Any]], known: Collecti
     for place, row in enumerate(sorted(new, key=_place), first):
         state.put_record(msgspec.structs.replace(row, sequence=place, is_routed=True))
         for delivery in wanted[row.sequence]:
-            state.put_delivery(msgspec.structs.replace(delivery, sequence=place))
+            state.put_delivery(
+                msgspec.structs.replace(delivery, sequence=place, event_key=row.event_key, body=row.body)
+            )
     holds = [row for row in rows.get("decisions", ()) if row.state is DecisionStage.ON_HOLD]
     approvals.keep_decisions(state, holds, created_at=0.0)
     return len(new)

@@ -4,8 +4,7 @@ Two agents on one directory would send every record twice and overwrite each oth
 directory's own descriptor, because a lock file cannot be created on a read-only disk. On Windows, the lock is on a
 file. The operating system releases the lock when the process ends.
 
-A directory that is deleted, moved, or replaced keeps its lock. `DirectoryLock.claim` locks the directory that is at the
-path now.
+If the directory is deleted, moved, or replaced, `DirectoryLock.claim` locks the directory that is at the path now.
 """
 
 from __future__ import annotations
@@ -65,8 +64,6 @@ class DirectoryLock:
         self._directory = directory
         self._path = str(directory)
         self._gate = threading.Lock()
-        self._moved: list[int] = []
-        """Directories that were moved away. No other agent may use them while this agent runs."""
         self._descriptor: int | None = self._wait(time.monotonic() + wait_seconds, give_up)
 
     def _wait(self, give_up_at: float, give_up: Callable[[], bool]) -> int:
@@ -93,15 +90,9 @@ class DirectoryLock:
             except OSError as error:
                 if not _is_taken(error):
                     raise
-                own = self._take_back()
-                if own is None:
-                    raise StateDirectoryError(_why_unusable(self._directory, error)) from error
-                descriptor = own
+                raise StateDirectoryError(_why_unusable(self._directory, error)) from error
             old, self._descriptor = self._descriptor, descriptor
-            if os.fstat(old).st_nlink:
-                self._moved.append(old)
-            else:
-                os.close(old)
+            os.close(old)
         logger.error(
             "The state directory was deleted, moved, or replaced. The agent locked the new directory and writes its "
             "state there.",
@@ -112,9 +103,8 @@ class DirectoryLock:
     def release(self) -> None:
         """Release the lock. A second call does nothing."""
         with self._gate:
-            descriptors = [*self._moved, *([] if self._descriptor is None else [self._descriptor])]
-            self._moved, self._descriptor = [], None
-        for descriptor in descriptors:
+            descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
             with suppress(OSError):
                 os.close(descriptor)
 
@@ -127,15 +117,6 @@ class DirectoryLock:
             return False
         except OSError:  # an unreadable path is not a replaced directory
             return True
-
-    def _take_back(self) -> int | None:
-        """Return the lock on a moved directory that is at the path again, None if there is none."""
-        found = os.stat(self._path)  # noqa: PTH116
-        for descriptor in self._moved:
-            if os.path.samestat(os.fstat(descriptor), found):
-                self._moved.remove(descriptor)
-                return descriptor
-        return None
 
 
 def is_locked(directory: Path) -> bool | None:

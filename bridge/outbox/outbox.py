@@ -24,23 +24,19 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
-from bridge.clock import REAL_CLOCK, AgeClock, Clock, format_time, parse_time
+from bridge.clock import REAL_CLOCK, Clock, format_time, parse_time
 from bridge.events.event import Document, Incarnation, ScheduledEvent, VmIdentity, encode
 from bridge.events.record import Transition, TransitionRecord
 from bridge.events.stream import new_stream_id
 from bridge.logs import ThrottledLog
-from bridge.outbox import approvals, deliveries, records, retention
+from bridge.outbox import deliveries, records, retention
 from bridge.outbox.approvals import DISABLED_FILE
 from bridge.outbox.database import Loaded
 from bridge.outbox.deliveries import DeliveryResult, OutboxTotals
-from bridge.outbox.records import NewRecord, Observation, RecordContext, Routing
+from bridge.outbox.records import Observation, RecordContext, Routing
 from bridge.outbox.rows import (
     ApprovalRecord,
-    DecisionUpdate,
     Delivery,
-    PendingApproval,
-    PendingDelivery,
-    pending_delivery,
 )
 from bridge.outbox.saver import Saver
 from bridge.outbox.state import DueRows, State, StoredState, stored_state
@@ -91,8 +87,7 @@ class Outbox:
         self.epoch = 0
         """Rises when the state of another machine is replaced by an empty state."""
         self._has_portal = has_portal
-        self._clock = clock
-        self._ages = AgeClock(clock)
+        self.clock = clock
         self._boot_id, self._configured_vm_id = boot_id, configured_vm_id
         self._lock = threading.Lock()
         self._state = State()
@@ -130,7 +125,7 @@ class Outbox:
 
     def _take_loaded(self, loaded: Loaded) -> None:
         """Begin a new stream with the loaded state; on the saver's thread, with the lock held."""
-        state, now = self._state, self._clock.now()
+        state, now = self._state, self.clock.now()
         state.put("stream_id", new_stream_id(now, state.get("stream_id")))
         if state.get("created_at") is None:
             state.put("created_at", format_time(now))
@@ -179,17 +174,14 @@ class Outbox:
             self._state.version += 1
             has_new = self._state.next_sequence > before
             if has_new:
-                arrival = (self._state.next_sequence - 1, self._state.version, self._clock.monotonic())
+                arrival = (self._state.next_sequence - 1, self._state.version, self.clock.monotonic())
                 self._arrivals.append(arrival)
-                self._limit_memory()
+                excess = self._state.needed_bytes - self.max_pending_bytes
+                if excess > 0:
+                    self._evict(excess, "state.max_pending_bytes")
         self.saver.wake(soon=soon)
         if has_new and notifies:
             self.on_due()
-
-    def _limit_memory(self) -> None:
-        excess = self._state.needed_bytes - self.max_pending_bytes
-        if excess > 0:
-            self._evict(excess, "state.max_pending_bytes")
 
     def _make_room_on_disk(self, excess_bytes: int) -> None:
         with self._change(soon=False):
@@ -197,7 +189,7 @@ class Outbox:
 
     def _evict(self, excess_bytes: int, limit: str) -> None:
         sending = frozenset[int]().union(*self._sending.values())
-        newest, now = self._newest_document_sequence, self._clock.timestamp()
+        newest, now = self._newest_document_sequence, self.clock.timestamp()
         if retention.make_room(self._state, excess_bytes, newest=newest, sending=sending, now=now):
             message = f"The outbox is full: undelivered records are evicted. Fix the sink, or raise {limit}."
             self._log.problem(limit, logging.ERROR, message)
@@ -221,26 +213,15 @@ class Outbox:
 
     def stored(self) -> StoredState:
         """Return what the agent knew when it last stored it."""
-        with self._lock:
-            return stored_state(self._state)
+        return self.read(stored_state)
 
-    def await_identity(self) -> None:
-        """Let records wait for `identify`, because this VM's name was never known."""
-        with self._lock:
-            self._is_waiting = True
-
-    def stop_waiting(self, vm: VmIdentity | None = None) -> None:
-        """Route the records that wait, with the known part of the identity."""
+    def use_vm(self, vm: VmIdentity, *, is_waiting: bool = False) -> None:
+        """Use *vm* for new records without confirming the stored state; with *is_waiting*, they wait for a call."""
         with self._change() as state:
-            self._vm = vm or self._vm
-            self._is_waiting = False
-            records.route_waiting(state, self._context())
+            self._vm, self._is_waiting = vm, is_waiting
+            if self.is_trusted:
+                records.route_waiting(state, self._context())
         self.on_due()
-
-    def use_vm(self, vm: VmIdentity) -> None:
-        """Use *vm* for new records without confirming the stored state."""
-        with self._lock:
-            self._vm = vm
 
     def identify(self, vm: VmIdentity) -> bool:
         """Take *vm* as this machine; return whether the stored state was another machine's and was replaced."""
@@ -250,17 +231,13 @@ class Outbox:
             is_foreign = bool(vm.vm_id and before) and not _same(vm.vm_id, before)
             self._vm = vm
             if is_foreign:
-                records.start_empty(state, self._clock.now())
+                records.start_empty(state, self.clock.now())
                 self.epoch += 1
                 self.awaits_portal = True
-                # With the lock held: no save may write the new identity into the file of the other machine.
-                self.saver.start_new_file("it belongs to another machine", drop_unsaved=True)
             state.put("vm", encode(vm).decode())
             state.put("vm_boot_id", self._boot_id or None)
             self.is_trusted, self._is_waiting = True, False
-            records.route_waiting(state, self._context())
-            if self._routing is not None:
-                records.configure(state, self._context())
+            records.configure(state, self._context())
         if is_foreign:
             logger.warning("The stored state belongs to another machine. The agent starts with an empty outbox.")
         self.on_due()
@@ -272,7 +249,6 @@ class Outbox:
             vm=self._vm,
             routing=self._routing,
             is_waiting=self._is_waiting,
-            aged_from=self._ages.at,
         )
 
     # Records.
@@ -315,9 +291,9 @@ class Outbox:
     def append_heartbeat(self, *, incarnation: Incarnation) -> list[TransitionRecord]:
         """Add a heartbeat for the sinks that request heartbeats."""
         with self._change() as state:
-            new = NewRecord(
-                transition=Transition.HEARTBEAT,
-                observed_at=self._clock.now(),
+            new = records.new_record(
+                Transition.HEARTBEAT,
+                self.clock.now(),
                 incarnation=incarnation,
                 previous_incarnation=incarnation,
                 active_event_ids=self.active_event_ids,
@@ -325,41 +301,21 @@ class Outbox:
             return records.append(state, [new], self._context())
 
     def append_outcomes(
-        self, outcomes: Sequence[ApprovalRecord], *, incarnation: Incarnation
-    ) -> list[TransitionRecord]:
-        """Add a record for each outcome of an approval."""
-        with self._change() as state:
-            return self._append_outcomes(state, outcomes, incarnation)
-
-    def write_approvals(
         self,
-        stream_id: str,
+        outcomes: Sequence[ApprovalRecord],
         *,
-        pending: Sequence[PendingApproval] = (),
-        decisions: Sequence[DecisionUpdate] = (),
-        outcomes: Sequence[ApprovalRecord] = (),
         incarnation: Incarnation,
+        first: Callable[[State], object] = lambda _state: None,
     ) -> list[TransitionRecord]:
-        """Store changed approvals and decisions with their records; see `approvals.write_changes`."""
+        """Apply *first*, and add a record for each outcome of an approval, in one change."""
         with self._change() as state:
-            approvals.write_changes(state, stream_id, approvals=pending, decisions=decisions)
-            return self._append_outcomes(state, outcomes, incarnation)
-
-    def _append_outcomes(
-        self, state: State, outcomes: Sequence[ApprovalRecord], incarnation: Incarnation
-    ) -> list[TransitionRecord]:
-        now, active = self._clock.now(), self.active_event_ids
-        new = [
-            records.of_outcome(state, outcome, now=now, incarnation=incarnation, active_event_ids=active)
-            for outcome in outcomes
-        ]
-        return records.append(state, new, self._context())
-
-    @property
-    def last_sequence(self) -> int:
-        """Return the sequence of the newest record."""
-        with self._lock:
-            return self._state.next_sequence - 1
+            first(state)
+            now, active = self.clock.now(), self.active_event_ids
+            new = [
+                records.of_outcome(state, outcome, now=now, incarnation=incarnation, active_event_ids=active)
+                for outcome in outcomes
+            ]
+            return records.append(state, new, self._context())
 
     @property
     def stream_id(self) -> str:
@@ -369,7 +325,7 @@ class Outbox:
 
     # Deliveries.
 
-    def select(self, sink: str, choose: Callable[[DueRows], Sequence[Delivery]]) -> list[PendingDelivery]:
+    def select(self, sink: str, choose: Callable[[DueRows], Sequence[Delivery]]) -> list[Delivery]:
         """Return the rows that the pure function *choose* picks from the due rows of *sink*.
 
         They count as being sent, and so are not evicted, until `record_results` or the next call.
@@ -377,9 +333,9 @@ class Outbox:
         with self._lock:
             state = self._state
             after = _FIRST if self.is_trusted else state.loaded_through
-            chosen = choose(DueRows(state.queue(sink), after=after, through=self._advance_due()))
+            chosen = list(choose(DueRows(state.queue(sink), after=after, through=self._advance_due())))
             self._sending[sink] = frozenset(row.sequence for row in chosen)
-            return [pending_delivery(row, state.records.rows[row.sequence].body) for row in chosen]
+            return chosen
 
     def seconds_to_due(self) -> float:
         """Return the seconds until a record that is not saved becomes due; infinity if all records are due."""
@@ -387,11 +343,11 @@ class Outbox:
             self._advance_due()
             if not self._arrivals:
                 return math.inf
-            return max(self._arrivals[0][2] + DUE_SECONDS - self._clock.monotonic(), 0.0)
+            return max(self._arrivals[0][2] + DUE_SECONDS - self.clock.monotonic(), 0.0)
 
     def _advance_due(self) -> int:
         """Return the last sequence that is due: saved, or 0.5 s old."""
-        saved, now = self.saver.saved_version, self._clock.monotonic()
+        saved, now = self.saver.saved_version, self.clock.monotonic()
         while self._arrivals and (self._arrivals[0][1] <= saved or now - self._arrivals[0][2] >= DUE_SECONDS):
             self._due_through = self._arrivals.popleft()[0]
         return self._due_through
@@ -402,25 +358,21 @@ class Outbox:
         """Store the results of a send."""
         with self._change(soon=False) as state:
             self._sending.pop(sink, None)
-            now = self._clock.timestamp()
+            now = self.clock.timestamp()
             deliveries.record_results(state, sink, results, now=now, accepted_under=accepted_under)
 
     def expire(self, sink: str, *, max_age_seconds: float) -> int:
         """Give up the records of *sink* that are older; return their number."""
-        with self._change(soon=False) as state:
-            older_than = self._ages.timestamp() - max_age_seconds
-            return deliveries.expire(state, sink, now=self._clock.timestamp(), older_than=older_than)
+        now = self.clock.timestamp()
+        return self.change(deliveries.expire, sink, now=now, older_than=now - max_age_seconds)
 
     def retry(self, sink: str | None, *, record_id: str | None = None) -> int:
         """Make parked records pending again; return their number. A *sink* of None: every sink."""
-        with self._change() as state:
-            now, aged_from = self._clock.timestamp(), self._ages.timestamp()
-            return deliveries.retry(state, sink, record_id=record_id, now=now, aged_from=aged_from)
+        return self.change(deliveries.retry, sink, record_id=record_id, now=self.clock.timestamp())
 
-    def totals(self) -> tuple[OutboxTotals, float]:
-        """Return the totals of all sinks, and the time by which records age."""
-        with self._lock:
-            return deliveries.totals(self._state), self._ages.timestamp()
+    def totals(self) -> OutboxTotals:
+        """Return the totals of all sinks."""
+        return self.read(deliveries.totals)
 
     def created_at(self) -> datetime:
         """Return when the outbox was created: an approval that was issued earlier is refused.
@@ -428,7 +380,7 @@ class Outbox:
         A time in the future, from a clock that was ahead, becomes the present time.
         """
         with self._change(soon=False) as state:
-            now = self._clock.now()
+            now = self.clock.now()
             created_at = min(parse_time(state.get("created_at") or format_time(now)), now)
             state.put("created_at", format_time(created_at))
             return created_at

@@ -9,13 +9,13 @@ While the name of this VM is unknown, a record has no sinks and no final id, bec
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
 import msgspec
 
-from bridge.clock import format_time
+from bridge.clock import format_time, parse_time
 from bridge.events.diff import Change
 from bridge.events.event import Document, Incarnation, ScheduledEvent, VmIdentity, encode, names_vm
 from bridge.events.record import (
@@ -76,44 +76,56 @@ class RecordContext(msgspec.Struct, frozen=True, kw_only=True):
     """None: the sinks are not configured yet."""
     is_waiting: bool
     """True while records wait for the identity of this VM."""
-    aged_from: Callable[[float], float]
-    """Converts Unix seconds to the clock by which records age."""
+
+    @property
+    def is_routing(self) -> bool:
+        """Return whether the sinks of new records are known."""
+        return self.routing is not None and not self.is_waiting
 
 
-class NewRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A record before it has a place in the stream."""
-
-    transition: Transition
-    observed_at: datetime
-    incarnation: Incarnation
-    previous_incarnation: Incarnation
-    active_event_ids: tuple[str, ...] | None
-    evidence: Evidence = Evidence.OBSERVED
-    event: ScheduledEvent | None = None
-    previous: dict[str, Any] | None = None
-    changed: tuple[str, ...] = ()
-    approval: Approval | None = None
+def new_record(
+    transition: Transition,
+    observed_at: datetime,
+    *,
+    incarnation: Incarnation,
+    previous_incarnation: Incarnation,
+    active_event_ids: tuple[str, ...] | None,
+    evidence: Evidence = Evidence.OBSERVED,
+    event: ScheduledEvent | None = None,
+    previous: dict[str, Any] | None = None,
+    changed: tuple[str, ...] = (),
+    approval: Approval | None = None,
+) -> TransitionRecord:
+    """Return a record for `append`, which adds the place in the stream, the VM, the labels, and the ids."""
+    notice = None if event is None or event.not_before is None else event.not_before - observed_at
+    return TransitionRecord(
+        id="",
+        transition_key="",
+        stream_id="",
+        sequence=0,
+        active_event_ids=active_event_ids,
+        transition=transition,
+        evidence=evidence,
+        observed_at=format_time(observed_at),
+        incarnation=incarnation,
+        previous_incarnation=previous_incarnation,
+        event=event,
+        previous=previous,
+        changed=changed,
+        notice_seconds=None if notice is None else round(notice.total_seconds(), 3),
+        affects_this_vm=None,
+        vm=VmIdentity(),
+        labels={},
+        approval=approval,
+    )
 
 
 def append_observation(state: State, observation: Observation, context: RecordContext) -> list[TransitionRecord]:
     """Store the document and its records."""
-    added = append(state, [_of_change(observation, change) for change in observation.changes], context)
+    active = observation.active_event_ids
+    new = [new_record(**msgspec.structs.asdict(change), active_event_ids=active) for change in observation.changes]
     state.put("document", encode(observation.document).decode())
-    return added
-
-
-def _of_change(observation: Observation, change: Change) -> NewRecord:
-    return NewRecord(
-        transition=change.transition,
-        evidence=change.evidence,
-        event=change.event,
-        previous=change.previous,
-        changed=change.changed,
-        observed_at=change.observed_at,
-        incarnation=change.incarnation,
-        previous_incarnation=change.previous_incarnation,
-        active_event_ids=observation.active_event_ids,
-    )
+    return append(state, new, context)
 
 
 def of_outcome(
@@ -123,13 +135,13 @@ def of_outcome(
     now: datetime,
     incarnation: Incarnation,
     active_event_ids: tuple[str, ...] | None,
-) -> NewRecord:
+) -> TransitionRecord:
     """Return the record of an approval's outcome."""
     digests = approvals.token_digests(state, outcome.arrivals)
-    return NewRecord(
-        transition=outcome.transition,
+    return new_record(
+        outcome.transition,
+        now,
         event=outcome.event,
-        observed_at=now,
         incarnation=incarnation,
         previous_incarnation=incarnation,
         active_event_ids=active_event_ids,
@@ -137,12 +149,12 @@ def of_outcome(
     )
 
 
-def of_urgent(event: ScheduledEvent, document: Document, now: datetime) -> NewRecord:
+def of_urgent(event: ScheduledEvent, document: Document, now: datetime) -> TransitionRecord:
     """Return the record of an urgent event of *document* that does not wait for the identity of this VM."""
-    return NewRecord(
-        transition=_BY_STATUS.get(event.event_status, Transition.UPDATED),
+    return new_record(
+        _BY_STATUS.get(event.event_status, Transition.UPDATED),
+        now,
         event=event,
-        observed_at=now,
         incarnation=document.incarnation,
         previous_incarnation=None,
         active_event_ids=None,
@@ -155,34 +167,42 @@ def save_liveness(state: State, *, last_good_at: datetime, boot_id: str) -> None
     state.put("boot_id", boot_id)
 
 
-def append(state: State, new_records: Sequence[NewRecord], context: RecordContext) -> list[TransitionRecord]:
-    """Add *new_records* to the end of the stream, with their deliveries."""
-    records = []
-    for new in new_records:
+def append(state: State, new: Sequence[TransitionRecord], context: RecordContext) -> list[TransitionRecord]:
+    """Add the records *new* to the end of the stream, with their deliveries; return them with their ids."""
+    added = []
+    labels = {} if context.routing is None else context.routing.labels
+    for each in new:
         sequence = state.next_sequence
         state.put("next_sequence", str(sequence + 1))
-        record, n = _identified(state, _record(new, context, sequence), context)
+        placed = msgspec.structs.replace(
+            each, stream_id=context.stream_id, sequence=sequence, vm=context.vm, labels=labels
+        )
+        content = "" if each.event is None else repeat_key(each.transition, each.event)
+        n = 0 if each.event is None else event(state, each.event.key).counts.get(content, 0)
+        record = _with_ids(placed, n)
+        observed_at = parse_time(record.observed_at).timestamp()
         row = RecordRow(
             sequence=sequence,
             id=record.id,
             event_key=record.event_key,
-            observed_at=new.observed_at.timestamp(),
-            aged_from=context.aged_from(new.observed_at.timestamp()),
-            is_routed=context.routing is not None and not context.is_waiting,
+            observed_at=observed_at,
+            is_routed=context.is_routing,
             n=n,
             body=encode(record),
         )
         state.put_record(row)
-        _note_event(state, record, row)
-        if context.routing is not None and not context.is_waiting:
+        _note_event(state, record, row, content)
+        if context.is_routing:
             _route(state, record, row, context)
-        records.append(record)
-    return records
+        added.append(record)
+    for key in {record.event_key for record in added if record.is_urgent}:
+        deliveries.make_event_urgent(state, key)
+    return added
 
 
 def route_waiting(state: State, context: RecordContext) -> None:
     """Choose the sinks of the records that wait, and give them their final ids."""
-    if context.routing is None or context.is_waiting:
+    if not context.is_routing:
         return
     waiting = sorted((row for row in state.records.rows.values() if not row.is_routed), key=lambda each: each.sequence)
     for row in waiting:
@@ -190,6 +210,8 @@ def route_waiting(state: State, context: RecordContext) -> None:
         routed = msgspec.structs.replace(row, id=record.id, is_routed=True, body=encode(record))
         state.put_record(routed)
         _route(state, record, routed, context)
+        if record.is_urgent:
+            deliveries.make_event_urgent(state, routed.event_key)
 
 
 def configure(state: State, context: RecordContext) -> None:
@@ -199,13 +221,12 @@ def configure(state: State, context: RecordContext) -> None:
         return
     new = [name for name in routing.sinks if name not in state.sinks.rows]
     for name in new:
-        state.add_sink(name)
+        state.count(name)
     route_waiting(state, context)
     for row in deliveries.last_records_of_active(state) if new else ():
         record = row.record
-        for name in routing.router(record, context.vm.name):
-            if name in new:
-                _add_delivery(state, name, record, row, context)
+        names = [name for name in routing.router(record, context.vm.name) if name in new]
+        _add_deliveries(state, names, record, row, routing)
 
 
 def forget_events(state: State, now: float) -> None:
@@ -215,46 +236,13 @@ def forget_events(state: State, now: float) -> None:
             state.events.delete(event.key)
 
 
-def _record(new: NewRecord, context: RecordContext, sequence: int) -> TransitionRecord:
-    notice = None if new.event is None or new.event.not_before is None else new.event.not_before - new.observed_at
-    return TransitionRecord(
-        id="",
-        transition_key="",
-        stream_id=context.stream_id,
-        sequence=sequence,
-        active_event_ids=new.active_event_ids,
-        transition=new.transition,
-        evidence=new.evidence,
-        observed_at=format_time(new.observed_at),
-        incarnation=new.incarnation,
-        previous_incarnation=new.previous_incarnation,
-        event=new.event,
-        previous=new.previous,
-        changed=new.changed,
-        notice_seconds=None if notice is None else round(notice.total_seconds(), 3),
-        affects_this_vm=None,
-        vm=context.vm,
-        labels={} if context.routing is None else context.routing.labels,
-        approval=new.approval,
-    )
-
-
-def _identified(state: State, record: TransitionRecord, context: RecordContext) -> tuple[TransitionRecord, int]:
-    """Return *record* with its ids, and its n."""
-    if record.event is None:
-        own_name = f"{context.stream_id}/{record.sequence}"
-        own_id = str(uuid.uuid5(uuid.UUID(context.stream_id), own_name))
-        key = transition_key(own_name, record.transition, None, n=0)
-        return msgspec.structs.replace(record, id=own_id, transition_key=key), 0
-    event = state.events.rows.get(record.event.key)
-    n = 0 if event is None else event.counts.get(repeat_key(record.transition, record.event), 0)
-    return _with_ids(record, n), n
-
-
 def _with_ids(record: TransitionRecord, n: int) -> TransitionRecord:
     event = record.event
     if event is None:
-        return record
+        own_name = f"{record.stream_id}/{record.sequence}"
+        own_id = str(uuid.uuid5(uuid.UUID(record.stream_id), own_name))
+        key = transition_key(own_name, record.transition, None, n=0)
+        return msgspec.structs.replace(record, id=own_id, transition_key=key)
     outcome = None if record.approval is None else (record.approval.decision_id or "", record.approval.result)
     return msgspec.structs.replace(
         record,
@@ -271,7 +259,7 @@ def _with_ids(record: TransitionRecord, n: int) -> TransitionRecord:
     )
 
 
-def _note_event(state: State, record: TransitionRecord, row: RecordRow) -> None:
+def _note_event(state: State, record: TransitionRecord, row: RecordRow, content: str) -> None:
     """Count the record for its event, and note whether the event is active."""
     if record.event is None:
         return
@@ -280,7 +268,6 @@ def _note_event(state: State, record: TransitionRecord, row: RecordRow) -> None:
     event = state.events.rows.get(row.event_key) or EventRow(
         key=row.event_key, ended_at=None if is_state else row.observed_at
     )
-    content = repeat_key(record.transition, record.event)
     ended_at = event.ended_at
     if is_state:
         ended_at = row.observed_at if record.transition.is_ending else None
@@ -301,29 +288,26 @@ def _route(state: State, record: TransitionRecord, row: RecordRow, context: Reco
     routing, vm_name = context.routing, context.vm.name
     if routing is None:
         return
-    event = state.events.rows.get(row.event_key)
-    told = {} if event is None else event.sinks
+    told = event(state, row.event_key).sinks
     names = [*routing.router(record, vm_name)]
     names += [name for name in routing.router.if_told(record, vm_name) if name in told]
-    for name in dict.fromkeys(names):
-        _add_delivery(state, name, record, row, context)
-    if record.is_urgent:
-        deliveries.make_event_urgent(state, row.event_key)
-    event = state.events.rows.get(row.event_key)
-    if event is not None and event.ended_at is not None and record.transition.is_ending and event.sinks:
-        state.put_event(msgspec.structs.replace(event, sinks={}))
+    _add_deliveries(state, names, record, row, routing)
     state.settle(row.sequence)
 
 
-def _add_delivery(state: State, sink: str, record: TransitionRecord, row: RecordRow, context: RecordContext) -> None:
-    routing = context.routing
+def _add_deliveries(
+    state: State, sinks: Sequence[str], record: TransitionRecord, row: RecordRow, routing: Routing
+) -> None:
     is_state = record.event is not None and record.approval is None
-    if routing is not None and sink in routing.current_state_only and is_state:
-        deliveries.replace_older(state, sink, row, now=row.observed_at)
-    state.put_delivery(deliveries.new_delivery(row, record, sink))
-    event = state.events.rows.get(row.event_key)
-    if event is not None and record.approval is None:
-        state.put_event(msgspec.structs.replace(event, sinks={**event.sinks, sink: row.sequence}))
+    for sink in dict.fromkeys(sinks):
+        if sink in routing.current_state_only and is_state:
+            deliveries.replace_older(state, sink, row, now=row.observed_at)
+        state.put_delivery(deliveries.new_delivery(row, record, sink))
+    known = state.events.rows.get(row.event_key)
+    if known is not None and is_state:
+        is_over = known.ended_at is not None and record.transition.is_ending
+        told = {} if is_over else {**known.sinks, **dict.fromkeys(sinks, row.sequence)}
+        state.put_event(msgspec.structs.replace(known, sinks=told))
 
 
 def start_empty(state: State, now: datetime) -> None:
@@ -331,13 +315,16 @@ def start_empty(state: State, now: datetime) -> None:
     stream_id, sequence = state.get("stream_id"), state.get("next_sequence")
     kept = [row for row in state.records.rows.values() if row.record.stream_id == stream_id]
     kept_deliveries = [state.deliveries_of(row.sequence) for row in kept]
-    state.reset()
+    # No save may write the new identity into the file of the other machine.
+    state.reset("it belongs to another machine")
     state.put("stream_id", new_stream_id(now, stream_id))
     state.put("next_sequence", sequence)
     state.put("created_at", format_time(now))
     for row, of_row in zip(kept, kept_deliveries, strict=True):
         state.put_record(row)
-        _note_event(state, row.record, row)
+        record = row.record
+        content = "" if record.event is None else repeat_key(record.transition, record.event)
+        _note_event(state, record, row, content)
         for delivery in of_row:
             state.put_delivery(delivery)
 

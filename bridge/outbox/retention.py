@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from bridge.outbox import deliveries
-from bridge.outbox.rows import RecordRow
+from bridge.outbox.rows import NEEDED, DeliveryState, RecordRow
 from bridge.outbox.state import State
 
 #: More room is made than is necessary, so that it is not made with every record.
@@ -29,8 +29,8 @@ def make_room(state: State, excess_bytes: int, *, newest: int, sending: Collecti
         if row.sequence >= newest or row.sequence in sending:
             continue
         for delivery in state.deliveries_of(row.sequence):
-            if delivery.sink in state.needed_by(row.sequence):
-                deliveries.evict(state, delivery, now=now)
+            if delivery.state in NEEDED:
+                deliveries.change_state(state, delivery, DeliveryState.EVICTED, now=now)
                 evicted += 1
     return evicted
 

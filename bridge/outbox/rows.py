@@ -71,8 +71,6 @@ class RecordRow(msgspec.Struct, frozen=True, kw_only=True):
     event_key: str
     observed_at: float
     """Unix seconds."""
-    aged_from: float
-    """The time from which the record ages, by `bridge.clock.AgeClock`."""
     is_routed: bool
     """False while the sinks are not chosen, because the name of this VM is not known."""
     n: int = 0
@@ -85,51 +83,29 @@ class RecordRow(msgspec.Struct, frozen=True, kw_only=True):
         return decode_record(self.body)
 
 
-class Delivery(msgspec.Struct, frozen=True, kw_only=True):
+class Delivery(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One record for one sink."""
 
     sink: str
     sequence: int
     state: DeliveryState
-    event_key: str
     urgent: bool
     not_before: float | None
     """Unix seconds."""
     aged_from: float
+    """Unix seconds of the record, or of the last retry by a person."""
     attempts: int = 0
     error: str | None = None
     changed_at: float
     """Unix seconds."""
-
-
-class PendingDelivery(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """A record that one sink has yet to receive."""
-
-    sequence: int
-    event_key: str
-    urgent: bool
-    attempts: int
-    not_before: float | None
-    """Unix seconds."""
-    body: bytes
-    """The record as JSON."""
+    event_key: str = ""
+    body: bytes = b""
+    """The body of the record. The file does not repeat the body and the event key for each sink."""
 
     @cached_property
     def record(self) -> TransitionRecord:
         """Return the decoded record."""
         return decode_record(self.body)
-
-
-def pending_delivery(row: Delivery, body: bytes) -> PendingDelivery:
-    """Return *row* with the *body* of its record."""
-    return PendingDelivery(
-        sequence=row.sequence,
-        event_key=row.event_key,
-        urgent=row.urgent,
-        attempts=row.attempts,
-        not_before=row.not_before,
-        body=body,
-    )
 
 
 class SinkRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,8 +8,8 @@ this thread, so `is_behind` looks at the time.
 
 from __future__ import annotations
 
-import errno
 import logging
+import math
 import shutil
 import sqlite3
 import threading
@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from bridge.outbox.database import (
+    HISTORY_STEP,
     KEPT_GENERATIONS,
     Database,
     Fingerprint,
@@ -29,8 +30,10 @@ from bridge.outbox.database import (
     follows,
     is_damage,
     is_full,
+    is_read_only,
     older_generations,
     read_newest,
+    size_of,
 )
 from bridge.outbox.state import Changes, State
 
@@ -42,12 +45,15 @@ _CHECK_SECONDS = 5.0
 _FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.5, 30.0
 _STOP_RETRY_SECONDS = 0.2
 _UNREADABLE_SECONDS = 30.0
+_MOST_UNSAVED = 10_000
+"""Records. With more of them, a disk that fails for weeks would use up the memory."""
 _CLEAN_SECONDS = 600.0
-#: Of `max_bytes`: room is made above the first share, down to the second.
-_FULL, _TARGET = 0.95, 0.90
+#: Room is made above this share of `max_bytes`.
+_FULL_SHARE = 0.95
 #: Of the volume, if that is less than `max_bytes`: the WAL and a new generation need room, too.
 _VOLUME_SHARE = 1 / 3
 _CHANGED = "another program changed, moved, or deleted it"
+_DAMAGED = "it is damaged"
 
 
 class Saver:
@@ -83,11 +89,9 @@ class Saver:
         self._save_at: float | None = None
         self._requested = self._confirmed = 0
         self._is_stopping = False
-        self._unsaved = Changes(version=0, tables={}, history=set())
+        self._unsaved = Changes()
         self._database: Database | None = None
         self._print: Fingerprint | None = None
-        self._new_file_because: str | None = None
-        self._drops_unsaved = False
         self._began_at: float | None = None
         self._failure: str | None = None
         self._failed_since: float | None = None
@@ -142,14 +146,6 @@ class Saver:
             request = self._requested
             self._turn.notify_all()
             return self._turn.wait_for(lambda: self._confirmed >= request, seconds)
-
-    def start_new_file(self, reason: str, *, drop_unsaved: bool = False) -> None:
-        """Write the complete state into a new generation, with *drop_unsaved* without changes taken earlier."""
-        with self._turn:
-            self._new_file_because = reason
-            self._drops_unsaved = self._drops_unsaved or drop_unsaved
-            self._save_at = time.monotonic()
-            self._turn.notify_all()
 
     def close(self, seconds: float) -> bool:
         """Save everything and end; return whether that took at most *seconds*."""
@@ -215,14 +211,15 @@ class Saver:
             self._take(loaded)
         except Exception:  # every row decodes, but together they make no sense
             logger.exception("The outbox cannot be used. The agent starts without it.")
-            self._state.reset()
+            self._state.reset(_DAMAGED)
             self._take(Loaded(unreadable=(loaded.file or self._directory,)))
         self.loaded.set()
         return True
 
     def _take(self, loaded: Loaded) -> None:
         self.file, self._print = loaded.file, loaded.fingerprint
-        self._new_file_because = "it is damaged" if loaded.is_damaged else None
+        if loaded.is_damaged:
+            self._unsaved.require_new_file(_DAMAGED)
         with self._lock:
             self._state.load(loaded.rows)
             self._on_loaded(loaded)
@@ -243,64 +240,53 @@ class Saver:
         return True
 
     def _check_file(self) -> None:
-        """Open the file, and end it if it is not as the last save left it."""
-        if self.file is None or self._new_file_because is not None:
+        """Require a new file if the file is not as the last save left it."""
+        if self.file is None or self._unsaved.new_file_because is not None:
             return
         if fingerprint(self.file) != self._print:
-            self._new_file_because = _CHANGED
+            self._unsaved.require_new_file(_CHANGED)
         elif self._database is None:
             self._open(self.file)
 
     def _open(self, file: Path) -> None:
+        """Open the file; require a new file if it is damaged."""
         try:
             self._database = Database(file)
         except sqlite3.Error as error:
             if not is_damage(error):
                 raise
-            self._new_file_because = "it is damaged"
+            self._unsaved.require_new_file(_DAMAGED)
         else:
-            self._accept_own_changes(self._database)
-            self._measure(self._database)
+            self._accept_own_changes()
+            self._measure()
 
     def _write(self) -> bool:
         """Write what is not saved; return whether there was anything."""
         with self._lock:
-            if self._drops_unsaved:
-                self._unsaved, self._drops_unsaved = Changes(version=0, tables={}, history=set()), False
             self._unsaved.add(self._state.take_changes())
-            if self._unsaved.is_partial:
-                self._new_file_because = self._new_file_because or "too many changes were not saved in time"
-        is_new = self._database is None or self._new_file_because is not None
-        has_written = is_new or not self._unsaved.is_empty
-        if self._database is None or self._new_file_because is not None:
-            self._create_file(self._new_file_because)
-        elif has_written:
+        has_written = self._database is None or not self._unsaved.is_empty
+        if self._database is not None and self._unsaved.new_file_because is None and has_written:
             self._database.save(self._unsaved)
-            if not self._accept_own_changes(self._database):
-                self._create_file(self._new_file_because)
+            self._accept_own_changes()
         version = self._unsaved.version
-        self._unsaved = Changes(version=version, tables={}, history=set())
-        self.saved_version = version
+        if self._database is None or self._unsaved.new_file_because is not None:
+            version = self._create_file()
+        self._unsaved, self.saved_version = Changes(), version
         return has_written
 
-    def _create_file(self, reason: str | None) -> None:
-        """Write the complete state into a new generation; keep the two newest other files."""
+    def _create_file(self) -> int:
+        """Write the complete state into a new generation; return its version. Keep the two newest other files."""
         self._claim()
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._lock:
-            self._unsaved.add(self._state.take_changes())
-            self._state.add_all_rows(self._unsaved)
-            self._new_file_because = None  # a request from now on needs one more file
-        try:
-            database = Database.create(self._directory, self._unsaved)
-        except BaseException:
-            self._new_file_because = self._new_file_because or reason
-            raise
-        old, self._database = self._database, database
-        if old is not None:
-            old.close()
+            everything = self._state.take_everything()
+        database = Database.create(self._directory, everything)
+        if self._database is not None:
+            self._database.close()
+        self._database = database
         left, self.file = self.file, database.path
         self._print = fingerprint(database.path)
+        reason = self._unsaved.new_file_because
         if reason is not None:
             self.file_changes += 1
             logger.error(
@@ -311,7 +297,8 @@ class Saver:
         with suppress(OSError):
             for path in older_generations(self._directory, database.path)[KEPT_GENERATIONS:]:
                 delete_generation(path)
-            self._measure(database)
+            self._measure()
+        return everything.version
 
     def _confirm(self, request: int, *, has_written: bool) -> None:
         was_behind = self._failure is not None
@@ -334,80 +321,85 @@ class Saver:
                 extra={"directory": str(self._directory)},
             )
         self._failure = f"{error}".rstrip(".") + "."
+        if len(self._unsaved.tables.get("records", ())) > _MOST_UNSAVED:
+            self._unsaved.require_new_file("too many changes were not saved in time")
+        if is_damage(error):
+            self._unsaved.require_new_file(_DAMAGED)
         with suppress(OSError, sqlite3.Error):
-            if _is_full(error):
-                self._free_space()
-            if self._database is not None:
-                self._accept_own_changes(self._database)
-        if self._database is not None and "readonly" in str(error):
-            # SQLite opened the file only for reading. The next attempt opens it again.
-            self._database.close()
-            self._database = None
-        if isinstance(error, sqlite3.Error) and is_damage(error):
-            self._new_file_because = "it is damaged"
+            self._accept_own_changes()
+            if is_full(error) and self._free_space():
+                logger.warning("The disk is full: an older file or delivered records were deleted early.")
+            if is_read_only(error):
+                self._close_database()
 
-    def _accept_own_changes(self, database: Database) -> bool:
-        """Accept the file as this thread left it; return whether it can be the result of this thread's writes."""
-        after = fingerprint(database.path)
-        if self._print is None or follows(self._print, after):
-            self._print = after
-            return True
-        self._new_file_because = _CHANGED
-        return False
+    def _close_database(self) -> None:
+        """Close the file for the next attempt to open it: on a read-only mount, SQLite opens it only for reading."""
+        database, self._database = self._database, None
+        if database is not None:
+            database.close()
+            self._print = fingerprint(database.path)  # a close can move the WAL into the file
+
+    def _accept_own_changes(self) -> None:
+        """Accept the file as this thread left it, unless it cannot be the result of this thread's writes."""
+        if self._database is None:
+            return
+        after = fingerprint(self._database.path)
+        if self._print is not None and not follows(self._print, after):
+            self._unsaved.require_new_file(_CHANGED)
+        self._print = after
 
     # Limits of the disk.
 
-    def _free_space(self) -> None:
-        """Delete older generations on a full disk, and then history."""
-        if self.file is not None:
-            older = list(older_generations(self._directory, self.file))
-            for path in older:
-                delete_generation(path)
-            if older:
-                return
-        if self._database is not None:
-            deleted = self._database.delete_history()
-            self._database.checkpoint()
-            if deleted:
-                logger.warning("The disk is full: %d delivered records were deleted early.", deleted)
-
     def _keep_limits(self, *, has_written: bool) -> None:
-        """Delete old history, and make room at the limit. The sizes of the files show whether that can be necessary."""
+        """Delete old history, and make room at the limit, in one step for each save, so that no save takes long."""
         database = self._database
         now = time.monotonic()
         is_cleaning = now - self._cleaned_at >= min(_CLEAN_SECONDS, max(self._keep_history_seconds / 10, 1.0))
         if database is None or not (has_written or is_cleaning):
             return
         if is_cleaning:
-            self._cleaned_at = now
-            if database.delete_history(before=self._now() - self._keep_history_seconds):
-                self._accept_own_changes(database)
-            self._measure(database)
-        size = file_bytes(database.path) + self._older_bytes
-        if size > self._limit * _FULL:
-            older = older_generations(self._directory, database.path)
-            size = database.used_bytes + sum(map(file_bytes, older))
-        self.used_bytes = size
-        if size > self._limit * _FULL:
-            self._shrink(database, older)
+            if self._delete_history(database, before=self._now() - self._keep_history_seconds) < HISTORY_STEP:
+                self._cleaned_at = now
+            self._measure()
+        used = 0 if self._print is None else size_of(self._print)
+        if used + self._older_bytes > self._limit:
+            used = database.used_bytes
+        self.used_bytes = used + self._older_bytes
+        excess = self.used_bytes - int(self._limit)
+        if excess > 0:
+            if self._free_space():
+                self.wake(soon=True)
+            else:
+                self._make_room(excess)
 
-    def _measure(self, database: Database) -> None:
-        self._older_bytes = sum(map(file_bytes, older_generations(self._directory, database.path)))
-        self._limit = min(self._max_bytes, shutil.disk_usage(self._directory).total * _VOLUME_SHARE)
+    def _free_space(self) -> bool:
+        """Delete the oldest other file, or without one the oldest history; return whether there was any."""
+        if self.file is None or self._database is None:
+            return False
+        older = older_generations(self._directory, self.file)
+        if older:
+            delete_generation(older[-1])
+            self._measure()
+            return True
+        deleted = self._delete_history(self._database)
+        self._database.checkpoint()
+        self._accept_own_changes()
+        return deleted > 0
 
-    def _shrink(self, database: Database, older: list[Path]) -> None:
-        target = int(self._limit * _TARGET)
-        while older and self.used_bytes > target:
-            self.used_bytes -= delete_generation(older.pop())
-        while self.used_bytes > target and database.delete_history():
-            self.used_bytes = database.used_bytes + sum(map(file_bytes, older))
-        self._accept_own_changes(database)
-        self._measure(database)
-        if self.used_bytes > self._limit * _FULL:
-            self._make_room(self.used_bytes - target)
+    def _delete_history(self, database: Database, *, before: float = math.inf) -> int:
+        """Delete records that are in the file only, and whose last changes are saved."""
+        with self._lock:
+            self._unsaved.add(self._state.take_changes())
+            in_memory = set(self._state.records.rows)
+        unsaved = self._unsaved.tables
+        in_memory.update(unsaved.get("records", ()), (sequence for sequence, _ in unsaved.get("deliveries", ())))
+        deleted = database.delete_history(in_memory, before=before)
+        self._accept_own_changes()
+        return deleted
 
-
-def _is_full(error: Exception) -> bool:
-    if isinstance(error, OSError):
-        return error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return isinstance(error, sqlite3.Error) and is_full(error)
+    def _measure(self) -> None:
+        """Measure the other files, and the limit: on a small volume, less than `max_bytes`."""
+        if self.file is not None:
+            self._older_bytes = sum(map(file_bytes, older_generations(self._directory, self.file)))
+        volume = shutil.disk_usage(self._directory).total
+        self._limit = min(self._max_bytes, volume * _VOLUME_SHARE) * _FULL_SHARE

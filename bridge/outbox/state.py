@@ -9,6 +9,7 @@ the newest record of an active event. All other records are *history*: they are 
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, Generic, TypeVar
@@ -33,8 +34,6 @@ from bridge.outbox.rows import (
 
 OLDEST_SEQUENCE = "oldest_sequence"
 """The key of the oldest sequence in memory: older records in the file are history."""
-MOST_UNSAVED_HISTORY = 10_000
-"""With more of it, a disk that stays behind would use up the memory: a save then writes a new file without it."""
 
 K = TypeVar("K")
 R = TypeVar("R")
@@ -67,6 +66,11 @@ class Table(Generic[K, R]):
         self.rows = {self._key_of(row): row for row in rows}
         self._changed = {}
 
+    @property
+    def has_changed(self) -> bool:
+        """Return whether there are changes since the last call of `take`."""
+        return bool(self._changed)
+
     def take(self) -> dict[K, R | None]:
         """Return the changes since the last call: None marks a deleted row."""
         changed, self._changed = self._changed, {}
@@ -76,29 +80,29 @@ class Table(Generic[K, R]):
 class Changes(msgspec.Struct, kw_only=True):
     """The rows of one save."""
 
-    version: int
-    tables: dict[str, dict[Any, Any]]
+    version: int = 0
+    tables: dict[str, dict[Any, Any]] = {}
     """By table, key -> row; None marks a deleted row."""
-    history: set[int]
-    """The records that became history."""
-    is_partial: bool = False
-    """True if changes are missing, so that only a new file can be complete."""
+    new_file_because: str | None = None
+    """Why the next save writes the complete state into a new file; None if it writes only these rows."""
 
     @property
     def is_empty(self) -> bool:
         """Return whether there is nothing to write."""
-        return not self.history and not any(self.tables.values())
+        return self.new_file_because is None and not any(self.tables.values())
 
     def add(self, newer: Changes) -> None:
         """Add *newer* changes: the newest row of each key counts."""
         self.version = newer.version
-        self.history |= newer.history
-        self.is_partial = self.is_partial or newer.is_partial or len(self.history) > MOST_UNSAVED_HISTORY
-        if self.is_partial:
-            self.tables, self.history = {}, set()
-            return
-        for name, rows in newer.tables.items():
+        self.require_new_file(newer.new_file_because)
+        for name, rows in newer.tables.items() if self.new_file_because is None else ():
             self.tables.setdefault(name, {}).update(rows)
+
+    def require_new_file(self, reason: str | None) -> None:
+        """Write everything into a new file, so that these rows are not needed; the first reason counts."""
+        self.new_file_because = self.new_file_because or reason
+        if self.new_file_because is not None:
+            self.tables = {}
 
 
 class SinkQueue:
@@ -107,21 +111,22 @@ class SinkQueue:
     def __init__(self) -> None:
         self.pending: dict[int, Delivery] = {}
         self.urgent: dict[int, None] = {}
-        self.by_event: dict[str, dict[int, None]] = {}
+        self.by_event: dict[str, list[int]] = {}
         self.parked: dict[int, Delivery] = {}
 
-    def add(self, row: Delivery) -> None:
-        """Add or replace a row."""
-        self.remove(row.sequence, keep_place=row.state is DeliveryState.PENDING)
+    def update(self, row: Delivery) -> None:
+        """Add, replace, or remove a row by its state."""
+        self._remove(row.sequence, keep_place=row.state is DeliveryState.PENDING)
         if row.state is DeliveryState.PARKED:
             self.parked[row.sequence] = row
         elif row.state is DeliveryState.PENDING:
+            if row.sequence not in self.pending:
+                insort(self.by_event.setdefault(row.event_key, []), row.sequence)
             self.pending = _in_order(self.pending, row.sequence, row)
-            self.by_event[row.event_key] = _in_order(self.by_event.get(row.event_key, {}), row.sequence, None)
             if row.urgent:
                 self.urgent = _in_order(self.urgent, row.sequence, None)
 
-    def remove(self, sequence: int, *, keep_place: bool = False) -> None:
+    def _remove(self, sequence: int, *, keep_place: bool) -> None:
         """Remove the row with this sequence, if any; with *keep_place* a pending row is about to be replaced."""
         self.parked.pop(sequence, None)
         if keep_place and sequence in self.pending:
@@ -130,18 +135,9 @@ class SinkQueue:
         if row is not None:
             self.urgent.pop(sequence, None)
             of_event = self.by_event[row.event_key]
-            del of_event[sequence]
+            of_event.remove(sequence)
             if not of_event:
                 del self.by_event[row.event_key]
-
-    def due(self, *, after: int = 0, through: int) -> Iterator[Delivery]:
-        """Yield the pending rows with a sequence above *after* and at most *through*, urgent rows first."""
-        for sequence in self.urgent:
-            if after < sequence <= through:
-                yield self.pending[sequence]
-        for sequence, row in self.pending.items():
-            if after < sequence <= through and not row.urgent:
-                yield row
 
     def of_event(self, event_key: str) -> Iterator[Delivery]:
         """Yield the pending rows of one event in sequence."""
@@ -157,7 +153,13 @@ class DueRows:
 
     def __iter__(self) -> Iterator[Delivery]:
         """Yield the rows, urgent rows first, otherwise in sequence."""
-        return self._queue.due(after=self._after, through=self._through)
+        queue = self._queue
+        for sequence in queue.urgent:
+            if self._after < sequence <= self._through:
+                yield queue.pending[sequence]
+        for sequence, row in queue.pending.items():
+            if self._after < sequence <= self._through and not row.urgent:
+                yield row
 
     def of_event(self, event_key: str) -> Iterator[Delivery]:
         """Yield the rows of one event in sequence."""
@@ -184,24 +186,7 @@ class State:
         self.sinks: Table[str, SinkRow] = Table(lambda row: row.name)
         self.decisions: Table[int, StoredDecision] = Table(lambda row: row.arrival)
         self.approvals: Table[EventVersion, PendingApproval] = Table(lambda row: row.key)
-        self.queues: dict[str, SinkQueue] = {}
-        self.needed_bytes = 0
-        """The bytes of the bodies that a sink still needs."""
-        self.open_decisions: dict[int, None] = {}
-        self.arrivals: dict[tuple[str, str, str], int] = {}
-        """By (source, approver, jti), the arrival of each decision."""
-        self.loaded_through = 0
-        """The last sequence of an earlier run."""
-        self._history: set[int] = set()
-        self._is_partial = False
-        self._needed: dict[int, set[str]] = {}
-        self._references: dict[int, int] = {}
-        self._sinks_of: dict[int, list[str]] = {}
-
-    @property
-    def tables(self) -> Mapping[str, Table[Any, Any]]:
-        """Return every table by its name in the file."""
-        return {
+        self.tables: Mapping[str, Table[Any, Any]] = {
             "meta": self.meta,
             "events": self.events,
             "records": self.records,
@@ -210,28 +195,37 @@ class State:
             "decisions": self.decisions,
             "approvals": self.approvals,
         }
+        self.queues: dict[str, SinkQueue] = {}
+        self.needed_bytes = 0
+        """The bytes of the bodies that a sink still needs."""
+        self.open_decisions: dict[int, None] = {}
+        self.arrivals: dict[tuple[str, str, str], int] = {}
+        """By (source, approver, jti), the arrival of each decision."""
+        self.loaded_through = 0
+        """The last sequence of an earlier run."""
+        self._new_file_because: str | None = None
 
-    def reset(self) -> None:
-        """Delete everything; the version goes on."""
+    def reset(self, reason: str) -> None:
+        """Delete everything; the rest goes into a new file because of *reason*."""
         version = self.version
         State.__init__(self)
-        self.version = version + 1
+        self.version, self._new_file_because = version + 1, reason
 
     # For the saver.
 
     def load(self, rows: Mapping[str, Iterable[Any]]) -> None:
-        """Take over the rows of a file; rows that a damaged file lacks are made up for."""
+        """Take over the rows of a file, except deliveries without their record: that is history, or damaged."""
         for name, table in self.tables.items():
             table.load(rows.get(name, ()))
         for key, delivery in list(self.deliveries.rows.items()):
-            if delivery.sequence in self.records.rows:
-                self._sinks_of.setdefault(delivery.sequence, []).append(delivery.sink)
-                self._index(delivery)
+            record = self.records.rows.get(delivery.sequence)
+            if record is None:
+                self.deliveries.forget(key)
             else:
-                self.deliveries.delete(key)
-        self.needed_bytes += sum(len(row.body) for row in self.records.rows.values() if not row.is_routed)
-        for event in self.events.rows.values():
-            self._refer(event.references, 1)
+                shared = {"event_key": record.event_key, "body": record.body}
+                self.deliveries.rows[key] = whole = msgspec.structs.replace(delivery, **shared)
+                self.queue(delivery.sink).update(whole)
+        self.needed_bytes = sum(len(row.body) for row in self.records.rows.values() if self._is_needed(row))
         for decision in self.decisions.rows.values():
             self._index_decision(decision)
         for sink in self.sinks.rows.keys() | self.queues.keys():
@@ -252,16 +246,16 @@ class State:
 
     def take_changes(self) -> Changes:
         """Return all changes since the last call."""
-        self.put(OLDEST_SEQUENCE, str(min(self.records.rows, default=self.next_sequence)))
-        history, self._history = self._history, set()
-        is_partial, self._is_partial = self._is_partial, False
+        if self.records.has_changed:  # an older value is also right, and costs no page
+            self.put(OLDEST_SEQUENCE, str(min(self.records.rows, default=self.next_sequence)))
         tables = {name: table.take() for name, table in self.tables.items()}
-        return Changes(version=self.version, tables=tables, history=history, is_partial=is_partial)
+        reason, self._new_file_because = self._new_file_because, None
+        return Changes(version=self.version, tables=tables, new_file_because=reason)
 
-    def add_all_rows(self, changes: Changes) -> None:
-        """Complete *changes*, the newest of which were just taken, with every row in memory: for a new file."""
-        for name, table in self.tables.items():
-            changes.tables.setdefault(name, {}).update(table.rows)
+    def take_everything(self) -> Changes:
+        """Return every row in memory, for a new file."""
+        self.take_changes()
+        return Changes(version=self.version, tables={name: dict(table.rows) for name, table in self.tables.items()})
 
     # Meta.
 
@@ -294,99 +288,59 @@ class State:
     def put_record(self, row: RecordRow) -> None:
         """Add a record, or replace one whose sinks are being chosen."""
         before = self.records.rows.get(row.sequence)
-        if before is not None and self._is_needed(before):
-            self.needed_bytes -= len(before.body)
+        self.needed_bytes -= self._needed_bytes(before)
         self.records.put(row)
-        if self._is_needed(row):
-            self.needed_bytes += len(row.body)
+        self.needed_bytes += self._needed_bytes(row)
 
     def put_delivery(self, row: Delivery) -> None:
         """Add or change the delivery of a record, and the totals of its sink."""
+        record = self.records.rows.get(row.sequence)
         before = self.deliveries.rows.get((row.sequence, row.sink))
+        self.needed_bytes -= self._needed_bytes(record)
         self.deliveries.put(row)
+        self.queue(row.sink).update(row)
+        self.needed_bytes += self._needed_bytes(record)
         if before is None:
-            self._sinks_of.setdefault(row.sequence, []).append(row.sink)
-            self._count(row.sink, accepted=1, **{row.state.value: 1})
+            self.count(row.sink, accepted=1, **{row.state.value: 1})
         elif before.state is not row.state:
-            self._count(row.sink, **{before.state.value: -1, row.state.value: 1})
-        self._index(row)
+            self.count(row.sink, **{before.state.value: -1, row.state.value: 1})
         self.settle(row.sequence)
 
     def put_event(self, row: EventRow) -> None:
         """Add or change an event. Records that only this event kept in memory become history."""
         before = self.events.rows.get(row.key)
-        old = set[int]() if before is None else before.references
         self.events.put(row)
-        self._refer(row.references - old, 1)
-        released = old - row.references
-        self._refer(released, -1)
-        for sequence in sorted(released):
+        for sequence in sorted(before.references - row.references) if before is not None else ():
             self.settle(sequence)
 
     def settle(self, sequence: int) -> None:
-        """Make the record history if no sink needs it and no active event refers to it."""
+        """Make the record history if no sink needs it and its event is not active or has newer records."""
         row = self.records.rows.get(sequence)
-        if row is None or not row.is_routed or sequence in self._needed or sequence in self._references:
+        if row is None or self._is_needed(row):
             return
-        self._history.add(sequence)
-        if len(self._history) > MOST_UNSAVED_HISTORY:
-            self.take_changes()
-            self._is_partial = True
+        event = self.events.rows.get(row.event_key)
+        if event is not None and sequence in event.references:
+            return
+        for delivery in self.deliveries_of(sequence):
+            self.deliveries.forget((sequence, delivery.sink))
         self.records.forget(sequence)
-        for sink in self._sinks_of.pop(sequence, ()):
-            self.deliveries.forget((sequence, sink))
-
-    def needed_by(self, sequence: int) -> set[str]:
-        """Return the sinks that need the record: pending or parked."""
-        return self._needed.get(sequence, set())
 
     def deliveries_of(self, sequence: int) -> list[Delivery]:
         """Return the deliveries of a record in memory."""
-        return [self.deliveries.rows[sequence, sink] for sink in self._sinks_of.get(sequence, ())]
+        rows = self.deliveries.rows
+        return [rows[sequence, sink] for sink in self.queues if (sequence, sink) in rows]
 
     def _is_needed(self, row: RecordRow) -> bool:
-        return not row.is_routed or row.sequence in self._needed
+        return not row.is_routed or any(delivery.state in NEEDED for delivery in self.deliveries_of(row.sequence))
 
-    def _index(self, row: Delivery) -> None:
-        """Update the queue of the sink and the bytes that are needed."""
-        queue = self.queue(row.sink)
-        record = self.records.rows.get(row.sequence)
-        size = 0 if record is None or not record.is_routed else len(record.body)
-        needed = self._needed.get(row.sequence)
-        if row.state in NEEDED:
-            queue.add(row)
-            if needed is None:
-                needed = self._needed[row.sequence] = set()
-                self.needed_bytes += size
-            needed.add(row.sink)
-            return
-        queue.remove(row.sequence)
-        if needed is not None:
-            needed.discard(row.sink)
-            if not needed:
-                del self._needed[row.sequence]
-                self.needed_bytes -= size
+    def _needed_bytes(self, row: RecordRow | None) -> int:
+        return len(row.body) if row is not None and self._is_needed(row) else 0
 
-    def _count(self, sink: str, **changes: int) -> None:
+    def count(self, sink: str, **changes: int) -> None:
+        """Change the totals of a sink; without *changes*, add the totals of a new sink."""
         row = self.sinks.rows.get(sink) or SinkRow(name=sink)
         values = {name: getattr(row, name) + change for name, change in changes.items()}
         self.sinks.put(msgspec.structs.replace(row, **values))
-
-    def add_sink(self, sink: str) -> None:
-        """Add the totals of a new sink."""
-        self._count(sink)
-
-    def count_event_over(self, sink: str) -> None:
-        """Count one record that a newer record of its event replaced."""
-        self._count(sink, event_over=1)
-
-    def _refer(self, sequences: Iterable[int], change: int) -> None:
-        for sequence in sequences:
-            count = self._references.get(sequence, 0) + change
-            if count:
-                self._references[sequence] = count
-            else:
-                self._references.pop(sequence, None)
 
     # Decisions.
 

@@ -122,7 +122,7 @@ class IdentityResolver:
                 self.vm = (stored or VmIdentity()).with_overrides(self._configured)
                 self._outbox.identify(self.vm)
             else:
-                self._outbox.await_identity()
+                self._outbox.use_vm(self.vm, is_waiting=True)
                 self.is_waiting = True
                 seconds = _WAIT_SECONDS_WHEN_REFUSED if self._is_refused else _WAIT_SECONDS
                 self._wait_until = min(self._wait_until, self._started_at + seconds)
@@ -197,7 +197,7 @@ class IdentityResolver:
             if not self.is_waiting:
                 return
             self.is_waiting = False
-            self._outbox.stop_waiting(self.vm)
+            self._outbox.use_vm(self.vm)
         if self.vm.name is None and not self._stop.is_set():
             logger.warning(
                 "The name of this VM is not known: sinks of scope 'mine' receive every event. Set vm.name to be sure."

@@ -81,7 +81,7 @@ def _drain_rate(outbox: Outbox, config: WebhookConfig, count: int) -> float:
     pause = threading.Event()
     began = time.perf_counter()
     worker.start()
-    while outbox.totals()[0].sinks["s"].delivered < count:
+    while outbox.totals().sinks["s"].delivered < count:
         pause.wait(0.02)
     rate = count / (time.perf_counter() - began)
     worker.stop(grace_seconds=0.0)

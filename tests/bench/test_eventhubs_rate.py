@@ -130,10 +130,10 @@ def _rate_of_worker(directory: Path) -> float:
     outbox.on_due = worker.notify
     never = threading.Event()
     worker.start()
-    while outbox.totals()[0].sinks["bench"].delivered == 0:  # connects, before the clock starts
+    while outbox.totals().sinks["bench"].delivered == 0:  # connects, before the clock starts
         never.wait(0.005)
-    before, started = outbox.totals()[0].sinks["bench"].delivered, time.perf_counter()
-    while outbox.totals()[0].sinks["bench"].pending:
+    before, started = outbox.totals().sinks["bench"].delivered, time.perf_counter()
+    while outbox.totals().sinks["bench"].pending:
         never.wait(0.05)
     seconds = time.perf_counter() - started
     worker.stop(grace_seconds=5)

@@ -56,7 +56,7 @@ def _exported():
     sink.delivered(0.1)
     sink.retried("timeout")
     totals = OutboxTotals(sinks={"a": SinkRow(name="a")}, oldest_pending_at={}, needed_bytes=0, stream_id=None)
-    metrics.watch_outbox(lambda: OutboxReading(totals=totals, ages_now=0.0))
+    metrics.watch_outbox(lambda: OutboxReading(totals=totals, now=0.0))
     return list(metrics.registry.collect())
 
 

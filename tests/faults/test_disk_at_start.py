@@ -1,18 +1,13 @@
 """A start on a bad disk or on damaged files, with a real agent: it polls, sends, and recovers all readable rows."""
 
-import os
-import shutil
-import sqlite3
 import time
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 
 import preload
 import pytest
 from agent_stage import Stage, judge
 from loop_disk import loop_disk
 from small_disk import small_disk
-
-from bridge.outbox.approvals import DISABLED_FILE
 
 NOTHING = {"lost": [], "invented": [], "two ids": [], "shared ids": []}
 MOST_START_SECONDS = 5.0
@@ -84,51 +79,6 @@ def test_slow_disk_delays_no_poll(tmp_path, agent_env, tmp_path_factory):
         start_and_compare(stage, is_behind=True)
         (tmp_path / "faults" / "slow").unlink()
         stage.wait_until_settled(60)
-
-
-def test_damaged_pages_cost_only_their_rows(tmp_path, agent_env):
-    with killed(tmp_path, agent_env) as stage:
-        with closing(sqlite3.connect(newest(stage), isolation_level=None)) as connection:
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            (root,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'decisions'").fetchone()
-            (size,) = connection.execute("PRAGMA page_size").fetchone()
-        with newest(stage).open("r+b") as file:
-            file.seek((root - 1) * size)
-            file.write(os.urandom(size))
-        stage.waiting.accepts = True
-        stage.start()
-        # A hold may be among the missing rows, and no portal would send it again.
-        assert (stage.state / DISABLED_FILE).exists()
-        stage.wait(lambda: "outbox file is damaged" in stage.log)
-        stage.azure.announce("E-new")
-        expected = stage.expected() - {("E-new", "approved")}
-        stage.wait(lambda: expected <= stage.waiting.transitions())
-        stage.wait_for_polls(5)
-        assert "E-new" not in stage.azure.approved()
-        # The file approvals.disabled has records of its own.
-        about_the_file = ("approval_refused", "approval_failed")
-        records = [record for record in stage.waiting.records if record["transition"] not in about_the_file]
-        assert judge(expected, records) == NOTHING
-        stage.wait(stage.is_saved)
-        (stage.state / DISABLED_FILE).unlink()
-        stage.wait(lambda: "E-new" in stage.azure.approved())
-
-
-@pytest.mark.parametrize("damage", [b"", b"garbage" * 1000], ids=["empty", "garbage"])
-def test_unreadable_file_is_left_for_the_generation_before(tmp_path, agent_env, damage):
-    """The generation before is older, so its rows are sent again with the same IDs."""
-    with killed(tmp_path, agent_env) as stage:
-        file = newest(stage)
-        shutil.copy(file, file.with_name("outbox-99.db"))
-        file.with_name("outbox-99.db").write_bytes(damage)
-        if damage:
-            (stage.state / DISABLED_FILE).touch()
-        stage.waiting.accepts = True
-        stage.start()
-        expected = {each for each in stage.expected() if each[1] != "approval_failed"}
-        stage.wait(lambda: expected <= stage.waiting.transitions())
-        stage.wait(stage.is_saved)
-        assert judge(expected, stage.waiting.records)["two ids"] == []
 
 
 @pytest.mark.long

@@ -241,7 +241,8 @@ class Stage:
         """Wait until *condition* is true."""
         deadline = time.monotonic() + seconds
         while not condition():
-            assert self.process is None or self.process.poll() is None, f"The agent ended.\n{self.log[-3000:]}"
+            code = None if self.process is None else self.process.poll()
+            assert code is None, f"The agent ended with {code}.\n{self.log[-3000:]}"
             assert time.monotonic() < deadline, f"{message or 'The condition stayed false.'}\n{self.log[-3000:]}"
             time.sleep(0.02)
 

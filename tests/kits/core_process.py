@@ -1,4 +1,4 @@
-"""An `Outbox` in a process of its own, which a test can kill at any point.
+"""An `Outbox` in a separate process, which a test can kill at any point.
 
 Run as a program, it reads one JSON command per line. ``start`` forks a child that opens the outbox and executes all
 further commands until it is killed. Forking from a process without threads makes a start cost milliseconds.
@@ -9,19 +9,22 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
-from outbox_kit import OutboxKit
+from outbox_kit import OutboxKit, RouteAll
 
 from bridge.clock import REAL_CLOCK
 from bridge.events.record import Verdict
 from bridge.outbox import approvals, deliveries
+from bridge.outbox.database import Database
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.rows import DeliveryState, StoredDecision
-from bridge.outbox.state import State
+from bridge.outbox.state import Changes, State
 
 SINKS = ("a", "b")
 
@@ -50,7 +53,10 @@ class CoreProcess:
         self._server.stdin.write(json.dumps({"op": op, **arguments}) + "\n")
         answer = self._server.stdout.readline()
         assert answer, "The process ended."
-        return json.loads(answer)
+        value = json.loads(answer)
+        if value == "killed":
+            self.pid = 0
+        return value
 
     def kill(self) -> None:
         """Kill the outbox with SIGKILL; the server stays."""
@@ -94,14 +100,15 @@ class _Child:
 
     def __init__(self, directory: Path) -> None:
         self._kit = OutboxKit(directory)
+        self._disk = "healthy"
+        # A bound method would not receive the database.
+        Database.save = lambda database, changes: self._save(database, changes)  # type: ignore[assignment, method-assign]  # noqa: PLW0108
         self._outbox: Outbox = self._kit.open(sinks=())
         self.loaded = self._outbox.read(model_of)
         self._kit.time = REAL_CLOCK.now()
         self._configure()
 
     def _configure(self) -> None:
-        from outbox_kit import RouteAll  # noqa: PLC0415
-
         self._outbox.configure(RouteAll(*SINKS), SINKS, labels={})
 
     def append(self, events: list[list[str]]) -> None:
@@ -139,14 +146,34 @@ class _Child:
     def model(self) -> dict[str, Any]:
         return self._outbox.read(model_of)
 
-    def behind(self) -> bool:
-        return self._outbox.is_behind
+    def set_disk(self, how: str) -> None:
+        """Let saves fail, hang, or take long, as on a disk that is full, read-only, hanging, or slow."""
+        self._disk = how
 
-    def sql(self, statement: str) -> None:
-        """Make the open file refuse writes, as a full or read-only disk does."""
-        database = self._outbox.saver._database
-        assert database is not None
-        database._connection.execute(statement).fetchall()
+    def die_in_new_generation(self, step: str) -> None:
+        """Kill this process when the file of a new generation is *created* (without rows) or *written*."""
+        assert self._outbox.saver.file is not None
+        self._disk = step
+        os.utime(self._outbox.saver.file)
+        self._outbox.wait_saved(30.0)
+
+    def _save(self, database: Database, changes: Changes) -> None:
+        if self._disk in _REFUSALS:
+            raise sqlite3.OperationalError(_REFUSALS[self._disk])
+        if self._disk == "created":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self._disk == "slow":
+            time.sleep(_SLOW_SECONDS)
+        while self._disk == "hanging":
+            time.sleep(_TICK_SECONDS)
+        _real_save(database, changes)
+        if self._disk == "written":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+_REFUSALS = {"full": "database or disk is full", "read-only": "attempt to write a readonly database"}
+_SLOW_SECONDS, _TICK_SECONDS = 0.2, 0.01
+_real_save = Database.save
 
 
 def _serve() -> None:

@@ -141,7 +141,7 @@ class DeliveryKit:
 
     def totals(self, name: str = "s") -> dict[str, int]:
         """Return the totals that are not zero, after a check of their sum."""
-        totals = counts_of(self.outbox.totals()[0].sinks[name])
+        totals = counts_of(self.outbox.totals().sinks[name])
         accepted = totals.pop("accepted")
         assert sum(totals.values()) == accepted
         return {state: count for state, count in totals.items() if count}

@@ -72,10 +72,6 @@ class OutboxKit:
         self.time += timedelta(seconds=seconds)
         self.monotonic += seconds
 
-    def set_clock(self, seconds: float) -> None:
-        """Set the wall clock ahead; no time passes."""
-        self.time += timedelta(seconds=seconds)
-
     def open(
         self,
         *,

@@ -193,7 +193,7 @@ def test_move_gives_the_records_of_one_sink_to_another(stage, kit, capsys):
     kit.settle(stage.outbox, "a", 1, state="parked")
     kit.settle(stage.outbox, "b", 2)
     kit.saved(stage.outbox)
-    stage.outbox.change(lambda state: state.add_sink("new"))
+    stage.outbox.change(lambda state: state.count("new"))
     stage.ready()
     with pytest.raises(BridgeError, match="Unknown sink 'newer'"):
         move(kit.directory, "a", "newer")

@@ -3,7 +3,6 @@
 import logging
 import threading
 
-import msgspec
 import pytest
 
 from bridge.errors import DeliveryFailed
@@ -73,20 +72,6 @@ def test_an_idle_worker_does_not_wake_up(bench):
     bench.until(lambda: looks.append(bench.time.readings) or looks[-2:] == [bench.time.readings] * 2)
     threading.Event().wait(1.5)
     assert bench.time.readings == looks[-1]
-
-
-def test_row_that_is_not_a_record_is_parked_and_the_others_are_sent(bench, caplog):
-    box = bench.sink(max_batch=3)
-    bench.add("E-1", "broken", "E-2")
-    bench.outbox.change(break_record, 2)
-    bench.start()
-    bench.until_totals(delivered=2, parked=1)
-    assert [record.event.event_id for record in box.records] == ["E-1", "E-2"]
-    assert "not records" in caplog.text
-
-
-def break_record(state, sequence):
-    state.put_record(msgspec.structs.replace(state.records.rows[sequence], body=b"{"))
 
 
 def test_discarded_records_no_longer_need_attention(bench):

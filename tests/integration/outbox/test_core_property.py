@@ -31,6 +31,8 @@ _SINK = st.sampled_from(SINKS)
 
 #: A refused write costs a retry of 0.5 s, so only some examples contain it.
 _REFUSING_EXAMPLES = 4
+#: The file system cannot show that a file was overwritten in the milliseconds of a save.
+_IN_PLACE = ("overwrite", "older written")
 
 _process: CoreProcess | None = None
 
@@ -119,6 +121,8 @@ class CoreMachine(RuleBasedStateMachine):
         suffixes=st.sampled_from([("",), ("-wal",), ("", "-wal", "-shm")]),
     )
     def damage(self, what: str, suffixes: tuple[str, ...]) -> None:
+        if what in _IN_PLACE:
+            self.save()
         for path in self._files(suffixes):
             self._damage(what, path)
         self.save()
@@ -130,21 +134,33 @@ class CoreMachine(RuleBasedStateMachine):
         self.save()
 
     @precondition(lambda self: self.may_refuse)
-    @rule()
-    def fill_disk(self) -> None:
-        """Let writes fail as on a full disk, then succeed again."""
-        self.core.ask("sql", statement="PRAGMA max_page_count = 1")
+    @rule(how=st.sampled_from(["full", "read-only"]))
+    def refuse_writes(self, how: str) -> None:
+        self._fail(how)
+        self._recover()
+
+    @rule(how=st.sampled_from(["hanging", "slow"]), is_killed=st.booleans())
+    def stall_disk(self, how: str, *, is_killed: bool) -> None:
+        self._fail(how)
+        if is_killed:
+            self._kill_and_compare()
+        else:
+            self._recover()
+
+    @rule(step=st.sampled_from(["created", "written"]))
+    def kill_in_new_generation(self, step: str) -> None:
+        self.save()
+        assert self.core.ask("die_in_new_generation", step=step) == "killed"
+        self._restart_and_compare()
+
+    def _fail(self, how: str) -> None:
+        self.core.ask("set_disk", how=how)
         self.append([("E-1", "updated")])
         self.core.ask("save", seconds=0.05)
-        self.core.ask("sql", statement="PRAGMA max_page_count = 1073741823")
-        self.save()
 
-    @rule()
-    def leave_new_generation_incomplete(self) -> None:
-        """Leave the files of a kill at each step of a new generation: they do not count."""
-        newest = max(self._generations(), default=0)
-        (self.directory / f"outbox-{newest + 1}.db").touch()
-        self._kill_and_compare()
+    def _recover(self) -> None:
+        self.core.ask("set_disk", how="healthy")
+        self.save()
 
     # The kill.
 
@@ -154,6 +170,9 @@ class CoreMachine(RuleBasedStateMachine):
 
     def _kill_and_compare(self) -> None:
         self.core.kill()
+        self._restart_and_compare()
+
+    def _restart_and_compare(self) -> None:
         loaded = self.core.start(self.directory)
         assert _comparable(loaded) in [_comparable(model) for model in self.models]
         self.models = []

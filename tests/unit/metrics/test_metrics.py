@@ -38,7 +38,7 @@ def reading(row: SinkRow, **fields: Any) -> OutboxReading:
     totals = OutboxTotals(
         sinks={row.name: row}, oldest_pending_at={row.name: NOW - 1.5}, needed_bytes=5, stream_id="stream"
     )
-    return OutboxReading(totals=totals, ages_now=NOW, **fields)
+    return OutboxReading(totals=totals, now=NOW, **fields)
 
 
 @pytest.fixture

@@ -118,20 +118,6 @@ def test_deleted_directory_is_created_and_locked_again(state, caplog, is_recreat
 
 
 @ON_POSIX
-def test_moved_directory_stays_locked_and_is_used_again_when_it_returns(state, tmp_path):
-    lock = DirectoryLock(state)
-    state.rename(tmp_path / "aside")
-    assert lock.claim()
-    assert is_locked(tmp_path / "aside")
-    state.rmdir()
-    (tmp_path / "aside").rename(state)
-    assert lock.claim()
-    assert is_locked(state)
-    lock.release()
-    assert is_locked(state) is False
-
-
-@ON_POSIX
 def test_directory_of_another_agent_is_not_claimed(state, tmp_path):
     lock = DirectoryLock(state)
     state.rename(tmp_path / "aside")
