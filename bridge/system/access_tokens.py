@@ -357,8 +357,8 @@ class AttestedToken(RenewedToken):
             return decoder.decode(response.content)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise CredentialFailed(
-                f"{self._source} responded with 200 and a body that is not a valid {decoder.type.__name__} (PROTOCOL.md, "
-                "section 2).",
+                f"{self._source} responded with 200 and a body that is not a valid {decoder.type.__name__} "
+                "(PROTOCOL.md, section 2).",
                 needs_attention=True,
             ) from error
 
