@@ -60,8 +60,8 @@ def delivery_gap(
 ) -> float:
     """Return the seconds until a record that failed *attempts* times is sent again; never less than 0.1 s.
 
-    The gap is `full_jitter` with a window of 1 s at first and of `delivery_cap` at most. *retry_after* is a minimum of at
-    most an hour and overrides the cap. For an *urgent* event, the gap is at most 2 s regardless of all other values.
+    The gap is `full_jitter` with a window of 1 s at first and of `delivery_cap` at most. *retry_after* is a minimum of
+    at most an hour and overrides the cap. For an *urgent* event, the gap is at most 2 s regardless of all other values.
     """
     cap = delivery_cap(seconds_to_not_before, outage_seconds=outage_seconds)
     gap = full_jitter(attempts, base_seconds=DELIVERY_BASE_SECONDS, cap_seconds=cap, random=random)
@@ -73,9 +73,9 @@ def delivery_gap(
 def poll_delay(interval_seconds: float, *, failures: int, status: int | None, retry_after: float | None) -> float:
     """Return the seconds until the next poll, after *failures* failed polls in a row.
 
-    *status* is the status of the last response, or None without a response. After 429 and 410, the interval doubles with
-    each failure, and *retry_after* is a minimum, but the delay is at most 5 s (or the interval, if longer), because a
-    spot eviction gives 30 s of notice. After any other failure, the next poll follows at the normal interval.
+    *status* is the status of the last response, or None without a response. After 429 and 410, the interval doubles
+    with each failure, and *retry_after* is a minimum, but the delay is at most 5 s (or the interval, if longer), because
+    a spot eviction gives 30 s of notice. After any other failure, the next poll follows at the normal interval.
     """
     if status not in POLL_BACKOFF_STATUSES:
         return interval_seconds
