@@ -74,8 +74,8 @@ def poll_delay(interval_seconds: float, *, failures: int, status: int | None, re
     """Return the seconds until the next poll, after *failures* failed polls in a row.
 
     *status* is the status of the last response, or None without a response. After 429 and 410, the interval doubles
-    with each failure, and *retry_after* is a minimum, but the delay is at most 5 s (or the interval, if longer), because
-    a spot eviction gives 30 s of notice. After any other failure, the next poll follows at the normal interval.
+    with each failure, and *retry_after* is a minimum. The delay is at most 5 s (or the interval, if longer), because a
+    spot eviction gives 30 s of notice. After any other failure, the next poll follows at the normal interval.
     """
     if status not in POLL_BACKOFF_STATUSES:
         return interval_seconds
