@@ -201,7 +201,7 @@ class Outbox:
     @property
     def is_behind(self) -> bool:
         """Return whether the file lacks changes because the disk fails or hangs: nothing is approved meanwhile."""
-        return self.saver.is_behind
+        return self.saver.behind_reason is not None
 
     def _saved(self) -> None:
         with self._lock:
