@@ -116,7 +116,7 @@ class Requests:
 
     def _retry(self, request: OutboxRetry) -> Changed:
         self._require_sink(request.sink)
-        count = self._outbox.retry(request.sink, record_id=request.record_id)
+        count = self._outbox.change(deliveries.retry, request.sink, record_id=request.record_id, now=time.time())
         self._on_retry(request.sink)
         return self._changed(count)
 

@@ -44,6 +44,4 @@ def send_again(state: State, sink: str, sequences: Sequence[int], *, now: float)
         state.put_delivery(
             msgspec.structs.replace(row, state=DeliveryState.PENDING, attempts=0, aged_from=now, changed_at=now)
         )
-        totals = state.sinks.rows[sink]
-        counted = msgspec.structs.replace(totals, accepted=totals.accepted + 1, delivered=totals.delivered + 1)
-        state.sinks.put(counted)
+        state.count(sink, delivered=1)

@@ -32,7 +32,7 @@ from bridge.logs import ThrottledLog
 from bridge.outbox import deliveries, records, retention
 from bridge.outbox.approvals import DISABLED_FILE
 from bridge.outbox.database import Loaded
-from bridge.outbox.deliveries import DeliveryResult, OutboxTotals
+from bridge.outbox.deliveries import DeliveryResult
 from bridge.outbox.records import Observation, RecordContext, Routing
 from bridge.outbox.rows import (
     ApprovalRecord,
@@ -211,10 +211,6 @@ class Outbox:
 
     # Identity.
 
-    def stored(self) -> StoredState:
-        """Return what the agent knew when it last stored it."""
-        return self.read(stored_state)
-
     def use_vm(self, vm: VmIdentity, *, is_waiting: bool = False) -> None:
         """Use *vm* for new records without confirming the stored state; with *is_waiting*, they wait for a call."""
         with self._change() as state:
@@ -360,19 +356,6 @@ class Outbox:
             self._sending.pop(sink, None)
             now = self.clock.timestamp()
             deliveries.record_results(state, sink, results, now=now, accepted_under=accepted_under)
-
-    def expire(self, sink: str, *, max_age_seconds: float) -> int:
-        """Give up the records of *sink* that are older; return their number."""
-        now = self.clock.timestamp()
-        return self.change(deliveries.expire, sink, now=now, older_than=now - max_age_seconds)
-
-    def retry(self, sink: str | None, *, record_id: str | None = None) -> int:
-        """Make parked records pending again; return their number. A *sink* of None: every sink."""
-        return self.change(deliveries.retry, sink, record_id=record_id, now=self.clock.timestamp())
-
-    def totals(self) -> OutboxTotals:
-        """Return the totals of all sinks."""
-        return self.read(deliveries.totals)
 
     def created_at(self) -> datetime:
         """Return when the outbox was created: an approval that was issued earlier is refused.

@@ -311,22 +311,13 @@ def _add_deliveries(
 
 
 def start_empty(state: State, now: datetime) -> None:
-    """Delete everything except the records of this run: all others were written for another machine."""
+    """Delete everything, because it belongs to another machine. The next poll finds the announced events again."""
     stream_id, sequence = state.get("stream_id"), state.get("next_sequence")
-    kept = [row for row in state.records.rows.values() if row.record.stream_id == stream_id]
-    kept_deliveries = [state.deliveries_of(row.sequence) for row in kept]
     # No save may write the new identity into the file of the other machine.
     state.reset("it belongs to another machine")
     state.put("stream_id", new_stream_id(now, stream_id))
     state.put("next_sequence", sequence)
     state.put("created_at", format_time(now))
-    for row, of_row in zip(kept, kept_deliveries, strict=True):
-        state.put_record(row)
-        record = row.record
-        content = "" if record.event is None else repeat_key(record.transition, record.event)
-        _note_event(state, record, row, content)
-        for delivery in of_row:
-            state.put_delivery(delivery)
 
 
 def event(state: State, event_key: str) -> EventRow:

@@ -228,21 +228,15 @@ class State:
         self.needed_bytes = sum(len(row.body) for row in self.records.rows.values() if self._is_needed(row))
         for decision in self.decisions.rows.values():
             self._index_decision(decision)
-        for sink in self.sinks.rows.keys() | self.queues.keys():
-            self._recount(sink)
+        for name in self.sinks.rows.keys() | self.queues.keys():  # rows of a damaged file may be missing
+            row, queue = self.sinks.rows.get(name) or SinkRow(name=name), self.queue(name)
+            counted = msgspec.structs.replace(row, pending=len(queue.pending), parked=len(queue.parked))
+            if counted != row:
+                self.sinks.put(counted)
         newest = max(self.records.rows, default=0)
         if self.next_sequence <= newest:
             self.put("next_sequence", str(newest + 1))
         self.loaded_through = self.next_sequence - 1
-
-    def _recount(self, sink: str) -> None:
-        """Correct the totals of a sink, if rows are missing."""
-        row, queue = self.sinks.rows.get(sink) or SinkRow(name=sink), self.queue(sink)
-        done = row.delivered + row.expired + row.evicted + row.discarded
-        pending, parked = len(queue.pending), len(queue.parked)
-        counted = msgspec.structs.replace(row, pending=pending, parked=parked, accepted=done + pending + parked)
-        if counted != row:
-            self.sinks.put(counted)
 
     def take_changes(self) -> Changes:
         """Return all changes since the last call."""
@@ -301,7 +295,7 @@ class State:
         self.queue(row.sink).update(row)
         self.needed_bytes += self._needed_bytes(record)
         if before is None:
-            self.count(row.sink, accepted=1, **{row.state.value: 1})
+            self.count(row.sink, **{row.state.value: 1})
         elif before.state is not row.state:
             self.count(row.sink, **{before.state.value: -1, row.state.value: 1})
         self.settle(row.sequence)
