@@ -407,6 +407,6 @@ def _sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def older_generations(directory: Path, current: Path) -> list[Path]:
+def older_generations(directory: Path, current: Path | None) -> list[Path]:
     """Return the other files, the newest first; raise OSError."""
     return [path for path in generations(directory).values() if path != current]

@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from bridge.events.event import Document, VmIdentity
 from bridge.events.record import TransitionRecord
 from bridge.outbox import approvals
 from bridge.outbox.rows import (
@@ -20,12 +19,10 @@ from bridge.outbox.rows import (
     Delivery,
     DeliveryState,
     EventRow,
-    PendingApproval,
     RecordRow,
     SinkRow,
-    StoredDecision,
 )
-from bridge.outbox.state import State, stored_state
+from bridge.outbox.state import State
 
 
 class DeliveryResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,57 +208,6 @@ def _unpark(state: State, row: Delivery, *, now: float, aged_from: float) -> Non
     state.put_delivery(
         msgspec.structs.replace(row, state=pending, urgent=urgent, changed_at=now, aged_from=aged_from, error=None)
     )
-
-
-class LastError(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest error of a sink."""
-
-    message: str
-    at: float
-    """Unix seconds."""
-
-
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that `status` reports of the outbox, from one moment."""
-
-    stream_id: str
-    vm: VmIdentity | None
-    document: Document | None
-    last_good_at: str | None
-    newest_record_at: float | None
-    totals: OutboxTotals
-    last_errors: dict[str, LastError]
-    """By sink, of its pending and parked records."""
-    last_transitions: dict[str, TransitionRecord]
-    """By event key, the newest record that Azure caused, of each active event."""
-    decisions: tuple[StoredDecision, ...]
-    """The open decisions."""
-    approvals: tuple[PendingApproval, ...]
-
-
-def snapshot(state: State) -> Snapshot:
-    """Return a snapshot for `status`."""
-    stored, decided = stored_state(state), approvals.read_state(state)
-    active = [event for event in state.events.rows.values() if event.ended_at is None]
-    last = {event.key: state.records.rows.get(event.last_state_sequence or 0) for event in active}
-    return Snapshot(
-        stream_id=stored.stream_id,
-        vm=stored.vm,
-        document=stored.document,
-        last_good_at=state.get("last_good_at"),
-        newest_record_at=max((row.observed_at for row in state.records.rows.values()), default=None),
-        totals=totals(state),
-        last_errors={name: error for name in state.queues if (error := _last_error(state, name)) is not None},
-        last_transitions={key: row.record for key, row in last.items() if row is not None},
-        decisions=decided.decisions,
-        approvals=tuple(decided.approvals.values()),
-    )
-
-
-def _last_error(state: State, sink: str) -> LastError | None:
-    rows = [row for row in needed_records(state, sink) if row.error is not None]
-    newest = max(rows, key=lambda row: row.changed_at, default=None)
-    return None if newest is None else LastError(message=newest.error or "", at=newest.changed_at)
 
 
 def needed_records(

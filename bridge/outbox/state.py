@@ -360,9 +360,8 @@ class State:
 
 
 class StoredState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the agent knew of the VM and of the document when it last ran."""
+    """The last stored facts about the VM and the document."""
 
-    stream_id: str
     document: Document | None
     last_good_at: datetime | None
     boot_id: str | None
@@ -371,10 +370,9 @@ class StoredState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stored_state(state: State) -> StoredState:
-    """Return what the agent knew when it last ran."""
+    """Return the last stored facts about the VM and the document."""
     document, good_at, vm = state.get("document"), state.get("last_good_at"), state.get("vm")
     return StoredState(
-        stream_id=state.get("stream_id") or "",
         document=None if document is None else decode_document(document),
         last_good_at=None if good_at is None else parse_time(good_at),
         boot_id=state.get("boot_id"),
