@@ -331,7 +331,7 @@ class DeliveryWorker:
             failed = DeliveryFailed(str(error), needs_attention=True, reason=error.reason)
             self._failed(batch, mode, failed, next_step=_ENDPOINT_REFUSES)
             if parked := self._refusals.take_back():
-                self._outbox.change(deliveries.unpark, self.name, parked, now=self._clock.timestamp())
+                self._outbox.change(deliveries.retry, self.name, sequences=parked, now=self._clock.timestamp())
             return
         reason = str(error)[:_REASON_CHARACTERS]
         named = [getattr(record, "id", record) for record in error.records]

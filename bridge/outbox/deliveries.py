@@ -18,7 +18,6 @@ from bridge.outbox.rows import (
     DecisionStage,
     Delivery,
     DeliveryState,
-    EventRow,
     RecordRow,
     SinkRow,
 )
@@ -78,19 +77,32 @@ def replace_older(state: State, sink: str, record: RecordRow, *, now: float) -> 
             change_state(state, row, DeliveryState.EXPIRED, now=now, error="A newer record of the event replaced it.")
 
 
-def retry(state: State, sink: str | None, *, record_id: str | None = None, now: float) -> int:
-    """Make parked records pending again: of one sink, or with None of all; return their number."""
+def retry(
+    state: State,
+    sink: str | None,
+    *,
+    record_id: str | None = None,
+    sequences: Collection[int] | None = None,
+    now: float,
+) -> int:
+    """Make parked records of one sink, or with None of all sinks, pending again; return their number.
+
+    Their age starts again. Only records with *sequences*, which were parked although the endpoint was at fault, keep
+    their age.
+    """
     rows = needed_records(state, sink, [DeliveryState.PARKED], record_id=record_id)
+    rows = rows if sequences is None else [row for row in rows if row.sequence in sequences]
     for row in rows:
-        _unpark(state, row, now=now, aged_from=now)
+        pending = msgspec.structs.replace(
+            row,
+            state=DeliveryState.PENDING,
+            urgent=row.urgent or any(each.urgent for each in state.queue(row.sink).of_event(row.event_key)),
+            changed_at=now,
+            aged_from=now if sequences is None else row.aged_from,
+            error=None,
+        )
+        state.put_delivery(pending)
     return len(rows)
-
-
-def unpark(state: State, sink: str, sequences: Collection[int], *, now: float) -> None:
-    """Make records pending again that were parked although the endpoint was at fault; they keep their age."""
-    for row in needed_records(state, sink, [DeliveryState.PARKED]):
-        if row.sequence in sequences:
-            _unpark(state, row, now=now, aged_from=row.aged_from)
 
 
 def discard(state: State, sink: str, *, states: Collection[DeliveryState], record_id: str | None, now: float) -> int:
@@ -152,21 +164,6 @@ def urgency(
     return bool(queue.urgent), soonest, by_event
 
 
-def current_records(state: State, sink: str) -> list[RecordRow]:
-    """Return the newest record of each active event that *sink* accepted, unless a newer record is pending for it."""
-    found = (_current_record(state, sink, event) for event in state.events.rows.values())
-    return [record for record in found if record is not None]
-
-
-def _current_record(state: State, sink: str, event: EventRow) -> RecordRow | None:
-    sequence = event.sinks.get(sink)
-    if event.ended_at is not None or sequence is None or event.key in state.queue(sink).by_event:
-        return None
-    delivery, record = state.deliveries.rows.get((sequence, sink)), state.records.rows.get(sequence)
-    is_accepted = delivery is not None and delivery.state is DeliveryState.DELIVERED
-    return record if is_accepted else None
-
-
 def last_records_of_active(state: State) -> list[RecordRow]:
     """Return the records that a new sink receives: of each active event the newest state, then a later outcome."""
     found = []
@@ -199,14 +196,6 @@ def change_state(
     """Store the new state of a delivery; *attempts* is the number of new attempts."""
     state.put_delivery(
         msgspec.structs.replace(row, state=to, error=error, changed_at=now, attempts=row.attempts + attempts)
-    )
-
-
-def _unpark(state: State, row: Delivery, *, now: float, aged_from: float) -> None:
-    urgent = row.urgent or any(each.urgent for each in state.queue(row.sink).of_event(row.event_key))
-    pending = DeliveryState.PENDING
-    state.put_delivery(
-        msgspec.structs.replace(row, state=pending, urgent=urgent, changed_at=now, aged_from=aged_from, error=None)
     )
 
 

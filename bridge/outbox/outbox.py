@@ -91,10 +91,8 @@ class Outbox:
         self._boot_id, self._configured_vm_id = boot_id, configured_vm_id
         self._lock = threading.Lock()
         self._state = State()
-        self._vm = VmIdentity()
-        self._is_waiting = False
+        self._context = RecordContext()
         self._urgent: list[ScheduledEvent] = []
-        self._routing: Routing | None = None
         self._arrivals: deque[tuple[int, int, float]] = deque()
         self._due_through = self._notified_through = 0
         self._sending: dict[str, frozenset[int]] = {}
@@ -134,7 +132,7 @@ class Outbox:
         stored = stored_state(self._state)
         self.is_trusted = self._is_own(stored)
         if stored.vm is not None and self.is_trusted:
-            self._vm = stored.vm
+            self._context = msgspec.structs.replace(self._context, vm=stored.vm)
         if loaded.is_damaged:
             self._report_damage(loaded)
         self._state.version += 1
@@ -214,9 +212,9 @@ class Outbox:
     def use_vm(self, vm: VmIdentity, *, is_waiting: bool = False) -> None:
         """Use *vm* for new records without confirming the stored state; with *is_waiting*, they wait for a call."""
         with self._change() as state:
-            self._vm, self._is_waiting = vm, is_waiting
+            self._context = msgspec.structs.replace(self._context, vm=vm, is_waiting=is_waiting)
             if self.is_trusted:
-                records.route_waiting(state, self._context())
+                records.route_waiting(state, self._context)
         self.on_due()
 
     def identify(self, vm: VmIdentity) -> bool:
@@ -225,27 +223,19 @@ class Outbox:
             stored = stored_state(self._state).vm
             before = None if stored is None else stored.vm_id
             is_foreign = bool(vm.vm_id and before) and not _same(vm.vm_id, before)
-            self._vm = vm
+            self._context = msgspec.structs.replace(self._context, vm=vm, is_waiting=False)
             if is_foreign:
                 records.start_empty(state, self.clock.now())
                 self.epoch += 1
                 self.awaits_portal = True
             state.put("vm", encode(vm).decode())
             state.put("vm_boot_id", self._boot_id or None)
-            self.is_trusted, self._is_waiting = True, False
-            records.configure(state, self._context())
+            self.is_trusted = True
+            records.configure(state, self._context)
         if is_foreign:
             logger.warning("The stored state belongs to another machine. The agent starts with an empty outbox.")
         self.on_due()
         return is_foreign
-
-    def _context(self) -> RecordContext:
-        return RecordContext(
-            stream_id=self._state.get("stream_id") or "",
-            vm=self._vm,
-            routing=self._routing,
-            is_waiting=self._is_waiting,
-        )
 
     # Records.
 
@@ -259,13 +249,14 @@ class Outbox:
     ) -> None:
         """Route new records by *router*; a new sink receives the last record of every active event."""
         with self._change() as state:
-            self._routing = Routing(
+            routing = Routing(
                 router=router,
                 sinks=tuple(sinks),
                 labels=dict(labels),
                 current_state_only=frozenset(current_state_only),
             )
-            records.configure(state, self._context())
+            self._context = msgspec.structs.replace(self._context, routing=routing)
+            records.configure(state, self._context)
         self.on_due()
 
     def append_observation(self, observation: Observation) -> list[TransitionRecord]:
@@ -274,14 +265,14 @@ class Outbox:
             self.active_event_ids = observation.active_event_ids
             if observation.changes:
                 self._newest_document_sequence = state.next_sequence
-            return records.append_observation(state, observation, self._context())
+            return records.append_observation(state, observation, self._context)
 
     def append_urgent(self, document: Document, now: datetime) -> list[TransitionRecord]:
         """Record the urgent events of *document*, once each, while the outbox is not trusted."""
         with self._change() as state:
             new = [event for event in document.events if event.is_urgent and event not in self._urgent]
             self._urgent += new
-            context = msgspec.structs.replace(self._context(), is_waiting=False)
+            context = msgspec.structs.replace(self._context, is_waiting=False)
             return records.append(state, [records.of_urgent(event, document, now) for event in new], context)
 
     def append_heartbeat(self, *, incarnation: Incarnation) -> list[TransitionRecord]:
@@ -294,7 +285,7 @@ class Outbox:
                 previous_incarnation=incarnation,
                 active_event_ids=self.active_event_ids,
             )
-            return records.append(state, [new], self._context())
+            return records.append(state, [new], self._context)
 
     def append_outcomes(
         self,
@@ -311,7 +302,7 @@ class Outbox:
                 records.of_outcome(state, outcome, now=now, incarnation=incarnation, active_event_ids=active)
                 for outcome in outcomes
             ]
-            return records.append(state, new, self._context())
+            return records.append(state, new, self._context)
 
     @property
     def stream_id(self) -> str:

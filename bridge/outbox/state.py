@@ -116,27 +116,22 @@ class SinkQueue:
 
     def update(self, row: Delivery) -> None:
         """Add, replace, or remove a row by its state."""
-        self._remove(row.sequence, keep_place=row.state is DeliveryState.PENDING)
-        if row.state is DeliveryState.PARKED:
-            self.parked[row.sequence] = row
-        elif row.state is DeliveryState.PENDING:
-            if row.sequence not in self.pending:
-                insort(self.by_event.setdefault(row.event_key, []), row.sequence)
-            self.pending = _in_order(self.pending, row.sequence, row)
-            if row.urgent:
-                self.urgent = _in_order(self.urgent, row.sequence, None)
-
-    def _remove(self, sequence: int, *, keep_place: bool) -> None:
-        """Remove the row with this sequence, if any; with *keep_place* a pending row is about to be replaced."""
+        sequence, is_new = row.sequence, row.sequence not in self.pending
         self.parked.pop(sequence, None)
-        if keep_place and sequence in self.pending:
+        if row.state is DeliveryState.PENDING:
+            self.pending = _in_order(self.pending, sequence, row)
+            if row.urgent:
+                self.urgent = _in_order(self.urgent, sequence, None)
+            if is_new:
+                insort(self.by_event.setdefault(row.event_key, []), sequence)
             return
-        row = self.pending.pop(sequence, None)
-        if row is not None:
+        if row.state is DeliveryState.PARKED:
+            self.parked[sequence] = row
+        if not is_new:
+            del self.pending[sequence]
             self.urgent.pop(sequence, None)
-            of_event = self.by_event[row.event_key]
-            of_event.remove(sequence)
-            if not of_event:
+            self.by_event[row.event_key].remove(sequence)
+            if not self.by_event[row.event_key]:
                 del self.by_event[row.event_key]
 
     def of_event(self, event_key: str) -> Iterator[Delivery]:
@@ -187,13 +182,7 @@ class State:
         self.decisions: Table[int, StoredDecision] = Table(lambda row: row.arrival)
         self.approvals: Table[EventVersion, PendingApproval] = Table(lambda row: row.key)
         self.tables: Mapping[str, Table[Any, Any]] = {
-            "meta": self.meta,
-            "events": self.events,
-            "records": self.records,
-            "deliveries": self.deliveries,
-            "sinks": self.sinks,
-            "decisions": self.decisions,
-            "approvals": self.approvals,
+            name: table for name, table in vars(self).items() if isinstance(table, Table)
         }
         self.queues: dict[str, SinkQueue] = {}
         self.needed_bytes = 0
