@@ -324,9 +324,10 @@ class Saver:
         if is_cleaning:
             if self._delete_history(database, before=self._now() - self._keep_history_seconds) < HISTORY_STEP:
                 self._cleaned_at = now
-            self._older_bytes = sum(map(file_bytes, older_generations(self._directory, database.path)))
-            volume = shutil.disk_usage(self._directory).total
-            self._limit = min(self._max_bytes, volume * _VOLUME_SHARE) * _FULL_SHARE
+            with suppress(OSError):  # the next save notices that the directory is gone
+                self._older_bytes = sum(map(file_bytes, older_generations(self._directory, database.path)))
+                volume = shutil.disk_usage(self._directory).total
+                self._limit = min(self._max_bytes, volume * _VOLUME_SHARE) * _FULL_SHARE
         self.used_bytes = database.used_bytes + self._older_bytes
         excess = self.used_bytes - int(self._limit)
         if excess > 0:
