@@ -14,6 +14,7 @@ import errno
 import math
 import os
 import re
+import shutil
 import sqlite3
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
@@ -47,7 +48,6 @@ _SETTINGS = (
     "page_size = 1024",  # a transition changes a few short rows
     "journal_mode = WAL",
     "synchronous = FULL",  # NORMAL can lose an acknowledged commit on power loss
-    "wal_autocheckpoint = 250",  # a WAL of 256 KiB also fits on a small volume
     "cache_size = -256",  # KiB: the saver reads almost nothing
 )
 
@@ -289,6 +289,8 @@ class Database:
         self._connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=1.0)
         for setting in _SETTINGS:
             self._connection.execute(f"PRAGMA {setting}")
+        volume_bytes = shutil.disk_usage(path.parent).total  # on a small volume, the WAL takes at most an eighth
+        self._connection.execute(f"PRAGMA wal_autocheckpoint = {min(1000, volume_bytes // 8 // 1024)}")
 
     @classmethod
     def create(cls, directory: Path, changes: Changes) -> Database:
@@ -350,10 +352,9 @@ class Database:
     @property
     def used_bytes(self) -> int:
         """Return the size of the used pages."""
-        query = "SELECT (page_count - freelist_count) * page_size"
-        query += " FROM pragma_page_count, pragma_freelist_count, pragma_page_size"
-        (used,) = self._connection.execute(query).fetchone()
-        return int(used)
+        names = ("page_count", "freelist_count", "page_size")
+        pages, free, size = (self._connection.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
+        return int((pages - free) * size)
 
     def close(self) -> None:
         """Close the file; never raises."""
@@ -386,7 +387,12 @@ def delete_generation(path: Path) -> None:
 
 def file_bytes(path: Path) -> int:
     """Return the size of a file with its WAL; raise OSError."""
-    return sum(each[2] for each in fingerprint(path) if each is not None)
+    return sum_of_sizes(fingerprint(path))
+
+
+def sum_of_sizes(found: Fingerprint) -> int:
+    """Return the size of a file with its WAL."""
+    return sum(each[2] for each in found if each is not None)
 
 
 def _stat(path: str) -> tuple[int, ...] | None:

@@ -33,6 +33,7 @@ from bridge.outbox.database import (
     is_read_only,
     older_generations,
     read_newest,
+    sum_of_sizes,
 )
 from bridge.outbox.state import Changes, State
 
@@ -101,7 +102,7 @@ class Saver:
         self.file: Path | None = None
         """The file of the current generation."""
         self.used_bytes = 0
-        """The size of the other files, and of the used pages of the current file."""
+        """The size of all files; near the limit, the used pages of the current file instead of its size."""
         self.file_changes = 0
         """How many times a file had to be replaced by a new generation."""
         self._thread = threading.Thread(target=self._run, name="saver", daemon=True)
@@ -328,7 +329,10 @@ class Saver:
                 self._older_bytes = sum(map(file_bytes, older_generations(self._directory, database.path)))
                 volume = shutil.disk_usage(self._directory).total
                 self._limit = min(self._max_bytes, volume * _VOLUME_SHARE) * _FULL_SHARE
-        self.used_bytes = database.used_bytes + self._older_bytes
+        used = sum_of_sizes(self._print) if self._print else 0
+        if used + self._older_bytes > self._limit:
+            used = database.used_bytes
+        self.used_bytes = used + self._older_bytes
         excess = self.used_bytes - int(self._limit)
         if excess > 0:
             if self._free_space():
