@@ -42,6 +42,7 @@ _FILE_NAME = re.compile(r"outbox-([1-9][0-9]{0,17})\.db")
 _NOT_REPEATED = ("event_key", "body")
 """Values of a record that its deliveries do not repeat."""
 _SCHEMA_VERSION = 1
+_IS_COMPLETE = "SELECT 1 FROM meta WHERE key = 'complete'"
 HISTORY_STEP = 500
 """The number of records that are deleted at once, so that no save takes long."""
 _SETTINGS = (
@@ -193,7 +194,8 @@ def read_file(path: Path) -> Loaded | None:
     """Read one file, without history; return None if it is not complete; raise OSError or sqlite3.Error."""
     found = fingerprint(path)
     with closing(connect_read_only(path)) as connection:
-        if not _is_complete(connection):
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version != _SCHEMA_VERSION or not connection.execute(_IS_COMPLETE).fetchone():
             return None
         missing: dict[str, int | None] = {}
         rows: dict[str, list[Any]] = {}
@@ -220,25 +222,23 @@ def connect_read_only(path: Path) -> sqlite3.Connection:
     quoted = path.absolute().as_uri()
     # mode=ro would create a WAL that is missing. A file without a WAL is complete.
     has_wal = path.with_name(f"{path.name}-wal").exists()
-    for mode in ("mode=ro", "immutable=1") if has_wal else ("immutable=1",):
-        connection = sqlite3.connect(f"{quoted}?{mode}", uri=True, isolation_level=None, check_same_thread=False)
-        connection.text_factory = lambda text: text.decode(errors="replace")  # a damaged text is found by its JSON
-        try:
-            connection.execute("SELECT count(*) FROM sqlite_master")
-        except sqlite3.Error as error:
-            connection.close()
-            if mode == "immutable=1" or is_damage(error):
-                raise
-        else:
-            return connection
-    raise AssertionError
+    try:
+        return _connect_for_reading(f"{quoted}?{'mode=ro' if has_wal else 'immutable=1'}")
+    except sqlite3.Error as error:
+        if not has_wal or is_damage(error):
+            raise
+    return _connect_for_reading(f"{quoted}?immutable=1")
 
 
-def _is_complete(connection: sqlite3.Connection) -> bool:
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version != _SCHEMA_VERSION:
-        return False
-    return connection.execute("SELECT 1 FROM meta WHERE key = 'complete'").fetchone() is not None
+def _connect_for_reading(uri: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+    connection.text_factory = lambda text: text.decode(errors="replace")  # a damaged text is found by its JSON
+    try:
+        connection.execute("SELECT count(*) FROM sqlite_master")
+    except sqlite3.Error:
+        connection.close()
+        raise
+    return connection
 
 
 def _read_table(

@@ -35,10 +35,7 @@ from bridge.outbox.approvals import DISABLED_FILE
 from bridge.outbox.database import Loaded
 from bridge.outbox.deliveries import DeliveryResult
 from bridge.outbox.records import RecordContext, Routing
-from bridge.outbox.rows import (
-    ApprovalRecord,
-    Delivery,
-)
+from bridge.outbox.rows import ApprovalRecord, Delivery
 from bridge.outbox.saver import Saver
 from bridge.outbox.state import DueRows, State, StoredState, stored_state
 from bridge.system.boot import has_booted
