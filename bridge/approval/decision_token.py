@@ -111,6 +111,10 @@ class Claims(msgspec.Struct, frozen=True, kw_only=True, rename=_CLAIM_NAMES):
             raise ValueError("exp is not after iat")
 
 
+# msgspec crashes if two threads use a class for the first time at once. This uses the class during the import.
+msgspec.json.Decoder(Claims)
+
+
 class ClaimsMalformed(ValueError):
     """The payload is not a JSON object, or a member is invalid."""
 
@@ -118,7 +122,7 @@ class ClaimsMalformed(ValueError):
 def verify(token: str, *, keys: Sequence[TrustedKey], audience: str, now: datetime, created_at: datetime) -> Claims:
     """Return the claims of the decision in *token*; raise RefusedDecision with the first reason against it.
 
-    *audience* is the vmId of this VM, and *created_at* the creation time of the outbox. Both times are aware.
+    *audience* is the vmId of this VM, and *created_at* the creation time of the outbox. Both times are timezone-aware.
     """
     claims = _read_signed(token, keys)
     _check_addressing(claims, audience)
