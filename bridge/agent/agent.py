@@ -31,7 +31,7 @@ from bridge.health.reporter import HealthReporter
 from bridge.health.server import HealthServer
 from bridge.metrics.metrics import Metrics, own_version
 from bridge.outbox import records
-from bridge.outbox.lock import DirectoryLock, prepare_directory
+from bridge.outbox.lock import DirectoryLock
 from bridge.outbox.outbox import Outbox
 from bridge.system.boot import boot_id
 from bridge.system.ephemeral_disk import warn_if_ephemeral
@@ -64,7 +64,6 @@ class Agent:
         self._in_force: Settings | None = settings
         """None after a reload that failed halfway: then everything counts as changed."""
         self._directory = directory
-        prepare_directory(directory)
         self._lock = DirectoryLock(directory, wait_seconds=_LOCK_SECONDS, give_up=lambda: _responds(directory))
         self._is_displaced = False
         """True if another agent holds the lock of the directory at the path."""

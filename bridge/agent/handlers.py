@@ -22,6 +22,7 @@ from bridge.agent.requests import (
     DecisionAnswer,
     Events,
     EventsPage,
+    LastError,
     OutboxDiscard,
     OutboxImport,
     OutboxList,
@@ -41,11 +42,10 @@ from bridge.errors import OutboxError, OutboxReadOnly
 from bridge.events.record import TransitionRecord, decode_record
 from bridge.health.readiness import Readiness
 from bridge.outbox import approvals, deliveries
-from bridge.outbox.database import file_bytes, generations, read_file, read_newest, read_records
-from bridge.outbox.deliveries import Snapshot
+from bridge.outbox.database import file_bytes, older_generations, read_file, read_newest, read_records
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.rows import Delivery
-from bridge.outbox.state import State
+from bridge.outbox.state import State, stored_state
 
 A = TypeVar("A")
 
@@ -102,10 +102,11 @@ class Requests:
     def _status(self, _request: Status) -> StatusAnswer:
         outbox = self._outbox
         readiness = None if self._readiness is None else self._readiness()
-        return _status(
-            outbox.read(deliveries.snapshot),
-            directory=outbox.directory,
-            file=outbox.saver.file,
+        file = outbox.saver.file
+        return outbox.read(
+            _status,
+            file=file,
+            older_files=_older_files(outbox.directory, file),
             used_bytes=outbox.saver.used_bytes,
             readiness=readiness,
             active_event_ids=outbox.active_event_ids,
@@ -116,7 +117,7 @@ class Requests:
 
     def _retry(self, request: OutboxRetry) -> Changed:
         self._require_sink(request.sink)
-        count = self._outbox.retry(request.sink, record_id=request.record_id)
+        count = self._outbox.change(deliveries.retry, request.sink, record_id=request.record_id, now=time.time())
         self._on_retry(request.sink)
         return self._changed(count)
 
@@ -185,7 +186,9 @@ class StoredOutbox:
         """Return the answer to *request*, which must not change anything."""
         answer: Any
         if isinstance(request, Status):
-            answer = _status(deliveries.snapshot(self._state), directory=self._directory, file=self._file)
+            older = _older_files(self._directory, self._file)
+            used_bytes = sum(map(file_bytes, (self._file, *older)))
+            answer = _status(self._state, file=self._file, older_files=older, used_bytes=used_bytes)
         elif isinstance(request, Events):
             answer = _events(request, {}, self._file)
         elif isinstance(request, OutboxList):
@@ -195,26 +198,47 @@ class StoredOutbox:
         return answer  # type: ignore[no-any-return]
 
 
+def _older_files(directory: Path, file: Path | None) -> list[Path]:
+    with suppress(OSError):
+        return older_generations(directory, file)
+    return []
+
+
 def _status(
-    snapshot: Snapshot,
+    state: State,
     *,
-    directory: Path,
     file: Path | None,
-    used_bytes: int | None = None,
+    older_files: Iterable[Path],
+    used_bytes: int,
     readiness: Readiness | None = None,
     active_event_ids: tuple[str, ...] | None = None,
 ) -> StatusAnswer:
-    others: tuple[Path, ...] = ()
-    with suppress(OSError):
-        others = tuple(path for path in generations(directory).values() if path != file)
+    stored, decided = stored_state(state), approvals.read_state(state)
+    active = [event for event in state.events.rows.values() if event.ended_at is None]
+    last = {event.key: state.records.rows.get(event.last_state_sequence or 0) for event in active}
     return StatusAnswer(
+        stream_id=decided.stream_id,
+        vm=stored.vm,
+        document=stored.document,
+        last_good_at=state.get("last_good_at"),
+        newest_record_at=max((row.observed_at for row in state.records.rows.values()), default=None),
+        totals=deliveries.totals(state),
+        last_errors={name: error for name in state.queues if (error := _last_error(state, name)) is not None},
+        last_transitions={key: row.record for key, row in last.items() if row is not None},
+        decisions=decided.decisions,
+        approvals=tuple(decided.approvals.values()),
         readiness=readiness,
-        **{name: getattr(snapshot, name) for name in Snapshot.__struct_fields__},
         active_event_ids=active_event_ids,
         file=None if file is None else file.name,
-        older_files=tuple(path.name for path in others),
-        used_bytes=sum(map(file_bytes, (*others, *filter(None, [file])))) if used_bytes is None else used_bytes,
+        older_files=tuple(path.name for path in older_files),
+        used_bytes=used_bytes,
     )
+
+
+def _last_error(state: State, sink: str) -> LastError | None:
+    rows = [row for row in deliveries.needed_records(state, sink) if row.error is not None]
+    newest = max(rows, key=lambda row: row.changed_at, default=None)
+    return None if newest is None else LastError(message=newest.error or "", at=newest.changed_at)
 
 
 def _records(state: State) -> dict[int, bytes]:

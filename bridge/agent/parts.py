@@ -18,6 +18,7 @@ from bridge.delivery.pool import CUT_SECONDS, WorkerPool
 from bridge.delivery.router import Router
 from bridge.imds.client import attested_tokens, client_of
 from bridge.metrics.metrics import Metrics
+from bridge.outbox import deliveries
 from bridge.outbox.outbox import Outbox
 from bridge.polling.identity import IdentityResolver
 from bridge.polling.poller import Poller
@@ -134,7 +135,7 @@ class Parts:
 
     def pending(self) -> Mapping[str, int]:
         """Return the number of pending records of each sink."""
-        return {name: row.pending for name, row in self.outbox.totals().sinks.items()}
+        return {name: row.pending for name, row in self.outbox.read(deliveries.totals).sinks.items()}
 
     @property
     def loop_watches(self) -> Mapping[str, LoopWatch]:

@@ -14,10 +14,11 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from bridge.clock import parse_time
+from bridge.events.event import Document, VmIdentity
 from bridge.events.record import TransitionRecord
 from bridge.health.readiness import Readiness
-from bridge.outbox.deliveries import Snapshot
-from bridge.outbox.rows import DeliveryState, StoredDecision
+from bridge.outbox.deliveries import OutboxTotals
+from bridge.outbox.rows import DeliveryState, PendingApproval, StoredDecision
 
 A = TypeVar("A")
 
@@ -34,9 +35,30 @@ class Ping(Request[Pong], frozen=True, kw_only=True, tag="ping"):
     """Find out whether an agent runs."""
 
 
-class StatusAnswer(Snapshot, frozen=True, kw_only=True):
+class LastError(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest error of a sink."""
+
+    message: str
+    at: float
+    """Unix seconds."""
+
+
+class StatusAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that `status` shows, from one moment."""
 
+    stream_id: str
+    vm: VmIdentity | None
+    document: Document | None
+    last_good_at: str | None
+    newest_record_at: float | None
+    totals: OutboxTotals
+    last_errors: dict[str, LastError]
+    """By sink, of its pending and parked records."""
+    last_transitions: dict[str, TransitionRecord]
+    """By event key, the newest record that Azure caused, of each active event."""
+    decisions: tuple[StoredDecision, ...]
+    """The open decisions."""
+    approvals: tuple[PendingApproval, ...]
     readiness: Readiness | None
     """None without an agent."""
     active_event_ids: tuple[str, ...] | None = None

@@ -31,7 +31,6 @@ from bridge.errors import BridgeError
 from bridge.events.event import Document, ScheduledEvent
 from bridge.events.record import Verdict
 from bridge.exit_codes import ExitCode
-from bridge.outbox.approvals import cli_decision
 from bridge.outbox.rows import ApprovalResult, StoredDecision
 from bridge.text import EXCERPT_CHARACTERS, escaped, one_line
 
@@ -80,6 +79,36 @@ def approve(settings: Settings, directory: Path, event_id: str, *, yes: bool, ov
         names = " and ".join(f"the hold of {each}" for each in _by_approver(others))
         raise BridgeError(escaped(f"Nothing was approved, because {names} arrived. Run the command again."))
     return _outcome(agent, decision)
+
+
+def cli_decision(
+    *,
+    approver: str,
+    decision_id: str,
+    event: ScheduledEvent,
+    event_digest: str,
+    valid_seconds: float,
+    reason: str | None = None,
+    issued_at: float | None = None,
+) -> StoredDecision:
+    """Return an approval that a person gives on this VM.
+
+    *issued_at* (Unix seconds) is the time when the person saw the holds on the event: a newer decision wins.
+    """
+    now = time.time()
+    return StoredDecision(
+        source="cli",
+        approver=approver,
+        decision_id=decision_id,
+        payload_sha256=decision_id,
+        event_id=event.event_id or "",
+        event_digest=event_digest,
+        verdict=Verdict.APPROVE,
+        issued_at=int((now if issued_at is None else issued_at) * 1_000_000),
+        expires_at=now + valid_seconds,
+        reason=reason,
+        received_at=now,
+    )
 
 
 def _by_approver(holds: Iterable[StoredDecision]) -> list[str]:

@@ -8,7 +8,6 @@ changes, and the approval no longer applies. A hold belongs to the EventId.
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Collection, Iterable, Sequence
 from enum import Enum
 
@@ -16,10 +15,9 @@ import msgspec
 
 from bridge.clock import CLOCK_SKEW_SECONDS
 from bridge.errors import StreamChanged
-from bridge.events.event import ScheduledEvent
 from bridge.events.record import Verdict
 from bridge.outbox.rows import (
-    OPEN_STAGES,
+    OPEN_DECISIONS,
     ApprovalStage,
     ApprovalState,
     DecisionStage,
@@ -51,18 +49,9 @@ class KeepResult(Enum):
 
 
 def read_state(state: State) -> ApprovalState:
-    """Return the open decisions and every approval."""
-    return _state(state, state.approvals.rows.values())
-
-
-def read_open(state: State) -> ApprovalState:
-    """Return the open decisions and the approvals that wait for a command or for Azure."""
-    return _state(state, (each for each in state.approvals.rows.values() if each.state in OPEN_STAGES))
-
-
-def _state(state: State, approvals: Iterable[PendingApproval]) -> ApprovalState:
+    """Return the open decisions and every approval, in the order of its last change."""
     decisions = open_decisions(state)
-    by_change = sorted(approvals, key=lambda each: (each.changed_at, each.key))
+    by_change = sorted(state.approvals.rows.values(), key=lambda each: (each.changed_at, each.key))
     return ApprovalState(
         stream_id=state.get("stream_id") or "",
         decisions=decisions,
@@ -73,7 +62,7 @@ def _state(state: State, approvals: Iterable[PendingApproval]) -> ApprovalState:
 
 def open_decisions(state: State) -> tuple[StoredDecision, ...]:
     """Return the decisions that are neither followed nor refused, holds among them, in the order of arrival."""
-    return tuple(state.decisions.rows[arrival] for arrival in sorted(state.open_decisions))
+    return tuple(row for row in state.decisions.rows.values() if row.state in OPEN_DECISIONS)
 
 
 def find_decision(state: State, source: str, approver: str, decision_id: str) -> StoredDecision | None:
@@ -201,37 +190,7 @@ def prune(state: State, active_event_ids: Collection[str], now: float) -> None:
     known = {*active_event_ids, *state.events.rows}
     for row in list(state.decisions.rows.values()):
         if row.expires_at < now - REMEMBER_SECONDS and row.event_id not in known:
-            state.delete_decision(row.arrival)
+            state.delete_decision(row)
     for approval in list(state.approvals.rows.values()):
         if approval.changed_at < now - KEEP_APPROVALS_SECONDS and approval.event_id not in known:
             state.approvals.delete(approval.key)
-
-
-def cli_decision(
-    *,
-    approver: str,
-    decision_id: str,
-    event: ScheduledEvent,
-    event_digest: str,
-    valid_seconds: float,
-    reason: str | None = None,
-    issued_at: float | None = None,
-) -> StoredDecision:
-    """Return an approval that a person gives on this VM.
-
-    *issued_at* (Unix seconds) is the time when the person saw the holds on the event: a newer decision wins.
-    """
-    now = time.time()
-    return StoredDecision(
-        source="cli",
-        approver=approver,
-        decision_id=decision_id,
-        payload_sha256=decision_id,
-        event_id=event.event_id or "",
-        event_digest=event_digest,
-        verdict=Verdict.APPROVE,
-        issued_at=int((now if issued_at is None else issued_at) * 1_000_000),
-        expires_at=now + valid_seconds,
-        reason=reason,
-        received_at=now,
-    )

@@ -16,7 +16,6 @@ from typing import Any, Protocol
 import msgspec
 
 from bridge.clock import format_time, parse_time
-from bridge.events.diff import Change
 from bridge.events.event import Document, Incarnation, ScheduledEvent, VmIdentity, encode, names_vm
 from bridge.events.record import (
     Approval,
@@ -29,8 +28,8 @@ from bridge.events.record import (
     vm_key,
 )
 from bridge.events.stream import new_stream_id
-from bridge.outbox import approvals, deliveries
-from bridge.outbox.rows import ApprovalRecord, EventRow, RecordRow
+from bridge.outbox import deliveries
+from bridge.outbox.rows import EventRow, RecordRow
 from bridge.outbox.state import State
 
 #: Events are forgotten so long after their ending.
@@ -57,24 +56,13 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True):
     labels: dict[str, str]
 
 
-class Observation(msgspec.Struct, frozen=True, kw_only=True):
-    """One good response that changes the state."""
-
-    document: Document
-    """The document to track from now on."""
-    changes: Sequence[Change]
-    active_event_ids: tuple[str, ...] | None
-    """The announced events after these changes."""
-
-
 class RecordContext(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts that every new record contains or depends on."""
+    """The facts that every new record depends on."""
 
-    stream_id: str
-    vm: VmIdentity
-    routing: Routing | None
+    vm: VmIdentity = VmIdentity()
+    routing: Routing | None = None
     """None: the sinks are not configured yet."""
-    is_waiting: bool
+    is_waiting: bool = False
     """True while records wait for the identity of this VM."""
 
     @property
@@ -120,35 +108,6 @@ def new_record(
     )
 
 
-def append_observation(state: State, observation: Observation, context: RecordContext) -> list[TransitionRecord]:
-    """Store the document and its records."""
-    active = observation.active_event_ids
-    new = [new_record(**msgspec.structs.asdict(change), active_event_ids=active) for change in observation.changes]
-    state.put("document", encode(observation.document).decode())
-    return append(state, new, context)
-
-
-def of_outcome(
-    state: State,
-    outcome: ApprovalRecord,
-    *,
-    now: datetime,
-    incarnation: Incarnation,
-    active_event_ids: tuple[str, ...] | None,
-) -> TransitionRecord:
-    """Return the record of an approval's outcome."""
-    digests = approvals.token_digests(state, outcome.arrivals)
-    return new_record(
-        outcome.transition,
-        now,
-        event=outcome.event,
-        incarnation=incarnation,
-        previous_incarnation=incarnation,
-        active_event_ids=active_event_ids,
-        approval=msgspec.structs.replace(outcome.approval, jws_sha256=digests),
-    )
-
-
 def of_urgent(event: ScheduledEvent, document: Document, now: datetime) -> TransitionRecord:
     """Return the record of an urgent event of *document* that does not wait for the identity of this VM."""
     return new_record(
@@ -170,13 +129,12 @@ def save_liveness(state: State, *, last_good_at: datetime, boot_id: str) -> None
 def append(state: State, new: Sequence[TransitionRecord], context: RecordContext) -> list[TransitionRecord]:
     """Add the records *new* to the end of the stream, with their deliveries; return them with their ids."""
     added = []
+    stream_id = state.get("stream_id") or ""
     labels = {} if context.routing is None else context.routing.labels
     for each in new:
         sequence = state.next_sequence
         state.put("next_sequence", str(sequence + 1))
-        placed = msgspec.structs.replace(
-            each, stream_id=context.stream_id, sequence=sequence, vm=context.vm, labels=labels
-        )
+        placed = msgspec.structs.replace(each, stream_id=stream_id, sequence=sequence, vm=context.vm, labels=labels)
         content = "" if each.event is None else repeat_key(each.transition, each.event)
         n = 0 if each.event is None else event(state, each.event.key).counts.get(content, 0)
         record = _with_ids(placed, n)
@@ -311,22 +269,13 @@ def _add_deliveries(
 
 
 def start_empty(state: State, now: datetime) -> None:
-    """Delete everything except the records of this run: all others were written for another machine."""
+    """Delete everything, because it belongs to another machine. The next poll finds the announced events again."""
     stream_id, sequence = state.get("stream_id"), state.get("next_sequence")
-    kept = [row for row in state.records.rows.values() if row.record.stream_id == stream_id]
-    kept_deliveries = [state.deliveries_of(row.sequence) for row in kept]
     # No save may write the new identity into the file of the other machine.
     state.reset("it belongs to another machine")
     state.put("stream_id", new_stream_id(now, stream_id))
     state.put("next_sequence", sequence)
     state.put("created_at", format_time(now))
-    for row, of_row in zip(kept, kept_deliveries, strict=True):
-        state.put_record(row)
-        record = row.record
-        content = "" if record.event is None else repeat_key(record.transition, record.event)
-        _note_event(state, record, row, content)
-        for delivery in of_row:
-            state.put_delivery(delivery)
 
 
 def event(state: State, event_key: str) -> EventRow:

@@ -20,7 +20,6 @@ from bridge.clock import parse_time
 from bridge.events.event import Document, VmIdentity, decode_document
 from bridge.outbox.rows import (
     NEEDED,
-    OPEN_DECISIONS,
     Delivery,
     DeliveryState,
     EventRow,
@@ -116,27 +115,22 @@ class SinkQueue:
 
     def update(self, row: Delivery) -> None:
         """Add, replace, or remove a row by its state."""
-        self._remove(row.sequence, keep_place=row.state is DeliveryState.PENDING)
-        if row.state is DeliveryState.PARKED:
-            self.parked[row.sequence] = row
-        elif row.state is DeliveryState.PENDING:
-            if row.sequence not in self.pending:
-                insort(self.by_event.setdefault(row.event_key, []), row.sequence)
-            self.pending = _in_order(self.pending, row.sequence, row)
-            if row.urgent:
-                self.urgent = _in_order(self.urgent, row.sequence, None)
-
-    def _remove(self, sequence: int, *, keep_place: bool) -> None:
-        """Remove the row with this sequence, if any; with *keep_place* a pending row is about to be replaced."""
+        sequence, is_new = row.sequence, row.sequence not in self.pending
         self.parked.pop(sequence, None)
-        if keep_place and sequence in self.pending:
+        if row.state is DeliveryState.PENDING:
+            self.pending = _in_order(self.pending, sequence, row)
+            if row.urgent:
+                self.urgent = _in_order(self.urgent, sequence, None)
+            if is_new:
+                insort(self.by_event.setdefault(row.event_key, []), sequence)
             return
-        row = self.pending.pop(sequence, None)
-        if row is not None:
+        if row.state is DeliveryState.PARKED:
+            self.parked[sequence] = row
+        if not is_new:
+            del self.pending[sequence]
             self.urgent.pop(sequence, None)
-            of_event = self.by_event[row.event_key]
-            of_event.remove(sequence)
-            if not of_event:
+            self.by_event[row.event_key].remove(sequence)
+            if not self.by_event[row.event_key]:
                 del self.by_event[row.event_key]
 
     def of_event(self, event_key: str) -> Iterator[Delivery]:
@@ -187,18 +181,11 @@ class State:
         self.decisions: Table[int, StoredDecision] = Table(lambda row: row.arrival)
         self.approvals: Table[EventVersion, PendingApproval] = Table(lambda row: row.key)
         self.tables: Mapping[str, Table[Any, Any]] = {
-            "meta": self.meta,
-            "events": self.events,
-            "records": self.records,
-            "deliveries": self.deliveries,
-            "sinks": self.sinks,
-            "decisions": self.decisions,
-            "approvals": self.approvals,
+            name: table for name, table in vars(self).items() if isinstance(table, Table)
         }
         self.queues: dict[str, SinkQueue] = {}
         self.needed_bytes = 0
         """The bytes of the bodies that a sink still needs."""
-        self.open_decisions: dict[int, None] = {}
         self.arrivals: dict[tuple[str, str, str], int] = {}
         """By (source, approver, jti), the arrival of each decision."""
         self.loaded_through = 0
@@ -226,23 +213,16 @@ class State:
                 self.deliveries.rows[key] = whole = msgspec.structs.replace(delivery, **shared)
                 self.queue(delivery.sink).update(whole)
         self.needed_bytes = sum(len(row.body) for row in self.records.rows.values() if self._is_needed(row))
-        for decision in self.decisions.rows.values():
-            self._index_decision(decision)
-        for sink in self.sinks.rows.keys() | self.queues.keys():
-            self._recount(sink)
+        self.arrivals = {_jti(row): row.arrival for row in self.decisions.rows.values()}
+        for name in self.sinks.rows.keys() | self.queues.keys():  # rows of a damaged file may be missing
+            row, queue = self.sinks.rows.get(name) or SinkRow(name=name), self.queue(name)
+            counted = msgspec.structs.replace(row, pending=len(queue.pending), parked=len(queue.parked))
+            if counted != row:
+                self.sinks.put(counted)
         newest = max(self.records.rows, default=0)
         if self.next_sequence <= newest:
             self.put("next_sequence", str(newest + 1))
         self.loaded_through = self.next_sequence - 1
-
-    def _recount(self, sink: str) -> None:
-        """Correct the totals of a sink, if rows are missing."""
-        row, queue = self.sinks.rows.get(sink) or SinkRow(name=sink), self.queue(sink)
-        done = row.delivered + row.expired + row.evicted + row.discarded
-        pending, parked = len(queue.pending), len(queue.parked)
-        counted = msgspec.structs.replace(row, pending=pending, parked=parked, accepted=done + pending + parked)
-        if counted != row:
-            self.sinks.put(counted)
 
     def take_changes(self) -> Changes:
         """Return all changes since the last call."""
@@ -301,7 +281,7 @@ class State:
         self.queue(row.sink).update(row)
         self.needed_bytes += self._needed_bytes(record)
         if before is None:
-            self.count(row.sink, accepted=1, **{row.state.value: 1})
+            self.count(row.sink, **{row.state.value: 1})
         elif before.state is not row.state:
             self.count(row.sink, **{before.state.value: -1, row.state.value: 1})
         self.settle(row.sequence)
@@ -347,28 +327,21 @@ class State:
     def put_decision(self, row: StoredDecision) -> None:
         """Add or change a decision."""
         self.decisions.put(row)
-        self._index_decision(row)
+        self.arrivals[_jti(row)] = row.arrival
 
-    def delete_decision(self, arrival: int) -> None:
+    def delete_decision(self, row: StoredDecision) -> None:
         """Delete a decision."""
-        row = self.decisions.rows.get(arrival)
-        if row is not None:
-            self.decisions.delete(arrival)
-            self.open_decisions.pop(arrival, None)
-            self.arrivals.pop((row.source, row.approver, row.decision_id), None)
+        self.decisions.delete(row.arrival)
+        self.arrivals.pop(_jti(row), None)
 
-    def _index_decision(self, row: StoredDecision) -> None:
-        self.arrivals[row.source, row.approver, row.decision_id] = row.arrival
-        if row.state in OPEN_DECISIONS:
-            self.open_decisions[row.arrival] = None
-        else:
-            self.open_decisions.pop(row.arrival, None)
+
+def _jti(row: StoredDecision) -> tuple[str, str, str]:
+    return row.source, row.approver, row.decision_id
 
 
 class StoredState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the agent knew of the VM and of the document when it last ran."""
+    """The last stored facts about the VM and the document."""
 
-    stream_id: str
     document: Document | None
     last_good_at: datetime | None
     boot_id: str | None
@@ -377,10 +350,9 @@ class StoredState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stored_state(state: State) -> StoredState:
-    """Return what the agent knew when it last ran."""
+    """Return the last stored facts about the VM and the document."""
     document, good_at, vm = state.get("document"), state.get("last_good_at"), state.get("vm")
     return StoredState(
-        stream_id=state.get("stream_id") or "",
         document=None if document is None else decode_document(document),
         last_good_at=None if good_at is None else parse_time(good_at),
         boot_id=state.get("boot_id"),

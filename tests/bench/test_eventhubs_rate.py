@@ -32,8 +32,8 @@ from bridge.events.diff import Change
 from bridge.events.event import Document
 from bridge.events.record import Evidence, Transition
 from bridge.metrics.metrics import Metrics
+from bridge.outbox import deliveries
 from bridge.outbox.outbox import Outbox
-from bridge.outbox.records import Observation
 from bridge.sink import TransitionRecord
 from bridge.testing.records import sample_event, sample_record
 from sinks.cloudevent import CONTENT_TYPE, cloud_event_bytes
@@ -122,18 +122,16 @@ def _rate_of_worker(directory: Path) -> float:
             )
             for event in events
         ]
-        outbox.append_observation(
-            Observation(document=Document(incarnation=step), changes=changes, active_event_ids=None)
-        )
+        outbox.append_observation(Document(incarnation=step), changes, active_event_ids=None)
     assert outbox.wait_saved(60)
     worker = DeliveryWorker(config=config, sink_class=EventHubsSink, outbox=outbox, metrics=Metrics().sink("bench"))
     outbox.on_due = worker.notify
     never = threading.Event()
     worker.start()
-    while outbox.totals().sinks["bench"].delivered == 0:  # connects, before the clock starts
+    while outbox.read(deliveries.totals).sinks["bench"].delivered == 0:  # connects, before the clock starts
         never.wait(0.005)
-    before, started = outbox.totals().sinks["bench"].delivered, time.perf_counter()
-    while outbox.totals().sinks["bench"].pending:
+    before, started = outbox.read(deliveries.totals).sinks["bench"].delivered, time.perf_counter()
+    while outbox.read(deliveries.totals).sinks["bench"].pending:
         never.wait(0.05)
     seconds = time.perf_counter() - started
     worker.stop(grace_seconds=5)

@@ -22,9 +22,9 @@ from portal_stub import PortalStub
 from bridge.agent.control import ControlClient
 from bridge.agent.requests import Decide
 from bridge.approval.digest import digest
+from bridge.cli.approve import cli_decision
 from bridge.errors import BridgeError
 from bridge.imds.document import parse_document
-from bridge.outbox.approvals import cli_decision
 
 KILLS = int(os.environ.get("KILLS", "12"))
 CHAINS = 4

@@ -16,6 +16,7 @@ from bridge.approval.approver import Approver
 from bridge.approval.digest import digest
 from bridge.approval.service import ApprovalService
 from bridge.approval.signing import generate_key, sign_decision
+from bridge.cli.approve import cli_decision
 from bridge.clock import Clock, Instant
 from bridge.config.approval import ApprovalSettings, KeySettings, RemoteSettings, RuleSettings
 from bridge.errors import ImdsStatus
@@ -25,9 +26,8 @@ from bridge.events.record import Evidence, Transition, TransitionRecord
 from bridge.imds.client import ImdsClient
 from bridge.metrics.metrics import Metrics
 from bridge.outbox import approvals
-from bridge.outbox.approvals import cli_decision
 from bridge.outbox.outbox import Outbox
-from bridge.outbox.records import Observation, forget_events
+from bridge.outbox.records import forget_events
 from bridge.outbox.rows import ApprovalState, PendingApproval, StoredDecision
 
 VM_ID = "542afd79-4f70-5562-aa13-70d60565ec97"
@@ -255,13 +255,7 @@ class ApproverKit:
             )
             for event in events
         ]
-        self.outbox.append_observation(
-            Observation(
-                document=self.document,
-                changes=changes,
-                active_event_ids=None,
-            )
-        )
+        self.outbox.append_observation(self.document, changes, active_event_ids=None)
 
     def until(self, condition: Callable[[], object]) -> None:
         """Take turns, in real time, until *condition* holds: what a command of the approver does takes its own."""

@@ -18,9 +18,10 @@ from bridge.agent.requests import (
     Status,
     answer_type,
 )
+from bridge.cli.approve import cli_decision
 from bridge.errors import OutboxError, OutboxReadOnly
 from bridge.events.record import Verdict
-from bridge.outbox.approvals import cli_decision, keep_decisions
+from bridge.outbox.approvals import keep_decisions
 from bridge.outbox.rows import DecisionStage, DeliveryState, StoredDecision
 
 PARKED = (DeliveryState.PARKED,)
