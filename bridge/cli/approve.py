@@ -21,7 +21,7 @@ from pathlib import Path
 import click
 
 from bridge.agent.control import ControlClient, NoAgent
-from bridge.agent.requests import Decide, Decision, Status
+from bridge.agent.requests import decide, find_decision, read_status
 from bridge.approval.digest import digest
 from bridge.cli.connect import advice, user_name
 from bridge.cli.stderr import complain, say
@@ -31,7 +31,6 @@ from bridge.errors import BridgeError
 from bridge.events.event import Document, ScheduledEvent
 from bridge.events.record import Verdict
 from bridge.exit_codes import ExitCode
-from bridge.outbox.approvals import cli_decision
 from bridge.outbox.rows import ApprovalResult, StoredDecision
 from bridge.text import EXCERPT_CHARACTERS, escaped, one_line
 
@@ -53,7 +52,7 @@ def approve(settings: Settings, directory: Path, event_id: str, *, yes: bool, ov
         )
     agent = ControlClient(directory)
     try:
-        status = agent.ask(Status())
+        status = agent.ask(read_status)
     except NoAgent as error:
         raise NoAgent(f"{error} {advice(directory)}") from error
     event = _event(status.document, event_id)
@@ -75,11 +74,41 @@ def approve(settings: Settings, directory: Path, event_id: str, *, yes: bool, ov
         reason=one_line(" ".join(overruled), EXCERPT_CHARACTERS) or None,
         issued_at=shown_at,
     )
-    others = agent.ask(Decide(decision=decision, overruled=tuple(hold.arrival for hold in holds))).other_holds
+    others = agent.change(decide, decision=decision, overruled=tuple(hold.arrival for hold in holds))
     if others:
         names = " and ".join(f"the hold of {each}" for each in _by_approver(others))
         raise BridgeError(escaped(f"Nothing was approved, because {names} arrived. Run the command again."))
     return _outcome(agent, decision)
+
+
+def cli_decision(
+    *,
+    approver: str,
+    decision_id: str,
+    event: ScheduledEvent,
+    event_digest: str,
+    valid_seconds: float,
+    reason: str | None = None,
+    issued_at: float | None = None,
+) -> StoredDecision:
+    """Return an approval that a person gives on this VM.
+
+    *issued_at* (Unix seconds) is the time when the person saw the holds on the event: a newer decision wins.
+    """
+    now = time.time()
+    return StoredDecision(
+        source="cli",
+        approver=approver,
+        decision_id=decision_id,
+        payload_sha256=decision_id,
+        event_id=event.event_id or "",
+        event_digest=event_digest,
+        verdict=Verdict.APPROVE,
+        issued_at=int((now if issued_at is None else issued_at) * 1_000_000),
+        expires_at=now + valid_seconds,
+        reason=reason,
+        received_at=now,
+    )
 
 
 def _by_approver(holds: Iterable[StoredDecision]) -> list[str]:
@@ -134,10 +163,9 @@ def _user() -> str:
 
 def _outcome(agent: ControlClient, decision: StoredDecision) -> int:
     """Wait for the outcome, print it, and return the exit code."""
-    progress = Decision(source=decision.source, approver=decision.approver, decision_id=decision.decision_id)
     deadline = time.monotonic() + _OUTCOME_SECONDS
     while time.monotonic() < deadline:
-        found = agent.ask(progress).decision
+        found = agent.ask(find_decision, approver=decision.approver, decision_id=decision.decision_id)
         if found is None or found.outcome is None:
             time.sleep(_POLL_SECONDS)
         elif found.outcome in _APPROVED:

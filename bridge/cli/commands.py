@@ -156,8 +156,8 @@ def events(
     as_json: bool,
 ) -> None:
     """List the transition records of this VM, oldest first."""
-    from bridge.agent.requests import Events  # noqa: PLC0415
-    from bridge.cli.events import list_events  # noqa: PLC0415
+    from bridge.agent.requests import RecordFilter  # noqa: PLC0415
+    from bridge.cli.events import print_events  # noqa: PLC0415
     from bridge.cli.events import since as moment  # noqa: PLC0415
     from bridge.clock import utc_now  # noqa: PLC0415
     from bridge.events.event import check_event_type  # noqa: PLC0415
@@ -168,8 +168,8 @@ def events(
             check_event_type(each)
     except ValueError as error:
         raise click.UsageError(f"--since or --type is not {error}." if event_types else str(error)) from None
-    wanted = Events(limit=limit, since=begin, event_id=event_id, event_types=event_types)
-    list_events(directory, wanted, follow=follow, as_json=as_json)
+    wanted = RecordFilter(since=begin, event_id=event_id, event_types=event_types)
+    print_events(directory, wanted, limit=limit, follow=follow, as_json=as_json)
 
 
 @commands.command(short_help="Approve an event: Azure may start it at once.")

@@ -76,13 +76,6 @@ def _run_turns(agent: Agent, config: Path | None, stop: threading.Event, reload_
         stop.set()
 
 
-def _freeze_start_objects() -> None:
-    """Exclude the objects of the start from every later garbage collection, which would delay a record by 20 ms."""
-    gc.collect()
-    gc.freeze()
-    gc.enable()
-
-
 def reload_configuration(agent: Agent, config: Path | None, stop: Callable[[], bool]) -> None:
     """Read the configuration again and apply it. An invalid configuration is logged and changes nothing."""
     try:

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from bridge.agent.requests import Status
+from bridge.agent.requests import read_status
 from bridge.cli.connect import Reader
 from bridge.cli.status_json import ConfigurationReport, build_report
 from bridge.cli.status_screen import screen
@@ -31,7 +31,7 @@ def show_status(config: Path | None, directory: Path | None, *, as_json: bool) -
     read. *directory* without *config* needs no configuration.
     """
     where, configuration = _configuration(config, directory)
-    answer = Reader(where).ask(Status())
+    answer = Reader(where).ask(read_status)
     report = build_report(answer, directory=where, configuration=configuration, now=utc_now())
     for line in [encode(report).decode()] if as_json else screen(report):
         click.echo(line)

@@ -8,7 +8,6 @@ changes, and the approval no longer applies. A hold belongs to the EventId.
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Collection, Iterable, Sequence
 from enum import Enum
 
@@ -16,7 +15,6 @@ import msgspec
 
 from bridge.clock import CLOCK_SKEW_SECONDS
 from bridge.errors import StreamChanged
-from bridge.events.event import ScheduledEvent
 from bridge.events.record import Verdict
 from bridge.outbox.rows import (
     OPEN_STAGES,
@@ -205,33 +203,3 @@ def prune(state: State, active_event_ids: Collection[str], now: float) -> None:
     for approval in list(state.approvals.rows.values()):
         if approval.changed_at < now - KEEP_APPROVALS_SECONDS and approval.event_id not in known:
             state.approvals.delete(approval.key)
-
-
-def cli_decision(
-    *,
-    approver: str,
-    decision_id: str,
-    event: ScheduledEvent,
-    event_digest: str,
-    valid_seconds: float,
-    reason: str | None = None,
-    issued_at: float | None = None,
-) -> StoredDecision:
-    """Return an approval that a person gives on this VM.
-
-    *issued_at* (Unix seconds) is the time when the person saw the holds on the event: a newer decision wins.
-    """
-    now = time.time()
-    return StoredDecision(
-        source="cli",
-        approver=approver,
-        decision_id=decision_id,
-        payload_sha256=decision_id,
-        event_id=event.event_id or "",
-        event_digest=event_digest,
-        verdict=Verdict.APPROVE,
-        issued_at=int((now if issued_at is None else issued_at) * 1_000_000),
-        expires_at=now + valid_seconds,
-        reason=reason,
-        received_at=now,
-    )

@@ -20,11 +20,11 @@ from agent_stage import Stage
 from portal_stub import PortalStub
 
 from bridge.agent.control import ControlClient
-from bridge.agent.requests import Decide
+from bridge.agent.requests import decide
 from bridge.approval.digest import digest
+from bridge.cli.approve import cli_decision
 from bridge.errors import BridgeError
 from bridge.imds.document import parse_document
-from bridge.outbox.approvals import cli_decision
 
 KILLS = int(os.environ.get("KILLS", "12"))
 CHAINS = 4
@@ -70,7 +70,7 @@ class Story:
             valid_seconds=3600,
         )
         try:
-            ControlClient(self.stage.state).ask(Decide(decision=decision))
+            ControlClient(self.stage.state).change(decide, decision=decision)
         except BridgeError:
             return False
         return True

@@ -16,6 +16,7 @@ from bridge.approval.approver import Approver
 from bridge.approval.digest import digest
 from bridge.approval.service import ApprovalService
 from bridge.approval.signing import generate_key, sign_decision
+from bridge.cli.approve import cli_decision
 from bridge.clock import Clock, Instant
 from bridge.config.approval import ApprovalSettings, KeySettings, RemoteSettings, RuleSettings
 from bridge.errors import ImdsStatus
@@ -25,7 +26,6 @@ from bridge.events.record import Evidence, Transition, TransitionRecord
 from bridge.imds.client import ImdsClient
 from bridge.metrics.metrics import Metrics
 from bridge.outbox import approvals
-from bridge.outbox.approvals import cli_decision
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.records import Observation, forget_events
 from bridge.outbox.rows import ApprovalState, PendingApproval, StoredDecision

@@ -1,29 +1,31 @@
 """The answers to commands: from a running agent's outbox, and from the stored outbox without an agent."""
 
-import msgspec
 import pytest
 from outbox_kit import OutboxKit
 
-from bridge.agent import handlers
-from bridge.agent.handlers import Requests, StoredOutbox
+from bridge.agent import requests
+from bridge.agent.control import ControlClient, ControlServer, RequestRefused
 from bridge.agent.requests import (
-    Decide,
-    Decision,
-    Events,
-    OutboxDiscard,
-    OutboxImport,
-    OutboxList,
-    OutboxMove,
-    OutboxRetry,
-    Status,
-    answer_type,
+    RecordFilter,
+    Source,
+    decide,
+    discard_records,
+    find_decision,
+    import_records,
+    move_records,
+    read_events,
+    read_status,
+    read_undelivered,
+    retry_records,
 )
-from bridge.errors import OutboxError, OutboxReadOnly
+from bridge.cli.approve import cli_decision
+from bridge.errors import OutboxError
 from bridge.events.record import Verdict
-from bridge.outbox.approvals import cli_decision, keep_decisions
+from bridge.outbox.approvals import keep_decisions
+from bridge.outbox.lock import DirectoryLock
 from bridge.outbox.rows import DecisionStage, DeliveryState, StoredDecision
 
-PARKED = (DeliveryState.PARKED,)
+PARKED = frozenset({DeliveryState.PARKED})
 
 
 @pytest.fixture
@@ -39,17 +41,20 @@ def outbox(kit):
 
 
 @pytest.fixture
-def ask(outbox):
-    """Return a function that passes a request and its answer through JSON, as the control socket does."""
-    return through_json(Requests(outbox))
+def woken():
+    return []
 
 
-def through_json(requests):
-    def ask(request):
-        answer = requests.ask(msgspec.json.decode(msgspec.json.encode(request), type=type(request)))
-        return msgspec.json.decode(msgspec.json.encode(answer), type=answer_type(request))
-
-    return ask
+@pytest.fixture
+def ask(kit, outbox, woken):
+    """Return a function that asks over the control socket."""
+    lock = DirectoryLock(kit.directory)
+    source = Source(kit.directory, outbox, on_decision=lambda: woken.append(1))
+    server = ControlServer(kit.directory, source.answer)
+    server.open()
+    yield ControlClient(kit.directory).ask
+    server.close()
+    lock.release()
 
 
 def sequences(page):
@@ -74,7 +79,7 @@ def hold(event_id="E-1", arrival_id="jti"):
 
 def test_status_has_the_document_totals_and_files(kit, outbox, ask):
     [record] = kit.commit(outbox, kit.event())
-    answer = ask(Status())
+    answer = ask(read_status)
     assert answer.stream_id == outbox.stream_id
     assert [event.event_id for event in answer.document.events] == ["E-1"]
     assert answer.last_transitions == {"E-1": record}
@@ -89,20 +94,24 @@ def test_events_are_listed_newest_first_with_history(kit, outbox, ask, is_stored
         kit.settle(outbox, sink, 1, 2, 3)
     kit.saved(outbox)
     if is_stored:
-        ask = through_json(StoredOutbox(kit.directory))
-    assert sequences(ask(Events())) == [3, 2, 1]
-    assert sequences(ask(Events(event_id="e-1"))) == [3, 1]
-    assert sequences(ask(Events(after=1, before=3))) == [2]
-    assert sequences(ask(Events(event_types=("Freeze",)))) == []
-    assert sequences(ask(Events(since=kit.time.timestamp() + 1))) == []
+        stored = Source(kit.directory)
+
+        def ask(request, **arguments):
+            return request(stored, **arguments)
+
+    assert sequences(ask(read_events)) == [3, 2, 1]
+    assert sequences(ask(read_events, wanted=RecordFilter(event_id="e-1"))) == [3, 1]
+    assert sequences(ask(read_events, after=1, before=3)) == [2]
+    assert sequences(ask(read_events, wanted=RecordFilter(event_types=("Freeze",)))) == []
+    assert sequences(ask(read_events, wanted=RecordFilter(since=kit.time.timestamp() + 1))) == []
 
 
 def test_pages_have_every_record_once(kit, outbox, ask, monkeypatch):
     kit.fill(outbox, 30)
-    monkeypatch.setattr(handlers, "PAGE_BYTES", 5_000)
-    found, before = [], None
+    monkeypatch.setattr(requests, "PAGE_BYTES", 5_000)
+    found, before = [], requests.LAST
     while True:
-        page = ask(Events(before=before, limit=7))
+        page = ask(read_events, before=before, limit=7)
         assert len(page.records) <= 7
         found += sequences(page)
         before = page.next_before
@@ -111,7 +120,7 @@ def test_pages_have_every_record_once(kit, outbox, ask, monkeypatch):
     assert found == list(range(30, 0, -1))
     rows, after = [], None
     while True:
-        page = ask(OutboxList(after=after, limit=7))
+        page = ask(read_undelivered, after=after, limit=7)
         rows += [(row.sink, row.sequence) for row in page.rows]
         after = page.next_after
         if after is None:
@@ -122,8 +131,8 @@ def test_pages_have_every_record_once(kit, outbox, ask, monkeypatch):
 def test_reading_does_not_make_the_agent_replace_its_file(kit, outbox, ask):
     kit.commit(outbox, kit.event())
     for _ in range(3):
-        ask(Events())
-        StoredOutbox(kit.directory).ask(Events())
+        ask(read_events)
+        read_events(Source(kit.directory))
         kit.saved(outbox)
     assert outbox.saver.file_changes == 0
 
@@ -131,31 +140,35 @@ def test_reading_does_not_make_the_agent_replace_its_file(kit, outbox, ask):
 def test_parked_records_are_listed_retried_and_discarded(kit, outbox, ask):
     first, second = kit.commit(outbox, kit.event(), kit.event("E-2"))
     kit.settle(outbox, "a", 1, 2, state="parked", error="400")
-    [row] = ask(OutboxList(sink="a", states=PARKED, record_id=second.id)).rows
+    [row] = ask(read_undelivered, sink="a", states=PARKED, record_id=second.id).rows
     assert (row.sequence, row.error, row.state, row.record) == (2, "400", DeliveryState.PARKED, second)
-    assert ask(OutboxRetry(sink="a", record_id=first.id)).count == 1
-    assert ask(OutboxDiscard(sink="a", states=PARKED)).count == 1
+    assert ask(retry_records, sink="a", record_id=first.id) == 1
+    assert ask(discard_records, sink="a", states=PARKED) == 1
     assert kit.totals(outbox)["a"]["pending"] == 1
-    assert ask(OutboxRetry()).count == 0
+    assert ask(retry_records) == 0
 
 
 def test_records_move_to_another_sink(kit, outbox, ask):
     kit.commit(outbox, kit.event())
     kit.settle(outbox, "b", 1)
-    changed = ask(OutboxMove(old="a", new="b"))
-    assert (changed.count, changed.saved) == (0, True)
+    assert ask(move_records, old="a", new="b") == 0
     assert kit.totals(outbox)["a"]["discarded"] == 1
-    with pytest.raises(OutboxError, match="same sink"):
-        ask(OutboxMove(old="a", new="a"))
+    with pytest.raises(RequestRefused, match="same sink"):
+        ask(move_records, old="a", new="a")
 
 
 @pytest.mark.parametrize(
-    "request_",
-    [OutboxRetry(sink="x"), OutboxDiscard(sink="x"), OutboxMove(old="x", new="a"), OutboxMove(old="a", new="x")],
+    ("request_", "arguments"),
+    [
+        (retry_records, {"sink": "x"}),
+        (discard_records, {"sink": "x"}),
+        (move_records, {"old": "x", "new": "a"}),
+        (move_records, {"old": "a", "new": "x"}),
+    ],
 )
-def test_unknown_sink_is_refused_with_the_known_sinks(ask, request_):
-    with pytest.raises(OutboxError, match=r"Unknown sink 'x'\. Known sinks: a, b\."):
-        ask(request_)
+def test_unknown_sink_is_refused_with_the_known_sinks(ask, request_, arguments):
+    with pytest.raises(RequestRefused, match=r"Unknown sink 'x'\. Known sinks: a, b\."):
+        ask(request_, **arguments)
 
 
 def test_import_adds_pending_records_and_holds_once(kit, outbox, ask, tmp_path):
@@ -168,40 +181,37 @@ def test_import_adds_pending_records_and_holds_once(kit, outbox, ask, tmp_path):
     other_kit.saved(other)
     other_kit.close()
     kit.commit(outbox, kit.event())
-    imported = OutboxImport(path=str(tmp_path / "other" / "outbox-1.db"))
-    assert [ask(imported).count, ask(imported).count] == [1, 0]
-    assert [record.event.event_id for record in ask(Events()).records] == ["E-1", "E-9"]
-    assert [each.event_id for each in ask(Status()).decisions] == ["E-9"]
+    path = str(tmp_path / "other" / "outbox-1.db")
+    assert [ask(import_records, path=path), ask(import_records, path=path)] == [1, 0]
+    assert [record.event.event_id for record in ask(read_events).records] == ["E-1", "E-9"]
+    assert [each.event_id for each in ask(read_status).decisions] == ["E-9"]
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no database" * 100])
 def test_file_that_is_no_outbox_is_not_imported(ask, tmp_path, content):
     if content is not None:
         (tmp_path / "file").write_bytes(content)
-    with pytest.raises(OutboxError, match="file"):
-        ask(OutboxImport(path=str(tmp_path / "file")))
+    with pytest.raises(RequestRefused, match="file"):
+        ask(import_records, path=str(tmp_path / "file"))
 
 
-def test_decision_is_stored_unless_another_hold_exists(kit, outbox):
-    woken = []
-    requests = Requests(outbox, on_decision=lambda: woken.append(1))
-    ask = through_json(requests)
+def test_decision_is_stored_unless_another_hold_exists(kit, outbox, ask, woken):
     kit.commit(outbox, kit.event())
     outbox.change(keep_decisions, [hold()], created_at=0.0)
     decision = cli_decision(
         approver="me", decision_id="d", event=kit.event(), event_digest="digest", valid_seconds=60.0
     )
-    [other] = ask(Decide(decision=decision)).other_holds
-    assert ask(Decision(source="cli", approver="me", decision_id="d")).decision is None
+    [other] = ask(decide, decision=decision)
+    assert ask(find_decision, approver="me", decision_id="d") is None
     assert not woken
-    answer = ask(Decide(decision=decision, overruled=(other.arrival,)))
-    assert (answer.other_holds, answer.saved, woken) == ((), True, [1])
-    assert ask(Decision(source="cli", approver="me", decision_id="d")).decision.state is DecisionStage.NEW
+    assert ask(decide, decision=decision, overruled=(other.arrival,)) == ()
+    assert woken == [1]
+    assert ask(find_decision, approver="me", decision_id="d").state is DecisionStage.NEW
 
 
 def test_stored_outbox_changes_nothing_and_needs_a_file(kit, outbox, tmp_path):
     kit.saved(outbox)
-    with pytest.raises(OutboxReadOnly):
-        StoredOutbox(kit.directory).ask(OutboxRetry())
+    with pytest.raises(OutboxError, match="opened outbox"):
+        retry_records(Source(kit.directory))
     with pytest.raises(OutboxError, match="contains no outbox"):
-        StoredOutbox(tmp_path)
+        Source(tmp_path)
