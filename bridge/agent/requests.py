@@ -140,12 +140,12 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_status(source: Source) -> Status:
     """Return the state of the agent and of its outbox."""
-    from bridge.outbox.database import file_bytes, generations  # noqa: PLC0415
+    from bridge.outbox.database import file_bytes, older_generations  # noqa: PLC0415
 
     file, readiness = source.file, source.readiness()
     older: list[Path] = []
     with suppress(OSError):
-        older = [path for path in generations(source.directory).values() if path != file]
+        older = older_generations(source.directory, file)
     if readiness is None:
         used_bytes, active_event_ids = sum(map(file_bytes, (*older, *filter(None, [file])))), None
     else:
@@ -156,7 +156,7 @@ def read_status(source: Source) -> Status:
         active = [event for event in state.events.rows.values() if event.ended_at is None]
         last = {event.key: state.records.rows.get(event.last_state_sequence or 0) for event in active}
         return Status(
-            stream_id=stored.stream_id,
+            stream_id=decided.stream_id,
             vm=stored.vm,
             document=stored.document,
             last_good_at=state.get("last_good_at"),

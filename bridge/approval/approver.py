@@ -293,7 +293,7 @@ class Approver:
         answer = self._answer
         if answer is None or self._stop.is_set() or self._submitter.why_disabled() or not self._may_approve():
             return False
-        state = self._outbox.read(approvals.read_open)
+        state = self._outbox.read(approvals.read_state)
         if self._clock.instant().seconds_since(look.answered_at) > FRESH_SECONDS:
             return False
         tracked = answer.tracked or answer.document

@@ -7,12 +7,11 @@ follow the same rules. It counts as accepted, and later as delivered, once more.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from bridge.outbox import deliveries
-from bridge.outbox.rows import DeliveryState
+from bridge.outbox.rows import Delivery, DeliveryState
 from bridge.outbox.state import State
 
 
@@ -26,13 +25,22 @@ class Refreshes(msgspec.Struct, frozen=True, kw_only=True):
 def find_refreshes(state: State, sink: str, *, now: float, every_seconds: float) -> Refreshes:
     """Return the records that *sink* accepted so long before *now*, in Unix seconds."""
     due, next_seconds = [], every_seconds
-    for record in deliveries.current_records(state, sink):
-        age = now - state.deliveries.rows[record.sequence, sink].changed_at
+    for delivery in _current(state, sink):
+        age = now - delivery.changed_at
         if 0 <= age < every_seconds:
             next_seconds = min(next_seconds, every_seconds - age)
         else:  # a negative age means that the wall clock was set back
-            due.append(record.sequence)
+            due.append(delivery.sequence)
     return Refreshes(sequences=due, next_seconds=0.0 if due else next_seconds)
+
+
+def _current(state: State, sink: str) -> Iterator[Delivery]:
+    """Yield the newest delivered row of each active event, unless a newer record is pending for it."""
+    for event in state.events.rows.values():
+        delivery = state.deliveries.rows.get((event.sinks.get(sink, 0), sink))
+        is_newest = event.ended_at is None and event.key not in state.queue(sink).by_event
+        if is_newest and delivery is not None and delivery.state is DeliveryState.DELIVERED:
+            yield delivery
 
 
 def send_again(state: State, sink: str, sequences: Sequence[int], *, now: float) -> None:
@@ -44,6 +52,4 @@ def send_again(state: State, sink: str, sequences: Sequence[int], *, now: float)
         state.put_delivery(
             msgspec.structs.replace(row, state=DeliveryState.PENDING, attempts=0, aged_from=now, changed_at=now)
         )
-        totals = state.sinks.rows[sink]
-        counted = msgspec.structs.replace(totals, accepted=totals.accepted + 1, delivered=totals.delivered + 1)
-        state.sinks.put(counted)
+        state.count(sink, delivered=1)

@@ -85,7 +85,7 @@ class DeliveryWorker:
         every_seconds = sink_class.refresh_seconds(config)
         # An announcement reaches all VMs of a fleet in the same second. Their refreshes must not.
         self._refresh_seconds = None if every_seconds is None else every_seconds * (1 - _SPREAD_SHARE * clock.random())
-        totals = outbox.totals().sinks.get(config.name)
+        totals = outbox.read(deliveries.totals).sinks.get(config.name)
         self._refusals = Refusals(accepted_under=None if totals is None else totals.accepted_under)
         self._report = ThrottledLog(logger, clock=clock)
         self._woken = threading.Event()
@@ -240,7 +240,10 @@ class DeliveryWorker:
         if max_age is None or now < self._expired_at + 1.0:
             return
         self._expired_at = now
-        if self._has_pending and (expired := self._outbox.expire(self.name, max_age_seconds=max_age)):
+        wall = self._clock.timestamp()
+        if self._has_pending and (
+            expired := self._outbox.change(deliveries.expire, self.name, now=wall, older_than=wall - max_age)
+        ):
             extra = {"sink": self.name, "expired": expired}
             logger.warning("Records expired: they are older than max_age_seconds.", extra=extra)
 
@@ -328,7 +331,7 @@ class DeliveryWorker:
             failed = DeliveryFailed(str(error), needs_attention=True, reason=error.reason)
             self._failed(batch, mode, failed, next_step=_ENDPOINT_REFUSES)
             if parked := self._refusals.take_back():
-                self._outbox.change(deliveries.unpark, self.name, parked, now=self._clock.timestamp())
+                self._outbox.change(deliveries.retry, self.name, sequences=parked, now=self._clock.timestamp())
             return
         reason = str(error)[:_REASON_CHARACTERS]
         named = [getattr(record, "id", record) for record in error.records]

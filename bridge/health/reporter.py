@@ -24,6 +24,7 @@ from bridge.health.readiness import (
 )
 from bridge.health.server import Response
 from bridge.metrics.metrics import CONTENT_TYPE, Metrics, OutboxReading, own_version
+from bridge.outbox import deliveries
 from bridge.outbox.outbox import Outbox
 from bridge.system.threads import LoopWatch
 
@@ -131,7 +132,7 @@ class HealthReporter:
         """Return the totals and the size of the outbox."""
         outbox = self._outbox
         return OutboxReading(
-            totals=outbox.totals(),
+            totals=outbox.read(deliveries.totals),
             now=outbox.clock.timestamp(),
             configured=frozenset(self._sinks()),
             used_bytes=outbox.saver.used_bytes,

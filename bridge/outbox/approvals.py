@@ -17,7 +17,6 @@ from bridge.clock import CLOCK_SKEW_SECONDS
 from bridge.errors import StreamChanged
 from bridge.events.record import Verdict
 from bridge.outbox.rows import (
-    OPEN_STAGES,
     ApprovalStage,
     ApprovalState,
     DecisionStage,
@@ -49,18 +48,9 @@ class KeepResult(Enum):
 
 
 def read_state(state: State) -> ApprovalState:
-    """Return the open decisions and every approval."""
-    return _state(state, state.approvals.rows.values())
-
-
-def read_open(state: State) -> ApprovalState:
-    """Return the open decisions and the approvals that wait for a command or for Azure."""
-    return _state(state, (each for each in state.approvals.rows.values() if each.state in OPEN_STAGES))
-
-
-def _state(state: State, approvals: Iterable[PendingApproval]) -> ApprovalState:
+    """Return the open decisions and every approval, in the order of its last change."""
     decisions = open_decisions(state)
-    by_change = sorted(approvals, key=lambda each: (each.changed_at, each.key))
+    by_change = sorted(state.approvals.rows.values(), key=lambda each: (each.changed_at, each.key))
     return ApprovalState(
         stream_id=state.get("stream_id") or "",
         decisions=decisions,

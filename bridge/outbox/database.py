@@ -14,7 +14,6 @@ import errno
 import math
 import os
 import re
-import shutil
 import sqlite3
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
@@ -44,16 +43,13 @@ _NOT_REPEATED = ("event_key", "body")
 _SCHEMA_VERSION = 1
 HISTORY_STEP = 500
 """The number of records that are deleted at once, so that no save takes long."""
-_PAGE_BYTES = 1024
-_CHECKPOINT_PAGES = 1000
-#: On a small volume, the WAL is moved into the file when it takes this share of the volume.
-_WAL_SHARE = 1 / 8
-_TEXTS = {
-    "SQLITE_CORRUPT": "malformed",
-    "SQLITE_NOTADB": "not a database",
-    "SQLITE_FULL": "is full",
-    "SQLITE_READONLY": "readonly",
-}
+_SETTINGS = (
+    "page_size = 1024",  # a transition changes a few short rows
+    "journal_mode = WAL",
+    "synchronous = FULL",  # NORMAL can lose an acknowledged commit on power loss
+    "wal_autocheckpoint = 250",  # a WAL of 256 KiB also fits on a small volume
+    "cache_size = -256",  # KiB: the saver reads almost nothing
+)
 
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -152,24 +148,21 @@ def generations(directory: Path) -> dict[int, Path]:
 
 def is_damage(error: Exception) -> bool:
     """Return whether *error* reports a damaged file."""
-    return _is(error, "SQLITE_CORRUPT") or _is(error, "SQLITE_NOTADB")
+    return _reports(error, "malformed") or _reports(error, "not a database")
 
 
 def is_full(error: Exception) -> bool:
     """Return whether *error* reports a full disk."""
-    if isinstance(error, OSError):
-        return error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return _is(error, "SQLITE_FULL")
+    return _reports(error, "is full") or (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT))
 
 
 def is_read_only(error: Exception) -> bool:
     """Return whether *error* reports a file that is open only for reading."""
-    return _is(error, "SQLITE_READONLY")
+    return _reports(error, "readonly")
 
 
-def _is(error: Exception, name: str) -> bool:
-    found = getattr(error, "sqlite_errorname", "")  # Python 3.10 reports only the text
-    return isinstance(error, sqlite3.Error) and (name in found or _TEXTS[name] in str(error))
+def _reports(error: Exception, text: str) -> bool:
+    return isinstance(error, sqlite3.Error) and text in str(error)  # Python 3.10 has no error codes
 
 
 # Reading.
@@ -254,8 +247,7 @@ def _read_table(
     """Read a table from its first row up to the damage, and from its last row back to the damage."""
     spec = _SPECS[name]
     rows: dict[Any, Any] = {}
-    bad = 0
-    is_whole = True
+    undecodable = 0
     for order in ("ASC", "DESC"):
         by = ", ".join(f"{column} {order}" for column in spec.key)
         query = f"SELECT {', '.join(spec.stored)} FROM {name} {where} ORDER BY {by}"  # noqa: S608
@@ -264,18 +256,15 @@ def _read_table(
                 try:
                     rows[row[: len(spec.key)]] = spec.decode(row)
                 except (msgspec.MsgspecError, ValueError, TypeError, AttributeError):
-                    bad += 1
+                    undecodable += 1
         except sqlite3.DatabaseError as error:
             if not is_damage(error):
                 raise
-            is_whole = False
+            missing[name] = None
         else:
             break
-    if bad or not is_whole:
-        missing[name] = bad if is_whole else None
-        with suppress(sqlite3.Error):
-            (count,) = connection.execute(f"SELECT count(*) FROM {name} {where}", values).fetchone()  # noqa: S608
-            missing[name] = count - len(rows)
+    if undecodable:
+        missing.setdefault(name, undecodable)
     return [rows[key] for key in sorted(rows)]
 
 
@@ -298,12 +287,8 @@ class Database:
         # mode=rw: a file that was deleted is not created again, because it would be empty.
         uri = f"{path.absolute().as_uri()}?mode=rw"
         self._connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=1.0)
-        self._connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
-        self._connection.execute("PRAGMA journal_mode = WAL")
-        # FULL: NORMAL can lose an acknowledged commit on power loss.
-        self._connection.execute("PRAGMA synchronous = FULL")
-        pages = min(_CHECKPOINT_PAGES, int(shutil.disk_usage(path.parent).total * _WAL_SHARE / _PAGE_BYTES))
-        self._connection.execute(f"PRAGMA wal_autocheckpoint = {max(pages, 1)}")
+        for setting in _SETTINGS:
+            self._connection.execute(f"PRAGMA {setting}")
 
     @classmethod
     def create(cls, directory: Path, changes: Changes) -> Database:
@@ -365,11 +350,10 @@ class Database:
     @property
     def used_bytes(self) -> int:
         """Return the size of the used pages."""
-        pages, free, size = (
-            self._connection.execute(f"PRAGMA {name}").fetchone()[0]
-            for name in ("page_count", "freelist_count", "page_size")
-        )
-        return int((pages - free) * size)
+        query = "SELECT (page_count - freelist_count) * page_size"
+        query += " FROM pragma_page_count, pragma_freelist_count, pragma_page_size"
+        (used,) = self._connection.execute(query).fetchone()
+        return int(used)
 
     def close(self) -> None:
         """Close the file; never raises."""
@@ -400,14 +384,9 @@ def delete_generation(path: Path) -> None:
         path.with_name(path.name + suffix).unlink(missing_ok=True)
 
 
-def size_of(found: Fingerprint) -> int:
-    """Return the size of a file with its WAL."""
-    return sum(each[2] for each in found if each is not None)
-
-
 def file_bytes(path: Path) -> int:
     """Return the size of a file with its WAL; raise OSError."""
-    return size_of(fingerprint(path))
+    return sum(each[2] for each in fingerprint(path) if each is not None)
 
 
 def _stat(path: str) -> tuple[int, ...] | None:
@@ -428,6 +407,6 @@ def _sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def older_generations(directory: Path, current: Path) -> list[Path]:
+def older_generations(directory: Path, current: Path | None) -> list[Path]:
     """Return the other files, the newest first; raise OSError."""
     return [path for path in generations(directory).values() if path != current]

@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from bridge.events.event import Document, VmIdentity
 from bridge.events.record import TransitionRecord
 from bridge.outbox import approvals
 from bridge.outbox.rows import (
@@ -19,13 +18,10 @@ from bridge.outbox.rows import (
     DecisionStage,
     Delivery,
     DeliveryState,
-    EventRow,
-    PendingApproval,
     RecordRow,
     SinkRow,
-    StoredDecision,
 )
-from bridge.outbox.state import State, stored_state
+from bridge.outbox.state import State
 
 
 class DeliveryResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,19 +77,32 @@ def replace_older(state: State, sink: str, record: RecordRow, *, now: float) -> 
             change_state(state, row, DeliveryState.EXPIRED, now=now, error="A newer record of the event replaced it.")
 
 
-def retry(state: State, sink: str | None, *, record_id: str | None = None, now: float) -> int:
-    """Make parked records pending again: of one sink, or with None of all; return their number."""
+def retry(
+    state: State,
+    sink: str | None,
+    *,
+    record_id: str | None = None,
+    sequences: Collection[int] | None = None,
+    now: float,
+) -> int:
+    """Make parked records of one sink, or with None of all sinks, pending again; return their number.
+
+    Their age starts again. Only records with *sequences*, which were parked although the endpoint was at fault, keep
+    their age.
+    """
     rows = needed_records(state, sink, [DeliveryState.PARKED], record_id=record_id)
+    rows = rows if sequences is None else [row for row in rows if row.sequence in sequences]
     for row in rows:
-        _unpark(state, row, now=now, aged_from=now)
+        pending = msgspec.structs.replace(
+            row,
+            state=DeliveryState.PENDING,
+            urgent=row.urgent or any(each.urgent for each in state.queue(row.sink).of_event(row.event_key)),
+            changed_at=now,
+            aged_from=now if sequences is None else row.aged_from,
+            error=None,
+        )
+        state.put_delivery(pending)
     return len(rows)
-
-
-def unpark(state: State, sink: str, sequences: Collection[int], *, now: float) -> None:
-    """Make records pending again that were parked although the endpoint was at fault; they keep their age."""
-    for row in needed_records(state, sink, [DeliveryState.PARKED]):
-        if row.sequence in sequences:
-            _unpark(state, row, now=now, aged_from=row.aged_from)
 
 
 def discard(state: State, sink: str, *, states: Collection[DeliveryState], record_id: str | None, now: float) -> int:
@@ -155,21 +164,6 @@ def urgency(
     return bool(queue.urgent), soonest, by_event
 
 
-def current_records(state: State, sink: str) -> list[RecordRow]:
-    """Return the newest record of each active event that *sink* accepted, unless a newer record is pending for it."""
-    found = (_current_record(state, sink, event) for event in state.events.rows.values())
-    return [record for record in found if record is not None]
-
-
-def _current_record(state: State, sink: str, event: EventRow) -> RecordRow | None:
-    sequence = event.sinks.get(sink)
-    if event.ended_at is not None or sequence is None or event.key in state.queue(sink).by_event:
-        return None
-    delivery, record = state.deliveries.rows.get((sequence, sink)), state.records.rows.get(sequence)
-    is_accepted = delivery is not None and delivery.state is DeliveryState.DELIVERED
-    return record if is_accepted else None
-
-
 def last_records_of_active(state: State) -> list[RecordRow]:
     """Return the records that a new sink receives: of each active event the newest state, then a later outcome."""
     found = []
@@ -203,65 +197,6 @@ def change_state(
     state.put_delivery(
         msgspec.structs.replace(row, state=to, error=error, changed_at=now, attempts=row.attempts + attempts)
     )
-
-
-def _unpark(state: State, row: Delivery, *, now: float, aged_from: float) -> None:
-    urgent = row.urgent or any(each.urgent for each in state.queue(row.sink).of_event(row.event_key))
-    pending = DeliveryState.PENDING
-    state.put_delivery(
-        msgspec.structs.replace(row, state=pending, urgent=urgent, changed_at=now, aged_from=aged_from, error=None)
-    )
-
-
-class LastError(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest error of a sink."""
-
-    message: str
-    at: float
-    """Unix seconds."""
-
-
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that `status` reports of the outbox, from one moment."""
-
-    stream_id: str
-    vm: VmIdentity | None
-    document: Document | None
-    last_good_at: str | None
-    newest_record_at: float | None
-    totals: OutboxTotals
-    last_errors: dict[str, LastError]
-    """By sink, of its pending and parked records."""
-    last_transitions: dict[str, TransitionRecord]
-    """By event key, the newest record that Azure caused, of each active event."""
-    decisions: tuple[StoredDecision, ...]
-    """The open decisions."""
-    approvals: tuple[PendingApproval, ...]
-
-
-def snapshot(state: State) -> Snapshot:
-    """Return a snapshot for `status`."""
-    stored, decided = stored_state(state), approvals.read_state(state)
-    active = [event for event in state.events.rows.values() if event.ended_at is None]
-    last = {event.key: state.records.rows.get(event.last_state_sequence or 0) for event in active}
-    return Snapshot(
-        stream_id=stored.stream_id,
-        vm=stored.vm,
-        document=stored.document,
-        last_good_at=state.get("last_good_at"),
-        newest_record_at=max((row.observed_at for row in state.records.rows.values()), default=None),
-        totals=totals(state),
-        last_errors={name: error for name in state.queues if (error := _last_error(state, name)) is not None},
-        last_transitions={key: row.record for key, row in last.items() if row is not None},
-        decisions=decided.decisions,
-        approvals=tuple(decided.approvals.values()),
-    )
-
-
-def _last_error(state: State, sink: str) -> LastError | None:
-    rows = [row for row in needed_records(state, sink) if row.error is not None]
-    newest = max(rows, key=lambda row: row.changed_at, default=None)
-    return None if newest is None else LastError(message=newest.error or "", at=newest.changed_at)
 
 
 def needed_records(

@@ -32,7 +32,7 @@ from bridge.logs import ThrottledLog
 from bridge.outbox import deliveries, records, retention
 from bridge.outbox.approvals import DISABLED_FILE
 from bridge.outbox.database import Loaded
-from bridge.outbox.deliveries import DeliveryResult, OutboxTotals
+from bridge.outbox.deliveries import DeliveryResult
 from bridge.outbox.records import Observation, RecordContext, Routing
 from bridge.outbox.rows import (
     ApprovalRecord,
@@ -91,10 +91,8 @@ class Outbox:
         self._boot_id, self._configured_vm_id = boot_id, configured_vm_id
         self._lock = threading.Lock()
         self._state = State()
-        self._vm = VmIdentity()
-        self._is_waiting = False
+        self._context = RecordContext()
         self._urgent: list[ScheduledEvent] = []
-        self._routing: Routing | None = None
         self._arrivals: deque[tuple[int, int, float]] = deque()
         self._due_through = self._notified_through = 0
         self._sending: dict[str, frozenset[int]] = {}
@@ -134,7 +132,7 @@ class Outbox:
         stored = stored_state(self._state)
         self.is_trusted = self._is_own(stored)
         if stored.vm is not None and self.is_trusted:
-            self._vm = stored.vm
+            self._context = msgspec.structs.replace(self._context, vm=stored.vm)
         if loaded.is_damaged:
             self._report_damage(loaded)
         self._state.version += 1
@@ -201,7 +199,7 @@ class Outbox:
     @property
     def is_behind(self) -> bool:
         """Return whether the file lacks changes because the disk fails or hangs: nothing is approved meanwhile."""
-        return self.saver.is_behind
+        return self.saver.behind_reason is not None
 
     def _saved(self) -> None:
         with self._lock:
@@ -211,16 +209,12 @@ class Outbox:
 
     # Identity.
 
-    def stored(self) -> StoredState:
-        """Return what the agent knew when it last stored it."""
-        return self.read(stored_state)
-
     def use_vm(self, vm: VmIdentity, *, is_waiting: bool = False) -> None:
         """Use *vm* for new records without confirming the stored state; with *is_waiting*, they wait for a call."""
         with self._change() as state:
-            self._vm, self._is_waiting = vm, is_waiting
+            self._context = msgspec.structs.replace(self._context, vm=vm, is_waiting=is_waiting)
             if self.is_trusted:
-                records.route_waiting(state, self._context())
+                records.route_waiting(state, self._context)
         self.on_due()
 
     def identify(self, vm: VmIdentity) -> bool:
@@ -229,27 +223,19 @@ class Outbox:
             stored = stored_state(self._state).vm
             before = None if stored is None else stored.vm_id
             is_foreign = bool(vm.vm_id and before) and not _same(vm.vm_id, before)
-            self._vm = vm
+            self._context = msgspec.structs.replace(self._context, vm=vm, is_waiting=False)
             if is_foreign:
                 records.start_empty(state, self.clock.now())
                 self.epoch += 1
                 self.awaits_portal = True
             state.put("vm", encode(vm).decode())
             state.put("vm_boot_id", self._boot_id or None)
-            self.is_trusted, self._is_waiting = True, False
-            records.configure(state, self._context())
+            self.is_trusted = True
+            records.configure(state, self._context)
         if is_foreign:
             logger.warning("The stored state belongs to another machine. The agent starts with an empty outbox.")
         self.on_due()
         return is_foreign
-
-    def _context(self) -> RecordContext:
-        return RecordContext(
-            stream_id=self._state.get("stream_id") or "",
-            vm=self._vm,
-            routing=self._routing,
-            is_waiting=self._is_waiting,
-        )
 
     # Records.
 
@@ -263,13 +249,14 @@ class Outbox:
     ) -> None:
         """Route new records by *router*; a new sink receives the last record of every active event."""
         with self._change() as state:
-            self._routing = Routing(
+            routing = Routing(
                 router=router,
                 sinks=tuple(sinks),
                 labels=dict(labels),
                 current_state_only=frozenset(current_state_only),
             )
-            records.configure(state, self._context())
+            self._context = msgspec.structs.replace(self._context, routing=routing)
+            records.configure(state, self._context)
         self.on_due()
 
     def append_observation(self, observation: Observation) -> list[TransitionRecord]:
@@ -278,14 +265,14 @@ class Outbox:
             self.active_event_ids = observation.active_event_ids
             if observation.changes:
                 self._newest_document_sequence = state.next_sequence
-            return records.append_observation(state, observation, self._context())
+            return records.append_observation(state, observation, self._context)
 
     def append_urgent(self, document: Document, now: datetime) -> list[TransitionRecord]:
         """Record the urgent events of *document*, once each, while the outbox is not trusted."""
         with self._change() as state:
             new = [event for event in document.events if event.is_urgent and event not in self._urgent]
             self._urgent += new
-            context = msgspec.structs.replace(self._context(), is_waiting=False)
+            context = msgspec.structs.replace(self._context, is_waiting=False)
             return records.append(state, [records.of_urgent(event, document, now) for event in new], context)
 
     def append_heartbeat(self, *, incarnation: Incarnation) -> list[TransitionRecord]:
@@ -298,7 +285,7 @@ class Outbox:
                 previous_incarnation=incarnation,
                 active_event_ids=self.active_event_ids,
             )
-            return records.append(state, [new], self._context())
+            return records.append(state, [new], self._context)
 
     def append_outcomes(
         self,
@@ -315,7 +302,7 @@ class Outbox:
                 records.of_outcome(state, outcome, now=now, incarnation=incarnation, active_event_ids=active)
                 for outcome in outcomes
             ]
-            return records.append(state, new, self._context())
+            return records.append(state, new, self._context)
 
     @property
     def stream_id(self) -> str:
@@ -360,19 +347,6 @@ class Outbox:
             self._sending.pop(sink, None)
             now = self.clock.timestamp()
             deliveries.record_results(state, sink, results, now=now, accepted_under=accepted_under)
-
-    def expire(self, sink: str, *, max_age_seconds: float) -> int:
-        """Give up the records of *sink* that are older; return their number."""
-        now = self.clock.timestamp()
-        return self.change(deliveries.expire, sink, now=now, older_than=now - max_age_seconds)
-
-    def retry(self, sink: str | None, *, record_id: str | None = None) -> int:
-        """Make parked records pending again; return their number. A *sink* of None: every sink."""
-        return self.change(deliveries.retry, sink, record_id=record_id, now=self.clock.timestamp())
-
-    def totals(self) -> OutboxTotals:
-        """Return the totals of all sinks."""
-        return self.read(deliveries.totals)
 
     def created_at(self) -> datetime:
         """Return when the outbox was created: an approval that was issued earlier is refused.

@@ -68,13 +68,12 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordContext(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts that every new record contains or depends on."""
+    """The facts that every new record depends on."""
 
-    stream_id: str
-    vm: VmIdentity
-    routing: Routing | None
+    vm: VmIdentity = VmIdentity()
+    routing: Routing | None = None
     """None: the sinks are not configured yet."""
-    is_waiting: bool
+    is_waiting: bool = False
     """True while records wait for the identity of this VM."""
 
     @property
@@ -170,13 +169,12 @@ def save_liveness(state: State, *, last_good_at: datetime, boot_id: str) -> None
 def append(state: State, new: Sequence[TransitionRecord], context: RecordContext) -> list[TransitionRecord]:
     """Add the records *new* to the end of the stream, with their deliveries; return them with their ids."""
     added = []
+    stream_id = state.get("stream_id") or ""
     labels = {} if context.routing is None else context.routing.labels
     for each in new:
         sequence = state.next_sequence
         state.put("next_sequence", str(sequence + 1))
-        placed = msgspec.structs.replace(
-            each, stream_id=context.stream_id, sequence=sequence, vm=context.vm, labels=labels
-        )
+        placed = msgspec.structs.replace(each, stream_id=stream_id, sequence=sequence, vm=context.vm, labels=labels)
         content = "" if each.event is None else repeat_key(each.transition, each.event)
         n = 0 if each.event is None else event(state, each.event.key).counts.get(content, 0)
         record = _with_ids(placed, n)
@@ -311,22 +309,13 @@ def _add_deliveries(
 
 
 def start_empty(state: State, now: datetime) -> None:
-    """Delete everything except the records of this run: all others were written for another machine."""
+    """Delete everything, because it belongs to another machine. The next poll finds the announced events again."""
     stream_id, sequence = state.get("stream_id"), state.get("next_sequence")
-    kept = [row for row in state.records.rows.values() if row.record.stream_id == stream_id]
-    kept_deliveries = [state.deliveries_of(row.sequence) for row in kept]
     # No save may write the new identity into the file of the other machine.
     state.reset("it belongs to another machine")
     state.put("stream_id", new_stream_id(now, stream_id))
     state.put("next_sequence", sequence)
     state.put("created_at", format_time(now))
-    for row, of_row in zip(kept, kept_deliveries, strict=True):
-        state.put_record(row)
-        record = row.record
-        content = "" if record.event is None else repeat_key(record.transition, record.event)
-        _note_event(state, record, row, content)
-        for delivery in of_row:
-            state.put_delivery(delivery)
 
 
 def event(state: State, event_key: str) -> EventRow:

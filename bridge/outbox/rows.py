@@ -109,10 +109,9 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 class SinkRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The totals of one sink: accepted is the sum of the other six."""
+    """The totals of one sink."""
 
     name: str
-    accepted: int = 0
     delivered: int = 0
     pending: int = 0
     parked: int = 0
@@ -123,6 +122,11 @@ class SinkRow(msgspec.Struct, frozen=True, kw_only=True):
     """How many of the expired records were replaced by a newer record of their event."""
     accepted_under: str | None = None
     """The digest of the configuration under which the destination last accepted a record."""
+
+    @property
+    def accepted(self) -> int:
+        """Return the number of records that were added for the sink."""
+        return sum(self.count(state) for state in DeliveryState)
 
     def count(self, state: DeliveryState) -> int:
         """Return the number of records in *state*."""

@@ -1,9 +1,9 @@
-"""The saver: the only thread that touches the file of the outbox.
+"""The saver: the only thread that writes the file of the outbox.
 
 The saver takes the rows that changed since its last save and writes them in one transaction. Every failure has one
-response: the next attempt writes all rows that are not saved yet. If the file is no longer the one that the saver left
-behind, or if it is damaged, the complete state goes into a new file (`Database.create`). A save that hangs blocks only
-this thread, so `is_behind` looks at the time.
+response: the next attempt writes all rows that are not saved yet. If the file is no longer as the saver left it, or if
+it is damaged, the complete state goes into a new file (`Database.create`). A save that hangs blocks only this thread,
+so `is_behind` also compares the time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from bridge.outbox.database import (
     is_read_only,
     older_generations,
     read_newest,
-    size_of,
 )
 from bridge.outbox.state import Changes, State
 
@@ -54,6 +53,7 @@ _FULL_SHARE = 0.95
 _VOLUME_SHARE = 1 / 3
 _CHANGED = "another program changed, moved, or deleted it"
 _DAMAGED = "it is damaged"
+_READ_ONLY = "it was read-only"
 
 
 class Saver:
@@ -78,15 +78,12 @@ class Saver:
         claim: Callable[[], object],
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._directory = directory
-        self._state = state
-        self._lock = lock
-        self._max_bytes = max_bytes
-        self._keep_history_seconds = keep_history_seconds
+        self._directory, self._state, self._lock = directory, state, lock
+        self._max_bytes, self._keep_history_seconds = max_bytes, keep_history_seconds
         self._on_loaded, self._on_saved, self._make_room, self._claim = on_loaded, on_saved, make_room, claim
         self._now = now
         self._turn = threading.Condition()
-        self._save_at: float | None = None
+        self._save_at = math.inf
         self._requested = self._confirmed = 0
         self._is_stopping = False
         self._unsaved = Changes()
@@ -94,9 +91,9 @@ class Saver:
         self._print: Fingerprint | None = None
         self._began_at: float | None = None
         self._failure: str | None = None
-        self._failed_since: float | None = None
+        self._failed_since = 0.0
         self._retry_seconds = _FIRST_RETRY_SECONDS
-        self._cleaned_at = time.monotonic()
+        self._cleaned_at = -math.inf
         self._older_bytes = 0
         self._limit: float = max_bytes
         self.loaded = threading.Event()
@@ -104,7 +101,7 @@ class Saver:
         self.file: Path | None = None
         """The file of the current generation."""
         self.used_bytes = 0
-        """The size of all files; near the limit, the used pages of the current file instead of its size."""
+        """The size of the other files, and of the used pages of the current file."""
         self.file_changes = 0
         """How many times a file had to be replaced by a new generation."""
         self._thread = threading.Thread(target=self._run, name="saver", daemon=True)
@@ -113,29 +110,24 @@ class Saver:
     # Called from other threads.
 
     @property
-    def is_behind(self) -> bool:
-        """Return whether the file lacks changes because the disk fails or hangs."""
+    def behind_seconds(self) -> float:
+        """Return for how long the disk has failed, or hung for over 2 s; 0 if the file is up to date."""
+        if self._failure is not None:
+            return time.monotonic() - self._failed_since
         began_at = self._began_at
-        return self._failure is not None or (began_at is not None and time.monotonic() - began_at > BEHIND_SECONDS)
+        seconds = 0.0 if began_at is None else time.monotonic() - began_at
+        return seconds if seconds > BEHIND_SECONDS else 0.0
 
     @property
     def behind_reason(self) -> str | None:
-        """Return why the file is behind; None if it is not."""
-        if self._failure is not None:
-            return self._failure
-        return "The disk does not respond." if self.is_behind else None
-
-    @property
-    def behind_seconds(self) -> float:
-        """Return for how long the file has been behind; 0 if it is not."""
-        since = self._failed_since if self._failed_since is not None else self._began_at
-        return time.monotonic() - since if since is not None and self.is_behind else 0.0
+        """Return why the file lacks changes; None if it is up to date."""
+        return self._failure or ("The disk does not respond." if self.behind_seconds else None)
 
     def wake(self, *, soon: bool) -> None:
         """Save the changes: at once, or with *soon* False together with others within 0.2 s."""
         save_at = time.monotonic() + (0.0 if soon else _MARKS_WAIT_SECONDS)
         with self._turn:
-            if self._save_at is None or save_at < self._save_at:
+            if save_at < self._save_at:
                 self._save_at = save_at
                 self._turn.notify_all()
 
@@ -152,10 +144,9 @@ class Saver:
         with self._turn:
             self._is_stopping = True
             self._requested += 1
-            request = self._requested
             self._turn.notify_all()
         self._thread.join(max(seconds, 0.0))
-        return self._confirmed >= request and not self._thread.is_alive()
+        return self._confirmed >= self._requested and not self._thread.is_alive()
 
     # The thread.
 
@@ -163,11 +154,7 @@ class Saver:
         if not self._load():
             return
         while True:
-            with self._turn:
-                check_at = time.monotonic() + _CHECK_SECONDS
-                while not self._is_due and time.monotonic() < check_at:
-                    self._turn.wait(max(min(self._save_at or check_at, check_at) - time.monotonic(), 0.0))
-                is_last, request, self._save_at = self._is_stopping, self._requested, None
+            is_last, request = self._wait()
             if not self._save(request):
                 self._pause()
             elif is_last:
@@ -175,46 +162,48 @@ class Saver:
         if self._database is not None:
             self._database.close()
 
-    @property
-    def _is_due(self) -> bool:
-        due_at = self._save_at
-        is_save_due = due_at is not None and due_at <= time.monotonic()
-        return self._is_stopping or self._requested > self._confirmed or is_save_due
+    def _wait(self) -> tuple[bool, int]:
+        """Wait until a save or the comparison of the file is due; return whether it is the last, and its request."""
+        check_at = time.monotonic() + _CHECK_SECONDS
+        with self._turn:
+            while not self._is_stopping and self._requested == self._confirmed:
+                left = min(self._save_at, check_at) - time.monotonic()
+                if left <= 0:
+                    break
+                self._turn.wait(left)
+            self._save_at = math.inf
+            return self._is_stopping, self._requested
 
     def _pause(self) -> None:
         """Wait before the next attempt. A stop allows no long wait."""
         with self._turn:
-            if self._is_stopping:
+            if self._turn.wait_for(lambda: self._is_stopping, self._retry_seconds):
                 self._turn.wait(_STOP_RETRY_SECONDS)
-            else:
-                self._turn.wait_for(lambda: self._is_stopping, self._retry_seconds)
+            self._save_at = 0.0
         self._retry_seconds = min(self._retry_seconds * 2, _LONGEST_RETRY_SECONDS)
-        self._save_at = time.monotonic()
 
     def _load(self) -> bool:
         """Read the newest file; return False if a stop came first. A disk that fails for 30 s has no state."""
-        began_at = time.monotonic()
+        give_up_at = time.monotonic() + _UNREADABLE_SECONDS
         while not self._is_stopping:
             try:
-                loaded = read_newest(self._directory)
-                break
+                self._take(read_newest(self._directory))
             except (OSError, sqlite3.Error) as error:
-                if time.monotonic() - began_at >= _UNREADABLE_SECONDS:
-                    logger.error("The outbox cannot be read. The agent starts without it. %s", error)  # noqa: TRY400
-                    loaded = Loaded(unreadable=(self._directory,))
-                    break
-            with self._turn:
-                self._turn.wait_for(lambda: self._is_stopping, _FIRST_RETRY_SECONDS)
-        else:
-            return False
-        try:
-            self._take(loaded)
-        except Exception:  # every row decodes, but together they make no sense
-            logger.exception("The outbox cannot be used. The agent starts without it.")
-            self._state.reset(_DAMAGED)
-            self._take(Loaded(unreadable=(loaded.file or self._directory,)))
-        self.loaded.set()
-        return True
+                if time.monotonic() < give_up_at:
+                    with self._turn:
+                        self._turn.wait_for(lambda: self._is_stopping, _FIRST_RETRY_SECONDS)
+                    continue
+                self._start_empty(error)
+            except Exception as error:  # noqa: BLE001  # every row decodes, but together they make no sense
+                self._start_empty(error)
+            self.loaded.set()
+            return True
+        return False
+
+    def _start_empty(self, error: Exception) -> None:
+        logger.error("The outbox cannot be read. The agent starts without it. %r", error)
+        self._state.reset(_DAMAGED)
+        self._take(Loaded(unreadable=(self._directory,)))
 
     def _take(self, loaded: Loaded) -> None:
         self.file, self._print = loaded.file, loaded.fingerprint
@@ -228,7 +217,6 @@ class Saver:
         """Save all changes once; return whether the file is up to date."""
         self._began_at = time.monotonic()
         try:
-            self._check_file()
             has_written = self._write()
             self._confirm(request, has_written=has_written)
             self._keep_limits(has_written=has_written)
@@ -239,42 +227,28 @@ class Saver:
             self._began_at = None
         return True
 
-    def _check_file(self) -> None:
-        """Require a new file if the file is not as the last save left it."""
-        if self.file is None or self._unsaved.new_file_because is not None:
-            return
-        if fingerprint(self.file) != self._print:
-            self._unsaved.require_new_file(_CHANGED)
-        elif self._database is None:
-            self._open(self.file)
-
-    def _open(self, file: Path) -> None:
-        """Open the file; require a new file if it is damaged."""
-        try:
-            self._database = Database(file)
-        except sqlite3.Error as error:
-            if not is_damage(error):
-                raise
-            self._unsaved.require_new_file(_DAMAGED)
-        else:
-            self._accept_own_changes()
-            self._measure()
-
     def _write(self) -> bool:
         """Write what is not saved; return whether there was anything."""
+        unsaved = self._unsaved
+        if self.file is not None and unsaved.new_file_because is None:
+            if fingerprint(self.file) != self._print:
+                unsaved.require_new_file(_CHANGED)
+            elif self._database is None:
+                self._database = Database(self.file)
+                self._accept_own_changes()
         with self._lock:
-            self._unsaved.add(self._state.take_changes())
-        has_written = self._database is None or not self._unsaved.is_empty
-        if self._database is not None and self._unsaved.new_file_because is None and has_written:
-            self._database.save(self._unsaved)
+            unsaved.add(self._state.take_changes())
+        has_written = self._database is None or not unsaved.is_empty
+        if self._database is not None and unsaved.new_file_because is None and has_written:
+            self._database.save(unsaved)
             self._accept_own_changes()
-        version = self._unsaved.version
-        if self._database is None or self._unsaved.new_file_because is not None:
-            version = self._create_file()
+        version = unsaved.version
+        if self._database is None or unsaved.new_file_because is not None:
+            version = self._create_file(unsaved.new_file_because)
         self._unsaved, self.saved_version = Changes(), version
         return has_written
 
-    def _create_file(self) -> int:
+    def _create_file(self, reason: str | None) -> int:
         """Write the complete state into a new generation; return its version. Keep the two newest other files."""
         self._claim()
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -283,28 +257,26 @@ class Saver:
         database = Database.create(self._directory, everything)
         if self._database is not None:
             self._database.close()
-        self._database = database
-        left, self.file = self.file, database.path
+        self._database, before, self.file = database, self.file, database.path
         self._print = fingerprint(database.path)
-        reason = self._unsaved.new_file_because
+        self._cleaned_at = -math.inf
         if reason is not None:
             self.file_changes += 1
             logger.error(
                 "The outbox continues in a new file with everything in memory, because of the file before: %s.",
                 reason,
-                extra={"file": database.path.name, "before": None if left is None else left.name},
+                extra={"file": database.path.name, "before": None if before is None else before.name},
             )
         with suppress(OSError):
             for path in older_generations(self._directory, database.path)[KEPT_GENERATIONS:]:
                 delete_generation(path)
-            self._measure()
         return everything.version
 
     def _confirm(self, request: int, *, has_written: bool) -> None:
         was_behind = self._failure is not None
         if was_behind:
             logger.info("The outbox is saved again.", extra={"directory": str(self._directory)})
-        self._failure = self._failed_since = None
+        self._failure = None
         self._retry_seconds = _FIRST_RETRY_SECONDS
         with self._turn:
             self._confirmed = request
@@ -325,19 +297,12 @@ class Saver:
             self._unsaved.require_new_file("too many changes were not saved in time")
         if is_damage(error):
             self._unsaved.require_new_file(_DAMAGED)
+        if is_read_only(error):  # the connection stays read-only after the mount is writable again
+            self._unsaved.require_new_file(_READ_ONLY)
         with suppress(OSError, sqlite3.Error):
             self._accept_own_changes()
             if is_full(error) and self._free_space():
                 logger.warning("The disk is full: an older file or delivered records were deleted early.")
-            if is_read_only(error):
-                self._close_database()
-
-    def _close_database(self) -> None:
-        """Close the file for the next attempt to open it: on a read-only mount, SQLite opens it only for reading."""
-        database, self._database = self._database, None
-        if database is not None:
-            database.close()
-            self._print = fingerprint(database.path)  # a close can move the WAL into the file
 
     def _accept_own_changes(self) -> None:
         """Accept the file as this thread left it, unless it cannot be the result of this thread's writes."""
@@ -352,19 +317,17 @@ class Saver:
 
     def _keep_limits(self, *, has_written: bool) -> None:
         """Delete old history, and make room at the limit, in one step for each save, so that no save takes long."""
-        database = self._database
-        now = time.monotonic()
+        database, now = self._database, time.monotonic()
         is_cleaning = now - self._cleaned_at >= min(_CLEAN_SECONDS, max(self._keep_history_seconds / 10, 1.0))
         if database is None or not (has_written or is_cleaning):
             return
         if is_cleaning:
             if self._delete_history(database, before=self._now() - self._keep_history_seconds) < HISTORY_STEP:
                 self._cleaned_at = now
-            self._measure()
-        used = 0 if self._print is None else size_of(self._print)
-        if used + self._older_bytes > self._limit:
-            used = database.used_bytes
-        self.used_bytes = used + self._older_bytes
+            self._older_bytes = sum(map(file_bytes, older_generations(self._directory, database.path)))
+            volume = shutil.disk_usage(self._directory).total
+            self._limit = min(self._max_bytes, volume * _VOLUME_SHARE) * _FULL_SHARE
+        self.used_bytes = database.used_bytes + self._older_bytes
         excess = self.used_bytes - int(self._limit)
         if excess > 0:
             if self._free_space():
@@ -374,12 +337,12 @@ class Saver:
 
     def _free_space(self) -> bool:
         """Delete the oldest other file, or without one the oldest history; return whether there was any."""
-        if self.file is None or self._database is None:
+        if self._database is None:
             return False
-        older = older_generations(self._directory, self.file)
+        older = older_generations(self._directory, self._database.path)
         if older:
             delete_generation(older[-1])
-            self._measure()
+            self._cleaned_at = -math.inf
             return True
         deleted = self._delete_history(self._database)
         self._database.checkpoint()
@@ -396,10 +359,3 @@ class Saver:
         deleted = database.delete_history(in_memory, before=before)
         self._accept_own_changes()
         return deleted
-
-    def _measure(self) -> None:
-        """Measure the other files, and the limit: on a small volume, less than `max_bytes`."""
-        if self.file is not None:
-            self._older_bytes = sum(map(file_bytes, older_generations(self._directory, self.file)))
-        volume = shutil.disk_usage(self._directory).total
-        self._limit = min(self._max_bytes, volume * _VOLUME_SHARE) * _FULL_SHARE

@@ -116,27 +116,22 @@ class SinkQueue:
 
     def update(self, row: Delivery) -> None:
         """Add, replace, or remove a row by its state."""
-        self._remove(row.sequence, keep_place=row.state is DeliveryState.PENDING)
-        if row.state is DeliveryState.PARKED:
-            self.parked[row.sequence] = row
-        elif row.state is DeliveryState.PENDING:
-            if row.sequence not in self.pending:
-                insort(self.by_event.setdefault(row.event_key, []), row.sequence)
-            self.pending = _in_order(self.pending, row.sequence, row)
-            if row.urgent:
-                self.urgent = _in_order(self.urgent, row.sequence, None)
-
-    def _remove(self, sequence: int, *, keep_place: bool) -> None:
-        """Remove the row with this sequence, if any; with *keep_place* a pending row is about to be replaced."""
+        sequence, is_new = row.sequence, row.sequence not in self.pending
         self.parked.pop(sequence, None)
-        if keep_place and sequence in self.pending:
+        if row.state is DeliveryState.PENDING:
+            self.pending = _in_order(self.pending, sequence, row)
+            if row.urgent:
+                self.urgent = _in_order(self.urgent, sequence, None)
+            if is_new:
+                insort(self.by_event.setdefault(row.event_key, []), sequence)
             return
-        row = self.pending.pop(sequence, None)
-        if row is not None:
+        if row.state is DeliveryState.PARKED:
+            self.parked[sequence] = row
+        if not is_new:
+            del self.pending[sequence]
             self.urgent.pop(sequence, None)
-            of_event = self.by_event[row.event_key]
-            of_event.remove(sequence)
-            if not of_event:
+            self.by_event[row.event_key].remove(sequence)
+            if not self.by_event[row.event_key]:
                 del self.by_event[row.event_key]
 
     def of_event(self, event_key: str) -> Iterator[Delivery]:
@@ -187,13 +182,7 @@ class State:
         self.decisions: Table[int, StoredDecision] = Table(lambda row: row.arrival)
         self.approvals: Table[EventVersion, PendingApproval] = Table(lambda row: row.key)
         self.tables: Mapping[str, Table[Any, Any]] = {
-            "meta": self.meta,
-            "events": self.events,
-            "records": self.records,
-            "deliveries": self.deliveries,
-            "sinks": self.sinks,
-            "decisions": self.decisions,
-            "approvals": self.approvals,
+            name: table for name, table in vars(self).items() if isinstance(table, Table)
         }
         self.queues: dict[str, SinkQueue] = {}
         self.needed_bytes = 0
@@ -228,21 +217,15 @@ class State:
         self.needed_bytes = sum(len(row.body) for row in self.records.rows.values() if self._is_needed(row))
         for decision in self.decisions.rows.values():
             self._index_decision(decision)
-        for sink in self.sinks.rows.keys() | self.queues.keys():
-            self._recount(sink)
+        for name in self.sinks.rows.keys() | self.queues.keys():  # rows of a damaged file may be missing
+            row, queue = self.sinks.rows.get(name) or SinkRow(name=name), self.queue(name)
+            counted = msgspec.structs.replace(row, pending=len(queue.pending), parked=len(queue.parked))
+            if counted != row:
+                self.sinks.put(counted)
         newest = max(self.records.rows, default=0)
         if self.next_sequence <= newest:
             self.put("next_sequence", str(newest + 1))
         self.loaded_through = self.next_sequence - 1
-
-    def _recount(self, sink: str) -> None:
-        """Correct the totals of a sink, if rows are missing."""
-        row, queue = self.sinks.rows.get(sink) or SinkRow(name=sink), self.queue(sink)
-        done = row.delivered + row.expired + row.evicted + row.discarded
-        pending, parked = len(queue.pending), len(queue.parked)
-        counted = msgspec.structs.replace(row, pending=pending, parked=parked, accepted=done + pending + parked)
-        if counted != row:
-            self.sinks.put(counted)
 
     def take_changes(self) -> Changes:
         """Return all changes since the last call."""
@@ -301,7 +284,7 @@ class State:
         self.queue(row.sink).update(row)
         self.needed_bytes += self._needed_bytes(record)
         if before is None:
-            self.count(row.sink, accepted=1, **{row.state.value: 1})
+            self.count(row.sink, **{row.state.value: 1})
         elif before.state is not row.state:
             self.count(row.sink, **{before.state.value: -1, row.state.value: 1})
         self.settle(row.sequence)
@@ -366,9 +349,8 @@ class State:
 
 
 class StoredState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the agent knew of the VM and of the document when it last ran."""
+    """The last stored facts about the VM and the document."""
 
-    stream_id: str
     document: Document | None
     last_good_at: datetime | None
     boot_id: str | None
@@ -377,10 +359,9 @@ class StoredState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stored_state(state: State) -> StoredState:
-    """Return what the agent knew when it last ran."""
+    """Return the last stored facts about the VM and the document."""
     document, good_at, vm = state.get("document"), state.get("last_good_at"), state.get("vm")
     return StoredState(
-        stream_id=state.get("stream_id") or "",
         document=None if document is None else decode_document(document),
         last_good_at=None if good_at is None else parse_time(good_at),
         boot_id=state.get("boot_id"),

@@ -22,6 +22,7 @@ from bridge.events.event import VmIdentity
 from bridge.imds.client import ImdsClient
 from bridge.logs import ThrottledLog
 from bridge.outbox.outbox import Outbox
+from bridge.outbox.state import stored_state
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +112,7 @@ class IdentityResolver:
         with self._lock:
             if self.is_found:
                 return
-            stored = self._outbox.stored().vm
+            stored = self._outbox.read(stored_state).vm
             if not self._outbox.is_trusted:
                 self._outbox.use_vm(self.vm)
                 logger.warning(

@@ -29,6 +29,7 @@ from bridge.metrics.metrics import Metrics
 from bridge.outbox import records
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.records import Observation
+from bridge.outbox.state import stored_state
 from bridge.polling.identity import IdentityResolver
 from bridge.system.boot import has_booted
 from bridge.system.threads import LoopWatch
@@ -273,7 +274,7 @@ class Poller:
             return None
         if self._tracker is None or outbox.epoch != self._epoch:
             self._epoch = outbox.epoch
-            stored = outbox.stored()
+            stored = outbox.read(stored_state)
             self._tracker = DocumentTracker(
                 stored.document,
                 history=_EventHistory(outbox),

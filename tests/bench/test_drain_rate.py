@@ -20,6 +20,7 @@ from bridge.delivery.router import Router
 from bridge.delivery.worker import DeliveryWorker
 from bridge.events.event import encode
 from bridge.metrics.metrics import Metrics
+from bridge.outbox import deliveries
 from bridge.outbox.outbox import Outbox
 from sinks.webhook.config import WebhookConfig
 from sinks.webhook.sink import WebhookSink
@@ -81,7 +82,7 @@ def _drain_rate(outbox: Outbox, config: WebhookConfig, count: int) -> float:
     pause = threading.Event()
     began = time.perf_counter()
     worker.start()
-    while outbox.totals().sinks["s"].delivered < count:
+    while outbox.read(deliveries.totals).sinks["s"].delivered < count:
         pause.wait(0.02)
     rate = count / (time.perf_counter() - began)
     worker.stop(grace_seconds=0.0)

@@ -32,6 +32,7 @@ from bridge.events.diff import Change
 from bridge.events.event import Document
 from bridge.events.record import Evidence, Transition
 from bridge.metrics.metrics import Metrics
+from bridge.outbox import deliveries
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.records import Observation
 from bridge.sink import TransitionRecord
@@ -130,10 +131,10 @@ def _rate_of_worker(directory: Path) -> float:
     outbox.on_due = worker.notify
     never = threading.Event()
     worker.start()
-    while outbox.totals().sinks["bench"].delivered == 0:  # connects, before the clock starts
+    while outbox.read(deliveries.totals).sinks["bench"].delivered == 0:  # connects, before the clock starts
         never.wait(0.005)
-    before, started = outbox.totals().sinks["bench"].delivered, time.perf_counter()
-    while outbox.totals().sinks["bench"].pending:
+    before, started = outbox.read(deliveries.totals).sinks["bench"].delivered, time.perf_counter()
+    while outbox.read(deliveries.totals).sinks["bench"].pending:
         never.wait(0.05)
     seconds = time.perf_counter() - started
     worker.stop(grace_seconds=5)

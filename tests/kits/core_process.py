@@ -120,7 +120,7 @@ class _Child:
         self._kit.settle(self._outbox, sink, *sequences, state=state)
 
     def retry(self, sink: str) -> None:
-        self._outbox.retry(sink)
+        self._outbox.change(deliveries.retry, sink, now=0.0)
 
     def discard(self, sink: str) -> None:
         self._outbox.change(deliveries.discard, sink, states=_NEEDED[1:], record_id=None, now=0.0)

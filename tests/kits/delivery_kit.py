@@ -17,6 +17,7 @@ from bridge.delivery.worker import DeliveryWorker
 from bridge.events.event import ScheduledEvent
 from bridge.events.record import TransitionRecord
 from bridge.metrics.metrics import Metrics
+from bridge.outbox import deliveries
 from bridge.outbox.outbox import Outbox
 from bridge.sink import Sink, SinkConfig
 from bridge.testing.sinks import Box, MemorySink, ScriptedSink
@@ -119,7 +120,7 @@ class DeliveryKit:
 
     def retry(self, name: str = "s") -> None:
         """Do what the agent does for `outbox retry`."""
-        self.outbox.retry(name)
+        self.outbox.change(deliveries.retry, name, now=self.outbox.clock.timestamp())
         self._workers[name].resume()
 
     @property
@@ -141,7 +142,7 @@ class DeliveryKit:
 
     def totals(self, name: str = "s") -> dict[str, int]:
         """Return the totals that are not zero, after a check of their sum."""
-        totals = counts_of(self.outbox.totals().sinks[name])
+        totals = counts_of(self.outbox.read(deliveries.totals).sinks[name])
         accepted = totals.pop("accepted")
         assert sum(totals.values()) == accepted
         return {state: count for state, count in totals.items() if count}
