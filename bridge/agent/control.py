@@ -21,7 +21,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing, suppress
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
@@ -155,8 +155,8 @@ class ControlServer:
 
     def _answer(self, connection: Connection[Any, Any]) -> None:
         with closing(connection), suppress(OSError, EOFError):
-            uid, _ = _peer(connection)
-            if uid in (None, 0, _own_uid()) and connection.poll(ANSWER_SECONDS):
+            _peer(connection)
+            if connection.poll(ANSWER_SECONDS):
                 connection.send_bytes(msgspec.json.encode(self._response(connection.recv_bytes(MOST_BYTES))))
 
     def _response(self, body: bytes) -> _Response:
@@ -189,8 +189,8 @@ class ControlClient:
         """
         deadline = time.monotonic() + self._seconds
         body = msgspec.json.encode({"name": request.__name__, "arguments": arguments})
-        with closing(self._connect(deadline)) as connection:
-            pid = _peer(connection)[1]
+        connection, pid = self._connect(deadline)
+        with closing(connection):
             try:
                 connection.send_bytes(body)
                 if not connection.poll(max(deadline - time.monotonic(), 0.0)):
@@ -214,11 +214,19 @@ class ControlClient:
                 raise NotSaved(f"The agent made the change but could not save it yet. {why}")
         return found
 
-    def _connect(self, deadline: float) -> Connection[Any, Any]:
-        """Return a connection. While an agent holds the lock and starts, its socket may be missing."""
+    def _connect(self, deadline: float) -> tuple[Connection[Any, Any], int | None]:
+        """Return a connection and the agent's process. While an agent holds the lock and starts, it has no socket."""
         while True:
-            for connection in self._connections():
-                return connection
+            for address in addresses(self._directory):
+                try:
+                    connection = Client(address)
+                except PermissionError:
+                    raise AccessDenied(self._denied()) from None
+                except OSError:
+                    continue
+                with suppress(PermissionError):
+                    return connection, _peer(connection, self._directory)
+                connection.close()
             is_running = is_locked(self._directory)
             if is_running is None:
                 raise AccessDenied(self._denied())
@@ -227,20 +235,6 @@ class ControlClient:
             if time.monotonic() >= deadline:
                 raise AgentSilent(self._silent(None))
             time.sleep(_RETRY_SECONDS)
-
-    def _connections(self) -> Iterator[Connection[Any, Any]]:
-        for address in addresses(self._directory):
-            try:
-                connection = Client(address)
-            except PermissionError:
-                raise AccessDenied(self._denied()) from None
-            except OSError:
-                continue
-            uid = _peer(connection)[0]
-            if uid in (None, 0, _own_uid(), _owner(self._directory)):
-                yield connection
-            else:
-                connection.close()
 
     def _silent(self, pid: int | None) -> str:
         process = "" if pid is None else f" (process {pid})"
@@ -253,26 +247,22 @@ class ControlClient:
         )
 
 
-def _peer(connection: Connection[Any, Any]) -> tuple[int | None, int | None]:
-    """Return the user and the process of the peer, None where the system does not report them.
+def _peer(connection: Connection[Any, Any], directory: Path | None = None) -> int | None:
+    """Return the process of the peer, None where the system does not report it.
 
-    Each later read and write on the connection ends in time, because a peer may be stopped.
+    Raises PermissionError unless the peer is root, this user, or the owner of *directory*. Each later read and write
+    on the connection ends in time, because a peer may be stopped.
     """
     if sys.platform != "linux":
-        return None, None
+        return None
     with socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as same:
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             same.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(ANSWER_SECONDS), 0))
-        pid, uid, _ = struct.unpack("3i", same.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        return uid, pid
-
-
-def _own_uid() -> int | None:
-    return None if sys.platform == "win32" else os.geteuid()
-
-
-def _owner(directory: Path) -> int | None:
-    try:
-        return directory.stat().st_uid
-    except OSError:
-        return None
+        pid, uid = struct.unpack("2i", same.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 8))
+    trusted = {0, os.geteuid()}
+    if directory is not None:
+        with suppress(OSError):
+            trusted.add(directory.stat().st_uid)
+    if uid not in trusted:
+        raise PermissionError(f"User {uid} is not trusted.")
+    return int(pid)

@@ -132,8 +132,6 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """None without an agent."""
     active_event_ids: tuple[str, ...] | None
     """The EventIds of the tracked document, as in a record. None without an agent, and while they are unknown."""
-    file: str | None
-    """The file of the current generation."""
     older_files: tuple[str, ...]
     used_bytes: int
 
@@ -168,7 +166,6 @@ def read_status(source: Source) -> Status:
             approvals=tuple(decided.approvals.values()),
             readiness=readiness,
             active_event_ids=active_event_ids,
-            file=None if file is None else file.name,
             older_files=tuple(path.name for path in older),
             used_bytes=used_bytes,
         )

@@ -16,7 +16,6 @@ import sys
 import time
 import uuid
 from collections.abc import Iterable
-from pathlib import Path
 
 import click
 
@@ -26,7 +25,7 @@ from bridge.approval.digest import digest
 from bridge.cli.connect import advice, user_name
 from bridge.cli.stderr import complain, say
 from bridge.config.approval import ApprovalSettings
-from bridge.config.loader import Settings
+from bridge.config.loader import Settings, state_directory
 from bridge.errors import BridgeError
 from bridge.events.event import Document, ScheduledEvent
 from bridge.events.record import Verdict
@@ -41,7 +40,7 @@ _POLL_SECONDS = 0.1
 _APPROVED = frozenset({ApprovalResult.ACCEPTED.value, ApprovalResult.ALREADY_APPROVED.value})
 
 
-def approve(settings: Settings, directory: Path, event_id: str, *, yes: bool, overrule: bool) -> int:
+def approve(settings: Settings, event_id: str, *, yes: bool, overrule: bool) -> int:
     """Approve *event_id* after a question, unless *yes*; print the outcome and return the exit code.
 
     Raises BridgeError if *yes* without *overrule* would end a hold or replace other approvers.
@@ -50,6 +49,7 @@ def approve(settings: Settings, directory: Path, event_id: str, *, yes: bool, ov
         raise BridgeError(
             "Approvals are not configured. To allow them, add an empty [approval] table to the configuration."
         )
+    directory = state_directory(settings, os.environ)
     agent = ControlClient(directory)
     try:
         status = agent.ask(read_status)

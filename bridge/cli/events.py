@@ -14,9 +14,9 @@ from bridge.agent.requests import EVERY_RECORD, FIRST, LAST, RecordFilter, read_
 from bridge.cli.connect import Reader
 from bridge.cli.stderr import say
 from bridge.cli.terminal import Table, utc
-from bridge.clock import parse_time
+from bridge.clock import parse_time, utc_now
 from bridge.errors import BridgeError
-from bridge.events.event import encode
+from bridge.events.event import check_event_type, encode
 from bridge.events.record import TransitionRecord
 
 _FOLLOW_SECONDS = 0.5
@@ -28,7 +28,7 @@ _SPAN = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
-def since(text: str, now: datetime) -> datetime:
+def moment(text: str, now: datetime) -> datetime:
     """Return *text* as a time: a duration before *now*, such as 90s, 30m, 1h, or 2d, or an ISO 8601 time.
 
     A time without an offset is in UTC. Raises ValueError.
@@ -37,12 +37,33 @@ def since(text: str, now: datetime) -> datetime:
     try:
         if span:
             return now - timedelta(seconds=float(span[1]) * _SECONDS[span[2]])
-        moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
+        found = datetime.fromisoformat(text.replace("Z", "+00:00"))
     except (ValueError, OverflowError):
         raise ValueError(
             f"{text!r} is neither a duration, such as 90s, 30m, 1h, or 2d, nor a time, such as 2026-11-20T11:00Z."
         ) from None
-    return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
+    return found if found.tzinfo else found.replace(tzinfo=timezone.utc)
+
+
+def list_events(
+    directory: Path,
+    *,
+    limit: int,
+    since: str | None,
+    event_id: str | None,
+    event_types: tuple[str, ...],
+    follow: bool,
+    as_json: bool,
+) -> None:
+    """Print the newest records that match, oldest first, and with *follow* also each new record."""
+    try:
+        begin = moment(since, utc_now()).timestamp() if since else None
+        for each in event_types:
+            check_event_type(each)
+    except ValueError as error:
+        raise click.UsageError(f"--since or --type is not {error}." if event_types else str(error)) from None
+    wanted = RecordFilter(since=begin, event_id=event_id, event_types=event_types)
+    print_events(directory, wanted, limit=limit, follow=follow, as_json=as_json)
 
 
 def print_events(directory: Path, wanted: RecordFilter, *, limit: int, follow: bool, as_json: bool) -> None:

@@ -140,7 +140,8 @@ def test_state_directory_that_was_moved_aside_and_is_put_back_is_used_again(agen
     state.rename(aside)
     agent.run_due()
     assert agent.outbox.wait_saved(10)
-    assert ask(agent, read_status).file == "outbox-1.db"
+    assert agent.outbox.saver.file.name == "outbox-1.db"
+    assert ask(agent, read_status).older_files == ()
     state.rename(between)
     aside.rename(state)
     agent.run_due()

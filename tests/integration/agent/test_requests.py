@@ -83,7 +83,7 @@ def test_status_has_the_document_totals_and_files(kit, outbox, ask):
     assert answer.stream_id == outbox.stream_id
     assert [event.event_id for event in answer.document.events] == ["E-1"]
     assert answer.last_transitions == {"E-1": record}
-    assert (answer.totals.sinks["a"].pending, answer.file, answer.readiness) == (1, "outbox-1.db", None)
+    assert (answer.totals.sinks["a"].pending, answer.older_files, answer.readiness) == (1, (), None)
 
 
 @pytest.mark.parametrize("is_stored", [False, True])

@@ -14,7 +14,7 @@ from bridge.agent.control import ControlServer
 from bridge.agent.requests import RecordFilter, Source, read_events, read_undelivered
 from bridge.approval.digest import digest
 from bridge.cli.connect import Reader
-from bridge.cli.events import print_events, since
+from bridge.cli.events import moment, print_events
 from bridge.cli.outbox import discard, import_file, list_records, move, retry
 from bridge.errors import BridgeError, OutboxError
 from bridge.events.record import Verdict
@@ -76,7 +76,7 @@ def listed(capsys, directory, *, limit=50, **wanted):
 
 
 @pytest.mark.parametrize(
-    ("text", "moment"),
+    ("text", "expected"),
     [
         ("90s", NOW - timedelta(seconds=90)),
         ("1.5h", NOW - timedelta(minutes=90)),
@@ -87,14 +87,14 @@ def listed(capsys, directory, *, limit=50, **wanted):
         ("2026-11-20", NOW - timedelta(hours=12)),
     ],
 )
-def test_since_takes_a_duration_or_a_time(text, moment):
-    assert since(text, NOW) == moment
+def test_since_takes_a_duration_or_a_time(text, expected):
+    assert moment(text, NOW) == expected
 
 
 @pytest.mark.parametrize("text", ["", "1", "-1h", "9999999999d"])
 def test_since_rejects_other_text(text):
     with pytest.raises(ValueError, match="such as 90s"):
-        since(text, NOW)
+        moment(text, NOW)
 
 
 def test_events_filters_by_time_id_and_type_and_the_limit_counts_matches(stage, kit, capsys):
