@@ -258,7 +258,7 @@ def _peer(connection: Connection[Any, Any], directory: Path | None = None) -> in
     with socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as same:
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             same.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(ANSWER_SECONDS), 0))
-        pid, uid = struct.unpack("2i", same.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 8))
+        pid, uid = struct.unpack("iI", same.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 8))
     trusted = {0, os.geteuid()}
     if directory is not None:
         with suppress(OSError):
