@@ -48,6 +48,18 @@ class StdoutSink(Sink):
         lines = b"".join(map(self._line, batch))
         self._calls.run(partial(_write, lines), timeout_seconds=self.config.timeout_seconds)
 
+    def check(self) -> None:
+        """Raise DeliveryFailed if standard output is closed or its reader is gone; nothing is written."""
+        _, descriptor = _opened()
+        if descriptor is None:
+            return
+        try:
+            os.fstat(descriptor)
+            if _has_lost_its_reader(descriptor):
+                raise BrokenPipeError
+        except OSError as error:
+            raise _failure(error) from error
+
     def close(self) -> None:
         """End a send in another thread."""
         self._calls.close()
@@ -68,6 +80,14 @@ def _write(lines: bytes) -> None:
                     select.select([], [descriptor], [])
         except OSError as error:
             raise _failure(error) from error
+
+
+def _has_lost_its_reader(descriptor: int) -> bool:
+    if not hasattr(select, "poll"):
+        return False
+    waiting = select.poll()
+    waiting.register(descriptor, select.POLLOUT)
+    return any(event & (select.POLLERR | select.POLLNVAL) for _, event in waiting.poll(0))
 
 
 def _opened() -> tuple[TextIO, int | None]:

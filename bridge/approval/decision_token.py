@@ -111,6 +111,10 @@ class Claims(msgspec.Struct, frozen=True, kw_only=True, rename=_CLAIM_NAMES):
             raise ValueError("exp is not after iat")
 
 
+# msgspec crashes if two threads use a class for the first time at once. This uses the class during the import.
+msgspec.json.Decoder(Claims)
+
+
 class ClaimsMalformed(ValueError):
     """The payload is not a JSON object, or a member is invalid."""
 

@@ -11,9 +11,11 @@ allowed only there, and a proxy would see the token.
 from __future__ import annotations
 
 import http.client
+import json
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Annotated, NoReturn
 from urllib.parse import quote, urlsplit
 
@@ -23,7 +25,9 @@ from msgspec import Meta
 
 from bridge import strict_json
 from bridge.approval.credentials import TOKEN_DEADLINE_SECONDS, PortalCredential, RenewedCredential, credential_of
-from bridge.config.approval import RemoteSettings
+from bridge.approval.files import is_disabled
+from bridge.config.approval import ApprovalSettings, RemoteSettings
+from bridge.config.trusted_keys import TrustedKey, unusable_keys
 from bridge.errors import ConfigurationError, CredentialFailed, DeadlineExceeded, PortalFailed
 from bridge.http.failures import is_loopback, root_cause
 from bridge.http.session import (
@@ -39,7 +43,7 @@ MAX_ANSWER_BYTES = 1024 * 1024
 MAX_DECISIONS = 1_000
 MAX_INDEX = 2**53 - 1
 MAX_EPOCH_CHARACTERS = 128
-#: Describes the agent in each request (`bridge.approval.service.agent_header`).
+#: Describes the agent in each request (`agent_header`).
 AGENT_HEADER = "Scheduled-Events-Agent"
 _MAX_TOKEN_ANSWER_BYTES = 16 * 1024
 
@@ -67,6 +71,21 @@ class PortalAnswer(msgspec.Struct, frozen=True):
     decisions: Annotated[tuple[str, ...], Meta(max_length=MAX_DECISIONS)]
     epoch: Annotated[str, Meta(min_length=1, max_length=MAX_EPOCH_CHARACTERS)] | None = None
     """The history in which the index counts; None: the portal does not send it."""
+
+
+def agent_header(settings: ApprovalSettings, keys: Sequence[TrustedKey], *, version: str, directory: Path) -> str:
+    """Return the header that describes the agent to the portal: a JSON object in ASCII (PROTOCOL.md, section 2).
+
+    *keys* are the keys of *settings*. Only keys with a usable file are listed. *directory* is the state directory.
+    """
+    about = {
+        "version": version,
+        "required_approvals": 1 if settings.remote is None else settings.remote.required_approvals,
+        "dry_run": settings.dry_run,
+        "disabled": is_disabled(directory),
+        "kids": [key.kid for key in keys if not unusable_keys([key])],
+    }
+    return json.dumps(about, separators=(",", ":"))
 
 
 class PortalClient:

@@ -22,6 +22,7 @@ from bridge.approval.portal_client import MAX_ANSWER_BYTES, MAX_DECISIONS, Porta
 from bridge.backoff import RETRY_AFTER_CAP_SECONDS, full_jitter
 from bridge.clock import CLOCK_SKEW_SECONDS, REAL_CLOCK, Clock
 from bridge.errors import PortalFailed
+from bridge.events.event import VmIdentity
 from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import ChannelMetrics
 from bridge.system.threads import LoopWatch
@@ -51,17 +52,17 @@ def _is_full(answer: PortalAnswer) -> bool:
 class PortalPoller:
     """Keeps a request open with *client* and passes the tokens of every response to *receive*.
 
-    *vm_id* returns the vmId of this VM; while it is None, no request is sent. *receive* runs on the poller's thread,
-    and may receive known tokens. If it raises, the same tokens are requested again. *outbox_epoch* returns
-    `Outbox.epoch`; when it changes, the poller starts over at index 0. The first request is sent at a random time
-    within *first_within_seconds*. *wait* waits for an event for some seconds and returns whether the event is set.
+    *vm* returns this VM. While its vmId is None, no request is sent. *receive* runs on the poller's thread, and may
+    receive known tokens. If it raises, the same tokens are requested again. When *outbox_epoch* (`Outbox.epoch`)
+    changes, the poller starts over at index 0. The first request is sent at a random time within
+    *first_within_seconds*. *wait* waits for an event for some seconds and returns whether the event is set.
     """
 
     def __init__(
         self,
         client: PortalClient,
         *,
-        vm_id: Callable[[], str | None],
+        vm: Callable[[], VmIdentity],
         receive: Callable[[Sequence[str]], None],
         outbox_epoch: Callable[[], int] = lambda: 0,
         metrics: ChannelMetrics | None = None,
@@ -71,7 +72,7 @@ class PortalPoller:
     ) -> None:
         self._client = client
         self._first_within_seconds = first_within_seconds
-        self._vm_id = vm_id
+        self._vm = vm
         self._receive = receive
         self._outbox_epoch = outbox_epoch
         self._metrics = metrics
@@ -85,7 +86,7 @@ class PortalPoller:
         self._epoch: str | None = None
         self._was_asked = False
         self.read_epoch: int | None = None
-        """The `outbox_epoch` for which all decisions from index 0 were taken."""
+        """The epoch of the outbox for which all decisions from index 0 were taken."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="approval-channel", daemon=True)
         self.loop_watch = LoopWatch(clock)
@@ -125,7 +126,7 @@ class PortalPoller:
     def _run_once(self) -> float:
         """Send one request, and return the seconds until the next."""
         try:
-            vm_id = self._vm_id()
+            vm_id = self._vm().vm_id
             if not vm_id:
                 self._log.problem(
                     "vm_id", logging.INFO, "The portal is not asked before this VM's vmId is known; set vm.vm_id."

@@ -50,11 +50,12 @@ class RuleEngine:
         now = self._clock.monotonic()
         doubted = {key: seen_at for key, seen_at in self._first_seen.items() if key[0] in index.unsettled}
         self._first_seen = doubted | {key: self._first_seen.get(key, now) for key in index.digests.items()}
-        is_named = self._vm().name is not None
-        if is_named:
-            self._withdraw_stale(state, index, result)
         self.is_waiting = bool(self._settings.rules and index.events)
-        if not (self.is_waiting and is_named and may_begin()):
+        has_begun = any(each.source.startswith(_PREFIX) for each in state.approvals.values())
+        if not (self.is_waiting or has_begun) or self._vm().name is None:
+            return result
+        self._withdraw_stale(state, index, result)
+        if not (self.is_waiting and may_begin()):
             return result
         holds = newest_holds(state.decisions)
         for key in index.digests.items():

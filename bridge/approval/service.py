@@ -6,15 +6,15 @@ has an `[approval]` table, because the verification of signatures needs 1 MB of 
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bridge.clock import REAL_CLOCK, Clock
 from bridge.config.approval import ApprovalSettings, RemoteSettings
-from bridge.config.trusted_keys import TrustedKey, unusable_keys
 from bridge.events.event import VmIdentity
 from bridge.imds.client import ImdsClient
 from bridge.metrics.metrics import Metrics, own_version
@@ -28,21 +28,6 @@ if TYPE_CHECKING:
 
 _STOP_POLL_SECONDS = 0.05
 _JOIN_SECONDS = 1.0
-
-
-def agent_header(settings: ApprovalSettings, keys: Sequence[TrustedKey], *, version: str, is_disabled: bool) -> str:
-    """Return the header that describes the agent to the portal: a JSON object in ASCII (PROTOCOL.md, section 2).
-
-    *keys* are the keys of *settings*. Only keys with a usable file are listed.
-    """
-    about = {
-        "version": version,
-        "required_approvals": 1 if settings.remote is None else settings.remote.required_approvals,
-        "dry_run": settings.dry_run,
-        "disabled": is_disabled,
-        "kids": [key.kid for key in keys if not unusable_keys([key])],
-    }
-    return json.dumps(about, separators=(",", ":"))
 
 
 class ApprovalService:
@@ -134,21 +119,19 @@ class ApprovalService:
     def _build_portal_poller(
         self, settings: ApprovalSettings, remote: RemoteSettings, approver: Approver, imds: ImdsClient
     ) -> PortalPoller:
-        from bridge.approval.files import is_disabled  # noqa: PLC0415
-        from bridge.approval.portal_client import PortalClient  # noqa: PLC0415
+        from bridge.approval.portal_client import PortalClient, agent_header  # noqa: PLC0415
         from bridge.approval.portal_poller import JITTER_SECONDS, PortalPoller  # noqa: PLC0415
 
-        vm, version = self._vm, own_version()
         keys = remote.trusted_keys()  # not the approver's keys, because the poller has another thread
         return PortalPoller(
             PortalClient(
                 remote,
                 document=imds.attested_document,
-                agent=lambda: agent_header(settings, keys, version=version, is_disabled=is_disabled(self._directory)),
+                agent=partial(agent_header, settings, keys, version=own_version(), directory=self._directory),
             ),
-            vm_id=lambda: vm().vm_id,
+            vm=self._vm,
             receive=approver.receive,
-            outbox_epoch=lambda: self._outbox.epoch,
+            outbox_epoch=partial(attrgetter("epoch"), self._outbox),
             metrics=self._metrics.approval_channel(),
             first_within_seconds=JITTER_SECONDS,
             clock=self._clock,

@@ -261,6 +261,11 @@ class TokenAnswer(msgspec.Struct, frozen=True):
     expires_in: Annotated[int, Meta(ge=60, le=86_400)]
 
 
+# msgspec crashes if two threads use a class for the first time at once. A decoder uses the class during the import.
+_CHALLENGE = msgspec.json.Decoder(Challenge)
+_TOKEN_ANSWER = msgspec.json.Decoder(TokenAnswer)
+
+
 #: Posts a JSON body to a path below the portal's URL; raises BridgeError without a response.
 Post = Callable[[str, bytes], requests.Response]
 #: Returns the attested document with a nonce, in base64; raises BridgeError without a document.
@@ -298,7 +303,7 @@ class AttestedToken(RenewedToken):
 
     def _attest(self) -> AccessToken:
         try:
-            return self._token_for(self._read(self._response(CHALLENGE_PATH, b"{}"), Challenge))
+            return self._token_for(self._read(self._response(CHALLENGE_PATH, b"{}"), _CHALLENGE))
         except CredentialFailed:
             raise
         except BridgeError as error:
@@ -313,7 +318,7 @@ class AttestedToken(RenewedToken):
             asked_at = self._clock.timestamp()
             response = self._response(TOKEN_PATH, json.dumps({"document": document}).encode())
             if response.status_code == _OK:
-                found = self._read(response, TokenAnswer)
+                found = self._read(response, _TOKEN_ANSWER)
                 return AccessToken(found.token, int(asked_at + found.expires_in))
             if _has_nonce(document, challenge.nonce):
                 raise self._refused(response, TOKEN_PATH, "The next attempt uses another challenge.")
@@ -347,13 +352,13 @@ class AttestedToken(RenewedToken):
             retry_after_seconds=retry_after_seconds(response.headers) if status in _HAS_RETRY_AFTER else None,
         )
 
-    def _read(self, response: requests.Response, kind: type[_AnswerT]) -> _AnswerT:
+    def _read(self, response: requests.Response, decoder: msgspec.json.Decoder[_AnswerT]) -> _AnswerT:
         try:
-            return msgspec.json.decode(response.content, type=kind)
+            return decoder.decode(response.content)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise CredentialFailed(
-                f"{self._source} responded with 200 and a body that is not a valid {kind.__name__} (PROTOCOL.md, "
-                "section 2).",
+                f"{self._source} responded with 200 and a body that is not a valid {decoder.type.__name__} "
+                "(PROTOCOL.md, section 2).",
                 needs_attention=True,
             ) from error
 

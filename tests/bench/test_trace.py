@@ -134,9 +134,9 @@ def test_path_of_a_decision(tracer, tmp_path):
         portal.decide(event, vm_id=azure.machines[0].vm_id)
         wait(lambda: azure.world.approvals)
         posted_at = next(seen.monotonic_seconds for seen in azure.requests if seen.method == "POST")
-        wait(lambda: any(call.name == "write_approvals" and call.at > posted_at for call in tracer.calls))
+        wait(lambda: any(call.name == "write_changes" and call.at > posted_at for call in tracer.calls))
         tracer.skipped = None
-    judge("decision", tracer, 17)
+    judge("decision", tracer, 14)
 
 
 def judge(title: str, tracer: Tracer, most_files: int) -> None:

@@ -57,6 +57,8 @@ def test_drain_script_drains_and_undrains(tmp_path):
     _write_program(tmp_path / "on-scheduled-event", doc_pages.marked(KEYS, "drain script"))
     for name in ("drain-node", "undrain-node"):
         _write_program(tmp_path / name, f'#!/bin/sh\necho "{name} $*" >> "{log}"\n')
+    report = '{"active_event_ids":[],"events":[]}'
+    _write_program(tmp_path / "scheduled-events-bridge", f"#!/bin/sh\necho '{report}'\n")
     text = _block_of("drain-script").replace(PROGRAM, f"{tmp_path}/on-scheduled-event")
     for settings in read(tomllib.loads(text)).sinks:
         config = settings.config

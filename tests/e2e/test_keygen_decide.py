@@ -181,7 +181,7 @@ def test_decision_that_the_vm_will_refuse_is_signed_with_a_warning(decide, conte
     [
         (b"nonsense", {}, 1, "Line 1 of the file is not a transition record"),
         (b"", {}, 1, "is not a transition record"),
-        (b'{"Events": 3}', {}, 1, "has no list of Events"),
+        (b'{"Events": 3}', {}, 1, "instead of a list of Events"),
         (encode(sample_record()), {"event_id": "NONE"}, 1, "The file has no event 'NONE'. It has: C7061BAC"),
         (encode(sample_record(event=None)), {}, 1, "none with an EventId"),
         (

@@ -308,6 +308,10 @@ def test_agent_with_the_tables_of_the_page_drains_and_brings_the_node_back(agent
     agent.configure(imds.url, tables.replace(shown, program))
     imds.body = b'{"DocumentIncarnation": 1, "Events": []}'
     agent.start()
+    # Without a stored document, the agent does not know all events for five minutes.
+    imds.wait_for_polls(2)
+    assert agent.stop() == 0
+    agent.start()
     cluster.add_pod("web", NODE)
     reboot, eviction = ("r", "Started", "Reboot"), ("p", "Scheduled", "Preempt")
     imds.show(document(2, reboot))

@@ -31,6 +31,7 @@ from bridge.system.threads import run_daemon
 _GRACE_SECONDS = 3.0
 _MOST_SECONDS = 30.0
 _PORTAL_SECONDS = 9
+_STDOUT = "stdout"
 _REPEATED = " It is asked again."
 
 
@@ -113,6 +114,8 @@ def _sink(sink: SinkSettings, seconds: float, imds: ImdsSettings, *, is_broken: 
         return "not tried because of the problem above."
     if sink.sink_class.check is Sink.check:
         return f"cannot be tried without writing to it; `send-test {sink.name}` sends a record."
+    if sink.type_name == _STDOUT:
+        return "not tried: it writes to the agent's standard output."
     attested = attested_tokens(partial(attested_document, imds))
     with closing(Sender(sink.build, name=sink.name, timeout_seconds=seconds, attested=attested)) as sender:
         sender.check()

@@ -13,6 +13,7 @@ from portal_stub import PortalStub
 from bridge.approval.portal_client import PortalClient
 from bridge.approval.portal_poller import PortalPoller
 from bridge.config.approval import KeySettings, RemoteSettings
+from bridge.events.event import VmIdentity
 from bridge.imds.client import ImdsClient
 from bridge.testing import Simulator
 
@@ -60,7 +61,7 @@ def start(portal, azure, got):
             )
             poller = PortalPoller(
                 PortalClient(remote, document=document),
-                **{"vm_id": azure.machines[0].vm_id.upper, "receive": got.extend, **options},
+                **{"vm": lambda: VmIdentity(vm_id=azure.machines[0].vm_id.upper()), "receive": got.extend, **options},
             )
             stack.callback(poller.stop)
             poller.start()

@@ -17,6 +17,7 @@ from bridge.approval.portal_client import PortalClient
 from bridge.clock import Clock
 from bridge.config.approval import RemoteSettings
 from bridge.errors import ConfigurationError
+from bridge.events.event import VmIdentity
 from bridge.testing import ManualClock
 
 # The request.
@@ -41,11 +42,11 @@ def test_it_waits_while_nobody_knows_the_vm_id(portal, desk, start):
     asked = threading.Semaphore(0)
     portal.put(VM, "a")
 
-    def vm_id():
+    def vm():
         asked.release()
-        return known[0] if known else None
+        return VmIdentity(vm_id=known[0] if known else None)
 
-    start(portal, vm_id=vm_id, wait=lambda stop, _: stop.wait(0.01))
+    start(portal, vm=vm, wait=lambda stop, _: stop.wait(0.01))
     for _ in range(3):
         assert asked.acquire(timeout=PATIENCE_SECONDS)
     assert not portal.requests

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from record_kit import record
+from record_kit import event, record
 
+from bridge.sink import DeliveryFailed
 from sinks.sentence import sentence
 from sinks.stdout import StdoutConfig, StdoutSink
 
@@ -44,6 +47,34 @@ def records_in(out: bytes) -> list[dict[str, Any]]:
 def child(code: str, env: dict[str, str], **options: Any) -> subprocess.Popen[bytes]:
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
     return subprocess.Popen([sys.executable, "-c", CHILD + code], env=env, **options)
+
+
+def test_json_is_one_whole_record_a_line(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    records = [record(id="a", event=event(description="two\nlines")), record(id="b")]
+    StdoutSink(StdoutConfig()).send(records)
+    lines = capfdbinary.readouterr().out.splitlines()
+    assert [json.loads(line)["id"] for line in lines] == ["a", "b"]
+
+
+def test_stream_in_memory_gets_the_lines_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    binary, text = io.TextIOWrapper(io.BytesIO(), encoding="utf-8"), io.StringIO()
+    for stream in (binary, text):
+        monkeypatch.setattr(sys, "stdout", stream)
+        StdoutSink(StdoutConfig()).check()
+        StdoutSink(StdoutConfig()).send([record()])
+    assert json.loads(binary.buffer.getvalue()) == json.loads(text.getvalue())
+
+
+@pytest.mark.parametrize("stream", [None, "closed"])
+def test_closed_standard_output_needs_a_person(monkeypatch: pytest.MonkeyPatch, stream: str | None) -> None:
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stdout", closed if stream else None)
+    sink = StdoutSink(StdoutConfig())
+    for attempt in (sink.check, lambda: sink.send([record()])):
+        with pytest.raises(DeliveryFailed, match="Standard output is closed") as caught:
+            attempt()
+        assert caught.value.needs_attention
 
 
 def test_piped_output_survives_a_kill_right_after_the_send(agent_env: dict[str, str]) -> None:
@@ -82,17 +113,24 @@ sink.send([record(number + 1, {filling})])
     assert seen in ([*range(1, last + 2)], [*range(1, last + 1), last, last + 1])
 
 
-def test_missing_reader_is_reported(agent_env: dict[str, str]) -> None:
+def test_reader_that_has_gone_is_said_and_seen_by_check(agent_env: dict[str, str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     code = """
 sink = StdoutSink(StdoutConfig(timeout_seconds=5))
 print(failure(sink, [record(1)]), file=sys.stderr)
+try:
+    sink.check()
+except DeliveryFailed as exc:
+    print(exc, file=sys.stderr)
 """
     with child(code, agent_env, stdout=writer) as process:
         os.close(writer)
         _, err = process.communicate(timeout=60)
-    assert err.decode() == "Standard output is a pipe without a reader. Start the agent again with a reader.\n"
+    assert (
+        err.decode().splitlines()
+        == ["Standard output is a pipe without a reader. Start the agent again with a reader."] * 2
+    )
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a full disk to write to")
@@ -103,6 +141,33 @@ def test_full_disk_is_said(agent_env: dict[str, str]) -> None:
         )
         _, err = process.communicate(timeout=60)
     assert b"cannot be written: No space left on device." in err
+
+
+def test_two_stdout_sinks_never_mix_their_lines(agent_env: dict[str, str]) -> None:
+    code = """
+import threading
+def work(first):
+    sink = StdoutSink(StdoutConfig(timeout_seconds=30))
+    for number in range(first, first + 50):
+        sink.send([record(number, 9000)])
+workers = [threading.Thread(target=work, args=(first,)) for first in (0, 50)]
+[worker.start() for worker in workers]
+[worker.join() for worker in workers]
+"""
+    process = child(code, agent_env)
+    out, _ = process.communicate(timeout=60)
+    assert sorted(record["sequence"] for record in records_in(out)) == list(range(100))
+
+
+def test_reader_that_stalls_delays_only_until_it_reads_on(agent_env: dict[str, str]) -> None:
+    code = "sink = StdoutSink(StdoutConfig(timeout_seconds=30))\nfor n in range(40): sink.send([record(n, 9000)])"
+    with child(code, agent_env) as process:
+        assert process.stdout
+        before = time.monotonic()
+        assert json.loads(process.stdout.readline())["sequence"] == 0
+        rest = process.stdout.read().splitlines()
+        assert [json.loads(line)["sequence"] for line in rest] == list(range(1, 40))
+        assert time.monotonic() - before < 30
 
 
 def test_text_format_writes_that_line(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
