@@ -9,9 +9,11 @@ answer. A function returns at once. Only `read_events` and `import_records` read
 
 from __future__ import annotations
 
+import heapq
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 
@@ -218,10 +220,12 @@ def read_events(
     limit: int = PAGE_ROWS,
 ) -> EventsPage:
     """Return the newest records, history included, with *after* < sequence < *before*."""
-    in_memory = source.read(lambda state: {row.sequence: row.body for row in state.records.rows.values()})
+    in_memory = source.read(
+        lambda state: [(row.sequence, row.body) for row in state.records.rows.values() if after < row.sequence < before]
+    )
     found: list[TransitionRecord] = []
     last = size = 0
-    for sequence, body in _newest_first(in_memory, source.file, after=after, before=before):
+    for sequence, body in _newest_first(in_memory, _stored(source.file, after=after, before=before)):
         if len(found) >= limit or size > PAGE_BYTES:
             return EventsPage(records=tuple(found), next_before=last)
         record = decode_record(body)
@@ -232,17 +236,14 @@ def read_events(
 
 
 def _newest_first(
-    in_memory: Mapping[int, bytes], file: Path | None, *, after: int, before: int
+    in_memory: Iterable[tuple[int, bytes]], stored: Iterable[tuple[int, bytes]]
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield the records in memory, some of which may not be saved yet, and in the file, each once."""
-    left = sorted(item for item in in_memory.items() if after < item[0] < before)
-    for sequence, body in _stored(file, after=after, before=before):
-        while left and left[-1][0] >= sequence:
-            newer = left.pop()
-            if newer[0] > sequence:
-                yield newer
-        yield sequence, body
-    yield from reversed(left)
+    """Yield each record once: some are not saved yet, and history is not in memory."""
+    last = None
+    for sequence, body in heapq.merge(sorted(in_memory, reverse=True), stored, key=itemgetter(0), reverse=True):
+        if sequence != last:
+            yield sequence, body
+        last = sequence
 
 
 def _stored(file: Path | None, *, after: int = FIRST, before: int = LAST) -> Iterator[tuple[int, bytes]]:

@@ -69,8 +69,6 @@ def approve(settings: Settings, event_id: str, *, yes: bool, overrule: bool) -> 
         approver=_user(),
         decision_id=str(uuid.uuid4()),
         event=event,
-        event_digest=digest(event),
-        valid_seconds=_VALID_SECONDS,
         reason=one_line(" ".join(overruled), EXCERPT_CHARACTERS) or None,
         issued_at=shown_at,
     )
@@ -86,8 +84,7 @@ def cli_decision(
     approver: str,
     decision_id: str,
     event: ScheduledEvent,
-    event_digest: str,
-    valid_seconds: float,
+    valid_seconds: float = _VALID_SECONDS,
     reason: str | None = None,
     issued_at: float | None = None,
 ) -> StoredDecision:
@@ -102,7 +99,7 @@ def cli_decision(
         decision_id=decision_id,
         payload_sha256=decision_id,
         event_id=event.event_id or "",
-        event_digest=event_digest,
+        event_digest=digest(event),
         verdict=Verdict.APPROVE,
         issued_at=int((now if issued_at is None else issued_at) * 1_000_000),
         expires_at=now + valid_seconds,

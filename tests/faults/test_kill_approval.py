@@ -21,7 +21,6 @@ from portal_stub import PortalStub
 
 from bridge.agent.control import ControlClient
 from bridge.agent.requests import decide
-from bridge.approval.digest import digest
 from bridge.cli.approve import cli_decision
 from bridge.errors import BridgeError
 from bridge.imds.document import parse_document
@@ -66,7 +65,6 @@ class Story:
             approver="root",
             decision_id=f"cli-{event.event_id}",
             event=event,
-            event_digest=digest(event),
             valid_seconds=3600,
         )
         try:
