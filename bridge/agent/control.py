@@ -96,15 +96,15 @@ class ControlServer:
 
     def __init__(self, directory: Path, answer: Callable[[str, dict[str, msgspec.Raw]], object]) -> None:
         self._directory, self._answer_to = directory, answer
-        self._listener: Listener | None = None
-        self._found: os.stat_result | None = None
+        self._listener: Listener | _UnixListener | None = None
         self._log = ThrottledLog(logger)
 
     def open(self) -> None:
         """Listen, unless the socket is in place. Called every second, because the directory may be replaced."""
-        if self._listener is not None and self._is_in_place(self._listener):
+        if isinstance(self._listener, _UnixListener) and not self._listener.is_in_place:
+            self.close()
+        if self._listener is not None:
             return
-        self.close()
         with suppress(OSError):
             RUN_DIRECTORY.mkdir(exist_ok=True)
         problem: Exception | None = None
@@ -120,32 +120,16 @@ class ControlServer:
         self._log.problem("open", logging.WARNING, f"Commands cannot reach this agent: no control socket. {problem}")
 
     def _listen(self, address: str) -> None:
-        if sys.platform != "win32":
-            Path(address).unlink(missing_ok=True)  # of an agent that was killed
-        self._listener = listener = Listener(address, backlog=_MOST_WAITING)
-        if sys.platform != "win32":
-            Path(address).chmod(0o600)
-            self._found = os.lstat(address)
+        self._listener = listener = Listener(address) if sys.platform == "win32" else _UnixListener(address)
         threading.Thread(target=self._serve, args=(listener,), name="control", daemon=True).start()
-
-    def _is_in_place(self, listener: Listener) -> bool:
-        if self._found is None:
-            return True  # Windows
-        try:
-            return os.path.samestat(os.lstat(str(listener.address)), self._found)
-        except FileNotFoundError:
-            return False
-        except OSError:
-            return True
 
     def close(self) -> None:
         """Stop listening, and delete the socket. A second call does nothing."""
         listener, self._listener = self._listener, None
         if listener is not None:
-            with suppress(OSError):  # the socket may be missing
-                listener.close()
+            listener.close()
 
-    def _serve(self, listener: Listener) -> None:
+    def _serve(self, listener: Listener | _UnixListener) -> None:
         while listener is self._listener:
             try:
                 connection = listener.accept()
@@ -170,6 +154,46 @@ class ControlServer:
             logger.exception("A request of a command failed.")
             return _Response(directory=directory, error=f"The agent failed: {error}")
         return _Response(directory=directory, answer=msgspec.Raw(found))
+
+
+class _UnixListener:
+    """A listening socket at *path*, which replaces the socket of an agent that was killed.
+
+    `Listener` would delete the file at the path when the process exits, even if it belongs to another agent or if the
+    disk hangs.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+        self._path.unlink(missing_ok=True)
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(path)
+        self._path.chmod(0o600)  # no one can connect before listen()
+        self._found = self._path.lstat()
+        self._socket.listen(_MOST_WAITING)
+
+    @property
+    def is_in_place(self) -> bool:
+        """Return whether the socket at the path is this socket."""
+        try:
+            return os.path.samestat(self._path.lstat(), self._found)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+
+    def accept(self) -> Connection[Any, Any]:
+        """Return the next connection; raise OSError."""
+        return Connection(self._socket.accept()[0].detach())
+
+    def close(self) -> None:
+        """Close the socket, and delete it if it is still in place."""
+        with suppress(OSError):
+            if self.is_in_place:
+                self._path.unlink()
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # ends accept()
+        self._socket.close()
 
 
 # The commands' end.

@@ -52,6 +52,7 @@ def run_agent(settings: Settings, config: Path | None, *, allow_second_agent: bo
         # Later collections skip the objects of the start: a full collection would delay a record by 20 ms.
         gc.collect()
         gc.freeze()
+        gc.enable()
         turns = run_daemon("turns", _run_turns, agent, config, stop, signals.reload_wanted)
         agent.feed_watchdog()
         while not stop.wait(min(agent.feed_within_seconds or _LONGEST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS)):
