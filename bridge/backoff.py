@@ -1,7 +1,7 @@
-"""How long to wait before the next try. Pure: numbers in, a number out; chance is passed in.
+"""Delays before the next attempt of a send or a poll. Pure: the random number generator is an argument.
 
-Full jitter (AWS Architecture Blog, "Exponential Backoff And Jitter"): a fleet of VMs that lost one sink together must
-not come back to it together. Full jitter may draw zero, so every delay has a floor that keeps a loop from spinning.
+The delays use full jitter (AWS Architecture Blog, "Exponential Backoff And Jitter"), so that the VMs of a fleet do not
+return to a sink at the same time. Each delay has a minimum, because full jitter can return zero.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def delivery_gap(
 ) -> float:
     """Return the seconds until a record that failed *attempts* times is sent again; never less than 0.1 s.
 
-    Full jitter from 1 s to `delivery_cap`. *retry_after* is a floor of at most an hour and overrides the cap. For an
-    *urgent* event, whose VM will be gone, the gap is at most 2 s regardless of all other values.
+    The gap is `full_jitter` with a window of 1 s at first and of `delivery_cap` at most. *retry_after* is a minimum of
+    at most an hour and overrides the cap. For an *urgent* event, the gap is at most 2 s regardless of all other values.
     """
     cap = delivery_cap(seconds_to_not_before, outage_seconds=outage_seconds)
     gap = full_jitter(attempts, base_seconds=DELIVERY_BASE_SECONDS, cap_seconds=cap, random=random)
@@ -71,11 +71,11 @@ def delivery_gap(
 
 
 def poll_delay(interval_seconds: float, *, failures: int, status: int | None, retry_after: float | None) -> float:
-    """Return the seconds until the next poll, after *failures* polls in a row without a good answer.
+    """Return the seconds until the next poll, after *failures* failed polls in a row.
 
-    *status* is what the last poll got instead of a 200, None when there was no answer. 429 and 410 double the interval
-    for each failure, and a *retry_after* is heeded, but never beyond 5 s (or the interval, if longer): a spot eviction
-    gives 30 s of notice, so the poll is not starved. After anything else the next poll simply follows.
+    *status* is the status of the last response, or None without a response. After 429 and 410, the interval doubles
+    with each failure, and *retry_after* is a minimum. The delay is at most 5 s (or the interval, if longer), because a
+    spot eviction gives 30 s of notice. After any other failure, the next poll follows at the normal interval.
     """
     if status not in POLL_BACKOFF_STATUSES:
         return interval_seconds

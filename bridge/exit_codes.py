@@ -13,7 +13,8 @@ class ExitCode(IntEnum):
     WRONG_USAGE = 2
     """The command line is invalid. click uses this code."""
     STATE_DIRECTORY = 73
-    """The state directory cannot be created, or another `run` holds it."""
+    """The state directory cannot be created, or another `run` holds it, at the start or after the directory was
+    replaced, or the service on this machine already watches the same VM. A full or read-only disk is no reason."""
     CONFIGURATION = 78
     """The configuration is invalid."""
     INTERRUPTED = 130

@@ -35,7 +35,7 @@ from bridge.imds.client import attested_tokens, client_of
 from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import Metrics, own_version
 from bridge.outbox import deliveries, records
-from bridge.outbox.lock import DirectoryLock, prepare_directory
+from bridge.outbox.lock import DirectoryLock
 from bridge.outbox.outbox import Outbox
 from bridge.polling.identity import IdentityResolver
 from bridge.polling.poller import Poller
@@ -72,7 +72,6 @@ class Agent:
         self._in_force: Settings | None = settings
         """None after a reload that failed halfway: then everything counts as changed."""
         self._directory = directory
-        prepare_directory(directory)
         self._lock = DirectoryLock(directory, wait_seconds=_LOCK_SECONDS, give_up=lambda: _responds(directory))
         self._is_displaced = False
         """True if another agent holds the lock of the directory at the path."""

@@ -122,7 +122,7 @@ class ClaimsMalformed(ValueError):
 def verify(token: str, *, keys: Sequence[TrustedKey], audience: str, now: datetime, created_at: datetime) -> Claims:
     """Return the claims of the decision in *token*; raise RefusedDecision with the first reason against it.
 
-    *audience* is the vmId of this VM, and *created_at* the creation time of the outbox. Both times are aware.
+    *audience* is the vmId of this VM, and *created_at* the creation time of the outbox. Both times are timezone-aware.
     """
     claims = _read_signed(token, keys)
     _check_addressing(claims, audience)

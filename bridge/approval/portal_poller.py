@@ -202,7 +202,7 @@ class PortalPoller:
     def _backoff(self, retry_after_seconds: float | None) -> float:
         """Return the seconds after a failure, or the portal's Retry-After, up to an hour.
 
-        A Retry-After of 0 is ignored, because all VMs would return at once.
+        A Retry-After of 0 is ignored. Otherwise, all VMs would send their next request at the same moment.
         """
         self._failures += 1
         if retry_after_seconds:

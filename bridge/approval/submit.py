@@ -1,4 +1,4 @@
-"""Submission: one StartRequests for each approval that is due, and the meaning of Azure's response.
+"""Sends a StartRequests for each due approval, and interprets the response of Azure.
 
 An attempt is counted and saved before the request, so after a crash the agent knows that Azure may have accepted the
 approval. A second request for the same EventId does no harm.

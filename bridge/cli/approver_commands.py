@@ -57,9 +57,9 @@ def keygen(private_file: Path | None, directory: Path | None, kid: str | None, a
 def portal_check() -> None:
     """Act as an agent for the portal at URL, and report each requirement of PROTOCOL.md that the portal does not meet.
 
-    URL has the form of approval.remote.url. The command of --decision-by gets PORTAL_CHECK_DECISION (approve, then
-    hold), PORTAL_CHECK_VM_ID, PORTAL_CHECK_EVENT_ID, and the record of the event on standard input. Exit 1 if a
-    requirement is not met.
+    URL is the value that you would set as approval.remote.url. The command runs the program of --decision-by twice:
+    with PORTAL_CHECK_DECISION=approve, and with hold. The program also gets PORTAL_CHECK_VM_ID, PORTAL_CHECK_EVENT_ID,
+    and the record of the event on standard input. Exit 1 if the portal does not meet a requirement.
     """
 
 

@@ -49,10 +49,7 @@ def run_agent(settings: Settings, config: Path | None, *, allow_second_agent: bo
     began_to_stop_at = math.inf
     try:
         agent.start(stop.is_set)
-        # Later collections skip the objects of the start: a full collection would delay a record by 20 ms.
-        gc.collect()
-        gc.freeze()
-        gc.enable()
+        _freeze_start_objects()
         turns = run_daemon("turns", _run_turns, agent, config, stop, signals.reload_wanted)
         agent.feed_watchdog()
         while not stop.wait(min(agent.feed_within_seconds or _LONGEST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS)):
@@ -75,6 +72,13 @@ def _run_turns(agent: Agent, config: Path | None, stop: threading.Event, reload_
                 reload_configuration(agent, config, stop.is_set)
     finally:
         stop.set()
+
+
+def _freeze_start_objects() -> None:
+    """Enable the garbage collection, without the objects of the start, which would make it take 20 ms."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def reload_configuration(agent: Agent, config: Path | None, stop: Callable[[], bool]) -> None:

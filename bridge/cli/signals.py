@@ -1,5 +1,8 @@
 """The signals of the commands: which signals stop a command, and how `run` receives SIGHUP.
 
+SIGTERM and SIGINT stop a command. On SIGHUP, `run` reads the configuration again and applies it while it runs
+(`bridge.cli.run.reload_configuration`). An invalid configuration is logged and changes nothing.
+
 A Python signal handler runs on the main thread between two steps of this thread. If the main thread is inside
 `threading.Event.wait`, it holds the lock of the event, and a handler that calls `Event.set` waits for the lock forever.
 If the system delivers a signal to another thread, the wait of the main thread does not end, and the handler runs only

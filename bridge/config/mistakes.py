@@ -1,6 +1,7 @@
 """Sentences for mistakes in a configuration: a key that is unknown or missing, or that has a wrong value.
 
-A sentence names the path of the key, the value with secrets masked, and the expected value.
+A sentence names the path of the key, the value with secrets masked, and the expected value. For an unknown key, it
+suggests the nearest valid key. Every mistake is an error: `run` exits with 78, and reports all mistakes at once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Selects the rows of one sink that go into its next request. Pure functions over the due rows.
 
 The records of an event go strictly in sequence. While the first record of an event waits, the other records of this
-event wait, and the records of other events continue. Urgent records go first.
+event wait, and the records of other events continue. Records of Preempt and Terminate events (urgent) go first, because
+`bridge.outbox.state.DueRows` returns their rows first.
 """
 
 from __future__ import annotations

@@ -1,5 +1,13 @@
 """The retry schedule of one sink: when and with which records the sink is tried after a failure. Pure: times come in.
 
+The delay between two attempts (`bridge.backoff.delivery_gap`):
+
+- It is random, from 0.1 s to a limit that starts at 1 s and doubles with each failure up to 300 s (full jitter).
+- While NotBefore is in the future, the limit is a quarter of the time left: at least 1 s, and at most 5 s in the first
+  minute of an outage and 15 s after that.
+- A Retry-After of the destination is a minimum for the whole sink, up to an hour. It overrides the other limits.
+- For a Preempt or Terminate, the delay is at most 2 s, regardless of all other rules.
+
 A record that its destination does not accept delays only its own event. A destination that is down fails every send.
 Two failures in a row on different events therefore pause the sink. A paused sink gets probes, which are one record at a
 time. Any response about a record ends the pause and makes all rows due.
@@ -14,11 +22,8 @@ A few events that always fail must not stop all other events. For this reason:
 A response also makes the failing events due, each of them once: the destination may have been the cause. An event that
 fails again has its own problem, and only its own delay or the end of a pause makes it due.
 
-While the NotBefore of any pending record is in the future, `backoff.delivery_cap` limits every gap, also between two
-probes: the first successful probe makes that record due.
-
-A Preempt or Terminate has its own timer of at most 2 s, regardless of a pause or a Retry-After, because its VM will be
-gone.
+These limits also apply between two probes, because the first successful probe makes every record due. A Preempt or
+Terminate has a separate timer, because its VM will be gone.
 
 Times are seconds on one monotonic clock.
 """

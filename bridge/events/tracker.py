@@ -186,7 +186,7 @@ class DocumentTracker:
         return self._apply(step, instant, turned_on=turned_on)
 
     def commit(self, update: Update) -> None:
-        """Continue from *update*. Without this call, the next response is compared with the same state again."""
+        """Make *update* the tracked state. Call it after the update is stored."""
         self._state = update.state
 
     def _seconds_since_good(self, instant: Instant) -> float:

@@ -43,11 +43,11 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 class ImdsClient:
     """The metadata service of this VM.
 
-    Three threads can call `scheduled_events`, `identity`, and `start_requests` at the same time.
-    `scheduled_events_again` belongs to the thread of `start_requests`. *endpoint* is a URL such as
-    ``http://169.254.169.254``. *first_timeout_seconds* is the deadline of `scheduled_events` until the first 200, and
-    again if the last 200 is more than a day old. *timeout_seconds* is the deadline of all other requests. *clock*
-    returns Unix time.
+    Three threads can call `scheduled_events`, `identity`, and `start_requests` at the same time. Call
+    `scheduled_events_again` only from the thread that calls `start_requests`. *endpoint* is a URL such as
+    ``http://169.254.169.254``. If the last response with status 200 is missing or over a day old,
+    *first_timeout_seconds* is the deadline of `scheduled_events`. *timeout_seconds* is the deadline of all other
+    requests. *clock* returns Unix time.
     """
 
     def __init__(

@@ -17,6 +17,7 @@ from bridge.clock import CLOCK_SKEW_SECONDS
 from bridge.errors import StreamChanged
 from bridge.events.record import Verdict
 from bridge.outbox.rows import (
+    OPEN_DECISIONS,
     ApprovalStage,
     ApprovalState,
     DecisionStage,
@@ -61,7 +62,7 @@ def read_state(state: State) -> ApprovalState:
 
 def open_decisions(state: State) -> tuple[StoredDecision, ...]:
     """Return the decisions that are neither followed nor refused, holds among them, in the order of arrival."""
-    return tuple(state.decisions.rows[arrival] for arrival in sorted(state.open_decisions))
+    return tuple(row for row in state.decisions.rows.values() if row.state in OPEN_DECISIONS)
 
 
 def find_decision(state: State, source: str, approver: str, decision_id: str) -> StoredDecision | None:
@@ -189,7 +190,7 @@ def prune(state: State, active_event_ids: Collection[str], now: float) -> None:
     known = {*active_event_ids, *state.events.rows}
     for row in list(state.decisions.rows.values()):
         if row.expires_at < now - REMEMBER_SECONDS and row.event_id not in known:
-            state.delete_decision(row.arrival)
+            state.delete_decision(row)
     for approval in list(state.approvals.rows.values()):
         if approval.changed_at < now - KEEP_APPROVALS_SECONDS and approval.event_id not in known:
             state.approvals.delete(approval.key)

@@ -14,6 +14,7 @@ import errno
 import math
 import os
 import re
+import shutil
 import sqlite3
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
@@ -41,13 +42,13 @@ _FILE_NAME = re.compile(r"outbox-([1-9][0-9]{0,17})\.db")
 _NOT_REPEATED = ("event_key", "body")
 """Values of a record that its deliveries do not repeat."""
 _SCHEMA_VERSION = 1
+_IS_COMPLETE = "SELECT 1 FROM meta WHERE key = 'complete'"
 HISTORY_STEP = 500
 """The number of records that are deleted at once, so that no save takes long."""
 _SETTINGS = (
     "page_size = 1024",  # a transition changes a few short rows
     "journal_mode = WAL",
     "synchronous = FULL",  # NORMAL can lose an acknowledged commit on power loss
-    "wal_autocheckpoint = 250",  # a WAL of 256 KiB also fits on a small volume
     "cache_size = -256",  # KiB: the saver reads almost nothing
 )
 
@@ -193,7 +194,8 @@ def read_file(path: Path) -> Loaded | None:
     """Read one file, without history; return None if it is not complete; raise OSError or sqlite3.Error."""
     found = fingerprint(path)
     with closing(connect_read_only(path)) as connection:
-        if not _is_complete(connection):
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version != _SCHEMA_VERSION or not connection.execute(_IS_COMPLETE).fetchone():
             return None
         missing: dict[str, int | None] = {}
         rows: dict[str, list[Any]] = {}
@@ -220,25 +222,23 @@ def connect_read_only(path: Path) -> sqlite3.Connection:
     quoted = path.absolute().as_uri()
     # mode=ro would create a WAL that is missing. A file without a WAL is complete.
     has_wal = path.with_name(f"{path.name}-wal").exists()
-    for mode in ("mode=ro", "immutable=1") if has_wal else ("immutable=1",):
-        connection = sqlite3.connect(f"{quoted}?{mode}", uri=True, isolation_level=None, check_same_thread=False)
-        connection.text_factory = lambda text: text.decode(errors="replace")  # a damaged text is found by its JSON
-        try:
-            connection.execute("SELECT count(*) FROM sqlite_master")
-        except sqlite3.Error as error:
-            connection.close()
-            if mode == "immutable=1" or is_damage(error):
-                raise
-        else:
-            return connection
-    raise AssertionError
+    try:
+        return _connect_for_reading(f"{quoted}?{'mode=ro' if has_wal else 'immutable=1'}")
+    except sqlite3.Error as error:
+        if not has_wal or is_damage(error):
+            raise
+    return _connect_for_reading(f"{quoted}?immutable=1")
 
 
-def _is_complete(connection: sqlite3.Connection) -> bool:
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version != _SCHEMA_VERSION:
-        return False
-    return connection.execute("SELECT 1 FROM meta WHERE key = 'complete'").fetchone() is not None
+def _connect_for_reading(uri: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+    connection.text_factory = lambda text: text.decode(errors="replace")  # a damaged text is found by its JSON
+    try:
+        connection.execute("SELECT count(*) FROM sqlite_master")
+    except sqlite3.Error:
+        connection.close()
+        raise
+    return connection
 
 
 def _read_table(
@@ -289,6 +289,8 @@ class Database:
         self._connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=1.0)
         for setting in _SETTINGS:
             self._connection.execute(f"PRAGMA {setting}")
+        volume_bytes = shutil.disk_usage(path.parent).total  # on a small volume, the WAL takes at most an eighth
+        self._connection.execute(f"PRAGMA wal_autocheckpoint = {min(1000, volume_bytes // 8 // 1024)}")
 
     @classmethod
     def create(cls, directory: Path, changes: Changes) -> Database:
@@ -350,10 +352,9 @@ class Database:
     @property
     def used_bytes(self) -> int:
         """Return the size of the used pages."""
-        query = "SELECT (page_count - freelist_count) * page_size"
-        query += " FROM pragma_page_count, pragma_freelist_count, pragma_page_size"
-        (used,) = self._connection.execute(query).fetchone()
-        return int(used)
+        names = ("page_count", "freelist_count", "page_size")
+        pages, free, size = (self._connection.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
+        return int((pages - free) * size)
 
     def close(self) -> None:
         """Close the file; never raises."""
@@ -386,7 +387,12 @@ def delete_generation(path: Path) -> None:
 
 def file_bytes(path: Path) -> int:
     """Return the size of a file with its WAL; raise OSError."""
-    return sum(each[2] for each in fingerprint(path) if each is not None)
+    return sum_of_sizes(fingerprint(path))
+
+
+def sum_of_sizes(found: Fingerprint) -> int:
+    """Return the size of a file with its WAL."""
+    return sum(each[2] for each in found if each is not None)
 
 
 def _stat(path: str) -> tuple[int, ...] | None:

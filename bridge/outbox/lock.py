@@ -31,31 +31,11 @@ logger = logging.getLogger(__name__)
 _RETRY_SECONDS = 0.1
 
 
-def prepare_directory(directory: Path, *, keep: bool = True) -> None:
-    """Create *directory* for its owner only if it is missing; raise StateDirectoryError if an agent cannot use it.
-
-    With *keep* False, the call removes the directories that it created. An existing directory may be read-only.
-    """
-    missing = [path for path in (directory, *directory.parents) if not path.exists()]
-    try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        directory.mkdir(mode=0o700, exist_ok=True)
-        with suppress(BlockingIOError):
-            os.close(_open_locked(directory, shared=True))
-    except OSError as error:
-        raise StateDirectoryError(_why_unusable(directory, error)) from error
-    finally:
-        if not keep:
-            with suppress(OSError):
-                for path in missing:
-                    path.rmdir()
-
-
 class DirectoryLock:
-    """The lock on *directory*, until `release`.
+    """The lock on *directory*, until `release`. A missing directory is created for its owner only.
 
-    If another agent holds the lock, the call waits up to *wait_seconds*, or until *give_up* returns True, and then
-    raises StateDirectoryError.
+    An existing directory may be read-only. If another agent holds the lock, the call waits up to *wait_seconds*, or
+    until *give_up* returns True, and then raises StateDirectoryError.
     """
 
     def __init__(
@@ -78,13 +58,12 @@ class DirectoryLock:
     def claim(self) -> bool:
         """Lock the directory at the path if it is not the locked directory; return whether it was not.
 
-        A missing directory is created. May be called from any thread. Raises StateDirectoryError if another agent holds
-        the lock, and OSError if the directory cannot be locked at the moment.
+        May be called from any thread. Raises StateDirectoryError if another agent holds the lock, and OSError if the
+        directory cannot be locked at the moment.
         """
         with self._gate:
             if self._descriptor is None or self._is_in_place(self._descriptor):
                 return False
-            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             try:
                 descriptor = _open_locked(self._directory, shared=False)
             except OSError as error:
@@ -132,6 +111,8 @@ def is_locked(directory: Path) -> bool | None:
 
 def _open_locked(directory: Path, *, shared: bool, create: bool = True) -> int:
     """Return a locked descriptor; a shared lock does not conflict with another check."""
+    if create:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if sys.platform == "win32":
         descriptor = os.open(directory / "lock", os.O_RDWR | (os.O_CREAT if create else 0))
     else:

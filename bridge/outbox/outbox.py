@@ -25,19 +25,17 @@ from typing import Concatenate, ParamSpec, TypeVar
 import msgspec
 
 from bridge.clock import REAL_CLOCK, Clock, format_time, parse_time
+from bridge.events.diff import Change
 from bridge.events.event import Document, Incarnation, ScheduledEvent, VmIdentity, encode
 from bridge.events.record import Transition, TransitionRecord
 from bridge.events.stream import new_stream_id
 from bridge.logs import ThrottledLog
-from bridge.outbox import deliveries, records, retention
+from bridge.outbox import approvals, deliveries, records, retention
 from bridge.outbox.approvals import DISABLED_FILE
 from bridge.outbox.database import Loaded
 from bridge.outbox.deliveries import DeliveryResult
-from bridge.outbox.records import Observation, RecordContext, Routing
-from bridge.outbox.rows import (
-    ApprovalRecord,
-    Delivery,
-)
+from bridge.outbox.records import RecordContext, Routing
+from bridge.outbox.rows import ApprovalRecord, Delivery
 from bridge.outbox.saver import Saver
 from bridge.outbox.state import DueRows, State, StoredState, stored_state
 from bridge.system.boot import has_booted
@@ -259,21 +257,29 @@ class Outbox:
             records.configure(state, self._context)
         self.on_due()
 
-    def append_observation(self, observation: Observation) -> list[TransitionRecord]:
-        """Store the document and its records. The caller calls `on_due` if they become due without a save."""
+    def append_observation(
+        self, document: Document, changes: Sequence[Change], *, active_event_ids: tuple[str, ...] | None
+    ) -> list[TransitionRecord]:
+        """Store *document*, to be tracked from now on, and the records of *changes*.
+
+        *active_event_ids* are the announced events after these changes. The caller calls `on_due` if the records become
+        due without a save.
+        """
         with self._change(notifies=False) as state:
-            self.active_event_ids = observation.active_event_ids
-            if observation.changes:
+            self.active_event_ids = active_event_ids
+            if changes:
                 self._newest_document_sequence = state.next_sequence
-            return records.append_observation(state, observation, self._context)
+            state.put("document", encode(document).decode())
+            facts = [msgspec.structs.asdict(change) for change in changes]
+            new = [records.new_record(**each, active_event_ids=active_event_ids) for each in facts]
+            return records.append(state, new, self._context)
 
     def append_urgent(self, document: Document, now: datetime) -> list[TransitionRecord]:
         """Record the urgent events of *document*, once each, while the outbox is not trusted."""
         with self._change() as state:
             new = [event for event in document.events if event.is_urgent and event not in self._urgent]
             self._urgent += new
-            context = msgspec.structs.replace(self._context, is_waiting=False)
-            return records.append(state, [records.of_urgent(event, document, now) for event in new], context)
+            return records.append(state, [records.of_urgent(event, document, now) for event in new], self._context)
 
     def append_heartbeat(self, *, incarnation: Incarnation) -> list[TransitionRecord]:
         """Add a heartbeat for the sinks that request heartbeats."""
@@ -297,9 +303,18 @@ class Outbox:
         """Apply *first*, and add a record for each outcome of an approval, in one change."""
         with self._change() as state:
             first(state)
-            now, active = self.clock.now(), self.active_event_ids
             new = [
-                records.of_outcome(state, outcome, now=now, incarnation=incarnation, active_event_ids=active)
+                records.new_record(
+                    outcome.transition,
+                    self.clock.now(),
+                    event=outcome.event,
+                    incarnation=incarnation,
+                    previous_incarnation=incarnation,
+                    active_event_ids=self.active_event_ids,
+                    approval=msgspec.structs.replace(
+                        outcome.approval, jws_sha256=approvals.token_digests(state, outcome.arrivals)
+                    ),
+                )
                 for outcome in outcomes
             ]
             return records.append(state, new, self._context)

@@ -16,7 +16,6 @@ from typing import Any, Protocol
 import msgspec
 
 from bridge.clock import format_time, parse_time
-from bridge.events.diff import Change
 from bridge.events.event import Document, Incarnation, ScheduledEvent, VmIdentity, encode, names_vm
 from bridge.events.record import (
     Approval,
@@ -29,8 +28,8 @@ from bridge.events.record import (
     vm_key,
 )
 from bridge.events.stream import new_stream_id
-from bridge.outbox import approvals, deliveries
-from bridge.outbox.rows import ApprovalRecord, EventRow, RecordRow
+from bridge.outbox import deliveries
+from bridge.outbox.rows import EventRow, RecordRow
 from bridge.outbox.state import State
 
 #: Events are forgotten so long after their ending.
@@ -55,16 +54,6 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True):
     sinks: tuple[str, ...]
     current_state_only: frozenset[str]
     labels: dict[str, str]
-
-
-class Observation(msgspec.Struct, frozen=True, kw_only=True):
-    """One good response that changes the state."""
-
-    document: Document
-    """The document to track from now on."""
-    changes: Sequence[Change]
-    active_event_ids: tuple[str, ...] | None
-    """The announced events after these changes."""
 
 
 class RecordContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,35 +105,6 @@ def new_record(
         vm=VmIdentity(),
         labels={},
         approval=approval,
-    )
-
-
-def append_observation(state: State, observation: Observation, context: RecordContext) -> list[TransitionRecord]:
-    """Store the document and its records."""
-    active = observation.active_event_ids
-    new = [new_record(**msgspec.structs.asdict(change), active_event_ids=active) for change in observation.changes]
-    state.put("document", encode(observation.document).decode())
-    return append(state, new, context)
-
-
-def of_outcome(
-    state: State,
-    outcome: ApprovalRecord,
-    *,
-    now: datetime,
-    incarnation: Incarnation,
-    active_event_ids: tuple[str, ...] | None,
-) -> TransitionRecord:
-    """Return the record of an approval's outcome."""
-    digests = approvals.token_digests(state, outcome.arrivals)
-    return new_record(
-        outcome.transition,
-        now,
-        event=outcome.event,
-        incarnation=incarnation,
-        previous_incarnation=incarnation,
-        active_event_ids=active_event_ids,
-        approval=msgspec.structs.replace(outcome.approval, jws_sha256=digests),
     )
 
 

@@ -12,16 +12,13 @@ from bridge.outbox import deliveries
 from bridge.outbox.rows import NEEDED, DeliveryState, RecordRow
 from bridge.outbox.state import State
 
-#: More room is made than is necessary, so that it is not made with every record.
-_EXTRA_SHARE = 0.02
-
 
 def make_room(state: State, excess_bytes: int, *, newest: int, sending: Collection[int], now: float) -> int:
     """Evict records with at least *excess_bytes* of bodies; return the number of evicted deliveries.
 
     Records from the sequence *newest* on and those in *sending* stay.
     """
-    target = state.needed_bytes * (1 - _EXTRA_SHARE) - excess_bytes
+    target = state.needed_bytes - excess_bytes
     evicted = 0
     for row in _in_order(state):
         if state.needed_bytes <= target:

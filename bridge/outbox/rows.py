@@ -206,7 +206,7 @@ class StoredDecision(msgspec.Struct, frozen=True, kw_only=True):
     received_at: float
     state: DecisionStage = DecisionStage.NEW
     outcome: str | None = None
-    """An `ApprovalResult`, the reason of a refusal, or held."""
+    """The result of the approval, the reason of a refusal, or held."""
     message: str | None = None
 
     @property

@@ -33,6 +33,7 @@ from bridge.outbox.database import (
     is_read_only,
     older_generations,
     read_newest,
+    sum_of_sizes,
 )
 from bridge.outbox.state import Changes, State
 
@@ -101,7 +102,7 @@ class Saver:
         self.file: Path | None = None
         """The file of the current generation."""
         self.used_bytes = 0
-        """The size of the other files, and of the used pages of the current file."""
+        """The size of all files; near the limit, the used pages of the current file instead of its size."""
         self.file_changes = 0
         """How many times a file had to be replaced by a new generation."""
         self._thread = threading.Thread(target=self._run, name="saver", daemon=True)
@@ -324,10 +325,14 @@ class Saver:
         if is_cleaning:
             if self._delete_history(database, before=self._now() - self._keep_history_seconds) < HISTORY_STEP:
                 self._cleaned_at = now
-            self._older_bytes = sum(map(file_bytes, older_generations(self._directory, database.path)))
-            volume = shutil.disk_usage(self._directory).total
-            self._limit = min(self._max_bytes, volume * _VOLUME_SHARE) * _FULL_SHARE
-        self.used_bytes = database.used_bytes + self._older_bytes
+            with suppress(OSError):  # the next save notices that the directory is gone
+                self._older_bytes = sum(map(file_bytes, older_generations(self._directory, database.path)))
+                volume = shutil.disk_usage(self._directory).total
+                self._limit = min(self._max_bytes, volume * _VOLUME_SHARE) * _FULL_SHARE
+        used = sum_of_sizes(self._print) if self._print else 0
+        if used + self._older_bytes > self._limit:
+            used = database.used_bytes
+        self.used_bytes = used + self._older_bytes
         excess = self.used_bytes - int(self._limit)
         if excess > 0:
             if self._free_space():

@@ -20,7 +20,6 @@ from bridge.clock import parse_time
 from bridge.events.event import Document, VmIdentity, decode_document
 from bridge.outbox.rows import (
     NEEDED,
-    OPEN_DECISIONS,
     Delivery,
     DeliveryState,
     EventRow,
@@ -187,7 +186,6 @@ class State:
         self.queues: dict[str, SinkQueue] = {}
         self.needed_bytes = 0
         """The bytes of the bodies that a sink still needs."""
-        self.open_decisions: dict[int, None] = {}
         self.arrivals: dict[tuple[str, str, str], int] = {}
         """By (source, approver, jti), the arrival of each decision."""
         self.loaded_through = 0
@@ -215,8 +213,7 @@ class State:
                 self.deliveries.rows[key] = whole = msgspec.structs.replace(delivery, **shared)
                 self.queue(delivery.sink).update(whole)
         self.needed_bytes = sum(len(row.body) for row in self.records.rows.values() if self._is_needed(row))
-        for decision in self.decisions.rows.values():
-            self._index_decision(decision)
+        self.arrivals = {_jti(row): row.arrival for row in self.decisions.rows.values()}
         for name in self.sinks.rows.keys() | self.queues.keys():  # rows of a damaged file may be missing
             row, queue = self.sinks.rows.get(name) or SinkRow(name=name), self.queue(name)
             counted = msgspec.structs.replace(row, pending=len(queue.pending), parked=len(queue.parked))
@@ -330,22 +327,16 @@ class State:
     def put_decision(self, row: StoredDecision) -> None:
         """Add or change a decision."""
         self.decisions.put(row)
-        self._index_decision(row)
+        self.arrivals[_jti(row)] = row.arrival
 
-    def delete_decision(self, arrival: int) -> None:
+    def delete_decision(self, row: StoredDecision) -> None:
         """Delete a decision."""
-        row = self.decisions.rows.get(arrival)
-        if row is not None:
-            self.decisions.delete(arrival)
-            self.open_decisions.pop(arrival, None)
-            self.arrivals.pop((row.source, row.approver, row.decision_id), None)
+        self.decisions.delete(row.arrival)
+        self.arrivals.pop(_jti(row), None)
 
-    def _index_decision(self, row: StoredDecision) -> None:
-        self.arrivals[row.source, row.approver, row.decision_id] = row.arrival
-        if row.state in OPEN_DECISIONS:
-            self.open_decisions[row.arrival] = None
-        else:
-            self.open_decisions.pop(row.arrival, None)
+
+def _jti(row: StoredDecision) -> tuple[str, str, str]:
+    return row.source, row.approver, row.decision_id
 
 
 class StoredState(msgspec.Struct, frozen=True, kw_only=True):

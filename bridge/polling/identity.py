@@ -5,7 +5,8 @@ A start tries once, then uses the stored identity, and then tries again every mi
 - The identity was never known. Records wait for it, because their sinks and ids depend on it: at most 60 s, 5 s if
   IMDS responds that it has no identity, and 2 s for an eviction or a deletion.
 - The VM has booted since the identity was stored, so the stored state may have come with another machine's image.
-  The outbox is not trusted until IMDS confirms the vmId. This wait has no limit.
+  Until IMDS returns the vmId, no stored record is sent, no stored document is compared, and nothing is approved. This
+  wait has no limit. If IMDS returns another vmId, the agent starts with an empty state (`Outbox.identify`).
 """
 
 from __future__ import annotations

@@ -28,7 +28,6 @@ from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import Metrics
 from bridge.outbox import records
 from bridge.outbox.outbox import Outbox
-from bridge.outbox.records import Observation
 from bridge.outbox.state import stored_state
 from bridge.polling.identity import IdentityResolver
 from bridge.system.boot import has_booted
@@ -251,10 +250,9 @@ class Poller:
         """Store *update*, continue from it, and count and log its records."""
         new_records: Sequence[TransitionRecord] = ()
         if update.is_news:
-            observation = Observation(
-                document=update.document, changes=update.changes, active_event_ids=update.active_event_ids
+            new_records = self._outbox.append_observation(
+                update.document, update.changes, active_event_ids=update.active_event_ids
             )
-            new_records = self._outbox.append_observation(observation)
         tracker.commit(update)
         self._note(new_records)
 

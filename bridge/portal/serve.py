@@ -1,4 +1,4 @@
-"""The portal as a server: two listeners on one event loop, and a stop within five seconds.
+"""Runs the portal: two listeners on one event loop. A stop takes at most five seconds.
 
 A held poll with TLS takes 50 KB on uvloop, and 300 KB on the standard library's loop. uvicorn runs from here because
 it would wait for held polls without a limit: the portal becomes not ready, answers held polls, closes the listeners,

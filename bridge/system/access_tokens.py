@@ -130,7 +130,7 @@ class RenewedToken:
         return token != self._token
 
     def close(self) -> None:
-        """End the wait of another thread. A running fetch ends by its own timeout."""
+        """Wake a thread that waits for a token. A running request ends at its timeout."""
         with self._lock:
             if not self._closed.done():
                 self._closed.set_result(None)

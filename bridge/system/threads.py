@@ -1,7 +1,7 @@
 """Threads: `run_daemon` starts a function, `LoopWatch` detects a stuck loop, and `RunningTime` limits a wait.
 
-A loop reports the longest time of its next wait or call. The slack covers a loaded machine, and a machine that Azure
-has just frozen: its clocks jump by up to half a minute before any loop can run.
+Before each wait or call, a loop sets the longest time that the wait or call may take. A loop counts as late only 30 s
+after this time, because the machine may be busy. After a freeze by Azure, the clocks can also jump by half a minute.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 """Classifies requests that received no response: whether the configuration or TLS caused the failure.
 
+`sinks.http.endpoint` classifies responses by their status, and reads Retry-After. `bridge.delivery.retry_schedule`
+applies a Retry-After to the whole sink.
+
 requests and urllib3 wrap the cause in several layers of texts with the whole URL, so these functions compare the types
 of the causes.
 """

@@ -34,7 +34,6 @@ from bridge.events.record import Evidence, Transition
 from bridge.metrics.metrics import Metrics
 from bridge.outbox import deliveries
 from bridge.outbox.outbox import Outbox
-from bridge.outbox.records import Observation
 from bridge.sink import TransitionRecord
 from bridge.testing.records import sample_event, sample_record
 from sinks.cloudevent import CONTENT_TYPE, cloud_event_bytes
@@ -123,9 +122,7 @@ def _rate_of_worker(directory: Path) -> float:
             )
             for event in events
         ]
-        outbox.append_observation(
-            Observation(document=Document(incarnation=step), changes=changes, active_event_ids=None)
-        )
+        outbox.append_observation(Document(incarnation=step), changes, active_event_ids=None)
     assert outbox.wait_saved(60)
     worker = DeliveryWorker(config=config, sink_class=EventHubsSink, outbox=outbox, metrics=Metrics().sink("bench"))
     outbox.on_due = worker.notify

@@ -26,7 +26,7 @@ from bridge.imds.client import ImdsClient
 from bridge.metrics.metrics import Metrics
 from bridge.outbox import approvals
 from bridge.outbox.outbox import Outbox
-from bridge.outbox.records import Observation, forget_events
+from bridge.outbox.records import forget_events
 from bridge.outbox.rows import ApprovalState, PendingApproval, StoredDecision
 
 VM_ID = "542afd79-4f70-5562-aa13-70d60565ec97"
@@ -254,13 +254,7 @@ class ApproverKit:
             )
             for event in events
         ]
-        self.outbox.append_observation(
-            Observation(
-                document=self.document,
-                changes=changes,
-                active_event_ids=None,
-            )
-        )
+        self.outbox.append_observation(self.document, changes, active_event_ids=None)
 
     def until(self, condition: Callable[[], object]) -> None:
         """Take turns, in real time, until *condition* holds: what a command of the approver does takes its own."""

@@ -15,7 +15,6 @@ from bridge.events.record import Evidence, Transition, TransitionRecord
 from bridge.outbox import deliveries
 from bridge.outbox.deliveries import DeliveryResult
 from bridge.outbox.outbox import Outbox
-from bridge.outbox.records import Observation
 from bridge.outbox.rows import DeliveryState, SinkRow
 
 _MIB = 1024 * 1024
@@ -118,12 +117,11 @@ class OutboxKit:
         save: bool = True,
     ) -> list[TransitionRecord]:
         """Add one record for each of *events*, as a poll would; wait until they are saved unless *save* is False."""
-        observation = Observation(
-            document=document or Document(incarnation=incarnation, events=events),
-            changes=tuple(self.change(event, transition, incarnation=incarnation) for event in events),
+        added = outbox.append_observation(
+            document or Document(incarnation=incarnation, events=events),
+            [self.change(event, transition, incarnation=incarnation) for event in events],
             active_event_ids=tuple(sorted(event.event_id or "" for event in events)) if len(events) < 200 else None,
         )
-        added = outbox.append_observation(observation)
         if save:
             self.saved(outbox)
         return added

@@ -12,6 +12,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from bridge.config.masking import has_secret
 from bridge.config.secret_keys import readable_secrets
 from bridge.config.trusted_keys import unusable_keys
 from bridge.errors import CredentialFailed, SecretUnavailable, StateDirectoryError
-from bridge.outbox.lock import prepare_directory
+from bridge.outbox.lock import DirectoryLock, is_locked
 from bridge.system.run_and_kill import find_program
 from bridge.system.secrets import Secret
 
@@ -102,11 +103,17 @@ def advice_for_root(directory: Path) -> Iterator[str]:
 
 def _state(path: Path) -> Iterator[str]:
     """Yield why `run` cannot use the state directory *path*, or cannot write to it."""
+    missing = [each for each in (path, *path.parents) if not each.exists()]
     try:
-        prepare_directory(path, keep=False)
+        if is_locked(path) is not True:
+            DirectoryLock(path, wait_seconds=0.0).release()
     except StateDirectoryError as error:
         yield f"{error} `run` would exit with 73."
         return
+    finally:
+        with suppress(OSError):
+            for each in missing:
+                each.rmdir()
     if path.exists() and not os.access(path, os.W_OK | os.X_OK):
         yield f"{who()} may not write to the state directory {path}."
 

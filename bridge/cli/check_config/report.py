@@ -1,4 +1,4 @@
-"""Prints the effect of a configuration, and everything on this machine that does not match it.
+"""Prints the report of `check-config`: the settings in effect, and the problems on this machine.
 
 A configuration that `run` refuses exits with 78 before the report. `run` starts despite the problems of the report and
 tries again, so these problems exit with 1.

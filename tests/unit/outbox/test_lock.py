@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bridge.errors import StateDirectoryError
-from bridge.outbox.lock import DirectoryLock, is_locked, prepare_directory
+from bridge.outbox.lock import DirectoryLock, is_locked
 
 ON_POSIX = pytest.mark.skipif(os.name == "nt", reason="Windows has no modes, and moves no open directory")
 AS_A_USER = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root has every permission")
@@ -89,11 +89,6 @@ def test_lock_needs_no_file(state):
         state.chmod(0o700)
 
 
-def test_missing_directory_is_reported_as_missing(tmp_path):
-    with pytest.raises(StateDirectoryError, match=r"gone cannot be created, opened, or locked: No such file"):
-        DirectoryLock(tmp_path / "gone")
-
-
 @ON_POSIX
 def test_directory_in_place_is_not_claimed_again(state):
     lock = DirectoryLock(state)
@@ -132,39 +127,26 @@ def test_directory_of_another_agent_is_not_claimed(state, tmp_path):
 
 @ON_POSIX
 def test_directory_is_created_with_its_parents_for_its_owner_only(tmp_path):
-    prepare_directory(tmp_path / "one" / "two")
+    DirectoryLock(tmp_path / "one" / "two").release()
     assert (tmp_path / "one" / "two").stat().st_mode & 0o777 == 0o700
-    prepare_directory(tmp_path / "one" / "two")
-
-
-def test_check_of_a_missing_directory_leaves_nothing_behind(tmp_path):
-    prepare_directory(tmp_path / "one" / "two", keep=False)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_directory_of_a_running_agent_is_usable_for_the_check(state):
-    lock = DirectoryLock(state)
-    prepare_directory(state, keep=False)
-    lock.release()
 
 
 @ON_POSIX
 def test_existing_directory_is_not_changed(state):
     state.chmod(0o555)
     try:
-        prepare_directory(state)
+        DirectoryLock(state).release()
         assert state.stat().st_mode & 0o777 == 0o555
     finally:
         state.chmod(0o700)
 
 
-@pytest.mark.parametrize("keep", [True, False])
-def test_directory_that_cannot_be_created_is_refused(tmp_path, keep):
+def test_directory_that_cannot_be_created_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     paths = [tmp_path / "file", tmp_path / "file" / "state"]
     for path in [*paths, Path("/proc/x")] if sys.platform == "linux" else paths:
         with pytest.raises(StateDirectoryError, match="cannot be created") as caught:
-            prepare_directory(path, keep=keep)
+            DirectoryLock(path)
         assert str(path) in str(caught.value)
 
 
@@ -174,6 +156,6 @@ def test_missing_directory_under_a_read_only_parent_is_refused(state):
     state.chmod(0o500)
     try:
         with pytest.raises(StateDirectoryError, match="Permission denied"):
-            prepare_directory(state / "state")
+            DirectoryLock(state / "state")
     finally:
         state.chmod(0o700)
