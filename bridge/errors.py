@@ -10,7 +10,6 @@
     ├── DeadlineExceeded        a request was cut at its wall-clock deadline
     ├── StateDirectoryError     the state directory cannot be made or is taken
     ├── OutboxError             the outbox cannot do what was asked of it
-    │   ├── OutboxReadOnly      a command wants to write while the disk refuses
     │   └── StreamChanged       the outbox was started over meanwhile; read its state again
     ├── ScenarioError           a simulator scenario file is wrong
     ├── RefusedDecision         a decision about an event does not count; carries the RefusalReason
@@ -85,10 +84,6 @@ class StateDirectoryError(BridgeError):
 
 class OutboxError(BridgeError):
     """The outbox cannot do what was asked of it."""
-
-
-class OutboxReadOnly(OutboxError):
-    """A command wants to write, but the disk under the outbox refuses writes."""
 
 
 class StreamChanged(OutboxError):

@@ -2,7 +2,9 @@
 
 Start: the lock on the state directory, because another agent may use the directory. Then the pages and the control
 socket, which respond during the rest of the start. Then the load of the outbox: nothing polls before the stored state
-is in memory. Then the parts that work on the outbox (`bridge.agent.parts`). Last, systemd is notified.
+is in memory. Then one attempt to learn the identity of this VM, because IDs and filters depend on it. Then the workers,
+so that pending records are sent even if IMDS does not respond. Then the approver and the poll. Last, systemd is
+notified.
 
 Stop: the poll and the approver, so that nothing new arrives. Then the workers drain. Then the outbox saves everything
 and closes, and the lock is released. A stop ends within `stop_grace_seconds` and one second more, regardless of which
@@ -20,20 +22,24 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from bridge.agent.control import ControlClient, ControlServer, RequestRefused
-from bridge.agent.handlers import Requests
-from bridge.agent.parts import Parts, time_left
-from bridge.agent.periodic import PeriodicTasks
-from bridge.agent.requests import Ping
+from bridge.agent.requests import Source, read_status
+from bridge.approval.service import ApprovalService
 from bridge.config.loader import Settings
 from bridge.config.secret_keys import readable_secrets
+from bridge.delivery.pool import CUT_SECONDS, WorkerPool
+from bridge.delivery.router import Router
 from bridge.errors import BridgeError, StateDirectoryError
 from bridge.health.reporter import HealthReporter
 from bridge.health.server import HealthServer
+from bridge.imds.client import attested_tokens, client_of
+from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import Metrics, own_version
-from bridge.outbox import records
+from bridge.outbox import deliveries, records
 from bridge.outbox.lock import DirectoryLock
 from bridge.outbox.outbox import Outbox
-from bridge.system.boot import boot_id
+from bridge.polling.identity import IdentityResolver
+from bridge.polling.poller import Poller
+from bridge.system.boot import boot_id, seconds_since_boot
 from bridge.system.ephemeral_disk import warn_if_ephemeral
 from bridge.system.systemd import SystemdNotifier
 from bridge.system.threads import LoopWatch
@@ -50,6 +56,8 @@ _LOAD_REPEAT_SECONDS = 30.0
 _LOAD_NOTIFY_SECONDS = 5.0
 #: systemd is notified every five seconds during the load.
 _LOADING_SECONDS = 15.0
+_JOIN_SECONDS = 1.0
+_LEAST_WAIT_SECONDS = 0.05
 #: After the grace period: the interpreter and its last log lines need the rest of the second.
 _END_SECONDS = 0.55
 #: A stop may take one second longer than the grace period. systemd gets a little more.
@@ -69,7 +77,8 @@ class Agent:
         """True if another agent holds the lock of the directory at the path."""
         self.turn = threading.Event()
         """Set when `run_due` is to be called before its time."""
-        self.periodic = PeriodicTasks()
+        self._ran_at: dict[str, float] = {}
+        self._log = ThrottledLog(logger)
         self.metrics = Metrics()
         self.outbox = Outbox(
             directory,
@@ -81,18 +90,40 @@ class Agent:
             has_portal=settings.approval is not None and settings.approval.remote is not None,
             claim=self._lock.claim,
         )
-        self.parts = Parts(settings, self.outbox, directory=directory, metrics=self.metrics)
+        self.imds = client_of(settings.imds)
+        self.identity = IdentityResolver(self.imds, self.outbox, settings.vm)
+        self.poller = Poller(
+            self.imds,
+            self.outbox,
+            self.identity,
+            metrics=self.metrics,
+            boot_id=boot_id(),
+            poll_interval_seconds=settings.imds.poll_interval_seconds,
+            seconds_since_boot=seconds_since_boot(),
+        )
+        self.stop_polling = threading.Event()
+        self.poll_thread = threading.Thread(target=self.poller.run, args=(self.stop_polling,), name="poll", daemon=True)
+        self.pool = WorkerPool(
+            self.outbox,
+            self.metrics,
+            has_seen_document=lambda: self.poller.good_at is not None,
+            # A reload replaces the client.
+            attested=attested_tokens(lambda nonce: self.imds.attested_document(nonce)),  # noqa: PLW0108
+        )
+        self.outbox.on_due = self.pool.notify
+        self.approvals = ApprovalService(self.outbox, self.metrics, vm=lambda: self.identity.vm, directory=directory)
         self._loop_watch = LoopWatch()
         self.health = self._new_health_reporter()
         address = settings.status.address
         self._health_server = None if address is None else HealthServer(*address, self.health.pages)
-        requests = Requests(
+        source = Source(
+            directory,
             self.outbox,
             readiness=self.health.report,
-            on_retry=self.parts.pool.resume,
-            on_decision=self.parts.approvals.wake,
+            on_retry=self.pool.resume,
+            on_decision=self.approvals.wake,
         )
-        self._control = ControlServer(directory, requests.ask)
+        self._control = ControlServer(directory, source.answer)
         self._notifier = SystemdNotifier(os.environ)
 
     def _new_health_reporter(self) -> HealthReporter:
@@ -103,17 +134,19 @@ class Agent:
             loop_watches=self._loop_watches,
             sinks=lambda: [sink.name for sink in self._settings.sinks],
         )
+        health.polled = self.poller
         health.vm_name = self.vm_name
-        health.imds = lambda: self.parts.imds.endpoint
+        health.imds = lambda: self.imds.endpoint
         health.configuration = lambda: str(self._settings.file.absolute()) if self._settings.file else ""
         return health
 
     def vm_name(self) -> str | None:
         """Return this VM's name, None while it is unknown."""
-        return self.parts.identity.vm.name
+        return self.identity.vm.name
 
     def _loop_watches(self) -> Mapping[str, LoopWatch]:
-        return {**self.parts.loop_watches, "main": self._loop_watch}
+        loops = {"poll": self.poller.loop_watch, "main": self._loop_watch}
+        return {**loops, **self.pool.loop_watches, **self.approvals.loop_watches}
 
     # Start.
 
@@ -124,15 +157,16 @@ class Agent:
         self._control.open()
         if self._health_server is not None:
             self._health_server.open()
-            self.periodic.every(_TEND_SECONDS, self._health_server.open)
         if not self._load(stop):
             return
-        self.parts.prepare(stop)
+        self.identity.start(stop, timeout_seconds=self._settings.imds.timeout_seconds)
+        self._route()
         if stop():
             return
-        self.parts.start()
-        self.health.polled = self.parts.poller
-        self._start_periodic_tasks()
+        self.metrics.state_is_ephemeral(is_ephemeral=warn_if_ephemeral(self._directory))
+        self.pool.start_missing(self._settings.sinks)
+        self._start_approvals()
+        self.poll_thread.start()
         self._notifier.ready(f"Watching {self.vm_name() or 'this VM'} for {len(self._settings.sinks)} sinks")
         self._warn_unconfigured_sinks()
         for sentence in readable_secrets(self._settings.secret_files):
@@ -158,12 +192,27 @@ class Agent:
                 )
         return not stop()
 
-    def _start_periodic_tasks(self) -> None:
-        self.metrics.state_is_ephemeral(is_ephemeral=warn_if_ephemeral(self._directory))
-        self.periodic.every(_TEND_SECONDS, self.parts.approvals.check_files)
-        self.periodic.every(_TEND_SECONDS, self.parts.start_workers)
-        self.periodic.every(lambda: self._settings.heartbeat.interval_seconds, self.parts.send_heartbeat, now=True)
-        self.periodic.every(_FORGET_SECONDS, lambda: self.outbox.change(records.forget_events, time.time()))
+    def _route(self) -> None:
+        """Route records to the configured sinks."""
+        sinks = self._settings.sinks
+        self.outbox.configure(
+            Router([sink.config for sink in sinks]),
+            [sink.name for sink in sinks],
+            labels=dict(self._settings.labels),
+            current_state_only=[sink.name for sink in sinks if sink.sink_class.current_state_only(sink.config)],
+        )
+
+    def _start_approvals(self) -> None:
+        settings = self._settings
+        self.approvals.configure(
+            settings.approval,
+            self.imds,
+            configuration=settings.file,
+            secret_variables=settings.secret_variables,
+            imds_timeout_seconds=settings.imds.timeout_seconds,
+        )
+        self.poller.approvals = self.approvals.approver
+        self.approvals.start()
 
     def _log_running(self) -> None:
         logger.info(
@@ -172,7 +221,7 @@ class Agent:
                 "version": own_version(),
                 "configuration": str(self._settings.file or "none, so the defaults"),
                 "vm": self.vm_name(),
-                "imds": self.parts.imds.endpoint,
+                "imds": self.imds.endpoint,
                 "state_directory": str(self._directory),
                 "sinks": [sink.name for sink in self._settings.sinks],
             },
@@ -207,7 +256,34 @@ class Agent:
         except OSError as error:
             logger.debug("The state directory cannot be locked: %s", error)  # the saver reports the disk
         self._control.open()
-        self.periodic.run_due()
+        self._run_tasks()
+
+    def _run_tasks(self) -> None:
+        """Run the periodic tasks that are due. An interval of 0 turns a task off."""
+        tasks: dict[str, tuple[float, Callable[[], object]]] = {
+            "approval files": (_TEND_SECONDS, self.approvals.check_files),
+            "workers": (_TEND_SECONDS, lambda: self.pool.start_missing(self._settings.sinks)),
+            "heartbeat": (self._settings.heartbeat.interval_seconds, self.send_heartbeat),
+            "old events": (_FORGET_SECONDS, lambda: self.outbox.change(records.forget_events, time.time())),
+        }
+        if self._health_server is not None:
+            tasks["status pages"] = (_TEND_SECONDS, self._health_server.open)
+        now = time.monotonic()
+        for name, (seconds, run) in tasks.items():
+            if not seconds or now - self._ran_at.get(name, -math.inf) < seconds:
+                continue
+            self._ran_at[name] = now
+            try:
+                run()
+            except Exception as error:  # noqa: BLE001  # logged with its traceback; the other tasks must run
+                message = f"A periodic task failed: {name}. The agent tries again. {error}"
+                self._log.problem(name, logging.ERROR, message, exc_info=error)
+            else:
+                self._log.recovered(name, f"The periodic task succeeded again: {name}.")
+
+    def send_heartbeat(self) -> None:
+        """Add a heartbeat for the sinks that request heartbeats."""
+        self.outbox.append_heartbeat(incarnation=self.poller.incarnation)
 
     @property
     def feed_within_seconds(self) -> float:
@@ -219,8 +295,7 @@ class Agent:
 
         For another thread than `run_due`, which hangs if the state directory hangs. Polls and sinks continue then.
         """
-        poller = self.parts.poller
-        if poller is not None and not poller.loop_watch.late_seconds:
+        if not self.poller.loop_watch.late_seconds:
             self._notifier.alive()
 
     # Reload.
@@ -232,23 +307,40 @@ class Agent:
         """
         before, self._in_force = self._in_force, None
         self._loop_watch.expect_call_within(max(self._settings.imds.timeout_seconds, settings.imds.timeout_seconds) * 2)
-        parts = self.parts
-        self._settings = parts.settings = settings
+        self._settings = settings
         self._warn_of_restart()
         is_imds_new = before is None or (before.imds, before.vm) != (settings.imds, settings.vm)
         if is_imds_new:
-            parts.exchange_imds(stop)
+            self._exchange_imds(stop)
         if is_imds_new or before is None or _approval_settings(before) != _approval_settings(settings):
-            parts.exchange_approver(stop)
-        parts.route()
-        parts.pool.end_all_but(settings.sinks, grace_seconds=settings.stop_grace_seconds, stop=stop)
+            self._exchange_approver(stop)
+        self._route()
+        self.pool.end_all_but(settings.sinks, grace_seconds=settings.stop_grace_seconds, stop=stop)
         if stop():
             return
-        parts.start_workers()
+        self.pool.start_missing(settings.sinks)
         self._in_force = settings
         self._warn_unconfigured_sinks()
         self.metrics.reloaded(is_right=True)
         logger.info("The configuration was reloaded.", extra={"sinks": [sink.name for sink in settings.sinks]})
+
+    def _exchange_imds(self, stop: Callable[[], bool]) -> None:
+        """Use the configured metadata service; raise RuntimeError, and keep the old one, if no thread is free."""
+        settings = self._settings
+        imds = client_of(settings.imds)
+        self.identity.stop(timeout_seconds=CUT_SECONDS)
+        identity = IdentityResolver(imds, self.outbox, settings.vm)
+        identity.start(stop, timeout_seconds=settings.imds.timeout_seconds)
+        old, self.imds, self.identity = self.imds, imds, identity
+        self.poller.reconfigure(imds, identity, poll_interval_seconds=settings.imds.poll_interval_seconds)
+        old.close()
+
+    def _exchange_approver(self, stop: Callable[[], bool]) -> None:
+        """End one approver before another one may start on the same decisions."""
+        self.approvals.stop()
+        self.approvals.drain(self._settings.imds.timeout_seconds, stop)
+        if not stop():
+            self._start_approvals()
 
     def refused_configuration(self) -> None:
         """Record that a reload failed because the configuration is invalid."""
@@ -261,7 +353,7 @@ class Agent:
 
     def _warn_unconfigured_sinks(self) -> None:
         configured = {sink.name for sink in self._settings.sinks}
-        for name, pending in self.parts.pending().items():
+        for name, pending in self._pending().items():
             if name not in configured and pending:
                 logger.warning(
                     "A sink that is not in the configuration has undelivered records. Configure the sink again, move "
@@ -270,6 +362,10 @@ class Agent:
                     name,
                     extra={"sink": name, "pending": pending},
                 )
+
+    def _pending(self) -> Mapping[str, int]:
+        """Return the number of pending records of each sink."""
+        return {name: row.pending for name, row in self.outbox.read(deliveries.totals).sinks.items()}
 
     # Stop.
 
@@ -283,9 +379,9 @@ class Agent:
         end = deadline + _END_SECONDS
         self._notifier.stopping(self._settings.stop_grace_seconds + _STOP_MARGIN_SECONDS)
         self._loop_watch.idle()
-        self.parts.stop(deadline)
-        logger.info("The agent stopped.", extra={"pending": self.parts.pending()})
-        if self.outbox.close(time_left(end, at_most=math.inf)):
+        self._stop_parts(deadline)
+        logger.info("The agent stopped.", extra={"pending": self._pending()})
+        if self.outbox.close(_time_left(end, at_most=math.inf)):
             self._control.close()
             self._lock.release()
         else:  # the saver may still write, so the lock stays; a file access may hang, so the socket stays, too
@@ -295,11 +391,28 @@ class Agent:
             self._health_server.close()
         self._notifier.close()
 
+    def _stop_parts(self, deadline: float) -> None:
+        """Stop the poll and the approver, and let the workers drain until the monotonic time *deadline*."""
+        self.stop_polling.set()
+        self.poller.wake()
+        self.approvals.stop()
+        self.imds.close()
+        self.identity.stop(timeout_seconds=_time_left(deadline))
+        if self.poll_thread.is_alive():
+            self.poll_thread.join(_time_left(deadline))
+        self.approvals.join(_time_left(deadline))
+        self.pool.drain(deadline)
+
+
+def _time_left(deadline: float, *, at_most: float = _JOIN_SECONDS) -> float:
+    """Return the seconds until *deadline*, at most *at_most* and at least 0.05."""
+    return min(max(deadline - time.monotonic(), _LEAST_WAIT_SECONDS), at_most)
+
 
 def _responds(directory: Path) -> bool:
     try:
-        ControlClient(directory).ask(Ping(), seconds=1.0)
-    except RequestRefused:  # an agent of another version
+        ControlClient(directory, seconds=1.0).ask(read_status)
+    except RequestRefused:  # an agent that loads its outbox, or of another version
         return True
     except BridgeError:
         return False

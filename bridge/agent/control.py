@@ -1,8 +1,10 @@
 """Both ends of the control socket, over which commands use the running agent.
 
-One connection carries one request and one response, both as JSON of at most 1 MiB. Only root and the agent's user may
-connect: the socket has mode 0600, and both ends check the user of their peer. On Windows, the socket is a named pipe of
-`multiprocessing.connection`. Elsewhere, the framing is the same, but that module, which needs 1 MB, is not imported.
+    page = ControlClient(directory).ask(read_events, limit=20)
+
+One connection carries one request and one response, both as JSON. A request is the name of a function of
+`bridge.agent.requests` with its keyword arguments. Only root and the agent's user may connect: the socket has mode
+0600, and both ends check the user of their peer. On Windows, the socket is a named pipe.
 
 The agent and the commands use the same two locations. The first is ``control.sock`` in the state directory. The second
 is ``/run/scheduled-events-bridge/control-HASH.sock``, for a directory that is read-only or whose path is too long. HASH
@@ -11,40 +13,38 @@ is a hash of the state directory, because several agents can share /run.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import logging
 import os
-import select
 import socket
-import stat
 import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing, suppress
+from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 
 import msgspec
 
-from bridge.agent.requests import AnyRequest, Changed, Decided, Request, Saved, answer_type
+from bridge.agent.requests import Source, why_unsaved
 from bridge.errors import BridgeError
+from bridge.health.readiness import directory_text
 from bridge.logs import ThrottledLog
 from bridge.outbox.lock import is_locked
 
 logger = logging.getLogger(__name__)
 
+P = ParamSpec("P")
 A = TypeVar("A")
-Connection: TypeAlias = Any
-"""A `_SocketConnection`, or on Windows a connection of `multiprocessing.connection`, which has the same methods."""
 
 RUN_DIRECTORY = Path("/run/scheduled-events-bridge")
 ANSWER_SECONDS = 5.0
 MOST_BYTES = 1024 * 1024
 _MOST_PATH_BYTES = 107
-_MOST_CONNECTIONS = 16
+_MOST_WAITING = 16
 _RETRY_SECONDS = 0.1
 
 
@@ -68,9 +68,13 @@ class NotSaved(BridgeError):
     """The agent made the change, but could not save it in time."""
 
 
+class _Request(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    arguments: dict[str, msgspec.Raw]
+
+
 class _Response(msgspec.Struct, frozen=True, kw_only=True):
     directory: str
-    pid: int
     error: str | None = None
     answer: msgspec.Raw = msgspec.Raw(b"null")
 
@@ -84,26 +88,20 @@ def addresses(directory: Path) -> list[str]:
     return [str(path) for path in paths if len(os.fsencode(path)) <= _MOST_PATH_BYTES]
 
 
-def _text(directory: Path) -> str:
-    return os.fsencode(directory.absolute()).decode("utf-8", "replace")
-
-
 # The agent's end.
 
 
 class ControlServer:
-    """Passes each request on the control socket of *directory* to *ask*, which may raise BridgeError."""
+    """Passes the requests on the control socket of *directory* to *answer* (see `Source.answer`)."""
 
-    def __init__(self, directory: Path, ask: Callable[[Request[Any]], msgspec.Struct]) -> None:
-        self._directory, self._ask = directory, ask
-        self._listener: Any = None
-        self._free = threading.BoundedSemaphore(_MOST_CONNECTIONS)
-        self._decode = msgspec.json.Decoder(AnyRequest).decode
+    def __init__(self, directory: Path, answer: Callable[[str, dict[str, msgspec.Raw]], object]) -> None:
+        self._directory, self._answer_to = directory, answer
+        self._listener: Listener | _UnixListener | None = None
         self._log = ThrottledLog(logger)
 
     def open(self) -> None:
         """Listen, unless the socket is in place. Called every second, because the directory may be replaced."""
-        if isinstance(self._listener, _SocketListener) and not self._listener.is_in_place:
+        if isinstance(self._listener, _UnixListener) and not self._listener.is_in_place:
             self.close()
         if self._listener is not None:
             return
@@ -112,8 +110,7 @@ class ControlServer:
         problem: Exception | None = None
         for address in addresses(self._directory):
             try:
-                self._listener = _listen(address)
-                threading.Thread(target=self._serve, args=(self._listener,), name="control", daemon=True).start()
+                self._listen(address)
             except (OSError, RuntimeError) as error:  # RuntimeError: no thread
                 problem = error
                 self.close()
@@ -122,151 +119,78 @@ class ControlServer:
                 return
         self._log.problem("open", logging.WARNING, f"Commands cannot reach this agent: no control socket. {problem}")
 
+    def _listen(self, address: str) -> None:
+        self._listener = listener = Listener(address) if sys.platform == "win32" else _UnixListener(address)
+        threading.Thread(target=self._serve, args=(listener,), name="control", daemon=True).start()
+
     def close(self) -> None:
-        """Stop listening. A second call does nothing."""
+        """Stop listening, and delete the socket. A second call does nothing."""
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.close()
 
-    def _serve(self, listener: Any) -> None:
-        while True:
+    def _serve(self, listener: Listener | _UnixListener) -> None:
+        while listener is self._listener:
             try:
                 connection = listener.accept()
-            except OSError:
-                if listener is not self._listener:
-                    return
-                time.sleep(_RETRY_SECONDS)  # no descriptor is free
-                continue
-            if not self._free.acquire(blocking=False):
-                connection.close()
-                continue
-            try:
                 threading.Thread(target=self._answer, args=(connection,), name="control-answer", daemon=True).start()
-            except RuntimeError:
-                self._free.release()
-                connection.close()
+            except (OSError, RuntimeError):  # no descriptor or no thread is free, or the listener is closed
+                time.sleep(_RETRY_SECONDS)
 
-    def _answer(self, connection: Connection) -> None:
-        try:
-            with closing(connection), suppress(OSError, EOFError):
-                uid, _ = _peer(connection)
-                if uid not in (None, 0, _own_uid()):
-                    return
-                if connection.poll(ANSWER_SECONDS):
-                    connection.send_bytes(self._response(connection.recv_bytes(MOST_BYTES)))
-        finally:
-            self._free.release()
+    def _answer(self, connection: Connection[Any, Any]) -> None:
+        with closing(connection), suppress(OSError, EOFError):
+            _peer(connection)
+            if connection.poll(ANSWER_SECONDS):
+                connection.send_bytes(msgspec.json.encode(self._response(connection.recv_bytes(MOST_BYTES))))
 
-    def _response(self, body: bytes) -> bytes:
-        response = _Response(directory=_text(self._directory), pid=os.getpid())
+    def _response(self, body: bytes) -> _Response:
+        directory = directory_text(self._directory)
         try:
-            answer = msgspec.json.encode(self._ask(self._decode(body)))
-            response = msgspec.structs.replace(response, answer=msgspec.Raw(answer))
+            request = msgspec.json.decode(body, type=_Request)
+            found = msgspec.json.encode(self._answer_to(request.name, request.arguments))
         except (BridgeError, msgspec.MsgspecError) as error:
-            response = msgspec.structs.replace(response, error=str(error))
+            return _Response(directory=directory, error=str(error))
         except Exception as error:
             logger.exception("A request of a command failed.")
-            response = msgspec.structs.replace(response, error=f"The agent failed: {error}")
-        return msgspec.json.encode(response)
+            return _Response(directory=directory, error=f"The agent failed: {error}")
+        return _Response(directory=directory, answer=msgspec.Raw(found))
 
 
-def _listen(address: str) -> Any:
-    if sys.platform == "win32":
-        from multiprocessing.connection import Listener  # noqa: PLC0415
+class _UnixListener:
+    """A listening socket at *path*, which replaces the socket of an agent that was killed.
 
-        return Listener(address)
-    return _SocketListener(address)
-
-
-def _connect(address: str) -> Connection:
-    if sys.platform == "win32":
-        from multiprocessing.connection import Client  # noqa: PLC0415
-
-        return Client(address)
-    connecting = socket.socket(socket.AF_UNIX)
-    try:
-        connecting.connect(address)
-    except OSError:
-        connecting.close()
-        raise
-    return _SocketConnection(connecting)
-
-
-class _SocketConnection:
-    """One connection over a Unix socket. Each read and write ends in time, because a peer may be stopped."""
-
-    def __init__(self, connected: socket.socket) -> None:
-        self._socket = connected
-        self._socket.settimeout(ANSWER_SECONDS)
-
-    def send_bytes(self, body: bytes) -> None:
-        self._socket.sendall(struct.pack("!i", len(body)) + body)
-
-    def recv_bytes(self, most: int) -> bytes:
-        (size,) = struct.unpack("!i", self._read(4))
-        if not 0 <= size <= most:
-            raise OSError(errno.EMSGSIZE, "The message is too long.")
-        return self._read(size)
-
-    def _read(self, size: int) -> bytes:
-        received = bytearray()
-        while len(received) < size:
-            part = self._socket.recv(size - len(received))
-            if not part:
-                raise EOFError
-            received += part
-        return bytes(received)
-
-    def poll(self, seconds: float) -> bool:
-        return bool(select.select([self._socket], [], [], seconds)[0])
-
-    def close(self) -> None:
-        self._socket.close()
-
-    @property
-    def peer(self) -> tuple[int, int]:
-        """Return the user and the process of the peer (Linux)."""
-        pid, uid, _ = struct.unpack("3i", self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        return uid, pid
-
-
-class _SocketListener:
-    """A listening Unix socket at *path*, which replaces the socket of an agent that was killed."""
+    `Listener` would delete the file at the path when the process exits, even if it belongs to another agent or if the
+    disk hangs.
+    """
 
     def __init__(self, path: str) -> None:
-        self._path = path
+        self._path = Path(path)
+        self._path.unlink(missing_ok=True)
         self._socket = socket.socket(socket.AF_UNIX)
-        try:
-            with suppress(FileNotFoundError):
-                if stat.S_ISSOCK(os.lstat(path).st_mode):
-                    os.unlink(path)  # noqa: PTH108
-            self._socket.bind(path)
-            os.chmod(path, 0o600)  # noqa: PTH101  # no one can connect before listen()
-            self._found = os.lstat(path)
-            self._socket.listen(_MOST_CONNECTIONS)
-        except OSError:
-            self._socket.close()
-            raise
+        self._socket.bind(path)
+        self._path.chmod(0o600)  # no one can connect before listen()
+        self._found = self._path.lstat()
+        self._socket.listen(_MOST_WAITING)
 
     @property
     def is_in_place(self) -> bool:
         """Return whether the socket at the path is this socket."""
         try:
-            return os.path.samestat(os.lstat(self._path), self._found)
+            return os.path.samestat(self._path.lstat(), self._found)
         except FileNotFoundError:
             return False
         except OSError:
             return True
 
-    def accept(self) -> Connection:
+    def accept(self) -> Connection[Any, Any]:
         """Return the next connection; raise OSError."""
-        return _SocketConnection(self._socket.accept()[0])
+        return Connection(self._socket.accept()[0].detach())
 
     def close(self) -> None:
         """Close the socket, and delete it if it is still in place."""
         with suppress(OSError):
             if self.is_in_place:
-                os.unlink(self._path)  # noqa: PTH108
+                self._path.unlink()
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # ends accept()
         self._socket.close()
@@ -278,52 +202,55 @@ class _SocketListener:
 class ControlClient:
     """Asks the agent that runs on *directory*."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, *, seconds: float = ANSWER_SECONDS) -> None:
+        self._directory, self._seconds = directory, seconds
 
-    def ask(self, request: Request[A], *, seconds: float = ANSWER_SECONDS) -> A:
-        """Return the answer to *request*; a change is saved then.
+    def ask(self, request: Callable[Concatenate[Source, P], A], /, *_: P.args, **arguments: P.kwargs) -> A:
+        """Return the agent's answer to *request*, a function of `bridge.agent.requests`.
 
-        Raises NoAgent if no agent runs, AgentSilent if the agent does not respond within *seconds*, AccessDenied if
-        this user may not use the agent, RequestRefused with the agent's message, and NotSaved.
+        Raises NoAgent if no agent runs, AgentSilent if the agent does not respond in time, AccessDenied if this user
+        may not use the agent, and RequestRefused with the agent's message.
         """
-        deadline = time.monotonic() + seconds
-        answer = self._ask(request, deadline)
-        if isinstance(answer, Changed | Decided) and not answer.saved:
-            self._wait_saved(deadline)
-            answer = msgspec.structs.replace(answer, saved=True)
-        return answer
-
-    def _wait_saved(self, deadline: float) -> None:
-        while True:
-            found = self._ask(Saved(), deadline + 1.0)
-            if found.saved:
-                return
-            if time.monotonic() >= deadline:
-                why = found.reason or "The disk is slow."
-                raise NotSaved(f"The agent made the change but could not save it yet. {why}")
-
-    def _ask(self, request: Request[A], deadline: float) -> A:
-        with closing(self._connect(deadline)) as connection:
-            pid = _peer(connection)[1]
+        deadline = time.monotonic() + self._seconds
+        body = msgspec.json.encode({"name": request.__name__, "arguments": arguments})
+        connection, pid = self._connect(deadline)
+        with closing(connection):
             try:
-                connection.send_bytes(msgspec.json.encode(request))
+                connection.send_bytes(body)
                 if not connection.poll(max(deadline - time.monotonic(), 0.0)):
                     raise AgentSilent(self._silent(pid))
                 response = msgspec.json.decode(connection.recv_bytes(2 * MOST_BYTES), type=_Response)
             except (OSError, EOFError) as error:
                 raise AgentSilent(self._silent(pid)) from error
-        if response.directory != _text(self._directory):
+        if response.directory != directory_text(self._directory):
             raise NoAgent(f"Another agent answers, which runs on {response.directory}.")
         if response.error is not None:
             raise RequestRefused(response.error)
-        return msgspec.json.decode(response.answer, type=answer_type(request))
+        found: A = msgspec.json.decode(response.answer, type=get_type_hints(request)["return"])
+        return found
 
-    def _connect(self, deadline: float) -> Connection:
-        """Return a connection. While an agent holds the lock and starts, its socket may be missing."""
+    def change(self, request: Callable[Concatenate[Source, P], A], /, *args: P.args, **arguments: P.kwargs) -> A:
+        """Return the answer to *request* after the agent has saved its change; raise NotSaved after 5 s."""
+        deadline = time.monotonic() + self._seconds
+        found = self.ask(request, *args, **arguments)
+        while (why := self.ask(why_unsaved)) is not None:
+            if time.monotonic() >= deadline:
+                raise NotSaved(f"The agent made the change but could not save it yet. {why}")
+        return found
+
+    def _connect(self, deadline: float) -> tuple[Connection[Any, Any], int | None]:
+        """Return a connection and the agent's process. While an agent holds the lock and starts, it has no socket."""
         while True:
-            for connection in self._connections():
-                return connection
+            for address in addresses(self._directory):
+                try:
+                    connection = Client(address)
+                except PermissionError:
+                    raise AccessDenied(self._denied()) from None
+                except OSError:
+                    continue
+                with suppress(PermissionError):
+                    return connection, _peer(connection, self._directory)
+                connection.close()
             is_running = is_locked(self._directory)
             if is_running is None:
                 raise AccessDenied(self._denied())
@@ -332,20 +259,6 @@ class ControlClient:
             if time.monotonic() >= deadline:
                 raise AgentSilent(self._silent(None))
             time.sleep(_RETRY_SECONDS)
-
-    def _connections(self) -> Iterator[Connection]:
-        for address in addresses(self._directory):
-            try:
-                connection = _connect(address)
-            except PermissionError:
-                raise AccessDenied(self._denied()) from None
-            except OSError:
-                continue
-            uid = _peer(connection)[0]
-            if uid in (None, 0, _own_uid(), _owner(self._directory)):
-                yield connection
-            else:
-                connection.close()
 
     def _silent(self, pid: int | None) -> str:
         process = "" if pid is None else f" (process {pid})"
@@ -358,19 +271,22 @@ class ControlClient:
         )
 
 
-def _peer(connection: Connection) -> tuple[int | None, int | None]:
-    """Return the user and the process of the peer, None where the system does not report them."""
-    if sys.platform == "linux" and isinstance(connection, _SocketConnection):
-        return connection.peer
-    return None, None
+def _peer(connection: Connection[Any, Any], directory: Path | None = None) -> int | None:
+    """Return the process of the peer, None where the system does not report it.
 
-
-def _own_uid() -> int | None:
-    return None if sys.platform == "win32" else os.geteuid()
-
-
-def _owner(directory: Path) -> int | None:
-    try:
-        return directory.stat().st_uid
-    except OSError:
+    Raises PermissionError unless the peer is root, this user, or the owner of *directory*. Each later read and write
+    on the connection ends in time, because a peer may be stopped.
+    """
+    if sys.platform != "linux":
         return None
+    with socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as same:
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            same.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(ANSWER_SECONDS), 0))
+        pid, uid = struct.unpack("iI", same.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 8))
+    trusted = {0, os.geteuid()}
+    if directory is not None:
+        with suppress(OSError):
+            trusted.add(directory.stat().st_uid)
+    if uid not in trusted:
+        raise PermissionError(f"User {uid} is not trusted.")
+    return int(pid)

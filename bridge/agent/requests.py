@@ -1,38 +1,109 @@
-"""The requests of commands to an agent, and their answers.
+"""The requests of commands: each is a function over a `Source`, with keyword arguments and one answer.
 
-    page = client.ask(Events(limit=20))
+    answer = client.ask(read_events, limit=20)
 
-A command asks a running agent over the control socket (`bridge.agent.control.ControlClient`). Without an agent, it asks
-an `Outbox` that it opened itself, or the stored outbox (`bridge.agent.handlers`). All three take the same requests and
-return the same answers.
+A command passes the function to the running agent (`bridge.agent.control.ControlClient`), or without an agent to a
+`Source` that it opened itself. On the way to an agent, the annotations of the function decode its arguments and its
+answer. A function returns at once. Only `read_events` and `import_records` read a file.
 """
 
 from __future__ import annotations
 
-from typing import Generic, Protocol, TypeVar
+import heapq
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 
 import msgspec
 
 from bridge.clock import parse_time
+from bridge.errors import OutboxError
 from bridge.events.event import Document, VmIdentity
-from bridge.events.record import TransitionRecord
+from bridge.events.record import TransitionRecord, decode_record
 from bridge.health.readiness import Readiness
+from bridge.outbox import approvals, deliveries
 from bridge.outbox.deliveries import OutboxTotals
-from bridge.outbox.rows import DeliveryState, PendingApproval, StoredDecision
+from bridge.outbox.rows import NEEDED, DeliveryState, PendingApproval, StoredDecision
+from bridge.outbox.state import State, stored_state
 
-A = TypeVar("A")
+if TYPE_CHECKING:  # not for a command that asks an agent: sqlite3 takes a tenth of its time
+    from bridge.outbox.outbox import Outbox
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+SAVE_SECONDS = 0.8
+"""The longest wait for a save in one answer."""
+HISTORY_SECONDS = 5.0
+PAGE_BYTES = 512 * 1024
+PAGE_ROWS = 1_000
+FIRST, LAST = -(2**62), 2**62
+"""Imported records have negative sequences."""
 
 
-class Request(msgspec.Struct, Generic[A], frozen=True, kw_only=True, tag_field="request"):
-    """One request; A is the class of the answer."""
+class Source:
+    """The outbox that requests work on: *outbox*, or with None the newest complete file in *directory*.
 
+    With None, it cannot be changed, and the call raises OutboxError if there is no such file. A running agent passes
+    *readiness*, *on_retry*, which gets the sink (None: every sink) whose pause ends, and *on_decision*.
+    """
 
-class Pong(msgspec.Struct, frozen=True, kw_only=True):
-    """An agent answered."""
+    def __init__(
+        self,
+        directory: Path,
+        outbox: Outbox | None = None,
+        *,
+        readiness: Callable[[], Readiness | None] = lambda: None,
+        on_retry: Callable[[str | None], object] = lambda _sink: None,
+        on_decision: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.directory = directory
+        self.readiness, self.on_retry, self.on_decision = readiness, on_retry, on_decision
+        self._outbox = outbox
+        self._state = State()
+        self._file: Path | None = None
+        if outbox is None:
+            self._load()
 
+    def _load(self) -> None:
+        from bridge.outbox.database import read_newest  # noqa: PLC0415
 
-class Ping(Request[Pong], frozen=True, kw_only=True, tag="ping"):
-    """Find out whether an agent runs."""
+        with _disk_errors(f"The outbox in {self.directory} cannot be read"):
+            loaded = read_newest(self.directory)
+        if loaded.file is None:
+            raise OutboxError(f"The directory {self.directory} contains no outbox. Has an agent run with it?")
+        self._file = loaded.file
+        self._state.load(loaded.rows)
+
+    @property
+    def outbox(self) -> Outbox:
+        """Return the outbox for a change."""
+        if self._outbox is None:
+            raise OutboxError("Without an agent, this request needs an opened outbox.")
+        return self._outbox
+
+    @property
+    def file(self) -> Path | None:
+        """Return the file of the current generation; None if there is none yet."""
+        return self._file if self._outbox is None else self._outbox.saver.file
+
+    def read(self, work: Callable[Concatenate[State, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what *work*, which changes nothing, returns for the state and these arguments."""
+        return work(self._state, *args, **kwargs) if self._outbox is None else self._outbox.read(work, *args, **kwargs)
+
+    def answer(self, name: str, arguments: Mapping[str, msgspec.Raw]) -> object:
+        """Return the answer to the request *name* from the control socket; raise BridgeError or MsgspecError."""
+        if not self.outbox.wait_loaded(SAVE_SECONDS):
+            raise OutboxError("The agent is still loading its state. Try again in a few seconds.")
+        function = _REQUESTS.get(name)
+        if function is None:
+            raise OutboxError(f"The agent has another version than the command: it has no request {name}.")
+        types = get_type_hints(function)
+        decoded = {key: msgspec.json.decode(value, type=types.get(key, Any)) for key, value in arguments.items()}
+        return function(self, **decoded)
 
 
 class LastError(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +114,7 @@ class LastError(msgspec.Struct, frozen=True, kw_only=True):
     """Unix seconds."""
 
 
-class StatusAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class Status(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that `status` shows, from one moment."""
 
     stream_id: str
@@ -61,32 +132,58 @@ class StatusAnswer(msgspec.Struct, frozen=True, kw_only=True):
     approvals: tuple[PendingApproval, ...]
     readiness: Readiness | None
     """None without an agent."""
-    active_event_ids: tuple[str, ...] | None = None
+    active_event_ids: tuple[str, ...] | None
     """The EventIds of the tracked document, as in a record. None without an agent, and while they are unknown."""
-    file: str | None
-    """The file of the current generation."""
     older_files: tuple[str, ...]
     used_bytes: int
 
 
-class Status(Request[StatusAnswer], frozen=True, kw_only=True, tag="status"):
+def read_status(source: Source) -> Status:
     """Return the state of the agent and of its outbox."""
+    from bridge.outbox.database import file_bytes, older_generations  # noqa: PLC0415
+
+    file, readiness = source.file, source.readiness()
+    older: list[Path] = []
+    with suppress(OSError):
+        older = older_generations(source.directory, file)
+    if readiness is None:
+        used_bytes, active_event_ids = sum(map(file_bytes, (*older, *filter(None, [file])))), None
+    else:
+        used_bytes, active_event_ids = source.outbox.saver.used_bytes, source.outbox.active_event_ids
+
+    def status(state: State) -> Status:
+        stored, decided = stored_state(state), approvals.read_state(state)
+        active = [event for event in state.events.rows.values() if event.ended_at is None]
+        last = {event.key: state.records.rows.get(event.last_state_sequence or 0) for event in active}
+        return Status(
+            stream_id=decided.stream_id,
+            vm=stored.vm,
+            document=stored.document,
+            last_good_at=state.get("last_good_at"),
+            newest_record_at=max((row.observed_at for row in state.records.rows.values()), default=None),
+            totals=deliveries.totals(state),
+            last_errors={name: error for name in state.queues if (error := _last_error(state, name)) is not None},
+            last_transitions={key: row.record for key, row in last.items() if row is not None},
+            decisions=decided.decisions,
+            approvals=tuple(decided.approvals.values()),
+            readiness=readiness,
+            active_event_ids=active_event_ids,
+            older_files=tuple(path.name for path in older),
+            used_bytes=used_bytes,
+        )
+
+    return source.read(status)
 
 
-class EventsPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Records, the newest first."""
-
-    records: tuple[TransitionRecord, ...]
-    next_before: int | None
-    """Ask for the next page with this as `before`; None: this is the last page."""
+def _last_error(state: State, sink: str) -> LastError | None:
+    rows = [row for row in deliveries.needed_records(state, sink) if row.error is not None]
+    newest = max(rows, key=lambda row: row.changed_at, default=None)
+    return None if newest is None else LastError(message=newest.error or "", at=newest.changed_at)
 
 
-class Events(Request[EventsPage], frozen=True, kw_only=True, tag="events"):
-    """Return the newest records, history included, with *after* < sequence < *before*."""
+class RecordFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """The records that `events` lists."""
 
-    after: int | None = None
-    before: int | None = None
-    limit: int = 1_000
     since: float | None = None
     """Unix seconds: only records that were observed then or later."""
     event_id: str | None = None
@@ -94,13 +191,84 @@ class Events(Request[EventsPage], frozen=True, kw_only=True, tag="events"):
     event_types: tuple[str, ...] = ()
 
     def matches(self, record: TransitionRecord) -> bool:
-        """Return whether the record passes the filters."""
+        """Return whether the record passes the filter."""
         event_id, event_type = (record.event.event_id, record.event.event_type) if record.event else (None, None)
         return (
             (self.since is None or parse_time(record.observed_at).timestamp() >= self.since)
             and (self.event_id is None or (event_id or "").casefold() == self.event_id.casefold())
             and (not self.event_types or event_type in self.event_types)
         )
+
+
+EVERY_RECORD = RecordFilter()
+
+
+class EventsPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Records, the newest first."""
+
+    records: tuple[TransitionRecord, ...]
+    next_before: int | None
+    """Ask for the next page with this as *before*; None: this is the last page."""
+
+
+def read_events(
+    source: Source,
+    *,
+    wanted: RecordFilter = EVERY_RECORD,
+    after: int = FIRST,
+    before: int = LAST,
+    limit: int = PAGE_ROWS,
+) -> EventsPage:
+    """Return the newest records, history included, with *after* < sequence < *before*."""
+    in_memory = source.read(
+        lambda state: [(row.sequence, row.body) for row in state.records.rows.values() if after < row.sequence < before]
+    )
+    found: list[TransitionRecord] = []
+    last = size = 0
+    for sequence, body in _newest_first(in_memory, _stored(source.file, after=after, before=before)):
+        if len(found) >= limit or size > PAGE_BYTES:
+            return EventsPage(records=tuple(found), next_before=last)
+        record = decode_record(body)
+        if wanted.matches(record):
+            found.append(record)
+            last, size = sequence, size + len(body)
+    return EventsPage(records=tuple(found), next_before=None)
+
+
+def _newest_first(
+    in_memory: Iterable[tuple[int, bytes]], stored: Iterable[tuple[int, bytes]]
+) -> Iterator[tuple[int, bytes]]:
+    """Yield each record once: some are not saved yet, and history is not in memory."""
+    last = None
+    for sequence, body in heapq.merge(sorted(in_memory, reverse=True), stored, key=itemgetter(0), reverse=True):
+        if sequence != last:
+            yield sequence, body
+        last = sequence
+
+
+def _stored(file: Path | None, *, after: int = FIRST, before: int = LAST) -> Iterator[tuple[int, bytes]]:
+    """Yield the records in *file*; raise OutboxError if the disk fails, or after 5 s."""
+    from bridge.outbox.database import read_records  # noqa: PLC0415
+
+    if file is None:
+        return
+    deadline = time.monotonic() + HISTORY_SECONDS
+    with _disk_errors("The history cannot be read"):
+        for record in read_records(file, after=after, before=before):
+            yield record
+            if time.monotonic() > deadline:
+                raise OutboxError(f"The history was not read within {HISTORY_SECONDS:g} s. Ask for fewer records.")
+
+
+@contextmanager
+def _disk_errors(message: str) -> Iterator[None]:
+    """Raise OutboxError with *message* if the disk fails."""
+    import sqlite3  # noqa: PLC0415
+
+    try:
+        yield
+    except (OSError, sqlite3.Error) as error:
+        raise OutboxError(f"{message}: {error}.") from error
 
 
 class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,122 +289,126 @@ class OutboxPage(msgspec.Struct, frozen=True, kw_only=True):
 
     rows: tuple[OutboxRow, ...]
     next_after: tuple[str, int] | None
-    """Ask for the next page with this as `after`; None: this is the last page."""
+    """Ask for the next page with this as *after*; None: this is the last page."""
 
 
-class OutboxList(Request[OutboxPage], frozen=True, kw_only=True, tag="outbox_list"):
+def read_undelivered(
+    source: Source,
+    *,
+    sink: str | None = None,
+    states: frozenset[DeliveryState] = NEEDED,
+    record_id: str | None = None,
+    after: tuple[str, int] | None = None,
+    limit: int = PAGE_ROWS,
+) -> OutboxPage:
     """Return undelivered records. A sink of None means every sink."""
-
-    sink: str | None = None
-    states: tuple[DeliveryState, ...] = (DeliveryState.PENDING, DeliveryState.PARKED)
-    record_id: str | None = None
-    after: tuple[str, int] | None = None
-    limit: int = 1_000
-
-
-class Changed(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a change."""
-
-    count: int
-    """The number of changed records."""
-    saved: bool
-    """False: the change is made, but not saved yet; ask with `Saved`."""
-
-
-class OutboxRetry(Request[Changed], frozen=True, kw_only=True, tag="outbox_retry"):
-    """Make parked records pending again and end the pause of a sink. A sink of None means every sink."""
-
-    sink: str | None = None
-    record_id: str | None = None
-
-
-class OutboxDiscard(Request[Changed], frozen=True, kw_only=True, tag="outbox_discard"):
-    """Discard the records of a sink, or one of them."""
-
-    sink: str
-    states: tuple[DeliveryState, ...] = (DeliveryState.PENDING, DeliveryState.PARKED)
-    record_id: str | None = None
+    found = source.read(
+        lambda state: [
+            (row, state.records.rows[row.sequence])
+            for row in deliveries.needed_records(state, sink, states, record_id=record_id)
+            if after is None or (row.sink, row.sequence) > after
+        ]
+    )
+    rows: list[OutboxRow] = []
+    size = 0
+    for row, record in found:
+        if len(rows) >= limit or size > PAGE_BYTES:
+            return OutboxPage(rows=tuple(rows), next_after=(rows[-1].sink, rows[-1].sequence))
+        size += len(record.body)
+        rows.append(
+            OutboxRow(
+                sink=row.sink,
+                sequence=row.sequence,
+                state=row.state,
+                attempts=row.attempts,
+                error=row.error,
+                changed_at=row.changed_at,
+                record=record.record,
+            )
+        )
+    return OutboxPage(rows=tuple(rows), next_after=None)
 
 
-class OutboxMove(Request[Changed], frozen=True, kw_only=True, tag="outbox_move"):
-    """Move the undelivered records of the sink *old* to the sink *new*."""
-
-    old: str
-    new: str
-
-
-class OutboxImport(Request[Changed], frozen=True, kw_only=True, tag="outbox_import"):
-    """Add the pending records and holds of another outbox file."""
-
-    path: str
-    """Absolute."""
+def retry_records(source: Source, *, sink: str | None = None, record_id: str | None = None) -> int:
+    """Make parked records pending again and end the pause of a sink, with None of every sink; return their number."""
+    if sink is not None:
+        _require_sinks(source, sink)
+    count = source.outbox.change(deliveries.retry, sink, record_id=record_id, now=time.time())
+    source.on_retry(sink)
+    return count
 
 
-class Decided(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of `Decide`."""
-
-    other_holds: tuple[StoredDecision, ...]
-    """Holds that the request did not name. If there are any, nothing was stored."""
-    saved: bool
-
-
-class Decide(Request[Decided], frozen=True, kw_only=True, tag="decide"):
-    """Store a person's decision, which ends the holds *overruled* (arrivals)."""
-
-    decision: StoredDecision
-    overruled: tuple[int, ...] = ()
+def discard_records(
+    source: Source, *, sink: str, states: frozenset[DeliveryState] = NEEDED, record_id: str | None = None
+) -> int:
+    """Discard the records of a sink, or one of them; return their number."""
+    _require_sinks(source, sink)
+    return source.outbox.change(deliveries.discard, sink, states=states, record_id=record_id, now=time.time())
 
 
-class DecisionAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The progress of a decision; None if it is unknown."""
-
-    decision: StoredDecision | None
-
-
-class Decision(Request[DecisionAnswer], frozen=True, kw_only=True, tag="decision"):
-    """Return the progress of a decision."""
-
-    source: str
-    approver: str
-    decision_id: str
+def move_records(source: Source, *, old: str, new: str) -> int:
+    """Move the undelivered records of the sink *old* to the sink *new*; return their number."""
+    _require_sinks(source, old, new)
+    if old == new:
+        raise OutboxError("The two sinks are the same sink.")
+    return source.outbox.change(deliveries.move, old, new, now=time.time())
 
 
-class SavedAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether everything is saved."""
+def import_records(source: Source, *, path: str) -> int:
+    """Add the pending records and holds of another outbox file at the absolute *path*; return the number of records."""
+    from bridge.outbox.database import read_file  # noqa: PLC0415
 
-    saved: bool
-    reason: str | None
-    """Why the file is behind; None if it is not."""
-
-
-class Saved(Request[SavedAnswer], frozen=True, kw_only=True, tag="saved"):
-    """Save, and return whether every earlier change is saved."""
-
-
-AnyRequest = (
-    Ping
-    | Status
-    | Events
-    | OutboxList
-    | OutboxRetry
-    | OutboxDiscard
-    | OutboxMove
-    | OutboxImport
-    | Decide
-    | Decision
-    | Saved
-)
+    with _disk_errors(f"The file {path} cannot be read"):
+        loaded = read_file(Path(path))
+    if loaded is None:
+        raise OutboxError(f"The file {path} is not a complete outbox of this version.")
+    own = (decode_record(body) for _, body in _stored(source.file))
+    known = {(record.stream_id, record.sequence) for record in own}
+    return source.outbox.change(deliveries.import_rows, loaded.rows, known)
 
 
-class Asked(Protocol):
-    """A running agent, an opened outbox, or a stored one."""
+def decide(source: Source, *, decision: StoredDecision, overruled: tuple[int, ...] = ()) -> tuple[StoredDecision, ...]:
+    """Store a person's decision, which ends the holds *overruled* (arrivals).
 
-    def ask(self, request: Request[A]) -> A:
-        """Return the answer to *request*; raise BridgeError."""
+    If the event has other holds, nothing is stored, and the other holds are returned.
+    """
+    others = source.outbox.change(approvals.keep_overruling, decision, overruled)
+    if not others:
+        source.on_decision()
+    return others
 
 
-def answer_type(request: Request[A]) -> type[A]:
-    """Return the class of the answer to *request*."""
-    (base,) = type(request).__orig_bases__  # type: ignore[attr-defined]
-    answer: type[A] = base.__args__[0]
-    return answer
+def find_decision(source: Source, *, approver: str, decision_id: str) -> StoredDecision | None:
+    """Return the decision of `approve` with its progress; None if it is unknown."""
+    return source.read(approvals.find_decision, "cli", approver, decision_id)
+
+
+def why_unsaved(source: Source) -> str | None:
+    """Save, and return None if every earlier change is saved, or the reason why not yet."""
+    if source.outbox.wait_saved(SAVE_SECONDS):
+        return None
+    return source.outbox.saver.behind_reason or "The disk is slow."
+
+
+def _require_sinks(source: Source, *sinks: str) -> None:
+    known = source.read(lambda state: list(state.sinks.rows))
+    for sink in sinks:
+        if sink not in known:
+            raise OutboxError(f"Unknown sink {sink!r}. Known sinks: {', '.join(known) or 'none'}.")
+
+
+_REQUESTS: Mapping[str, Callable[..., object]] = {
+    function.__name__: function
+    for function in (
+        read_status,
+        read_events,
+        read_undelivered,
+        retry_records,
+        discard_records,
+        move_records,
+        import_records,
+        decide,
+        find_decision,
+        why_unsaved,
+    )
+}

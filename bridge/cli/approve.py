@@ -16,17 +16,16 @@ import sys
 import time
 import uuid
 from collections.abc import Iterable
-from pathlib import Path
 
 import click
 
 from bridge.agent.control import ControlClient, NoAgent
-from bridge.agent.requests import Decide, Decision, Status
+from bridge.agent.requests import decide, find_decision, read_status
 from bridge.approval.digest import digest
 from bridge.cli.connect import advice, user_name
 from bridge.cli.stderr import complain, say
 from bridge.config.approval import ApprovalSettings
-from bridge.config.loader import Settings
+from bridge.config.loader import Settings, state_directory
 from bridge.errors import BridgeError
 from bridge.events.event import Document, ScheduledEvent
 from bridge.events.record import Verdict
@@ -41,7 +40,7 @@ _POLL_SECONDS = 0.1
 _APPROVED = frozenset({ApprovalResult.ACCEPTED.value, ApprovalResult.ALREADY_APPROVED.value})
 
 
-def approve(settings: Settings, directory: Path, event_id: str, *, yes: bool, overrule: bool) -> int:
+def approve(settings: Settings, event_id: str, *, yes: bool, overrule: bool) -> int:
     """Approve *event_id* after a question, unless *yes*; print the outcome and return the exit code.
 
     Raises BridgeError if *yes* without *overrule* would end a hold or replace other approvers.
@@ -50,9 +49,10 @@ def approve(settings: Settings, directory: Path, event_id: str, *, yes: bool, ov
         raise BridgeError(
             "Approvals are not configured. To allow them, add an empty [approval] table to the configuration."
         )
+    directory = state_directory(settings, os.environ)
     agent = ControlClient(directory)
     try:
-        status = agent.ask(Status())
+        status = agent.ask(read_status)
     except NoAgent as error:
         raise NoAgent(f"{error} {advice(directory)}") from error
     event = _event(status.document, event_id)
@@ -69,12 +69,10 @@ def approve(settings: Settings, directory: Path, event_id: str, *, yes: bool, ov
         approver=_user(),
         decision_id=str(uuid.uuid4()),
         event=event,
-        event_digest=digest(event),
-        valid_seconds=_VALID_SECONDS,
         reason=one_line(" ".join(overruled), EXCERPT_CHARACTERS) or None,
         issued_at=shown_at,
     )
-    others = agent.ask(Decide(decision=decision, overruled=tuple(hold.arrival for hold in holds))).other_holds
+    others = agent.change(decide, decision=decision, overruled=tuple(hold.arrival for hold in holds))
     if others:
         names = " and ".join(f"the hold of {each}" for each in _by_approver(others))
         raise BridgeError(escaped(f"Nothing was approved, because {names} arrived. Run the command again."))
@@ -86,8 +84,7 @@ def cli_decision(
     approver: str,
     decision_id: str,
     event: ScheduledEvent,
-    event_digest: str,
-    valid_seconds: float,
+    valid_seconds: float = _VALID_SECONDS,
     reason: str | None = None,
     issued_at: float | None = None,
 ) -> StoredDecision:
@@ -102,7 +99,7 @@ def cli_decision(
         decision_id=decision_id,
         payload_sha256=decision_id,
         event_id=event.event_id or "",
-        event_digest=event_digest,
+        event_digest=digest(event),
         verdict=Verdict.APPROVE,
         issued_at=int((now if issued_at is None else issued_at) * 1_000_000),
         expires_at=now + valid_seconds,
@@ -163,10 +160,9 @@ def _user() -> str:
 
 def _outcome(agent: ControlClient, decision: StoredDecision) -> int:
     """Wait for the outcome, print it, and return the exit code."""
-    progress = Decision(source=decision.source, approver=decision.approver, decision_id=decision.decision_id)
     deadline = time.monotonic() + _OUTCOME_SECONDS
     while time.monotonic() < deadline:
-        found = agent.ask(progress).decision
+        found = agent.ask(find_decision, approver=decision.approver, decision_id=decision.decision_id)
         if found is None or found.outcome is None:
             time.sleep(_POLL_SECONDS)
         elif found.outcome in _APPROVED:

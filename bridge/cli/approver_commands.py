@@ -7,8 +7,7 @@ from typing import Any, BinaryIO
 
 import click
 
-from bridge.cli.options import DIRECTORY, FILE, option
-from bridge.exit_codes import ExitCode
+from bridge.cli.options import DIRECTORY, FILE, option, runs
 
 
 @click.command(short_help="Create a key pair for signing decisions.")
@@ -54,44 +53,14 @@ def keygen(private_file: Path | None, directory: Path | None, kid: str | None, a
 @option("--decision-by", metavar="COMMAND|person", help="How to decide in the portal.  [default: not tried]")
 @option("--decision-seconds", type=click.FloatRange(min=1), default=300.0, help="Time limit for each decision.")
 @option("--json", "as_json", is_flag=True, help="Print one requirement per line.")
-def portal_check(  # noqa: PLR0917  # click's
-    url: str,
-    vm_id: str,
-    public_key: Path | None,
-    kid: str | None,
-    approver: str,
-    records_url: str | None,
-    decision_by: str | None,
-    decision_seconds: float,
-    imds: str,
-    *,
-    attested: bool,
-    as_json: bool,
-    **remote: Any,
-) -> int:
+@runs("portal_check.portal_check")
+def portal_check() -> None:
     """Act as an agent for the portal at URL, and report each requirement of PROTOCOL.md that the portal does not meet.
 
     URL is the value that you would set as approval.remote.url. The command runs the program of --decision-by twice:
     with PORTAL_CHECK_DECISION=approve, and with hold. The program also gets PORTAL_CHECK_VM_ID, PORTAL_CHECK_EVENT_ID,
     and the record of the event on standard input. Exit 1 if the portal does not meet a requirement.
     """
-    from bridge.cli.portal_check import portal_check as check  # noqa: PLC0415
-
-    is_met = check(
-        remote={
-            "url": url,
-            **({"credential": "attested"} if attested else {}),
-            **{name: value for name, value in remote.items() if value is not None},
-        },
-        vm_id=vm_id,
-        imds=imds,
-        key=None if public_key is None else (public_key, kid or public_key.name.split(".")[0], approver),
-        records_url=records_url,
-        decision_by=decision_by,
-        decision_seconds=decision_seconds,
-        as_json=as_json,
-    )
-    return ExitCode.OK if is_met else ExitCode.FAILED
 
 
 @click.command(short_help="Sign and print a decision.")

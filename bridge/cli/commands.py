@@ -16,7 +16,7 @@ import click
 
 from bridge.cli.approver_commands import decide, keygen, portal_check
 from bridge.cli.help import GroupedCommands, add_examples
-from bridge.cli.options import FILE, config, log_options, option, state_directory, with_config, with_state
+from bridge.cli.options import FILE, config, log_options, option, runs, state_directory, with_config, with_state
 from bridge.cli.portal import library, portal
 from bridge.cli.stderr import complain
 from bridge.errors import BridgeError, ConfigurationError, StateDirectoryError
@@ -126,15 +126,13 @@ def check_config(path: Path | None, *, connect: bool) -> int:
 @config
 @state_directory
 @option("--json", "as_json", is_flag=True, help="Print one JSON object on one line.")
-def status(path: Path | None, state_directory: Path | None, *, as_json: bool) -> None:
+@runs("status.show_status")
+def status() -> None:
     """Show the agent's state: events, sinks, and undelivered records. It also works while the agent is stopped.
 
     Exit 0 for every state, because /readyz reports health. Exit 1 if an agent runs but does not respond within 5 s, or
     if no outbox can be read.
     """
-    from bridge.cli.status import show_status  # noqa: PLC0415
-
-    show_status(path, state_directory, as_json=as_json)
 
 
 @commands.command(short_help="List the transition records of this VM.")
@@ -145,31 +143,9 @@ def status(path: Path | None, state_directory: Path | None, *, as_json: bool) ->
 @option("--since", help="Only records from then on: 90s, 30m, 1h, 2d, or a time such as 2026-11-20T11:00Z.")
 @option("--event-id", help="Only records of this event.")
 @option("--type", "event_types", multiple=True, help="Only events of this type, such as Reboot. Can be repeated.")
-def events(
-    directory: Path,
-    *,
-    limit: int,
-    since: str | None,
-    event_id: str | None,
-    event_types: tuple[str, ...],
-    follow: bool,
-    as_json: bool,
-) -> None:
+@runs("events.list_events")
+def events() -> None:
     """List the transition records of this VM, oldest first."""
-    from bridge.agent.requests import Events  # noqa: PLC0415
-    from bridge.cli.events import list_events  # noqa: PLC0415
-    from bridge.cli.events import since as moment  # noqa: PLC0415
-    from bridge.clock import utc_now  # noqa: PLC0415
-    from bridge.events.event import check_event_type  # noqa: PLC0415
-
-    try:
-        begin = moment(since, utc_now()).timestamp() if since else None
-        for each in event_types:
-            check_event_type(each)
-    except ValueError as error:
-        raise click.UsageError(f"--since or --type is not {error}." if event_types else str(error)) from None
-    wanted = Events(limit=limit, since=begin, event_id=event_id, event_types=event_types)
-    list_events(directory, wanted, follow=follow, as_json=as_json)
 
 
 @commands.command(short_help="Approve an event: Azure may start it at once.")
@@ -177,25 +153,20 @@ def events(
 @click.argument("event_id")
 @option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @option("--overrule", is_flag=True, help="With --yes: end holds, and replace other required approvers.")
-def approve(settings: Settings, event_id: str, *, yes: bool, overrule: bool) -> int:
+@runs("approve.approve")
+def approve() -> None:
     """Approve EVENT_ID for all of its VMs. Azure may then start the event at once.
 
     The running agent posts the approval. Exit 1 if no agent is running, or if the event was not approved within 30 s.
     """
-    from bridge.cli.approve import approve as approve_event  # noqa: PLC0415
-    from bridge.config.loader import state_directory as directory_of  # noqa: PLC0415
-
-    return approve_event(settings, directory_of(settings, os.environ), event_id, yes=yes, overrule=overrule)
 
 
 @commands.command("send-test", short_help="Send a test record directly to the sinks.")
 @with_config
 @click.argument("names", metavar="[SINK]...", nargs=-1)
-def send_test(settings: Settings, names: tuple[str, ...]) -> int:
+@runs("send_test.send_test")
+def send_test() -> None:
     """Send a record with transition `test` directly to each sink, or to the named sinks."""
-    from bridge.cli.send_test import send_test as send  # noqa: PLC0415
-
-    return 0 if send(settings, names) else ExitCode.FAILED
 
 
 @commands.group(short_help="List, retry, discard, move, or import undelivered records.")
@@ -214,22 +185,18 @@ _state = option("--state", type=click.Choice(["pending", "parked"]), help="Only 
 @_state
 @option("--limit", "-n", type=click.IntRange(min=1), default=100, help="The largest number of records.")
 @option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
-def list_(directory: Path, sink: str | None, state: str | None, limit: int, *, as_json: bool) -> None:
+@runs("outbox.list_records")
+def list_() -> None:
     """List the undelivered records of each sink, oldest first, with the last error."""
-    from bridge.cli.outbox import list_records  # noqa: PLC0415
-
-    list_records(directory, sink=sink, state=state, limit=limit, as_json=as_json)
 
 
 @outbox.command()
 @with_state
 @_sink
 @_record
-def retry(directory: Path, sink: str | None, record_id: str | None) -> None:
+@runs("outbox.retry")
+def retry() -> None:
     """Send parked records again, and resume paused sinks at once."""
-    from bridge.cli.outbox import retry as retry_records  # noqa: PLC0415
-
-    retry_records(directory, sink=sink, record_id=record_id)
 
 
 @outbox.command()
@@ -238,38 +205,32 @@ def retry(directory: Path, sink: str | None, record_id: str | None) -> None:
 @_record
 @_state
 @option("--yes", is_flag=True, help="Do not ask for confirmation.")
-def discard(directory: Path, sink: str, record_id: str | None, state: str | None, *, yes: bool) -> None:
+@runs("outbox.discard")
+def discard() -> None:
     """Discard undelivered records. Discarded records are never sent."""
-    from bridge.cli.outbox import discard as discard_records  # noqa: PLC0415
-
-    discard_records(directory, sink=sink, record_id=record_id, state=state, yes=yes)
 
 
 @outbox.command()
 @with_state
 @click.argument("old")
 @click.argument("new")
-def move(directory: Path, old: str, new: str) -> None:
+@runs("outbox.move")
+def move() -> None:
     """Move undelivered records from the sink OLD to the sink NEW, for example after you renamed a sink.
 
     The records count as discarded on OLD. Records that NEW already received are not sent again.
     """
-    from bridge.cli.outbox import move as move_records  # noqa: PLC0415
-
-    move_records(directory, old, new)
 
 
 @outbox.command("import")
 @with_state
 @click.argument("file", type=FILE)
-def import_(directory: Path, file: Path) -> None:
+@runs("outbox.import_file")
+def import_() -> None:
     """Add the undelivered records and holds of another outbox FILE, such as the output of `sqlite3 .recover`.
 
     Records that the outbox already contains are skipped. The agent's user must be able to read FILE.
     """
-    from bridge.cli.outbox import import_file  # noqa: PLC0415
-
-    import_file(directory, file)
 
 
 @commands.command(short_help="Play a scenario as a simulated IMDS.")

@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from bridge.agent.control import AccessDenied, ControlClient, NoAgent, NotSaved
-from bridge.agent.requests import Asked, Ping, Request
+from bridge.agent.requests import Source
 from bridge.config.loader import service_directory
 from bridge.errors import OutboxError, StateDirectoryError
-
-if TYPE_CHECKING:
-    from bridge.agent.handlers import Requests, StoredOutbox
 
 if sys.platform != "win32":
     import pwd
 
+P = ParamSpec("P")
 A = TypeVar("A")
 
 LOCK_SECONDS = 5.0
@@ -40,38 +38,31 @@ class Reader:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._client = ControlClient(directory)
-        self._stored: StoredOutbox | None = None
+        self._stored: Source | None = None
 
-    def ask(self, request: Request[A]) -> A:
-        """Return the answer to *request*; raise BridgeError."""
+    def ask(self, request: Callable[Concatenate[Source, P], A], /, *args: P.args, **arguments: P.kwargs) -> A:
+        """Return the answer to *request*, a function of `bridge.agent.requests`; raise BridgeError."""
         try:
-            answer = self._client.ask(request)
+            answer = self._client.ask(request, *args, **arguments)
         except NoAgent:
-            from bridge.agent.handlers import StoredOutbox  # noqa: PLC0415  # sqlite3 is not needed with an agent
-
             with _as_owner(self._directory):
-                self._stored = self._stored or StoredOutbox(self._directory)
-                return self._stored.ask(request)
+                self._stored = self._stored or Source(self._directory)
+                return request(self._stored, *args, **arguments)
         self._stored = None
         return answer
 
 
-@contextmanager
-def writer(directory: Path) -> Iterator[Asked]:
-    """Yield the running agent, or the opened outbox in *directory* if no agent runs; save all changes at the end."""
-    client = ControlClient(directory)
+def change(directory: Path, request: Callable[Concatenate[Source, P], A], /, *args: P.args, **arguments: P.kwargs) -> A:
+    """Return the answer of the running agent to *request*, or of the opened outbox; the change is saved then."""
     try:
-        client.ask(Ping())
+        return ControlClient(directory).change(request, *args, **arguments)
     except NoAgent:
-        with _opened(directory) as requests:
-            yield requests
-    else:
-        yield client
+        with _opened(directory) as source:
+            return request(source, *args, **arguments)
 
 
 @contextmanager
-def _opened(directory: Path) -> Iterator[Requests]:
-    from bridge.agent.handlers import Requests  # noqa: PLC0415
+def _opened(directory: Path) -> Iterator[Source]:
     from bridge.outbox.lock import DirectoryLock  # noqa: PLC0415
     from bridge.outbox.outbox import Outbox  # noqa: PLC0415
 
@@ -91,7 +82,7 @@ def _opened(directory: Path) -> Iterator[Requests]:
             try:
                 if not outbox.wait_loaded(LOAD_SECONDS):
                     raise OutboxError(f"The outbox in {directory} could not be read within {LOAD_SECONDS:g} s.")
-                yield Requests(outbox)
+                yield Source(directory, outbox)
             finally:
                 is_saved = outbox.close(SAVE_SECONDS)
             if not is_saved:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import click
-import msgspec
 
-from bridge.agent.requests import Asked, Events
+from bridge.agent.requests import EVERY_RECORD, FIRST, LAST, RecordFilter, read_events
 from bridge.cli.connect import Reader
 from bridge.cli.stderr import say
 from bridge.cli.terminal import Table, utc
-from bridge.clock import parse_time
+from bridge.clock import parse_time, utc_now
 from bridge.errors import BridgeError
-from bridge.events.event import encode
+from bridge.events.event import check_event_type, encode
 from bridge.events.record import TransitionRecord
 
 _FOLLOW_SECONDS = 0.5
@@ -29,7 +28,7 @@ _SPAN = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
-def since(text: str, now: datetime) -> datetime:
+def moment(text: str, now: datetime) -> datetime:
     """Return *text* as a time: a duration before *now*, such as 90s, 30m, 1h, or 2d, or an ISO 8601 time.
 
     A time without an offset is in UTC. Raises ValueError.
@@ -38,55 +37,71 @@ def since(text: str, now: datetime) -> datetime:
     try:
         if span:
             return now - timedelta(seconds=float(span[1]) * _SECONDS[span[2]])
-        moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
+        found = datetime.fromisoformat(text.replace("Z", "+00:00"))
     except (ValueError, OverflowError):
         raise ValueError(
             f"{text!r} is neither a duration, such as 90s, 30m, 1h, or 2d, nor a time, such as 2026-11-20T11:00Z."
         ) from None
-    return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
+    return found if found.tzinfo else found.replace(tzinfo=timezone.utc)
 
 
-def list_events(directory: Path, wanted: Events, *, follow: bool, as_json: bool) -> None:
+def list_events(
+    directory: Path,
+    *,
+    limit: int,
+    since: str | None,
+    event_id: str | None,
+    event_types: tuple[str, ...],
+    follow: bool,
+    as_json: bool,
+) -> None:
+    """Print the newest records that match, oldest first, and with *follow* also each new record."""
+    try:
+        begin = moment(since, utc_now()).timestamp() if since else None
+        for each in event_types:
+            check_event_type(each)
+    except ValueError as error:
+        raise click.UsageError(f"--since or --type is not {error}." if event_types else str(error)) from None
+    wanted = RecordFilter(since=begin, event_id=event_id, event_types=event_types)
+    print_events(directory, wanted, limit=limit, follow=follow, as_json=as_json)
+
+
+def print_events(directory: Path, wanted: RecordFilter, *, limit: int, follow: bool, as_json: bool) -> None:
     """Print the newest records that match *wanted*, oldest first, and with *follow* also each new record."""
     table = None if as_json else Table(_HEADER, widths=_WIDTHS)
-    asked = Reader(directory)
-    # Read first, so that records between the two requests are printed as well.
-    last = _last_sequence(asked) if follow else 0
-    records = [*_newest_first(asked, wanted)][::-1]
+    reader = Reader(directory)
+    records = _records(reader, wanted, limit=limit)
     if not records and not as_json:
-        is_filtered = wanted != Events(limit=wanted.limit)
-        click.echo("No matching records." if is_filtered else "No records yet.", err=True)
+        click.echo("No records yet." if wanted == EVERY_RECORD else "No matching records.", err=True)
     _print(records, table)
-    last = max([last, *(record.sequence for record in records)])
-    problem = ""
+    problem, last = "", FIRST
     while follow:
+        last = records[-1].sequence if records else last
         threading.Event().wait(_FOLLOW_SECONDS)
         try:
-            newer = [*_newest_first(asked, Events(after=last, limit=_NO_LIMIT))][::-1]
+            records = _records(reader, wanted, after=last)
         except BridgeError as error:  # for example, while the agent restarts
             if str(error) != problem:
                 say(str(error))
             problem = str(error)
             continue
         problem = ""
-        last = max([last, *(record.sequence for record in newer)])
-        _print(filter(wanted.matches, newer), table)
+        _print(records, table)
 
 
-def _last_sequence(asked: Asked) -> int:
-    return max((record.sequence for record in asked.ask(Events(limit=1)).records), default=0)
-
-
-def _newest_first(asked: Asked, wanted: Events) -> Iterator[TransitionRecord]:
-    """Yield the newest records that match, page by page."""
-    left, before = wanted.limit, wanted.before
-    while left > 0:
-        page = asked.ask(msgspec.structs.replace(wanted, limit=left, before=before))
-        yield from page.records
-        left -= len(page.records)
+def _records(
+    reader: Reader, wanted: RecordFilter, *, after: int = FIRST, limit: int = _NO_LIMIT
+) -> list[TransitionRecord]:
+    """Return the newest records that match, the oldest first."""
+    records: list[TransitionRecord] = []
+    before = LAST
+    while limit > len(records):
+        page = reader.ask(read_events, wanted=wanted, after=after, before=before, limit=limit - len(records))
+        records += page.records
+        if page.next_before is None:
+            break
         before = page.next_before
-        if before is None:
-            return
+    return records[::-1]
 
 
 def _print(records: Iterable[TransitionRecord], table: Table | None) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial, wraps
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,6 +44,23 @@ config = option(
 state_directory = option(
     "--state-directory", type=DIRECTORY, help="The state directory.  [default: from the configuration]"
 )
+
+
+def runs(target: str) -> Callable[[Callable[[], None]], Any]:
+    """Run *target*, a function of a module of `bridge.cli`, with the values of the options.
+
+    The module is imported on use. The decorated function has only the help of the command.
+    """
+    module, name = target.split(".")
+
+    def with_target(described: Callable[[], None]) -> Any:
+        @wraps(described)
+        def run(**values: Any) -> Any:
+            return getattr(import_module(f"bridge.cli.{module}"), name)(**values)
+
+        return run
+
+    return with_target
 
 
 def with_config(command: Command) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -10,58 +9,47 @@ import click
 import msgspec
 
 from bridge.agent.requests import (
-    Asked,
-    OutboxDiscard,
-    OutboxImport,
-    OutboxList,
-    OutboxMove,
-    OutboxRetry,
+    PAGE_ROWS,
     OutboxRow,
-    Status,
+    discard_records,
+    import_records,
+    move_records,
+    read_status,
+    read_undelivered,
+    retry_records,
 )
-from bridge.cli.connect import Reader, writer
+from bridge.cli.connect import Reader, change
 from bridge.cli.terminal import Table, counted, utc
 from bridge.clock import format_time, parse_time
 from bridge.errors import BridgeError
-from bridge.outbox.rows import DeliveryState
+from bridge.outbox.rows import NEEDED, DeliveryState
 
 _HEADER = ("SINK", "SEQ", "STATE", "TRIES", "OBSERVED", "TRANSITION", "EVENT", "RECORD", "LAST ERROR")
-_PAGE = 1_000
-_BOTH = (DeliveryState.PENDING, DeliveryState.PARKED)
 
 
 def list_records(directory: Path, *, sink: str | None, state: str | None, limit: int, as_json: bool) -> None:
     """Print the first *limit* pending and parked records, or only the records in *state*."""
-    asked = Reader(directory)
+    reader = Reader(directory)
     table = Table(_HEADER)
-    printed = 0
-    for rows, has_more in _pages(asked, OutboxList(sink=sink, states=_states(state)), limit):
-        printed += len(rows)
+    left, after = limit, None
+    while True:
+        page = reader.ask(read_undelivered, sink=sink, states=_states(state), after=after, limit=min(left, PAGE_ROWS))
+        left, after = left - len(page.rows), page.next_after
         if as_json:
-            for row in rows:
+            for row in page.rows:
                 click.echo(msgspec.json.encode(_json(row)))
         else:
-            table.add(map(_cells, rows))
-        if has_more and printed >= limit:
-            click.echo(f"Only the first {counted(limit, 'record')} are listed. Use --limit to list more.", err=True)
-    if not printed and not as_json:
+            table.add(map(_cells, page.rows))
+        if after is None or not left:
+            break
+    if after is not None:
+        click.echo(f"Only the first {counted(limit, 'record')} are listed. Use --limit to list more.", err=True)
+    if left == limit and not as_json:
         click.echo(f"No {state or 'undelivered'} records.", err=True)
 
 
-def _pages(asked: Asked, request: OutboxList, limit: int) -> Iterator[tuple[tuple[OutboxRow, ...], bool]]:
-    """Yield pages of at most *limit* rows altogether, each with whether more rows follow."""
-    left = limit
-    while left > 0:
-        page = asked.ask(msgspec.structs.replace(request, limit=min(left, _PAGE)))
-        left -= len(page.rows)
-        yield page.rows, page.next_after is not None
-        if page.next_after is None:
-            return
-        request = msgspec.structs.replace(request, after=page.next_after)
-
-
-def _states(state: str | None) -> tuple[DeliveryState, ...]:
-    return _BOTH if state is None else (DeliveryState(state),)
+def _states(state: str | None) -> frozenset[DeliveryState]:
+    return NEEDED if state is None else frozenset({DeliveryState(state)})
 
 
 def _json(row: OutboxRow) -> dict[str, object]:
@@ -85,23 +73,20 @@ def _cells(row: OutboxRow) -> tuple[str, ...]:
 
 def retry(directory: Path, *, sink: str | None, record_id: str | None) -> None:
     """Make parked records pending again and end the pause of the sinks; print the number of records."""
-    with writer(directory) as agent:
-        changed = agent.ask(OutboxRetry(sink=sink, record_id=record_id))
-    if record_id is not None and not changed.count:
+    count = change(directory, retry_records, sink=sink, record_id=record_id)
+    if record_id is not None and not count:
         raise _unknown_record(record_id, sink)
-    click.echo(f"{counted(changed.count, 'parked record')} will be sent again.", err=True)
+    click.echo(f"{counted(count, 'parked record')} will be sent again.", err=True)
 
 
 def discard(directory: Path, *, sink: str, record_id: str | None, state: str | None, yes: bool) -> None:
     """Discard undelivered records of *sink*, after a question unless *yes*; print the number of records."""
-    states = _states(state)
-    asked = Reader(directory)
-    oldest = OutboxList(sink=sink, states=states, record_id=record_id, limit=1)
-    found = asked.ask(oldest).rows
+    states, reader = _states(state), Reader(directory)
+    found = reader.ask(read_undelivered, sink=sink, states=states, record_id=record_id, limit=1).rows
     if record_id is not None and not found:
         raise _unknown_record(record_id, sink)
     if found and not yes:
-        row = asked.ask(Status()).totals.sinks[sink]
+        row = reader.ask(read_status).totals.sinks[sink]
         number = 1 if record_id is not None else sum(row.count(each) for each in states)
         click.confirm(
             f"Discard {counted(number, 'record')} of sink {sink}, the oldest observed at "
@@ -109,23 +94,20 @@ def discard(directory: Path, *, sink: str, record_id: str | None, state: str | N
             abort=True,
             err=True,
         )
-    with writer(directory) as agent:
-        changed = agent.ask(OutboxDiscard(sink=sink, states=states, record_id=record_id))
-    click.echo(f"{counted(changed.count, 'record')} discarded.", err=True)
+    count = change(directory, discard_records, sink=sink, states=states, record_id=record_id)
+    click.echo(f"{counted(count, 'record')} discarded.", err=True)
 
 
 def move(directory: Path, old: str, new: str) -> None:
     """Move the undelivered records of the sink *old* to the sink *new*; print the number of records."""
-    with writer(directory) as asked:
-        changed = asked.ask(OutboxMove(old=old, new=new))
-    click.echo(f"{counted(changed.count, 'record')} moved from {old} to {new}.", err=True)
+    count = change(directory, move_records, old=old, new=new)
+    click.echo(f"{counted(count, 'record')} moved from {old} to {new}.", err=True)
 
 
 def import_file(directory: Path, file: Path) -> None:
     """Add the undelivered records and the holds of the outbox *file*; print the number of records."""
-    with writer(directory) as asked:
-        changed = asked.ask(OutboxImport(path=str(file.absolute())))
-    click.echo(f"{counted(changed.count, 'record')} imported.", err=True)
+    count = change(directory, import_records, path=str(file.absolute()))
+    click.echo(f"{counted(count, 'record')} imported.", err=True)
 
 
 def _unknown_record(record_id: str, sink: str | None) -> BridgeError:

@@ -20,6 +20,7 @@ from bridge.config.toml import convert
 from bridge.config.trusted_keys import TrustedKey, key_mistakes, unusable_keys
 from bridge.events.event import encode
 from bridge.events.record import TransitionRecord, Verdict
+from bridge.exit_codes import ExitCode
 from bridge.imds.client import attested_document
 from bridge.system.run_and_kill import Ending, Runner
 from bridge.testing.portal_check.check import CheckSettings, Decider, NotDecided, check_portal
@@ -33,25 +34,31 @@ _PERSON = "person"
 
 def portal_check(
     *,
-    remote: Mapping[str, object],
+    url: str,
     vm_id: str,
     imds: str,
-    key: tuple[Path, str, str] | None,
+    public_key: Path | None,
+    kid: str | None,
+    approver: str,
     records_url: str | None,
     decision_by: str | None,
     decision_seconds: float,
+    attested: bool,
     as_json: bool,
-) -> bool:
-    """Check a portal, print the results, and return whether the portal meets all requirements that were to be tried.
+    **remote: object,
+) -> int:
+    """Check a portal, print the results, and return 0 if the portal meets all requirements that were to be tried.
 
-    *remote* has keys of ``[approval.remote]``, *imds* is the endpoint of the metadata service, and *key* is the file of
-    a public key, its kid, and its approver.
+    *remote* has keys of ``[approval.remote]``, and *imds* is the endpoint of the metadata service.
     """
-    keys = () if key is None else (TrustedKey(public_key_file=key[0], kid=key[1], approver=key[2]),)
+    keys: tuple[TrustedKey, ...] = ()
+    if public_key is not None:
+        kid = kid or public_key.name.split(".")[0]
+        keys = (TrustedKey(public_key_file=public_key, kid=kid, approver=approver),)
     for mistake in (*key_mistakes(keys), *unusable_keys(keys)):
         raise click.UsageError(mistake)
     settings = CheckSettings(
-        remote=_remote(remote),
+        remote=_remote({"url": url, "credential": "attested" if attested else None, **remote}),
         vm_id=_vm_id(vm_id),
         keys=keys,
         records_url=records_url,
@@ -69,7 +76,8 @@ def portal_check(
         counts = Counter(results.values())
         click.echo(f"{', '.join(f'{counts[result]} {result.value}' for result in Result)}.")
     is_decided = decision_by is None or results[Requirement.NEWS] is not Result.NOT_TRIED
-    return is_decided and Result.NOT_MET not in results.values()
+    is_met = is_decided and Result.NOT_MET not in results.values()
+    return ExitCode.OK if is_met else ExitCode.FAILED
 
 
 def _vm_id(text: str) -> str:
@@ -83,7 +91,9 @@ def _remote(table: Mapping[str, object]) -> RemoteSettings:
     """Return the settings in *table*; raise UsageError with all mistakes."""
     problems = Problems()
     unused = {"kid": "unused", "approver": "unused", "public_key_file": "unused"}
-    given = {name: str(value) if isinstance(value, Path) else value for name, value in table.items()}
+    given = {
+        name: str(value) if isinstance(value, Path) else value for name, value in table.items() if value is not None
+    }
     found = convert({**given, "keys": [unused]}, RemoteSettings, "", problems)
     if found is None:
         raise click.UsageError(" ".join(problems.sentences))

@@ -16,16 +16,17 @@ from bridge.delivery.sender import Sender
 from bridge.errors import BridgeError
 from bridge.events.event import ScheduledEvent, VmIdentity
 from bridge.events.record import Evidence, Transition, TransitionRecord, record_id, transition_key
+from bridge.exit_codes import ExitCode
 from bridge.imds.client import attested_document, attested_tokens, client_of
 from bridge.sink import AttestedTokens
 
 _IDENTITY_SECONDS = 2.0
 
 
-def send_test(settings: Settings, names: Sequence[str]) -> bool:
+def send_test(settings: Settings, names: Sequence[str]) -> int:
     """Send a test record to the sinks *names*, or to all sinks that do not start a program.
 
-    Prints the result of each sink, and returns whether every sink accepted the record.
+    Prints the result of each sink, and returns 0 if every sink accepted the record.
     """
     by_name = {sink.name: sink for sink in settings.sinks}
     unknown = [name for name in names if name not in by_name]
@@ -40,7 +41,7 @@ def send_test(settings: Settings, names: Sequence[str]) -> bool:
     record = _test_record(settings)
     attested = attested_tokens(partial(attested_document, settings.imds))
     is_delivered = [_send(sink, record, attested) for sink in chosen]
-    return all(is_delivered)
+    return ExitCode.OK if all(is_delivered) else ExitCode.FAILED
 
 
 def _send(sink: SinkSettings, record: TransitionRecord, attested: AttestedTokens) -> bool:

@@ -14,24 +14,25 @@ from typing import Any
 
 import click
 
-from bridge.agent.requests import Status
+from bridge.agent.requests import read_status
 from bridge.cli.connect import Reader
 from bridge.cli.status_json import ConfigurationReport, build_report
 from bridge.cli.status_screen import screen
 from bridge.clock import utc_now
-from bridge.config.loader import configuration_in_words, find_config, load_top, parsed, state_directory
+from bridge.config.loader import configuration_in_words, find_config, load_top, parsed
+from bridge.config.loader import state_directory as directory_of
 from bridge.errors import ConfigurationError
 from bridge.events.event import encode
 
 
-def show_status(config: Path | None, directory: Path | None, *, as_json: bool) -> None:
-    """Print the status of the outbox in *directory*, by default the directory of the configuration.
+def show_status(*, path: Path | None, state_directory: Path | None, as_json: bool) -> None:
+    """Print the status of the outbox in *state_directory*, by default the directory of the configuration.
 
     Raises ConfigurationError if the configuration is invalid, and BridgeError if no agent responds and no outbox can be
-    read. *directory* without *config* needs no configuration.
+    read. *state_directory* without *path* needs no configuration.
     """
-    where, configuration = _configuration(config, directory)
-    answer = Reader(where).ask(Status())
+    where, configuration = _configuration(path, state_directory)
+    answer = Reader(where).ask(read_status)
     report = build_report(answer, directory=where, configuration=configuration, now=utc_now())
     for line in [encode(report).decode()] if as_json else screen(report):
         click.echo(line)
@@ -44,7 +45,7 @@ def _configuration(config: Path | None, directory: Path | None) -> tuple[Path, C
         return directory, ConfigurationReport(problem=problem)
     file = find_config(config, os.environ)
     settings = load_top(file, os.environ)
-    directory = directory or state_directory(settings, os.environ)
+    directory = directory or directory_of(settings, os.environ)
     table = {} if file is None else parsed(file)
     approvals_unsafe, unusable_keys = _approval_files(table, file, directory)
     return directory, ConfigurationReport(

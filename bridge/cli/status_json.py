@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from bridge.agent.requests import StatusAnswer
+from bridge.agent.requests import Status
 from bridge.approval.digest import digest
 from bridge.clock import format_time, parse_time
 from bridge.events.diff import is_over
@@ -113,9 +113,7 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     sinks: tuple[SinkReport, ...]
 
 
-def build_report(
-    answer: StatusAnswer, *, directory: Path, configuration: ConfigurationReport, now: datetime
-) -> StatusReport:
+def build_report(answer: Status, *, directory: Path, configuration: ConfigurationReport, now: datetime) -> StatusReport:
     """Return the report on the outbox in *directory*."""
     agent = answer.readiness
     vm = answer.vm or VmIdentity()
@@ -142,7 +140,7 @@ def build_report(
     )
 
 
-def _known_at(answer: StatusAnswer) -> str | None:
+def _known_at(answer: Status) -> str | None:
     moments = [
         answer.newest_record_at,
         None if answer.last_good_at is None else parse_time(answer.last_good_at).timestamp(),
@@ -157,7 +155,7 @@ def _urgency(event: ScheduledEvent) -> tuple[bool, float]:
     return is_ahead, float("inf") if event.not_before is None else event.not_before.timestamp()
 
 
-def _event(event: ScheduledEvent, answer: StatusAnswer, vm_name: str | None, now: datetime) -> EventReport:
+def _event(event: ScheduledEvent, answer: Status, vm_name: str | None, now: datetime) -> EventReport:
     key = event.event_id and (event.event_id, digest(event))
     approvals = [each for each in answer.approvals if each.key == key and each.state is not ApprovalStage.OVER]
     decisions = [each for each in answer.decisions if each.key == key or _holds(each, event)]
@@ -176,7 +174,7 @@ def _holds(decision: StoredDecision, event: ScheduledEvent) -> bool:
     return decision.state is DecisionStage.ON_HOLD and decision.event_id == event.event_id
 
 
-def _sinks(answer: StatusAnswer, configuration: ConfigurationReport, now: datetime) -> Iterator[SinkReport]:
+def _sinks(answer: Status, configuration: ConfigurationReport, now: datetime) -> Iterator[SinkReport]:
     """Yield the configured sinks in their order, then the other sinks of the outbox."""
     totals, configured = answer.totals, configuration.sinks
     live = {} if answer.readiness is None else answer.readiness.sinks

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.agent.handlers import StoredOutbox
-from bridge.agent.requests import Events, Status
+from bridge.agent.requests import Source, read_events, read_status
 from bridge.testing import EventSpec, Simulator
 from bridge.testing.http_peer import HttpPeer
 from bridge.testing.peers import nobody
@@ -108,7 +107,7 @@ def test_a_new_sink_gets_active_events_and_all_that_follow_and_others_notice_not
     # completed is observed, not inferred: the reload was no gap in the poll
     assert told(one) == [("E-1", "scheduled"), ("E-1", "started"), ("E-2", "scheduled"), ("E-1", "completed")]
     assert sorted(told(two)) == [("E-1", "completed"), ("E-1", "started"), ("E-2", "scheduled")]
-    records = StoredOutbox(agent.state).ask(Events()).records
+    records = read_events(Source(agent.state)).records
     assert {record.evidence.value for record in records} == {"observed"}
     assert [record.sequence for record in records] == [4, 3, 2, 1]
     assert [line["sinks"] for line in log(agent) if "was reloaded" in line["message"]] == [["one", "two"]]
@@ -309,6 +308,6 @@ def test_thirty_hang_ups_in_a_row_lose_nothing_and_leave_no_thread_and_no_descri
     stop(agent)
     assert count(agent, "was reloaded") >= 3
     assert {name for name, _ in told(one)} == {"E-0", *(each["EventId"] for each in events)}
-    sinks = StoredOutbox(agent.state).ask(Status()).totals.sinks
+    sinks = read_status(Source(agent.state)).totals.sinks
     assert {name: row.pending for name, row in sinks.items()} == {"out": 0, "hook": 0}
     assert len(agent.records) == 182, "nothing is exchanged under a sink whose settings stayed, so nothing comes twice"

@@ -17,8 +17,7 @@ import pytest
 from answering import answering
 from readable_source import readable_source
 
-from bridge.agent.handlers import StoredOutbox
-from bridge.agent.requests import Status
+from bridge.agent.requests import Source, read_status
 from bridge.testing import EventSpec, Simulator
 
 resource = pytest.importorskip("resource", reason="Windows has no limits for files")
@@ -45,7 +44,7 @@ KEYS = {
 }
 #: Runs a command as the user nobody, who may not even read the standard library: the imports come first.
 AS_NOBODY = """
-import os, sys, bridge.cli.commands, bridge.cli.status, bridge.cli.outbox, bridge.agent.handlers
+import os, sys, bridge.cli.commands, bridge.cli.status, bridge.cli.outbox, bridge.outbox.outbox
 import encodings.idna, encodings.utf_8_sig, pwd
 if os.geteuid() == 0:
     os.setgroups([])
@@ -143,7 +142,7 @@ def test_the_stored_state_is_shown_after_a_kill_and_after_a_stop(agent, azure, p
     azure.world.add_event(EventSpec(event_type="Redeploy", resources=("vm_0",)))
     agent.start()
     wait_for_status(agent, is_ready)
-    agent.wait_for(lambda: StoredOutbox(agent.state).ask(Status()).last_errors)  # a result is saved a moment later
+    agent.wait_for(lambda: read_status(Source(agent.state)).last_errors)  # a result is saved a moment later
     agent.kill()
     for starts in (2, 3):
         text = status(agent)

@@ -13,8 +13,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from bridge.agent.handlers import StoredOutbox
-from bridge.agent.requests import Status
+from bridge.agent.requests import Source, read_status
 from bridge.testing.http_peer import HttpPeer
 from bridge.testing.peers import nobody, silent_listener
 from bridge.testing.simulator.imds_api import Answer
@@ -117,7 +116,7 @@ def rows(agent, sink):
 def assert_all_there(agent, sinks, *, count):
     """Nothing is missing: each record is delivered or pending at each sink, and the accounts say the same."""
     made = {record_id for (record_id,) in query(agent, "SELECT id FROM records")}
-    accounts = StoredOutbox(agent.state).ask(Status()).totals.sinks
+    accounts = read_status(Source(agent.state)).totals.sinks
     assert len(made) == count
     for sink in sinks:
         by_state = rows(agent, sink)

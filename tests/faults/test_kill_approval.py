@@ -20,8 +20,7 @@ from agent_stage import Stage
 from portal_stub import PortalStub
 
 from bridge.agent.control import ControlClient
-from bridge.agent.requests import Decide
-from bridge.approval.digest import digest
+from bridge.agent.requests import decide
 from bridge.cli.approve import cli_decision
 from bridge.errors import BridgeError
 from bridge.imds.document import parse_document
@@ -66,11 +65,10 @@ class Story:
             approver="root",
             decision_id=f"cli-{event.event_id}",
             event=event,
-            event_digest=digest(event),
             valid_seconds=3600,
         )
         try:
-            ControlClient(self.stage.state).ask(Decide(decision=decision))
+            ControlClient(self.stage.state).change(decide, decision=decision)
         except BridgeError:
             return False
         return True

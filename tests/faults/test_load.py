@@ -13,7 +13,7 @@ import pytest
 from agent_stage import Stage
 
 from bridge.agent.control import ControlClient
-from bridge.agent.requests import Saved
+from bridge.agent.requests import why_unsaved
 
 SHORT_SECONDS, LONG_SECONDS = 5.0, 300.0
 AGENTS = 2
@@ -41,7 +41,7 @@ def run(directory, env, seconds):
                 stage.change()
                 changes += 1
                 # An agent that has too little CPU may answer late, but the disk is not behind then.
-                reasons.append(ControlClient(stage.state).ask(Saved(), seconds=10.0).reason)
+                reasons.append(ControlClient(stage.state, seconds=10.0).ask(why_unsaved))
         for stage in stages:
             stage.wait_until_settled()
             assert "cannot be saved" not in stage.log

@@ -19,7 +19,7 @@ import doc_pages
 import pytest
 import requests
 
-from bridge.agent.requests import Status
+from bridge.agent.requests import read_status
 from bridge.cli.connect import Reader
 from bridge.sink import Transition, format_time
 from bridge.testing import EventSpec, Simulator
@@ -263,7 +263,7 @@ def test_an_alertmanager_that_is_restarted_has_the_same_alerts_again_and_notifie
         eventually(lambda: not running.alerts())
         for event_id in ids.values():
             eventually(lambda: running.notifications(event_id)[-1] == "resolved")  # noqa: B023
-    account = Reader(tmp_path / "state").ask(Status()).totals.sinks["alerts"]
+    account = Reader(tmp_path / "state").ask(read_status).totals.sinks["alerts"]
     # Two or three records of the Freeze, and two of each other event. A refresh counts once more.
     assert account.accepted == account.delivered
     assert account.accepted > 6

@@ -28,7 +28,7 @@ from typing import Any
 import fork_server
 
 from bridge.agent.control import ControlClient
-from bridge.agent.requests import Saved
+from bridge.agent.requests import why_unsaved
 from bridge.clock import format_time, utc_now
 from bridge.errors import BridgeError
 from bridge.events.record import decode_record
@@ -253,7 +253,7 @@ class Stage:
     def is_saved(self) -> bool:
         """Return whether the agent reports that everything is saved."""
         try:
-            return ControlClient(self.state).ask(Saved(), seconds=2.0).saved
+            return ControlClient(self.state, seconds=2.0).ask(why_unsaved) is None
         except BridgeError:
             return False
 

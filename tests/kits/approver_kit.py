@@ -13,7 +13,6 @@ from typing import Any, cast
 import msgspec
 
 from bridge.approval.approver import Approver
-from bridge.approval.digest import digest
 from bridge.approval.service import ApprovalService
 from bridge.approval.signing import generate_key, sign_decision
 from bridge.cli.approve import cli_decision
@@ -317,9 +316,7 @@ class ApproverKit:
     ) -> tuple[StoredDecision, ...]:
         """Approve *event* as a person on the VM does, who was told of the holds *overruled*; return the other holds."""
         moment = self.now().timestamp()
-        decision = cli_decision(
-            approver="root", decision_id=f"here-{moment}", event=event, event_digest=digest(event), valid_seconds=120
-        )
+        decision = cli_decision(approver="root", decision_id=f"here-{moment}", event=event)
         decision = msgspec.structs.replace(
             decision, issued_at=int(moment * 1_000_000), expires_at=moment + 120, received_at=moment
         )

@@ -10,7 +10,7 @@ from starved import no_threads
 
 from bridge.agent.agent import Agent
 from bridge.agent.control import ControlClient, NoAgent
-from bridge.agent.requests import Events, OutboxRetry, Status
+from bridge.agent.requests import read_events, read_status, retry_records
 from bridge.config.loader import read
 from bridge.errors import StateDirectoryError
 from bridge.events.event import VmIdentity
@@ -66,9 +66,9 @@ def ticked(agent, manager):
 def test_worker_that_gets_no_thread_is_started_later_and_delays_no_stop(agent):
     [sink] = read({"sinks": [{"type": "stdout", "name": "third"}]}).sinks
     with no_threads(), pytest.raises(RuntimeError):
-        agent.parts.pool.start_missing([sink])
+        agent.pool.start_missing([sink])
     assert "delivery:third" not in agent._loop_watches()
-    agent.parts.pool.start_missing([sink])
+    agent.pool.start_missing([sink])
     assert "delivery:third" in agent._loop_watches()
 
 
@@ -80,19 +80,19 @@ def test_reload_without_a_thread_leaves_what_was_there_and_can_be_repeated(agent
     assert name is not None
     assert agent.vm_name() == name
     agent.reload(changed)
-    assert agent.parts.identity.vm.tags == {"team": "a"}
+    assert agent.identity.vm.tags == {"team": "a"}
     assert agent.health.healthz().status == 200
 
 
 def test_watchdog_is_fed_only_while_the_poll_turns(agent, manager):
     assert heard(manager)[0] == b"READY=1"
     assert ticked(agent, manager) == [b"WATCHDOG=1"]
-    agent.parts.stop_polling.set()  # so that the loop makes no new promise
-    agent.parts.poll_thread.join(10)
-    agent.parts.poller.loop_watch.expect_within(-1e6)
+    agent.stop_polling.set()  # so that the loop makes no new promise
+    agent.poll_thread.join(10)
+    agent.poller.loop_watch.expect_within(-1e6)
     assert ticked(agent, manager) == []
     assert agent.health.healthz().status == 503
-    agent.parts.poller.loop_watch.idle()
+    agent.poller.loop_watch.idle()
     assert ticked(agent, manager) == [b"WATCHDOG=1"]
     assert agent.health.healthz().status == 200
 
@@ -117,21 +117,21 @@ def test_start_without_a_configuration_reports_the_effect_of_the_first_request(t
     assert len(said) == (0 if has_file else 1)
 
 
-def ask(agent, request):
-    return ControlClient(agent.outbox.directory).ask(request)
+def ask(agent, request, **arguments):
+    return ControlClient(agent.outbox.directory).ask(request, **arguments)
 
 
 def test_commands_see_and_change_the_running_agent(agent):
-    assert wait_until(lambda: agent.parts.poller.good_at is not None)
-    answer = ask(agent, Status())
+    assert wait_until(lambda: agent.poller.good_at is not None)
+    answer = ask(agent, read_status)
     assert (answer.readiness.status, answer.readiness.vm) == ("ready", "simulated-vm")
     agent.simulator.world.add_event(EventSpec(event_type="Freeze"))
-    assert wait_until(lambda: ask(agent, Events()).records)
-    assert ask(agent, OutboxRetry(sink="second")).count == 0
+    assert wait_until(lambda: ask(agent, read_events).records)
+    assert ask(agent, retry_records, sink="second") == 0
     directory = agent.outbox.directory
     agent.stop()
     with pytest.raises(NoAgent):
-        ControlClient(directory).ask(Status())
+        ControlClient(directory).ask(read_status)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows moves no directory that is in use")
@@ -140,14 +140,15 @@ def test_state_directory_that_was_moved_aside_and_is_put_back_is_used_again(agen
     state.rename(aside)
     agent.run_due()
     assert agent.outbox.wait_saved(10)
-    assert ask(agent, Status()).file == "outbox-1.db"
+    assert agent.outbox.saver.file.name == "outbox-1.db"
+    assert ask(agent, read_status).older_files == ()
     state.rename(between)
     aside.rename(state)
     agent.run_due()
     assert agent.outbox.wait_saved(10)
     with pytest.raises(StateDirectoryError, match="Another agent runs"):
         DirectoryLock(state)
-    agent.parts.send_heartbeat()
+    agent.send_heartbeat()
     assert agent.outbox.wait_saved(10)
     assert not agent.outbox.is_behind
 

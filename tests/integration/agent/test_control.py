@@ -23,7 +23,7 @@ from bridge.agent.control import (
     RequestRefused,
     addresses,
 )
-from bridge.agent.requests import Changed, OutboxRetry, Ping, Pong, Saved, SavedAnswer
+from bridge.agent.requests import retry_records, why_unsaved
 from bridge.errors import OutboxError
 from bridge.outbox.lock import DirectoryLock
 
@@ -35,10 +35,9 @@ AGENT = """
 import sys
 from pathlib import Path
 from bridge.agent.control import ControlServer
-from bridge.agent.requests import Pong
 from bridge.outbox.lock import DirectoryLock
 lock = DirectoryLock(Path(sys.argv[1]))
-server = ControlServer(Path(sys.argv[1]), lambda _request: Pong())
+server = ControlServer(Path(sys.argv[1]), lambda name, arguments: None)
 server.open()
 print("open", flush=True)
 sys.stdin.read()
@@ -47,10 +46,10 @@ ASK_AS_ANOTHER = """
 import os, sys
 from pathlib import Path
 from bridge.agent.control import AccessDenied, ControlClient
-from bridge.agent.requests import Ping
+from bridge.agent.requests import why_unsaved
 os.setuid(65534)
 try:
-    ControlClient(Path(sys.argv[1])).ask(Ping(), seconds=1)
+    ControlClient(Path(sys.argv[1]), seconds=1).ask(why_unsaved)
 except AccessDenied as error:
     print(error)
 """
@@ -70,7 +69,7 @@ def serve(state):
     """Return a function that starts an agent's end of the socket and its lock."""
     opened = []
 
-    def start(answer=lambda _request: Pong(), directory=state):
+    def start(answer=lambda _name, _arguments: None, directory=state):
         lock, server = DirectoryLock(directory), ControlServer(directory, answer)
         server.open()
         opened.extend([server.close, lock.release])
@@ -82,12 +81,12 @@ def serve(state):
 
 
 def asked(directory, seconds=5.0):
-    return ControlClient(directory).ask(Ping(), seconds=seconds)
+    return ControlClient(directory, seconds=seconds).ask(why_unsaved)
 
 
 def test_command_reaches_the_agent(state, serve):
     serve()
-    assert asked(state) == Pong()
+    assert asked(state) is None
     assert (state / "control.sock").stat().st_mode & 0o777 == 0o600
 
 
@@ -106,7 +105,7 @@ def test_socket_of_a_killed_agent_is_no_agent_and_the_next_agent_replaces_it(sta
     with pytest.raises(NoAgent):
         asked(state)
     serve()
-    assert asked(state) == Pong()
+    assert asked(state) is None
 
 
 def test_agent_without_a_socket_is_not_taken_for_no_agent(state):
@@ -121,7 +120,7 @@ def test_agent_that_does_not_respond_is_named_by_its_process_id(state):
         [sys.executable, "-c", AGENT, str(state)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as agent:
         assert agent.stdout.readline() == "open\n"
-        assert asked(state) == Pong()
+        assert asked(state) is None
         os.kill(agent.pid, signal.SIGSTOP)
         try:
             began_at = time.monotonic()
@@ -143,7 +142,7 @@ def test_lost_socket_is_created_again(state, serve, tmp_path, loss):
         shutil.rmtree(state) if loss == "rmtree" else state.rename(tmp_path / "aside")
         state.mkdir()
     server.open()
-    assert asked(state) == Pong()
+    assert asked(state) is None
 
 
 def test_directory_with_a_long_path_has_its_socket_in_run(tmp_path, state, serve):
@@ -151,8 +150,8 @@ def test_directory_with_a_long_path_has_its_socket_in_run(tmp_path, state, serve
     long.mkdir(parents=True)
     assert len(addresses(long)) == 1
     serve(directory=long)
-    serve(lambda _request: pytest.fail("the other agent was asked"))
-    assert asked(long) == Pong()
+    serve(lambda _name, _arguments: pytest.fail("the other agent was asked"))
+    assert asked(long) is None
     assert list((tmp_path / "run").iterdir())
 
 
@@ -168,7 +167,7 @@ def test_other_users_are_denied(state, serve):
 @AS_ROOT
 def test_agent_answers_no_other_user_even_if_the_mode_allows_it(state, serve):
     answered = []
-    serve(lambda request: answered.append(request) or Pong())
+    serve(lambda name, _arguments: answered.append(name))
     (state / "control.sock").chmod(0o666)
     child = os.fork()
     if child == 0:
@@ -176,7 +175,7 @@ def test_agent_answers_no_other_user_even_if_the_mode_allows_it(state, serve):
         os.setuid(NOBODY)
         try:
             with Client("control.sock") as connection:
-                connection.send_bytes(b'{"request":"ping"}')
+                connection.send_bytes(b'{"name":"why_unsaved","arguments":{}}')
                 connection.recv_bytes()
         except (OSError, EOFError):
             os._exit(0)
@@ -210,7 +209,7 @@ def test_command_trusts_no_socket_of_another_user(state, tmp_path):
 
 
 def test_refused_request_has_the_message_of_the_agent(state, serve):
-    def refuse(_request):
+    def refuse(_name, _arguments):
         raise OutboxError("Unknown sink 'x'.")
 
     serve(refuse)
@@ -219,7 +218,7 @@ def test_refused_request_has_the_message_of_the_agent(state, serve):
 
 
 def test_failure_in_the_agent_is_logged_and_reported(state, serve, caplog):
-    serve(lambda _request: 1 / 0)
+    serve(lambda _name, _arguments: 1 / 0)
     with pytest.raises(RequestRefused, match="division by zero"):
         asked(state)
     assert "ZeroDivisionError" in caplog.text
@@ -231,16 +230,16 @@ def test_request_above_the_limit_ends_the_connection(state, serve):
         os.write(connection.fileno(), struct.pack("!i", 2**20 + 1))
         with pytest.raises((OSError, EOFError)):
             connection.recv_bytes()
-    assert asked(state) == Pong()
+    assert asked(state) is None
 
 
 def test_change_that_cannot_be_saved_is_reported_with_the_reason(state, serve):
-    def answer(request):
-        if isinstance(request, Saved):
+    def answer(name, _arguments):
+        if name == "why_unsaved":
             time.sleep(0.1)
-            return SavedAnswer(saved=False, reason="The disk is full.")
-        return Changed(count=3, saved=False)
+            return "The disk is full."
+        return 3
 
     serve(answer)
     with pytest.raises(NotSaved, match=r"could not save it yet\. The disk is full\."):
-        ControlClient(state).ask(OutboxRetry(), seconds=0.5)
+        ControlClient(state, seconds=0.5).change(retry_records)

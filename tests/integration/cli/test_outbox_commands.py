@@ -11,11 +11,10 @@ import click
 import pytest
 
 from bridge.agent.control import ControlServer
-from bridge.agent.handlers import Requests
-from bridge.agent.requests import Events, OutboxList
+from bridge.agent.requests import RecordFilter, Source, read_events, read_undelivered
 from bridge.approval.digest import digest
 from bridge.cli.connect import Reader
-from bridge.cli.events import list_events, since
+from bridge.cli.events import moment, print_events
 from bridge.cli.outbox import discard, import_file, list_records, move, retry
 from bridge.errors import BridgeError, OutboxError
 from bridge.events.record import Verdict
@@ -38,7 +37,7 @@ class Stage:
     def ready(self):
         """Let the commands run: next to an agent, or after its end."""
         if self.with_agent:
-            self._server = ControlServer(self.kit.directory, Requests(self.outbox).ask)
+            self._server = ControlServer(self.kit.directory, Source(self.kit.directory, self.outbox).answer)
             self._server.open()
         else:
             assert self.outbox.close()
@@ -50,7 +49,7 @@ class Stage:
         self._lock.release()
 
     def rows(self, sink="a"):
-        page = Reader(self.kit.directory).ask(OutboxList(sink=sink))
+        page = Reader(self.kit.directory).ask(read_undelivered, sink=sink)
         return [(row.sequence, row.state.value) for row in page.rows]
 
     def totals(self):
@@ -69,15 +68,15 @@ def stage(kit, request):
     stage.close()
 
 
-def listed(capsys, directory, **wanted):
+def listed(capsys, directory, *, limit=50, **wanted):
     """Return the EventId and the status of each record that `events --json` prints."""
-    list_events(directory, Events(**{"limit": 50, **wanted}), follow=False, as_json=True)
+    print_events(directory, RecordFilter(**wanted), limit=limit, follow=False, as_json=True)
     lines = capsys.readouterr().out.splitlines()
     return [(event["event_id"], event["event_status"]) for event in (json.loads(line)["event"] for line in lines)]
 
 
 @pytest.mark.parametrize(
-    ("text", "moment"),
+    ("text", "expected"),
     [
         ("90s", NOW - timedelta(seconds=90)),
         ("1.5h", NOW - timedelta(minutes=90)),
@@ -88,14 +87,14 @@ def listed(capsys, directory, **wanted):
         ("2026-11-20", NOW - timedelta(hours=12)),
     ],
 )
-def test_since_takes_a_duration_or_a_time(text, moment):
-    assert since(text, NOW) == moment
+def test_since_takes_a_duration_or_a_time(text, expected):
+    assert moment(text, NOW) == expected
 
 
 @pytest.mark.parametrize("text", ["", "1", "-1h", "9999999999d"])
 def test_since_rejects_other_text(text):
     with pytest.raises(ValueError, match="such as 90s"):
-        since(text, NOW)
+        moment(text, NOW)
 
 
 def test_events_filters_by_time_id_and_type_and_the_limit_counts_matches(stage, kit, capsys):
@@ -278,7 +277,7 @@ def test_import_of_a_file_that_is_no_outbox_changes_nothing(stage, kit, tmp_path
 def test_a_directory_without_an_outbox_is_an_error(tmp_path):
     for directory in (tmp_path / "missing", tmp_path):
         with pytest.raises(OutboxError, match="contains no outbox"):
-            Reader(directory).ask(Events())
+            Reader(directory).ask(read_events)
         with pytest.raises(OutboxError, match="contains no outbox"):
             import_file(directory, tmp_path / "other.db")
     assert not (tmp_path / "missing").exists()
