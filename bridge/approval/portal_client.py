@@ -208,6 +208,9 @@ class PortalClient:
             ) from error
         except (requests.RequestException, OSError, ValueError) as error:
             raise self._unreachable(error) from error
+        finally:
+            # The server closes the connection after the response, also if the response has no "Connection: close".
+            session.close()
 
     def _get(self, vm_id: str, index: int) -> requests.Response:
         token = self._credential.bearer()
