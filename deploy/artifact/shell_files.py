@@ -92,7 +92,7 @@ def manual(commands: click.Group, exit_codes: Any, day: str) -> str:
     lines.append(".SH EXIT STATUS")
     for code in exit_codes:
         lines += [".TP", f".B {code.value}", escaped(code.name.lower().replace("_", " "))]
-    lines += [".SH SEE ALSO", escaped(f"systemctl(1), journalctl(1); {NAME} explain says what a key means.")]
+    lines += [".SH SEE ALSO", escaped(f"systemctl(1), journalctl(1); {NAME} schema --config describes every key.")]
     return "\n".join(lines) + "\n"
 
 
