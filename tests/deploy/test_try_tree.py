@@ -1,0 +1,93 @@
+"""The installer's test of a running agent: which reasons roll an upgrade back."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).parents[2] / "deploy" / "systemd" / "try_tree.py"
+REFUSING = "Sink hook needs attention. `status` shows its last error."
+DEAD = "Sink hook is stuck: its oldest record has waited 512 s."
+OTHER_SINK = "Sink other needs attention. `status` shows its last error."
+NO_POLL = "IMDS has not responded yet."
+BEHIND = "The outbox is not saved for 12 s: the disk is full."
+
+pytestmark = pytest.mark.deploy
+
+
+@pytest.fixture
+def try_tree(tmp_path):
+    """Run the program against an agent that is not ready because of *reasons*."""
+    reasons = []
+
+    class Readyz(BaseHTTPRequestHandler):
+        def do_GET(self):
+            body = {
+                "status": "not_ready" if reasons else "ready",
+                "reasons": reasons,
+                "version": "0.1.0",
+                "stream_id": None,
+                "state_directory": "/state",
+                "outbox_behind": None,
+                "outbox_behind_seconds": 0.0,
+                "vm": None,
+                "imds": "http://169.254.169.254",
+                "configuration": "",
+                "last_good_poll_at": None,
+                "last_good_poll_seconds_ago": None,
+                "sinks": {},
+            }
+            self.send_response(503 if reasons else 200)
+            self.end_headers()
+            self.wfile.write(json.dumps(body).encode())
+
+        def log_message(self, *_):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Readyz)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    config = tmp_path / "config.toml"
+    config.write_text(f'[status]\nlisten = "127.0.0.1:{server.server_port}"\n')
+    (tmp_path / "systemctl").write_text("#!/bin/sh\nexit 0\n")
+    (tmp_path / "systemctl").chmod(0o755)
+    env = {
+        **os.environ,
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SCHEDULED_EVENTS_BRIDGE_CONFIG": str(config),
+    }
+
+    def run(*arguments, not_ready=()):
+        reasons[:] = not_ready
+        command = [sys.executable, PROGRAM, *arguments]
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+    yield run
+    server.shutdown()
+    server.server_close()
+
+
+def test_reasons_of_the_running_agent_are_printed(try_tree):
+    assert try_tree("reasons", not_ready=[REFUSING, NO_POLL]).stdout.splitlines() == [REFUSING, NO_POLL]
+    assert try_tree("reasons").stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [([], []), ([REFUSING], [REFUSING]), ([DEAD], [REFUSING]), ([REFUSING], [DEAD, REFUSING]), ([DEAD], [])],
+    ids=["ready", "refusing", "dead, then refusing", "two reasons", "recovered"],
+)
+def test_destination_that_was_down_before_does_not_prevent_an_upgrade(try_tree, tmp_path, before, after):
+    (tmp_path / "before").write_text("".join(f"{reason}\n" for reason in before))
+    assert try_tree("ready", "5", tmp_path / "before", not_ready=after).returncode == 0
+
+
+@pytest.mark.parametrize("after", [[NO_POLL], [BEHIND], [REFUSING, OTHER_SINK], [REFUSING, NO_POLL]])
+def test_new_problem_prevents_an_upgrade(try_tree, tmp_path, after):
+    (tmp_path / "before").write_text(f"{REFUSING}\n")
+    done = try_tree("ready", "0.5", tmp_path / "before", not_ready=after)
+    assert (done.returncode, done.stderr.splitlines()) == (1, after)
