@@ -122,6 +122,21 @@ def test_approval_waits_for_further_approvers_when_more_are_required_now(waiting
     assert waiting.records[-1].approval.approvers == (ANNE, BORIS)
 
 
+def test_approval_of_two_is_withdrawn_with_the_key_of_one(kit):
+    kit.trust(("k1", ANNE), ("k2", BORIS), required=2)
+    kit.reload()
+    kit.see(kit.event())
+    switch = kit.state / "approvals.disabled"
+    switch.touch()
+    kit.offer(kit.token(kit.event()), kit.token(kit.event(), kid="k2", approver=BORIS))
+    kit.go(2, kit.event())
+    remove_the_key_file(kit)
+    switch.unlink()
+    kit.go(60, kit.event())
+    assert kit.imds.posts == []
+    assert kit.outcomes[-1] == ("approval_refused", "unknown_key")
+
+
 def test_approval_waits_while_its_key_file_is_being_written(waiting):
     file = public_key(waiting, "k1")
     content = file.read_bytes()
