@@ -173,7 +173,7 @@ def test_upgrade_under_load_loses_nothing_and_remembers_the_extras(facts):
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ("hidden_interpreter", "which the service cannot see"),
+        ("hidden_interpreter", "which the service cannot read"),
         ("missing_library", "No module named 'requests'"),
         ("other_bytes", "DO NOT MATCH THE HASHES"),
         ("wrong_configuration", "This version refuses /run/wrong.toml. Nothing was changed"),

@@ -103,7 +103,7 @@ def test_told_not_to_start_it_leaves_what_runs_alone_and_says_so(onto_this_machi
 
 @pytest.mark.parametrize(
     ("version", "code", "said"),
-    [((3, 9, 20), 1, "3.10 or newer"), ((3, 13, 9), 0, ""), ((3, 14, 0), 0, "not been tested on a Python beyond 3.13")],
+    [((3, 9, 20), 1, "3.10 or newer"), ((3, 13, 9), 0, ""), ((3, 14, 0), 0, "tested with Python 3.10 to 3.13 only")],
 )
 def test_newer_python_is_taken_with_a_word_and_an_older_one_is_not(onto_this_machine, version, code, said):
     done, _ = onto_this_machine(version=version)
