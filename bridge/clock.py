@@ -1,4 +1,4 @@
-"""Times: the clock that the agent reads, one instant on both clocks, and how a time is written down."""
+"""The agent's clock, instants on the wall clock and the monotonic clock, and time formats."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 
 import msgspec
 
-#: How far the clock of whoever signs a decision may differ from this VM's. A security bound: it is defined only here.
+#: Maximum difference between the clocks of a decision's signer and this VM. Defined only here: a security limit.
 CLOCK_SKEW_SECONDS = 60
 
 
@@ -19,48 +19,51 @@ def format_time(moment: datetime) -> str:
 
 
 def parse_time(text: str) -> datetime:
-    """Return the aware UTC datetime that `format_time` wrote."""
+    """Return the timezone-aware UTC datetime of *text*, the output of `format_time`."""
     return datetime.fromisoformat(text.replace("Z", "+00:00"))
 
 
 def utc_now() -> datetime:
-    """Return the time of the wall clock, aware."""
+    """Return the wall-clock time as a timezone-aware UTC datetime."""
     return datetime.now(timezone.utc)
 
 
 class Instant(msgspec.Struct, frozen=True, kw_only=True):
-    """One instant on both clocks; *monotonic* is in seconds."""
+    """One instant on the wall clock and the monotonic clock. *monotonic* is in seconds."""
 
     wall: datetime
     monotonic: float
 
     def seconds_since(self, earlier: Instant) -> float:
-        """Return the time since *earlier*, by whichever clock says longer: a suspended VM stops one of them."""
+        """Return the seconds since *earlier*.
+
+        The result is the longer time of the two clocks, because a suspended VM can stop one clock.
+        """
         by_wall = (self.wall - earlier.wall).total_seconds()
         return max(by_wall, self.monotonic - earlier.monotonic, 0.0)
 
 
 class Clock(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything in the agent that is not the same twice: the wall clock, the monotonic clock, and chance.
+    """The wall clock, the monotonic clock, and the random numbers of the agent.
 
-    It is one value and one argument, so that a test which steps through a day replaces one thing.
+    A test replaces this single value to control all three sources.
     """
 
     now: Callable[[], datetime] = utc_now
-    """Return the time of the wall clock, aware, in UTC."""
+    """Return the wall-clock time as a timezone-aware UTC datetime."""
     monotonic: Callable[[], float] = time.monotonic
-    """Return seconds since some fixed moment; they never jump."""
+    """Return the seconds since a fixed moment. The value never jumps."""
     random: Callable[[], float] = random.random
     """Return a number in [0, 1)."""
 
     def timestamp(self) -> float:
-        """Return the time of the wall clock in Unix seconds."""
+        """Return the wall-clock time in Unix seconds."""
         return self.now().timestamp()
 
     def instant(self) -> Instant:
-        """Return this instant on both clocks."""
+        """Return the current instant on both clocks."""
         return Instant(wall=self.now(), monotonic=self.monotonic())
 
 
-#: The machine's own clocks.
+#: The clocks of the machine.
 REAL_CLOCK = Clock()

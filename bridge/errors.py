@@ -1,33 +1,33 @@
-"""Every exception the bridge raises on purpose.
+"""The exceptions of the bridge.
 
     BridgeError
-    ├── ConfigurationError      the file is wrong; carries every mistake at once
+    ├── ConfigurationError      the file is invalid; lists every mistake
     │   └── UnknownSinkType     no installed sink has that name
-    ├── ImdsError               the metadata service gave no usable answer
-    │   ├── ImdsUnreachable     refused, reset, or silent past the deadline
-    │   ├── ImdsStatus          an answer, but not a 200
-    │   └── DocumentInvalid     a 200 whose body is no Scheduled Events document
-    ├── DeadlineExceeded        a request was cut at its wall-clock deadline
-    ├── StateDirectoryError     the state directory cannot be made or is taken
-    ├── OutboxError             the outbox cannot do what was asked of it
-    │   └── StreamChanged       the outbox was started over meanwhile; read its state again
-    ├── ScenarioError           a simulator scenario file is wrong
-    ├── RefusedDecision         a decision about an event does not count; carries the RefusalReason
+    ├── ImdsError               the metadata service sent no usable response
+    │   ├── ImdsUnreachable     connection refused, reset, or timed out
+    │   ├── ImdsStatus          a response with a status other than 200
+    │   └── DocumentInvalid     a 200 with an invalid Scheduled Events document
+    ├── DeadlineExceeded        a request was canceled at its wall-clock deadline
+    ├── StateDirectoryError     the state directory cannot be created or is in use
+    ├── OutboxError             an outbox operation failed
+    │   └── StreamChanged       the outbox was reset; read its state again
+    ├── ScenarioError           a simulator scenario file is invalid
+    ├── RefusedDecision         a decision is refused; has a RefusalReason
     ├── KeyUnusable             a trusted key cannot be used
-    │   └── KeyMissing          its file is gone
+    │   └── KeyMissing          the key file does not exist
     ├── SigningFailed           a decision cannot be signed
-    ├── PortalFailed            the ops portal gave no usable answer
-    ├── CredentialFailed        a token to show cannot be had
-    └── DeliveryError           what a sink says of a send
-        ├── DeliveryFailed      nothing accepted for now: it is tried again
-        │   └── SecretUnavailable  a file or a variable has no secret to send with
-        └── DeliveryRejected    refused for good: the record is parked
+    ├── PortalFailed            the ops portal sent no usable response
+    ├── CredentialFailed        a token cannot be obtained
+    └── DeliveryError           a send did not succeed
+        ├── DeliveryFailed      temporary failure: the batch is retried
+        │   └── SecretUnavailable  a file or variable does not contain the secret
+        └── DeliveryRejected    rejected permanently: the record is parked
 
-Those of one command stand in `bridge.cli`, those of the simulator in `bridge.testing.simulator.errors`; each is a
-BridgeError too.
+Exceptions of a single command are in `bridge.cli`. Exceptions of the simulator are in
+`bridge.testing.simulator.errors`. All of these exceptions derive from BridgeError.
 
-A message says what failed, with the value, and what to do about it. Callers catch the narrowest class; only the
-top of a thread catches Exception.
+A message states the failure, the value, and the required action. Callers catch the narrowest class. Only the top level
+of a thread catches Exception.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from pathlib import Path
 
 
 class BridgeError(Exception):
-    """The root of every exception the bridge raises on purpose."""
+    """The base class of all exceptions of the bridge."""
 
 
 class ConfigurationError(BridgeError):
@@ -50,19 +50,22 @@ class ConfigurationError(BridgeError):
 
 
 class UnknownSinkType(ConfigurationError):
-    """No installed sink has the name that a ``[[sinks]]`` table asks for."""
+    """No installed sink type has the name in a ``[[sinks]]`` table."""
 
 
 class ImdsError(BridgeError):
-    """The metadata service gave no usable answer: the state of the world is unknown, not empty."""
+    """The metadata service sent no usable response, so the state of the events is unknown."""
 
 
 class ImdsUnreachable(ImdsError):
-    """No answer: the connection was refused, broke, or stayed silent past the deadline."""
+    """No response: the connection was refused, was reset, or timed out."""
 
 
 class ImdsStatus(ImdsError):
-    """An answer with a status other than 200; *retry_after_seconds* is None unless the header named one."""
+    """A response with a status other than 200.
+
+    *retry_after_seconds* is None if the response has no Retry-After header.
+    """
 
     def __init__(self, message: str, *, status: int, retry_after_seconds: float | None = None) -> None:
         super().__init__(message)
@@ -71,35 +74,35 @@ class ImdsStatus(ImdsError):
 
 
 class DocumentInvalid(ImdsError):
-    """A 200 whose body is not a well-formed Scheduled Events document."""
+    """A 200 with a body that is not a valid Scheduled Events document."""
 
 
 class DeadlineExceeded(BridgeError):
-    """A request was cut at its wall-clock deadline."""
+    """A request was canceled at its wall-clock deadline."""
 
 
 class StateDirectoryError(BridgeError):
-    """The state directory cannot be made, or another agent holds it."""
+    """The state directory cannot be created, or another agent uses it."""
 
 
 class OutboxError(BridgeError):
-    """The outbox cannot do what was asked of it."""
+    """An outbox operation failed."""
 
 
 class StreamChanged(OutboxError):
-    """The outbox was started over since the state was read: what follows from that state is void."""
+    """The outbox was reset after the caller read its state. Read the state again."""
 
 
 class ScenarioError(BridgeError):
-    """A scenario for the simulator is wrong; the message names the step and the key."""
+    """A simulator scenario is invalid. The message names the step and the key."""
 
 
 class DeliveryError(BridgeError):
-    """What a sink says of a send that did not end with every record accepted."""
+    """The destination did not accept every record of a send."""
 
 
 class RetryReason(str, Enum):
-    """Why a send is tried again: the words of this project's sinks for the metric of retries."""
+    """Why a send is retried: label values of the built-in sinks for the retry metric."""
 
     TIMEOUT = "timeout"
     CONNECTION = "connection"
@@ -115,12 +118,14 @@ class RetryReason(str, Enum):
 
 
 class DeliveryFailed(DeliveryError):
-    """The destination accepted nothing of the batch for now; the host sends the batch again later.
+    """The destination accepted no record of the batch. The host retries the batch later.
 
-    *retry_after* is the wait in seconds that the peer asks for; it applies to the whole sink, up to an hour.
-    *needs_attention*: a person must act (a token expired, a URL does not exist). The host logs this once as an ERROR
-    and exports it. *held* pauses the sink until a restart or `outbox retry`; an HTTP 410 is the only known case.
-    *reason* is the label for the metric of retries: a `RetryReason`, ``status_503``, or a word of the sink's own.
+    - *retry_after*: the delay in seconds that the peer requests. The delay applies to the whole sink, up to one hour.
+    - *needs_attention*: a person must act, for example because a token expired or a URL does not exist. The host logs
+      one ERROR and exports a metric.
+    - *held*: pause the sink until a restart or `outbox retry`. An HTTP 410 is the only known case.
+    - *reason*: the label of the retry metric. The label is a `RetryReason`, ``status_503``, or a value that the sink
+      defines.
     """
 
     def __init__(
@@ -140,22 +145,26 @@ class DeliveryFailed(DeliveryError):
 
 
 class SecretUnavailable(DeliveryFailed):
-    """A secret is not in the file or the variable that the configuration names; a person must put it there."""
+    """The configured file or variable does not contain the secret. A person must add it."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, needs_attention=True)
 
 
 class DeliveryRejected(DeliveryError):
-    """The destination refused records for good; sending them again would not help.
+    """The destination rejected records permanently. A retry would not succeed.
 
-    *records* names the refused ones, which are parked; the others of the batch are sent again. Left empty it means
-    the whole batch: one record is parked, more than one are sent again one by one until the culprit is found.
+    *records* lists the rejected records. The host parks the rejected records and sends the rest of the batch again. If
+    *records* is empty, the destination rejected the whole batch. The host parks a single record. The host sends several
+    records again, one at a time, to find the rejected record.
 
-    *may_be_endpoint*: the answer fits a wrong endpoint as well as a wrong record (an HTTP 400 comes from a TLS port
-    that was spoken to in the clear, too). Then nothing is parked while the endpoint has accepted nothing since the
-    configuration changed, nor when it refuses different events in a row; *reason* is then the word for the metric of
-    retries.
+    *may_be_endpoint*: the cause might be a wrong endpoint instead of a wrong record. For example, a TLS port also
+    responds with HTTP 400 to a plain HTTP request. The host parks no record in either of these cases:
+
+    - The endpoint has accepted no record since the configuration changed.
+    - The endpoint rejects different events in a row.
+
+    *reason* is then the label of the retry metric.
     """
 
     may_be_endpoint = False
@@ -176,11 +185,11 @@ class DeliveryRejected(DeliveryError):
 
 
 class RefusalReason(str, Enum):
-    """Why a decision was not followed: stable words, in the order in which the checks run.
+    """Why a decision was refused, in the order of the checks.
 
-    They stand in records, metrics and alert rules, so a word is never renamed. The first group is found before a
-    signature verified; until then a token is a stranger's text, and nothing of it is kept. From the second group on
-    the signature is the approver's, and what the token claims may be recorded.
+    Records, metrics, and alert rules contain the values, so never rename a value. The checks of the first group run
+    before the signature is verified. An unverified token is untrusted, so the agent stores no part of the token. The
+    checks of the other groups run after the signature is verified, so the agent may record the claims of the token.
     """
 
     MALFORMED = "malformed"
@@ -208,7 +217,7 @@ class RefusalReason(str, Enum):
 
     @property
     def is_verified(self) -> bool:
-        """Return whether the signature had verified when this was found."""
+        """Return whether the signature was verified before this check."""
         return self not in _BEFORE_THE_SIGNATURE
 
 
@@ -226,11 +235,11 @@ _BEFORE_THE_SIGNATURE = frozenset(
 
 
 class RefusedDecision(BridgeError):
-    """A signed decision does not count, for *reason*.
+    """A signed decision is refused because of *reason*.
 
-    *approver* is the signer, None unless the signature verified. *decision_id*, *event_id*, and *payload_sha256* are
-    its claims, and None if the signed text could not be read. If the signature was not verified, the message contains
-    nothing of the token.
+    *approver* is the signer, or None if the signature was not verified. *decision_id*, *event_id*, and *payload_sha256*
+    are claims of the decision, or None if the signed text could not be read. If the signature was not verified, the
+    message contains no part of the token.
     """
 
     def __init__(
@@ -252,19 +261,22 @@ class RefusedDecision(BridgeError):
 
 
 class KeyUnusable(BridgeError):
-    """A key file cannot be read, or holds no Ed25519 key; the message names the file and what to do."""
+    """A key file cannot be read or contains no Ed25519 key.
+
+    The message states the file and the required action.
+    """
 
 
 class KeyMissing(KeyUnusable):
-    """There is no such key file: the key was taken away, and what it signed does not count any more."""
+    """The key file does not exist. Decisions signed with the removed key are invalid."""
 
 
 class SigningFailed(BridgeError):
-    """No key pair or no decision was made; the message says why and what to do."""
+    """A key pair or a decision was not created. The message states the reason and the action."""
 
 
 class PortalFailed(BridgeError):
-    """The portal sent no usable response. *needs_attention*: a person must act first."""
+    """The portal sent no usable response. *needs_attention*: a person must act."""
 
     def __init__(
         self, message: str, *, needs_attention: bool = False, retry_after_seconds: float | None = None
@@ -275,9 +287,9 @@ class PortalFailed(BridgeError):
 
 
 class CredentialFailed(BridgeError):
-    """There is no token to show; *needs_attention*: nor will there be before a person has acted.
+    """A token cannot be obtained. *needs_attention*: a person must act.
 
-    *retry_after_seconds* is the wish of who gives the tokens, None when there is none.
+    *retry_after_seconds* is the delay that the token issuer requests, or None.
     """
 
     def __init__(self, message: str, *, needs_attention: bool, retry_after_seconds: float | None = None) -> None:

@@ -1,14 +1,16 @@
-"""Structured logs on standard error: JSON lines for a collector, short coloured lines for a person or the journal.
+"""Structured logs on standard error, as JSON, text, or lines for the systemd journal.
 
-Levels: INFO is a change of state, WARNING says it will be tried again, ERROR that a person must act. A logging call
-never raises and never waits: lines are written by a thread of their own from a bounded queue, so that a collector
-which stalls cannot stall the poll; what did not fit is counted and logged.
+INFO reports a change of state. WARNING reports a failed operation that the agent retries. ERROR reports a failure that
+requires action by a person.
 
-Fields given as ``extra`` are keys of the JSON object, and ``key=value`` for a person. Whatever a caller gives comes out
-as a line: a value that JSON does not know becomes its text, and NaN is text too. For a person control characters are
-escaped, or a remote message could forge lines and paint the terminal.
+A logging call never raises and never waits. A separate thread writes the lines from a bounded queue, so a stalled
+collector cannot stall the poll. If the queue is full, the agent drops lines, counts them, and logs the count.
 
-`ThrottledLog` is for what fails again and again: logged once, counted, and logged again each hour.
+Fields in ``extra`` become keys of the JSON object, or ``key=value`` in text. Every call with any value produces a line.
+Values that JSON does not support, including NaN, become text. In text, control characters are escaped. Otherwise, a
+remote message could forge lines or send escape sequences to the terminal.
+
+`ThrottledLog` handles repeated failures. It logs a failure once, counts each repeat, and logs a reminder every hour.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from typing import Any, TextIO
 from bridge.clock import REAL_CLOCK, Clock, format_time
 from bridge.text import escaped
 
-#: The messages of these libraries about their own retries are noise: the bridge logs what failed, once.
+#: These libraries log their own retries. The bridge already logs each failure once.
 _QUIETED = {
     "urllib3": logging.ERROR,
     "azure": logging.ERROR,
@@ -38,29 +40,29 @@ _QUIETED = {
 }
 
 _MOST_QUEUED = 1_000
-#: Both come at exit, one after the other, and a stop has promised when it ends.
+#: Both timeouts apply at exit, one after the other, and the agent must stop within a time limit.
 _FLUSH_SECONDS = 0.3
 _CLOSE_SECONDS = 0.1
 _REMINDER_SECONDS = 3_600.0
 _MOST_MESSAGES = 16
 _FULL_SECONDS = 0.05
 
-#: What every LogRecord has of itself; the rest was given as ``extra``.
+#: The attributes of every LogRecord. All other attributes come from ``extra``.
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 _COLOURS = {"DEBUG": "2", "INFO": "32", "WARNING": "33", "ERROR": "31", "CRITICAL": "1;31"}
-#: syslog's: error, warning, informational, debug.
+#: The priorities of syslog.
 _PRIORITIES = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
 _DEEPEST = 6
 
 
 def configure(*, form: str = "auto", level: int | str = logging.INFO, stream: TextIO | None = None) -> None:
-    """Send every log line to *stream*, by default standard error; called again, it replaces what it set up before.
+    """Send every log line to *stream*, by default standard error.
 
-    *form* is ``json``, ``text`` or ``journal``; ``auto`` means text on a terminal, journal where systemd's journal
-    reads the stream, and JSON elsewhere.
+    A second call replaces the handler of the first call. *form* is ``json``, ``text``, ``journal``, or ``auto``. With
+    ``auto``, the form is text on a terminal, journal if the systemd journal reads the stream, and JSON otherwise.
     """
-    # Without this, a stream that cannot be written makes logging print a traceback of its own.
+    # Otherwise, logging prints its own traceback if the stream cannot be written.
     logging.raiseExceptions = False
     # No format shows the caller, the thread, or the process (logging HOWTO, "Optimization").
     logging._srcfile = None  # noqa: SLF001  # the documented way
@@ -96,7 +98,10 @@ def _is_terminal(stream: TextIO | None) -> bool:
 
 
 def _is_journal(stream: TextIO | None) -> bool:
-    """Return whether systemd's journal reads *stream*: $JOURNAL_STREAM names its device and inode (systemd.exec)."""
+    """Return whether the systemd journal reads *stream*.
+
+    $JOURNAL_STREAM contains the device and the inode of the journal's stream (systemd.exec).
+    """
     try:
         status = os.fstat(stream.fileno()) if stream is not None else None
     except (OSError, ValueError, AttributeError):
@@ -105,14 +110,14 @@ def _is_journal(stream: TextIO | None) -> bool:
 
 
 def _wants_colour() -> bool:
-    """Return whether colours may be used: NO_COLOR (no-color.org) is not set, and the terminal knows them."""
+    """Return whether NO_COLOR (no-color.org) is unset and the terminal supports colors."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return os.name != "nt" or bool(os.environ.get("WT_SESSION") or os.environ.get("TERM"))
 
 
 class QueuedHandler(logging.Handler):
-    """Formats in the caller's thread and writes in its own; the caller never waits."""
+    """Formats in the caller's thread and writes in a separate thread. The caller never waits."""
 
     def __init__(self, stream: TextIO | None) -> None:
         super().__init__()
@@ -124,23 +129,23 @@ class QueuedHandler(logging.Handler):
         self._writer.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Queue *record*'s line; when the queue is full count it instead."""
+        """Queue the line of *record*. If the queue is full, count a dropped line."""
         try:
             self._lines.put_nowait(self.format(record))
         except queue.Full:
             self._dropped += 1
-        except Exception:  # noqa: BLE001  # logging must not stop what is logged
+        except Exception:  # noqa: BLE001  # logging must not stop the caller
             self.handleError(record)
 
     def flush(self) -> None:
-        """Wait until what was queued is written, 0.3 s at most."""
+        """Wait at most 0.3 s until the queued lines are written."""
         deadline = time.monotonic() + _FLUSH_SECONDS
         with self._lines.all_tasks_done:
             while self._lines.unfinished_tasks and time.monotonic() < deadline and self._writer.is_alive():
                 self._lines.all_tasks_done.wait(deadline - time.monotonic())
 
     def close(self) -> None:
-        """Write what is queued and end the writer, within 0.1 s; a writer that hangs is left behind."""
+        """Write the queued lines and stop the writer within 0.1 s. Abandon a writer that hangs."""
         try:
             self._lines.put_nowait(None)
         except queue.Full:
@@ -167,12 +172,15 @@ class QueuedHandler(logging.Handler):
                 self._stream.write(line)
                 self._stream.flush()
         except (OSError, ValueError):
-            # Closed, or the disk is full: there is no other place to log it.
+            # The stream is closed or the disk is full, and no other place for a log line exists.
             pass
 
     def _descriptor(self) -> int | None:
-        """Return where to write past the stream's own lock; None for a stream in memory or a Windows console."""
-        # A thread that hangs inside the stream's buffer would abort the interpreter when it exits.
+        """Return the file descriptor of the stream, to bypass the lock of the stream.
+
+        Return None for a stream in memory or a Windows console.
+        """
+        # A thread that hangs inside the buffer of the stream would abort the interpreter at exit.
         if self._stream is None or (os.name == "nt" and self._stream.isatty()):
             return None
         try:
@@ -190,24 +198,24 @@ class QueuedHandler(logging.Handler):
 
 
 def _dropped_record(count: int) -> logging.LogRecord:
-    text = f"{count} log lines were dropped, because standard error was not read in time"
+    text = f"{count} log lines were dropped because standard error was not read in time"
     return logging.makeLogRecord(
         {"name": __name__, "levelno": logging.WARNING, "levelname": "WARNING", "msg": text, "dropped": count}
     )
 
 
-#: What has digits and is this long is a time, a port of a URL, an id of a request: another each time, the same trouble.
+#: Long words with digits are times, ports in URLs, or request IDs. They differ between messages about one failure.
 _PASSING = re.compile(r"[\w.:+/-]*\d[\w.:+/-]*", re.ASCII)
 _SHORTEST_PASSING = 8
 
 
 def _shape(message: str) -> str:
-    """Return *message* without what is another each time; an HTTP status or a number of seconds stays."""
+    """Return *message* without variable parts. Keep an HTTP status or a number of seconds."""
     return _PASSING.sub(lambda found: "#" if len(found[0]) >= _SHORTEST_PASSING else found[0], message)
 
 
 class _Trouble:
-    """What is known of one thing that keeps failing."""
+    """The state of one repeated failure."""
 
     def __init__(self, since: float) -> None:
         self.since = since
@@ -216,7 +224,7 @@ class _Trouble:
 
 
 class _Logged:
-    """When a message was logged last, and how often it came since."""
+    """The time of the last log line of a message, and the number of repeats after it."""
 
     def __init__(self, at: float) -> None:
         self.at = at
@@ -224,11 +232,11 @@ class _Logged:
 
 
 class ThrottledLog:
-    """Logs what fails again and again once, counts it, and reminds of it each hour until it has recovered.
+    """Logs a repeated failure once, counts it, and logs a reminder every hour until recovery.
 
-    A *key* is what fails (a sink, the poll); a new *message* about it is logged at once, so put what changes from
-    try to try (a delay, an attempt) into the fields. Times and ids that a peer puts into its own words make no message
-    new.
+    A *key* identifies the failing part, such as a sink or the poll. A new *message* for the key is logged immediately.
+    Therefore, put values that change with each attempt, such as a delay, into the fields. A different time or ID in a
+    message from a peer does not make the message new.
     """
 
     def __init__(self, logger: logging.Logger, *, clock: Clock = REAL_CLOCK) -> None:
@@ -245,7 +253,7 @@ class ThrottledLog:
         with self._lock:
             trouble = self._troubles.setdefault(key, _Trouble(now))
             trouble.count += 1
-            # None: so many different messages that they must hold something that changes each time.
+            # None: with this many different messages, some part of the message changes each time.
             shape = (level, _shape(message))
             which = shape if len(trouble.logged) < _MOST_MESSAGES or shape in trouble.logged else None
             last = trouble.logged.get(which)
@@ -254,12 +262,12 @@ class ThrottledLog:
                 return
             trouble.logged[which] = _Logged(now)
         if last is not None and last.repeats:
-            message = f"{message} (and {last.repeats} times more since this was last said)"
+            message = f"{message} ({last.repeats} more times since the last report)"
             fields["repeats"] = last.repeats
         self._logger.log(level, "%s", message, exc_info=exc_info, extra=_safe(fields))
 
     def recovered(self, key: Hashable, message: str, **fields: Any) -> None:
-        """Log *message* at INFO with the count and the duration of the trouble; nothing if there was none."""
+        """Log *message* at INFO with the count and duration of the failure, if one was logged."""
         with self._lock:
             trouble = self._troubles.pop(key, None)
         if trouble is None:
@@ -270,12 +278,12 @@ class ThrottledLog:
 
 
 def _safe(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return *fields* under names that logging accepts: it raises for those of its own."""
+    """Return *fields* with names that logging accepts. It raises for its own names."""
     return {f"{key}_" if key in _STANDARD_FIELDS else key: value for key, value in fields.items()}
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line: time, level, logger, message, the extra fields, and exception when there is one."""
+    """One object per line: time, level, logger, message, extra fields, and any exception."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return *record* as ASCII JSON."""
@@ -295,14 +303,14 @@ class JsonFormatter(logging.Formatter):
 
 
 class LineFormatter(logging.Formatter):
-    """Short lines for a person."""
+    """Short lines of text."""
 
     def __init__(self, *, colour: bool) -> None:
         super().__init__()
         self._colour = colour
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return time, level, message and fields; an exception follows on lines of its own."""
+        """Return time, level, message, and fields. An exception follows on separate lines."""
         clock = datetime.fromtimestamp(record.created, timezone.utc).strftime("%H:%M:%SZ")
         level = f"{record.levelname:<7}"
         if self._colour:
@@ -312,16 +320,19 @@ class LineFormatter(logging.Formatter):
 
 
 class JournalFormatter(logging.Formatter):
-    """Lines for systemd's journal: each begins with its priority (sd-daemon), and the journal adds the time."""
+    """Lines for the systemd journal, with a priority prefix (sd-daemon) and without a time."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return priority, message and fields; an exception follows on lines of its own, with the same priority."""
+        """Return priority, message, and fields.
+
+        An exception follows on separate lines with the same priority.
+        """
         priority = f"<{_PRIORITIES.get(record.levelname, 5)}>"
         return "\n".join(priority + line for line in _lines(self, record))
 
 
 def _lines(formatter: logging.Formatter, record: logging.LogRecord) -> list[str]:
-    """Return message and fields on one line, and the lines of the exception if there is one."""
+    """Return the message and fields on one line, then the lines of any exception."""
     fields = "".join(f" {key}={_shown(value)}" for key, value in extra_fields(record).items())
     lines = [escaped(record.getMessage() + fields)]
     if record.exc_info and record.exc_info[0]:
@@ -330,7 +341,7 @@ def _lines(formatter: logging.Formatter, record: logging.LogRecord) -> list[str]
 
 
 def _shown(value: object) -> str:
-    """Return *value* as a person reads it: a list as words with commas, a text with spaces in quotes."""
+    """Return *value* as text: a list as words with commas, and text with spaces in quotes."""
     plain = _plain(value)
     if isinstance(plain, list):
         return ",".join(map(str, plain)) or "none"
@@ -339,12 +350,12 @@ def _shown(value: object) -> str:
 
 
 def extra_fields(record: logging.LogRecord) -> dict[str, Any]:
-    """Return what was given as ``extra`` with *record*."""
+    """Return the fields of *record* that came from ``extra``."""
     return {key: value for key, value in vars(record).items() if key not in _STANDARD_FIELDS}
 
 
 def _plain(value: object, depth: int = 0) -> Any:
-    """Return *value* as what JSON knows; anything unknown as its text."""
+    """Return *value* as a JSON type, or as text if JSON has no such type."""
     if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
     if isinstance(value, Mapping) and depth < _DEEPEST:

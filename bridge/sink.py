@@ -1,21 +1,21 @@
-"""The sink contract: `Sink`, `SinkConfig` and everything else that a sink author imports.
+"""The sink contract: `Sink`, `SinkConfig`, and all other names that a sink author imports.
 
-The host calls a sink from one thread only, except `close`, which may come from another while a `send` is cut.
+The host calls a sink from one thread. Only `close` may run in another thread, while the host cancels a `send`.
 
-- The constructor gets its ``Config`` and must be quick: connect on demand.
-- ``send(batch)`` puts one request on the wire. Returning means that every record was accepted, durably as far as the
-  destination can say. Raise `DeliveryFailed` when nothing was accepted for now, `DeliveryRejected` when records were
-  refused for good. Anything else raised counts as DeliveryFailed.
-- A sink never sleeps, retries, filters, counts or logs an outcome, and knows no outbox: all that is done once, by the
-  host, for every sink alike.
-- Keep within ``config.timeout_seconds``, wall clock. The host cuts what does not: it calls ``close`` and builds a new
-  instance before it tries again.
-- The records of one EventId come in order. Delivery is at least once: after a crash, a record comes again with the same
-  ``id``. The host also sends the newest record of an active event again to a sink that requests this
+- The constructor receives its ``Config`` and must return quickly. Connect on demand.
+- ``send(batch)`` sends one request. Return only if the destination accepted every record, as durably as it can confirm.
+  Raise `DeliveryFailed` if the destination accepted no record and a retry may succeed. Raise `DeliveryRejected` if the
+  destination rejected records permanently. The host treats any other exception as DeliveryFailed.
+- A sink never sleeps, retries, filters, counts, or logs an outcome, and does not use the outbox. The host does this
+  work for all sinks.
+- Return within ``config.timeout_seconds`` of wall-clock time. Otherwise, the host calls ``close`` and creates a new
+  instance before the next attempt.
+- The records of one EventId arrive in order. Delivery is at least once. After a crash, the host may send a record again
+  with the same ``id``. If a sink requests refreshes, the host also sends the newest record of each active event again
   (`Sink.refresh_seconds`).
 
-Beside the contract this module hands on what sinks have in common: a session with a deadline, secrets, tokens,
-programs, and texts for people. So a sink imports nothing else of the agent, whose own modules may move.
+This module also exports shared code for sinks: a session with a deadline, secrets, tokens, programs, and text
+functions. Import no other module of the agent, because the agent's modules may move.
 """
 
 from __future__ import annotations
@@ -113,98 +113,108 @@ __all__ = [
 
 
 class AttestedTokens(Protocol):
-    """How the host makes the token of a portal that asks Azure which VM this is (PROTOCOL.md, section 2)."""
+    """Creates the token for a portal that attests the VM (PROTOCOL.md, section 2)."""
 
     def __call__(self, post: Callable[[str, bytes], requests.Response], *, portal: str) -> RenewedToken:
-        """Return the token; nothing is asked for before its `current` is called.
+        """Return the token. The first request starts when `current` of the token is called.
 
-        *post* posts a body of JSON to a path below the portal's URL and returns the answer, whatever its status, or
-        raises a BridgeError; it is called from another thread. Messages call the portal *portal*.
+        *post* sends a JSON body to a path below the portal's URL. *post* returns the response, with any status, or
+        raises a BridgeError, and runs in another thread. *portal* is the portal's name in messages.
         """
 
 
 class SinkConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The keys that every ``[[sinks]]`` table has; a sink's own Config adds its keys to these."""
+    """The keys of every ``[[sinks]]`` table. The Config of each sink adds its own keys."""
 
     name: str = ""
-    """What logs, metrics and the outbox call this sink. Default: its type. A new name is a new sink."""
+    """Name of this sink in logs, metrics, and the outbox. Default: the type. A new name creates a new sink."""
     scope: Literal["mine", "all"] = "mine"
-    """mine: events that name this VM, or no VM; all events while this VM's name is unknown. all: every event."""
+    """mine: send events that name this VM or no VM. While this VM's name is unknown, send all events. all: send all
+    events."""
     speak: Literal["each", "first"] = "each"
-    """each: every VM that an event names tells of it. first: only the first VM in Resources does, for chat and mail:
-    one message a transition, not one a VM. What became of an approval is told by the VM that gave it. The first VM's
-    agent must run: if it does not, nobody else tells, so keep a sink with `each` for alerts and logs."""
+    """each: every VM that an event names sends the event. first: only the first VM in Resources sends the event. Use
+    first for chat and mail, to send one message per transition instead of one per VM. The VM that sent an approval also
+    sends the outcome of the approval. If the agent of the first VM is not running, no other agent sends the event.
+    Therefore, keep a sink with `each` for alerts and logs."""
     transitions: tuple[str, ...] | None = None
     """Send only these transitions. Default: all."""
     event_types: tuple[str, ...] | None = None
-    """Send only events of these types, spelt as in the record; an event that the sink was told of is told to its end,
-    whatever its type becomes. Default: all."""
+    """Send only events of these types, spelled as in the record. After the sink has received an event, the sink
+    receives all later transitions of the event, even if the type changes. Default: all."""
     event_sources: tuple[str, ...] | None = None
     """Send only events of these sources (Platform, User). Default: all."""
     timeout_seconds: float = 10.0
     """Wall-clock deadline of one send, in seconds."""
     max_batch: int = 1
-    """The most records in one send."""
+    """Maximum number of records in one send."""
     max_age_seconds: float | None = None
-    """Give up on a record so many seconds after it was observed (expired, counted). Default: never."""
+    """Expire and count a record this many seconds after it was observed. Default: never."""
     heartbeat: bool = False
     """Also send heartbeats."""
 
 
 class Sink(ABC):
-    """A destination for transition records; one instance for each ``[[sinks]]`` table."""
+    """A destination for transition records, with one instance for each ``[[sinks]]`` table."""
 
     Config: ClassVar[type[SinkConfig]] = SinkConfig
-    """A frozen struct; its fields are the table's keys."""
+    """A frozen struct. Its fields are the keys of the table."""
 
     batch_by_event: ClassVar[bool] = False
-    """True: a batch never mixes EventIds (one request of this destination carries one key)."""
+    """True: a batch contains one EventId, because a request to this destination has one key."""
 
     send_test_by_name_only: ClassVar[bool] = False
-    """True: `send-test` leaves this sink out unless it is named (it runs a command)."""
+    """True: `send-test` skips this sink unless named, because the sink runs a command."""
 
     sent_nothing: bool = False
-    """True after a `send` that made no request, because the format has nothing to say of that record.
+    """True after a `send` that made no request because the format does not cover the record.
 
-    The record counts as delivered, but not as a sign that the destination accepts anything.
+    The record counts as delivered, but does not prove that the destination accepts records.
     """
 
     @classmethod
     def current_state_only(cls, config: Any) -> bool:
-        """Return whether the destination needs only the current state of each event, for example for alerts.
+        """Return whether the destination needs only the current state of each event.
 
-        A newer record of an event then replaces the pending records of the same event, and replaced records count as
-        expired. The newest record is always sent, also an ending: a resolve for an unknown alert must have no effect.
+        Alerts are an example. A newer record of an event then replaces the pending records of the same event, and
+        replaced records count as expired. The host always sends the newest record, even if the record ends the event.
+        Therefore, a resolve for an unknown alert must have no effect.
         """
         del config
         return False
 
     @classmethod
     def refresh_seconds(cls, config: Any) -> float | None:
-        """Return the interval in which the host sends active events again; None for never.
+        """Return the interval in seconds between refreshes of active events, or None for never.
 
-        For a destination that loses its alerts on a restart. The host sends the newest record of each active event
-        again under the same id, unless a newer record of the event is pending.
+        Use refreshes for a destination that loses its alerts on a restart. The host sends the newest record of each
+        active event again with the same ``id``, unless a newer record of the event is pending.
         """
         del config
         return None
 
     @classmethod
     def shown_by_check(cls, config: Any) -> str:
-        """Return the result of a successful `check` for `check-config --connect`: what was tested and what was not."""
+        """Return the result of a successful `check` for `check-config --connect`.
+
+        The text states the tested and the untested parts.
+        """
         del config
-        return "its own check found nothing wrong."
+        return "the check of the sink found no problem."
 
     @classmethod
     def check_labels(cls, config: Any, labels: Mapping[str, str]) -> None:
-        """Raise ValueError if *config* does not fit *labels*, which the configuration adds to every record."""
+        """Raise ValueError if *config* does not work with *labels*.
+
+        The configuration adds *labels* to every record.
+        """
         del config, labels
 
     @classmethod
     def withholding(cls, config: Any, variables: frozenset[str]) -> Any:
-        """Return *config* so that no program of the sink sees *variables*, which hold secrets of any table.
+        """Return *config* so that programs of the sink do not inherit *variables*.
 
-        A sink that starts programs adds them to what it passes to `Runner.run` as *without*. By default *config*.
+        The environment *variables* contain secrets of all tables. A sink that starts programs adds *variables* to the
+        argument *without* of `Runner.run`. By default, this method returns *config* unchanged.
         """
         del variables
         return config
@@ -213,21 +223,25 @@ class Sink(ABC):
         self.config = config
 
     def attest_by(self, tokens: AttestedTokens) -> None:
-        """Take how to get a portal's token for this VM; the host calls this right after the constructor."""
+        """Store *tokens*, which creates the portal's token for this VM.
+
+        The host calls this method immediately after the constructor.
+        """
         del tokens
 
     @abstractmethod
     def send(self, batch: Sequence[TransitionRecord]) -> None:
-        """Send *batch*, at least one and at most ``max_batch`` records, as one request."""
+        """Send *batch*, which has 1 to ``max_batch`` records, as one request."""
 
     def prepare_next(self, batch: Sequence[TransitionRecord]) -> None:
-        """Take a hint, right before `send`, which *batch* probably follows: it may be encoded while the peer answers.
+        """Prepare *batch*, the probable next batch, while the peer responds to the current batch.
 
-        It sends nothing and does not block; the batch of the next `send` may be another one.
+        The host calls this method right before `send`. For example, a sink can encode *batch* early. The method sends
+        nothing and does not block. The next `send` may receive a different batch.
         """
 
     def check(self) -> None:
-        """Try the destination without writing to it; raise DeliveryFailed with what is wrong."""
+        """Test the destination without writing to it. Raise DeliveryFailed if the test fails."""
 
     def close(self) -> None:
-        """Let go of every connection; may be called twice, or while a send hangs in another thread."""
+        """Close every connection. The host may call this method twice or during a `send`."""

@@ -1,4 +1,4 @@
-"""Text for people: one printable line of bounded length, a duration in words, the nearest known word.
+"""Text functions for messages: printable lines, durations, and spelling suggestions.
 
 Text from a peer, a file, or a program passes through `one_line` or `escaped` before it is shown. Otherwise, a line
 break could forge a log line, an escape sequence could move the cursor of a terminal, and a character that changes the
@@ -15,7 +15,7 @@ _NEAR = 0.7
 _UNITS = (("d", 86_400, "h", 3_600), ("h", 3_600, "min", 60), ("min", 60, "s", 1))
 
 
-#: Controls, line separators, lone surrogates, and what is not seen itself: directions (Unicode's UAX 9), joiners, tags.
+#: Control characters, line separators, lone surrogates, and invisible characters: directions (UAX 9), joiners, tags.
 _UNSEEN = re.compile(
     "[\x00-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
     "\u3164\ud800-\udfff\ufeff\uffa0\ufff0-\ufffb\U000e0000-\U000e0fff]"
@@ -23,22 +23,22 @@ _UNSEEN = re.compile(
 
 
 def one_line(text: str, limit: int | None = None) -> str:
-    """Return the first *limit* characters of *text* with a space in place of each that is not printable."""
+    """Return the first *limit* characters of *text*, with spaces for unprintable characters."""
     return "".join(character if character.isprintable() else " " for character in text[:limit])
 
 
 def escaped(text: str) -> str:
-    """Return *text* on one line, with an escape in place of what could not be seen, as Python writes it."""
+    """Return *text* on one line, with invisible characters as Python escape sequences."""
     return _UNSEEN.sub(lambda found: found.group().encode("unicode_escape", "surrogatepass").decode("ascii"), text)
 
 
 def excerpt(body: bytes) -> str:
-    """Return at most 256 characters of *body* on one line, fit for a message."""
+    """Return at most 256 characters of *body* on one line, for a message."""
     return one_line(body[: 4 * EXCERPT_CHARACTERS].decode("utf-8", "replace"), EXCERPT_CHARACTERS)
 
 
 def duration(seconds: float) -> str:
-    """Return whole *seconds* in their two largest units: "45 s", "12 min 30 s", "3 h 5 min", "2 d 4 h"."""
+    """Return *seconds* in two units at most: "45 s", "12 min 30 s", "3 h 5 min", "2 d 4 h"."""
     whole = max(int(seconds), 0)
     for unit, size, next_unit, next_size in _UNITS:
         if whole >= size:
@@ -48,8 +48,8 @@ def duration(seconds: float) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return " Did you mean 'x'?" for the known word that is most similar to *word*, "" if none is similar."""
-    from difflib import get_close_matches  # noqa: PLC0415  # only for a mistake
+    """Return " Did you mean 'x'?" with the known word closest to *word*, or ""."""
+    from difflib import get_close_matches  # noqa: PLC0415  # needed only for a mistake
 
     spelled = {_folded(each): each for each in known}
     found = get_close_matches(_folded(word), sorted(spelled), n=1, cutoff=_NEAR)

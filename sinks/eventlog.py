@@ -1,11 +1,11 @@
-"""The sink `eventlog`: each record as an event in the Windows event log, where an administrator looks first.
+"""The sink `eventlog`, which writes each record as an event to the Windows event log.
 
-The text is the sentence that the other sinks show, and the record's JSON below it. Each transition has an event id of
-its own, so that a task or a subscription can wait for one; the level follows what is announced. An event holds one
-record.
+The text of an event is the same sentence as in other sinks, followed by the record as JSON. Each transition has its own
+event ID, so a task or a subscription can wait for one transition. The level depends on the announced event type. An
+event contains one record.
 
-Needs pywin32, which the installer of the Windows service brings. Windows shows the text without a complaint once the
-source is registered (docs/howto/windows.md); it is kept in any case.
+The sink requires pywin32, which the installer of the Windows service installs. If the source is not registered, Windows
+stores the text but shows a warning with it (docs/howto/windows.md).
 
 Source: Microsoft, "ReportEventW function" (winbase.h): a string has at most 31,839 characters.
 """
@@ -30,7 +30,7 @@ from bridge.sink import (
 from sinks.blocking import BlockingCalls
 from sinks.sentence import sentence
 
-#: What a subscription waits for: these never change.
+#: Subscriptions depend on these IDs, so the IDs never change.
 EVENT_IDS = {
     Transition.SCHEDULED: 1,
     Transition.STARTED: 2,
@@ -44,13 +44,13 @@ EVENT_IDS = {
     Transition.HEARTBEAT: 21,
     Transition.TEST: 22,
 }
-#: EVENTLOG_ERROR_TYPE and so on (winnt.h).
+#: EVENTLOG_ERROR_TYPE and the other event types (winnt.h).
 _ERROR, _WARNING, _INFORMATION = 1, 2, 4
 _ANNOUNCING = frozenset({Transition.SCHEDULED, Transition.STARTED, Transition.UPDATED})
 _FAILING = frozenset({Transition.APPROVAL_REFUSED, Transition.APPROVAL_FAILED})
 _INTERRUPTING = frozenset({"Reboot", "Redeploy"})
 _MOST_CHARACTERS = 31_839
-#: winerror.h: the log is full and may not be overwritten; access denied; no such machine or log.
+#: winerror.h: access denied, or the log is corrupt, cannot be opened, or is full.
 _NEEDS_A_PERSON = frozenset({5, 1500, 1501, 1502})
 _LOG = "The Windows event log"
 
@@ -59,11 +59,11 @@ class EventLogConfig(SinkConfig, frozen=True, kw_only=True):
     """The keys of a ``[[sinks]]`` table of type eventlog."""
 
     source: str = "scheduled-events-bridge"
-    """The source of the events. One that is not registered writes to the log Application."""
+    """The source of the events. An unregistered source writes to the Application log."""
 
     def __post_init__(self) -> None:
         if self.max_batch != 1:
-            raise ValueError(f"max_batch is {self.max_batch}, but an event holds one record. Take it out.")
+            raise ValueError(f"max_batch is {self.max_batch}, but an event holds one record. Remove max_batch.")
         if not self.source.strip() or "\\" in self.source or not self.source.isprintable():
             raise ValueError("source must be a name without backslashes.")
         if importlib.util.find_spec("win32evtlog") is None:
@@ -80,25 +80,25 @@ class EventLogSink(Sink):
         self._calls = BlockingCalls(f"eventlog:{config.name}", target=_LOG)
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
-        """Write the one record of *batch*; raise DeliveryRejected when it is too long for an event."""
+        """Write the record of *batch*. Raise DeliveryRejected if the record is too long."""
         (record,) = batch
         text = f"{sentence(record)}\r\n\r\n{encode(record).decode()}"
         if len(text.encode("utf-16-le")) // 2 > _MOST_CHARACTERS:
-            raise DeliveryRejected(f"The record is longer than the {_MOST_CHARACTERS} characters that an event holds.")
+            raise DeliveryRejected(f"The record has more than {_MOST_CHARACTERS} characters, the limit of an event.")
         work = partial(self._report, EVENT_IDS[record.transition], _level(record), text)
         self._calls.run(work, timeout_seconds=self.config.timeout_seconds)
 
     def check(self) -> None:
-        """Open the log, and write nothing."""
+        """Open the log without writing an event."""
         self._calls.run(partial(self._report, None, _INFORMATION, ""), timeout_seconds=self.config.timeout_seconds)
 
     def close(self) -> None:
-        """End a send in another thread."""
+        """Cancel a send in another thread."""
         self._calls.close()
 
     def _report(self, event_id: int | None, level: int, text: str) -> None:
-        import pywintypes  # type: ignore[import-not-found,import-untyped,unused-ignore]  # noqa: PLC0415  # Windows alone has it
-        import win32evtlog  # type: ignore[import-not-found,import-untyped,unused-ignore]  # noqa: PLC0415  # likewise
+        import pywintypes  # type: ignore[import-not-found,import-untyped,unused-ignore]  # noqa: PLC0415  # only on Windows
+        import win32evtlog  # type: ignore[import-not-found,import-untyped,unused-ignore]  # noqa: PLC0415  # only on Windows
 
         try:
             handle = win32evtlog.RegisterEventSource(None, self.config.source)
@@ -108,7 +108,7 @@ class EventLogSink(Sink):
             finally:
                 win32evtlog.DeregisterEventSource(handle)
         except pywintypes.error as error:
-            message = f"{_LOG} took no event: {error.strerror} (error {error.winerror})."
+            message = f"{_LOG} did not accept the event: {error.strerror} (error {error.winerror})."
             raise DeliveryFailed(message, needs_attention=error.winerror in _NEEDS_A_PERSON) from error
 
 

@@ -1,4 +1,4 @@
-"""The keys of the Event Hubs sink, and their valid combinations."""
+"""The keys of the Event Hubs sink and their valid combinations."""
 
 from __future__ import annotations
 
@@ -20,33 +20,35 @@ class EventHubsConfig(SinkConfig, frozen=True, kw_only=True):
     """The keys of a ``[[sinks]]`` table of type eventhubs."""
 
     fully_qualified_namespace: str | None = None
-    """For example `ns.servicebus.windows.net`. With a connection string it comes from there."""
+    """The host name of the namespace, for example `ns.servicebus.windows.net`. A connection string already contains the
+    host name."""
     eventhub: str | None = None
-    """The event hub's name. A connection string may name it instead (EntityPath)."""
+    """The name of the event hub. A connection string may contain the name instead (EntityPath)."""
     credential: Literal["managed_identity", "default", "connection_string"] = "managed_identity"
-    """default: the first that azure-identity's DefaultAzureCredential finds."""
+    """default: the first credential that DefaultAzureCredential of azure-identity finds."""
     client_id: str | None = None
-    """The client id of a user-assigned managed identity. Default: the system-assigned one."""
+    """The client ID of a user-assigned managed identity. Default: the system-assigned identity."""
     connection_string_file: str | None = None
-    """A file with the connection string; read again when it changes."""
+    """A file with the connection string. The agent reads the file again after a change."""
     connection_string_env: str | None = None
     """An environment variable with the connection string."""
     transport: Literal["amqp", "amqp_websocket", "https"] = "amqp"
-    """amqp: port 5671. amqp_websocket: port 443, needs the extra `websocket`. https: port 443, a request a record."""
+    """amqp: port 5671. amqp_websocket: port 443, requires the extra `websocket`. https: port 443, one request per
+    record."""
     endpoint: str | None = None
-    """The address to connect to instead of the namespace's own, `host` or `host:port`, as for a private endpoint."""
+    """The address to connect to instead of the namespace, as `host` or `host:port`. Example: a private endpoint."""
     ca_file: str | None = None
-    """A PEM file of the authorities to trust instead of the usual ones."""
+    """A PEM file with the certificate authorities to trust instead of the default authorities."""
     proxy: str | None = None
-    """URL of an HTTP proxy, for amqp_websocket and https. Proxies of the environment are not used."""
+    """URL of an HTTP proxy, for amqp_websocket and https. The agent ignores proxies in environment variables."""
     proxy_file: str | None = None
-    """A file with the proxy's URL, for one that has a password in it; read again when it changes."""
+    """A file with the proxy's URL, for a URL with a password. The agent reads the file again after a change."""
     proxy_env: str | None = None
-    """An environment variable with the proxy's URL, likewise."""
+    """An environment variable with the proxy's URL, for a URL with a password."""
     idle_close_seconds: Annotated[float, msgspec.Meta(ge=0, le=_LONGEST_IDLE_SECONDS)] = 30.0
-    """Close the connection after so many seconds without a send: a Standard namespace takes 5,000 of them."""
+    """Close the connection after this many seconds without a send. A Standard namespace allows 5,000 connections."""
     max_batch: int = 100
-    """The most records in one send, all of one event. Over HTTPS always 1."""
+    """Maximum number of records in one send, all of one event. Always 1 for https."""
 
     def __post_init__(self) -> None:
         self._check_credential()
@@ -68,7 +70,7 @@ class EventHubsConfig(SinkConfig, frozen=True, kw_only=True):
         given = next((key for key, value in keys.items() if value is not None), None)
         if given is not None and self.transport == "amqp":
             raise ValueError(
-                f'{given} needs transport = "amqp_websocket" or "https": AMQP itself goes through no HTTP proxy'
+                f'{given} needs transport = "amqp_websocket" or "https": plain AMQP cannot use an HTTP proxy'
             )
 
     def _check_credential(self) -> None:
@@ -78,17 +80,17 @@ class EventHubsConfig(SinkConfig, frozen=True, kw_only=True):
             if not has_string:
                 raise ValueError("credential connection_string needs connection_string_file or connection_string_env")
             if self.client_id is not None:
-                raise ValueError("client_id belongs to a managed identity; a connection string has none")
+                raise ValueError("client_id belongs to a managed identity. Remove client_id or change credential")
             return
         if has_string:
-            raise ValueError('connection_string_file and _env need credential = "connection_string"')
+            raise ValueError('connection_string_file and connection_string_env need credential = "connection_string"')
         for key in ("fully_qualified_namespace", "eventhub"):
             if not getattr(self, key):
                 raise ValueError(f"{key} is missing; credential {self.credential} needs it")
-        # With an endpoint of one's own the namespace may be called anything, as an emulator's is.
+        # With a custom endpoint, such as an emulator, the namespace may have any name.
         if self.endpoint is None and not _HOST.fullmatch(self.fully_qualified_namespace or ""):
-            # Not shown: it may be a whole connection string, with its key.
+            # The message omits the value, because the value may be a connection string with its key.
             raise ValueError(
-                "fully_qualified_namespace is no whole host name. It has the form NAME.servicebus.windows.net, "
-                "without a scheme and a path"
+                "fully_qualified_namespace is not a complete host name. It has the form NAME.servicebus.windows.net, "
+                "without a scheme or a path"
             )

@@ -1,6 +1,6 @@
-"""The keys of every sink over HTTP, and the checks of their values when the configuration is read.
+"""The keys of every HTTP sink and their validation.
 
-No message contains a value that may be a secret: the path of a webhook's URL, a header, or a proxy's password.
+No message contains a value that may be a secret: the path of a webhook URL, a header, or the password of a proxy.
 """
 
 from __future__ import annotations
@@ -16,45 +16,46 @@ from sinks.http.urls import origin, plain_url
 
 #: A field name is a token (RFC 9110 section 5.1).
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-#: Headers that frame a message: two lengths allow request smuggling (RFC 9112 section 6.3).
+#: Headers that frame a message. Two lengths allow request smuggling (RFC 9112 section 6.3).
 _OURS = frozenset({"content-length", "transfer-encoding", "connection", "expect", "upgrade", "te", "trailer"})
 _Status = Annotated[int, msgspec.Meta(ge=100, le=599)]
-#: Fields that `repr` shows as scheme and host.
+#: Fields that `repr` shortens to the scheme and host.
 _URL_FIELDS = frozenset({"url", "endpoint", "proxy"})
 
 
 class HttpConfig(SinkConfig, frozen=True, kw_only=True):
-    """The keys of every sink over HTTP."""
+    """The keys of every HTTP sink."""
 
     headers: dict[str, str] = msgspec.field(default_factory=dict)
-    """Sent with every request. Secrets go to headers_file."""
+    """Headers to send with every request. Put secrets into headers_file."""
     headers_file: str | None = None
-    """A file of further headers, one `Name: value` a line; read again when it changes."""
+    """A file with more headers, one `Name: value` per line. The agent reads the file again after a change."""
     bearer_token_file: str | None = None
-    """A file with the token for `Authorization: Bearer`; read again when it changes."""
+    """A file with the token for `Authorization: Bearer`. The agent reads the file again after a change."""
     bearer_token_env: str | None = None
-    """An environment variable with that token."""
+    """An environment variable with the token for `Authorization: Bearer`."""
     entra_scope: str | None = None
-    """Instead: a token from Entra ID for this scope, as the VM's managed identity (AZURE_CLIENT_ID: one of several)."""
+    """Get the bearer token for this scope from Entra ID as the VM's managed identity. If the VM has several identities,
+    AZURE_CLIENT_ID selects the identity."""
     ca_file: str | None = None
-    """A PEM file of the authorities to trust instead of those that come with requests (certifi)."""
+    """A PEM file with the certificate authorities to trust instead of the default authorities (certifi)."""
     client_cert_file: str | None = None
-    """A PEM file with the client certificate, and its key unless client_key_file is set."""
+    """A PEM file with the client certificate. If client_key_file is not set, the file also contains the key."""
     client_key_file: str | None = None
-    """A PEM file with the key of the client certificate, not encrypted."""
+    """A PEM file with the unencrypted key of the client certificate."""
     proxy: str | None = None
-    """URL of an HTTP proxy. Proxies of the environment are not used."""
+    """URL of an HTTP proxy. The agent ignores proxies in environment variables."""
     proxy_file: str | None = None
-    """A file with the proxy's URL, for one that has a password in it; read again when it changes."""
+    """A file with the proxy's URL, for a URL with a password. The agent reads the file again after a change."""
     proxy_env: str | None = None
-    """An environment variable with the proxy's URL, likewise."""
+    """An environment variable with the proxy's URL, for a URL with a password."""
     retry_statuses: tuple[_Status, ...] = ()
-    """HTTP statuses to try again, whatever the table says."""
+    """HTTP statuses to retry. This setting overrides the default handling."""
     park_statuses: tuple[_Status, ...] = ()
-    """HTTP statuses that refuse a record for good, whatever the table says."""
+    """HTTP statuses that reject a record permanently. This setting overrides the default handling."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a mistake. A derived Config calls this method."""
+        """Raise ValueError for an invalid setting. A derived Config calls this method."""
         self._check_files()
         one_of(**self._ways())
         self._check_scope()
@@ -72,7 +73,7 @@ class HttpConfig(SinkConfig, frozen=True, kw_only=True):
 
     @property
     def token_key(self) -> str | None:
-        """Return the key that requests a token for each request, None without one."""
+        """Return the key that requests a token for each request, or None."""
         return None if self.entra_scope is None else "entra_scope"
 
     def _ways(self) -> dict[str, str | None]:
@@ -90,7 +91,7 @@ class HttpConfig(SinkConfig, frozen=True, kw_only=True):
             except ValueError as wanted:
                 raise ValueError(f"entra_scope must be {wanted}.") from None
         if self.token_key is not None and any(name.lower() == "authorization" for name in self.headers):
-            raise ValueError(f"headers has an Authorization, and {self.token_key} makes one; keep one.")
+            raise ValueError(f"headers and {self.token_key} both set Authorization. Remove one of them.")
 
     def _check_files(self) -> None:
         if self.client_key_file is not None and self.client_cert_file is None:
@@ -110,7 +111,7 @@ def one_of(**keys: str | None) -> None:
 
 
 def check_token_stays_private(config: HttpConfig, url: str) -> None:
-    """Raise ValueError if a requested token would travel to *url* without encryption."""
+    """Raise ValueError if a requested token would be sent to *url* without encryption."""
     if config.token_key is not None:
         parts = urlsplit(url)
         has_proxy = any(each is not None for each in (config.proxy, config.proxy_file, config.proxy_env))
@@ -120,13 +121,13 @@ def check_token_stays_private(config: HttpConfig, url: str) -> None:
 
 
 def check_header(name: str, value: str, *, where: str) -> None:
-    """Raise ValueError, without *value*, if a header cannot be sent."""
+    """Raise ValueError if a header is invalid. The message omits *value*."""
     if not _HEADER_NAME.fullmatch(name):
         raise ValueError(f"{where}: the name of a header is empty or has an invalid character.")
     if name.lower() in _OURS:
-        raise ValueError(f"{where}: the header {name} is set by the sink itself. Take it out.")
+        raise ValueError(f"{where}: the header {name} is set by the sink itself. Remove the header.")
     if not (value.isascii() and value.isprintable()) or value != value.strip():
-        raise ValueError(f"{where}: the value of {name} may hold printable ASCII alone, no blank at either end.")
+        raise ValueError(f"{where}: the value of {name} must be printable ASCII without spaces at either end.")
 
 
 def _harmless(name: str, value: object) -> object:

@@ -1,12 +1,13 @@
-"""A record as an alert of Prometheus Alertmanager (API v2).
+"""Format for alerts of Prometheus Alertmanager (API v2).
 
 Alertmanager identifies an alert by its labels, so the labels contain only values that stay the same for the life of an
 event. If Azure changes the type or the source, the same request resolves the alert with the old labels.
 
 Alertmanager keeps alerts in memory and loses them on a restart, so the host sends each active alert again every
-`refresh_seconds`. `endsAt` is four times that value from now, as Prometheus does, so the alert of a deleted VM ends.
-The `endsAt` of an ending is ten seconds ago, so the clocks may differ by ten seconds. Alertmanager treats an end in its
-own future as a refresh and keeps the later of the two ends (provider/mem, Alert.Merge).
+`refresh_seconds`. As in Prometheus, `endsAt` is four intervals from now, so the alert of a deleted VM ends.
+
+To resolve an alert, the request sets `endsAt` to ten seconds ago, so the clocks may differ by ten seconds. If `endsAt`
+is in the future, Alertmanager treats the request as a refresh and keeps the later end (provider/mem, Alert.Merge).
 
 The members of a cluster do not exchange alerts, so configure one sink for each member.
 """
@@ -38,7 +39,7 @@ from sinks.webhook.format import Format, Message
 _ALERTS_PATH = "/api/v2/alerts"
 _STATUS_PATH = "/api/v2/status"
 
-#: The default interval of refreshes.
+#: The default refresh interval.
 REFRESH_SECONDS = 180.0
 _REFRESHES_IN_A_LIFE = 4
 _TEST_LIFE = timedelta(minutes=5)
@@ -59,7 +60,7 @@ class AlertmanagerFormat(Format):
         self._tag_labels = tuple(tag_labels)
 
     def message(self, url: str, record: TransitionRecord, now: datetime) -> Message | None:
-        """Return a list with the alert, None for other transitions than those of an event."""
+        """Return the alert as a list, or None if the transition does not belong to an event."""
         event = alerting_event(record)
         if event is None:
             return None
@@ -78,7 +79,7 @@ class AlertmanagerFormat(Format):
             has_version = False
         if not has_version:
             raise DeliveryFailed(
-                f"{endpoint.shown} does not answer as Alertmanager does. Check the URL.", needs_attention=True
+                f"{endpoint.shown} does not respond like Alertmanager. Check the URL.", needs_attention=True
             )
 
     def _ends_at(self, record: TransitionRecord, now: datetime) -> datetime:
@@ -88,7 +89,7 @@ class AlertmanagerFormat(Format):
         return now + life
 
     def _labels(self, record: TransitionRecord, event: ScheduledEvent) -> dict[str, str]:
-        """Return the labels. Tags and the configuration's labels replace no label of this format."""
+        """Return the labels. Tags and configured labels never override the labels of this format."""
         labels = _tags(record, self._tag_labels) | record.labels
         spelt = {_label_name(name): value for name, value in labels.items()} | _own_labels(record, event)
         return {name: value for name, value in spelt.items() if name and value}
@@ -134,13 +135,13 @@ def _own_labels(record: TransitionRecord, event: ScheduledEvent) -> dict[str, st
 
 
 def _tags(record: TransitionRecord, names: Sequence[str]) -> dict[str, str]:
-    """Return the VM's tags with *names*. Azure compares the names of tags without case."""
+    """Return the VM's tags with *names*. Tag names in Azure are case-insensitive."""
     values = {name.casefold(): value for name, value in record.vm.tags.items()}
     return {name: values[name.casefold()] for name in names if name.casefold() in values}
 
 
 def _generator_url(record: TransitionRecord) -> str | None:
-    """Return the VM's page in the Azure portal, None without a resource ID."""
+    """Return the URL of the VM in the Azure portal, or None without a resource ID."""
     resource_id = record.vm.resource_id
     if not resource_id or not resource_id.startswith("/"):
         return None
@@ -172,9 +173,9 @@ def _annotations(record: TransitionRecord) -> dict[str, str]:
 
 
 def _earlier(record: TransitionRecord, event: ScheduledEvent) -> ScheduledEvent | None:
-    """Return the event with its previous type and source if one of them changed, else None."""
+    """Return the event with its previous type and source, or None if neither changed."""
     previous = record.previous or {}
     changed = {name: previous.get(name) for name in ("event_type", "event_source") if name in record.changed}
-    if not changed or event.event_id is None:  # without an EventId it would be another event
+    if not changed or event.event_id is None:  # without an EventId, the changed event is another event
         return None
     return msgspec.structs.replace(event, **changed)

@@ -1,4 +1,4 @@
-"""The keys of the sink `webhook`, the checks of their values, and the format that they choose."""
+"""The keys of the sink `webhook`, their validation, and the choice of the format."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from sinks.webhook.pagerduty import PagerDutyFormat
 from sinks.webhook.samples import samples
 from sinks.webhook.template import TemplateFormat, check_url_template, is_url_template
 
-#: Keys that mean something to one format alone.
+#: Keys that apply to only one format.
 _KEYS_OF = {
     "alertmanager": ("tag_labels",),
     "pagerduty": ("routing_key_file", "routing_key_env", "urgent_as"),
     "template": ("template", "template_file", "content_type"),
 }
 
-#: Where a portal takes records, below its URL.
+#: The path for records, below the portal's URL.
 _RECORDS = "/records"
-#: So often may an event be told again, in seconds: four times that is how long an alert lives.
+#: The valid refresh interval in seconds. The lifetime of an alert is four intervals.
 _REFRESH = msgspec.Meta(ge=0.1, le=24 * 3600.0)
 
 
@@ -35,57 +35,63 @@ class WebhookConfig(HttpConfig, frozen=True, kw_only=True):
     """The keys of a ``[[sinks]]`` table of type webhook."""
 
     url: str | None = None
-    """Where to POST; an address is enough for alertmanager, none is needed for pagerduty. Else url, url_file or
-    url_env is required. What follows its host may be a template, with format template."""
+    """The destination of the POST requests. For alertmanager, the base URL is enough. Every format except
+    pagerduty requires url, url_file, or url_env. With format template, the part after the host may be a template."""
     url_file: str | None = None
-    """A file with the URL, whose path is often a secret; read again when it changes."""
+    """A file with the URL, for a URL with a secret path. The agent reads the file again after a change."""
     url_env: str | None = None
     """An environment variable with the URL."""
     format: Literal["cloudevents", "alertmanager", "pagerduty", "template"] = "cloudevents"
-    """The shape of the body. alertmanager and pagerduty send nothing for heartbeats and outcomes of approvals."""
+    """The format of the body. alertmanager and pagerduty do not send heartbeats or the outcomes of approvals."""
     credential: Literal["attested"] | None = None
-    """For an ops portal, whose url ends in /records. attested: show a token that the portal gives for the document in
-    which Azure says which VM this is; no secret is kept on the VM."""
+    """For an ops portal with a url that ends in /records. attested: send a token that the portal issues in exchange
+    for Azure's attested document of this VM. The VM stores no secret."""
     secret_file: str | None = None
-    """A file of Standard Webhooks secrets (whsec_...), one a line: each signs, for rotation. Read again too."""
+    """A file with Standard Webhooks secrets (whsec_...), one per line. Each secret signs every request, to support
+    rotation. The agent reads the file again after a change."""
     secret_env: str | None = None
-    """An environment variable with such a secret."""
+    """An environment variable with a Standard Webhooks secret."""
     refresh_seconds: Annotated[float, _REFRESH] | None = None
-    """An active event is told again every so many seconds, under the same id: a destination may forget. Default: 180
-    for alertmanager, whose alerts end four times that after they were last told; else never. Not for pagerduty."""
+    """Send each active event again at this interval, in seconds, under the same id, because a destination may lose its
+    alerts. An alert in Alertmanager ends four intervals after the last send. Default: 180 for alertmanager, never for
+    other formats. Not valid for pagerduty."""
     tag_labels: tuple[str, ...] = ()
-    """alertmanager: the names of tags of the VM that become labels of its alerts."""
+    """alertmanager: the names of VM tags to add to alerts as labels."""
     routing_key_file: str | None = None
     """pagerduty: a file with the routing key of the service (Events API v2)."""
     routing_key_env: str | None = None
-    """pagerduty: an environment variable with that key."""
+    """pagerduty: an environment variable with the routing key."""
     urgent_as: Literal["change", "alert"] = "change"
-    """pagerduty: send Preempt and Terminate as change events, which page no one, or as alerts like the others."""
+    """pagerduty: send Preempt and Terminate as change events, which page no one, or as alerts like other types."""
     template: str | None = None
-    """template: the body in Jinja2, which may name `record` and each of its fields."""
+    """template: the body as a Jinja2 template. The template can use `record` and all fields of the record."""
     template_file: str | None = None
-    """template: a file with that template; read when the sink starts."""
+    """template: a file with the template. The agent reads the file when the sink starts."""
     content_type: str = "application/json"
-    """template: the Content-Type. A body that is said to be JSON must be."""
+    """template: the Content-Type. For a JSON Content-Type, the body must be valid JSON."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError with what is wrong."""
+        """Raise ValueError for an invalid setting."""
         super().__post_init__()
         if self.max_batch != 1:
-            raise ValueError(f"max_batch is {self.max_batch}, but a webhook carries one record a request. Take it out.")
+            raise ValueError(
+                f"max_batch is {self.max_batch}, but a webhook carries one record per request. Remove max_batch."
+            )
         one_of(secret_file=self.secret_file, secret_env=self.secret_env)
         self._check_url()
         self._check_other_formats_keys()
         if self.credential is not None:
             if self.format != "cloudevents":
-                raise ValueError(f"credential is for a portal, and format = {self.format!r} is not. Take one out.")
+                raise ValueError(
+                    f"credential is for a portal and needs format = 'cloudevents', but the format is {self.format!r}."
+                )
             portal_of(self.url)
         if self.format == "pagerduty":
             self._check_routing_key()
             if self.refresh_seconds is not None:
                 raise ValueError(
-                    "refresh_seconds is not for format = 'pagerduty', which forgets nothing: an incident that a person "
-                    "has resolved would open again. Take it out."
+                    "refresh_seconds is not valid for format = 'pagerduty'. A refresh would reopen an incident that a "
+                    "person has resolved. Remove refresh_seconds."
                 )
         if self.format == "template":
             check_header("Content-Type", self.content_type, where="content_type")
@@ -93,7 +99,7 @@ class WebhookConfig(HttpConfig, frozen=True, kw_only=True):
 
     @property
     def token_key(self) -> str | None:
-        """Return the key that has a token got, and shown with each request; None when there is none."""
+        """Return the key that requests a token for each request, or None."""
         return super().token_key if self.credential is None else "credential"
 
     def _ways(self) -> dict[str, str | None]:
@@ -109,7 +115,7 @@ class WebhookConfig(HttpConfig, frozen=True, kw_only=True):
             if self.format == "pagerduty":
                 pagerduty.check_url(self.url)
         elif self.url_file is None and self.url_env is None and self.format != "pagerduty":
-            raise ValueError("url is missing. Set url, or url_file or url_env when its path is a secret.")
+            raise ValueError("url is missing. Set url. If the path of the URL is a secret, set url_file or url_env.")
 
     def _check_other_formats_keys(self) -> None:
         for name, keys in _KEYS_OF.items():
@@ -120,14 +126,17 @@ class WebhookConfig(HttpConfig, frozen=True, kw_only=True):
     def _check_routing_key(self) -> None:
         one_of(routing_key_file=self.routing_key_file, routing_key_env=self.routing_key_env)
         if self.routing_key_file is None and self.routing_key_env is None:
-            raise ValueError("routing_key_file or routing_key_env is missing: format = 'pagerduty' needs one.")
+            raise ValueError("routing_key_file or routing_key_env is missing. Set one for format = 'pagerduty'.")
 
 
 def portal_of(url: str | None) -> str:
-    """Return the URL of the portal that takes records at *url*; raise ValueError when that is none of a portal."""
+    """Return the URL of the portal that accepts records at *url*.
+
+    Raise ValueError if *url* is not the URL of a portal.
+    """
     if url is None or not url.endswith(_RECORDS) or "?" in url or "#" in url:
         raise ValueError(
-            "credential is for a portal, whose url ends in /records. Write it as url, such as "
+            "credential is for a portal, and the url of a portal ends in /records. Set url, for example "
             "https://portal.example.net/api/v1/records."
         )
     return url.removesuffix(_RECORDS)
@@ -140,13 +149,13 @@ def check_labels(config: WebhookConfig, labels: Mapping[str, str]) -> None:
 
 
 def refresh_seconds_of(config: WebhookConfig) -> float | None:
-    """Return how often the sink with *config* is told again what is active, None for never."""
+    """Return the interval in seconds between refreshes of active events, or None for never."""
     default = REFRESH_SECONDS if config.format == "alertmanager" else None
     return default if config.refresh_seconds is None else config.refresh_seconds
 
 
 def format_of(config: WebhookConfig) -> Format:
-    """Return the format that *config* chooses; raise ValueError for a template that went wrong since."""
+    """Return the format of *config*. Raise ValueError if the template is invalid."""
     if config.format == "alertmanager":
         refresh_seconds = config.refresh_seconds or REFRESH_SECONDS
         return AlertmanagerFormat(refresh_seconds=refresh_seconds, tag_labels=config.tag_labels)
@@ -163,10 +172,10 @@ def _template(config: WebhookConfig) -> TemplateFormat:
         try:
             text = Path(config.template_file).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+            reason = error.strerror if isinstance(error, OSError) else "the file is not valid UTF-8"
             raise ValueError(f"template_file {config.template_file} cannot be read: {reason}.") from None
     if text is None:
-        raise ValueError("template or template_file is missing: format = 'template' needs one.")
+        raise ValueError("template or template_file is missing. Set one for format = 'template'.")
     return TemplateFormat(text, content_type=config.content_type)
 
 

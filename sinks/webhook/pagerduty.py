@@ -1,4 +1,4 @@
-"""A record as an event of PagerDuty's Events API v2: trigger and resolve, or a change event.
+"""Format for PagerDuty's Events API v2: trigger, resolve, and change events.
 
 The `dedup_key` is the event's key, so all VMs of an event share one incident. The first VM that observes the end
 resolves the incident.
@@ -50,7 +50,7 @@ class PagerDutyFormat(Format):
         self.secrets = (routing_key,)
 
     def message(self, url: str, record: TransitionRecord, now: datetime) -> Message | None:
-        """Return the event, None for other transitions than those of an event."""
+        """Return the message, or None if the transition does not belong to an event."""
         del now
         event = alerting_event(record)
         if event is None:
@@ -76,7 +76,7 @@ class PagerDutyFormat(Format):
     def _is_change(self, record: TransitionRecord) -> bool:
         if record.transition is Transition.TEST:
             return True
-        # An open incident is always resolved, also if the new type of its event makes no incident.
+        # Always resolve an open incident, even if the new type of the event does not create incidents.
         return self._urgent_as_change and record.is_urgent and not _was_alert(record)
 
     def _is_over(self, record: TransitionRecord) -> bool:
@@ -84,7 +84,10 @@ class PagerDutyFormat(Format):
 
 
 def check_url(url: str) -> None:
-    """Raise ValueError unless *url* ends as PagerDuty's URL, because change events use another path."""
+    """Raise ValueError unless *url* ends with PagerDuty's path for alerts.
+
+    Change events use another path, so the format replaces the path.
+    """
     parts = urlsplit(url)
     if not url.endswith(_ALERT_PATH) or parts.query or parts.fragment:
         raise ValueError(f"url must end in {_ALERT_PATH} for format = 'pagerduty'. The default is {DEFAULT_URL}.")
@@ -119,7 +122,7 @@ def _alert(record: TransitionRecord, event: ScheduledEvent, *, is_over: bool) ->
 
 
 def dedup_key(record: TransitionRecord) -> str:
-    """Return the key of the incident, which is the same on every VM and for the life of the event."""
+    """Return the incident key, which is the same on all VMs for the lifetime of the event."""
     key = f"azure-scheduled-event/{record.event_key}"
     if len(key) <= _MOST_KEY_CHARACTERS:
         return key

@@ -169,7 +169,7 @@ def test_reminder_comes_once_an_hour_and_says_how_often(
         clock.advance(1)
     assert [entry.getMessage() for entry in caplog.records] == [
         "refused",
-        *["refused (and 3599 times more since this was last said)"] * 2,
+        *["refused (3599 more times since the last report)"] * 2,
     ]
 
 

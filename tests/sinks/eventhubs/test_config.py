@@ -56,7 +56,7 @@ def test_configuration_that_cannot_work_is_refused(keys, said) -> None:
 
 def test_connection_string_in_the_wrong_key_is_not_repeated() -> None:
     said = mistakes(**{**IDENTITY, "fully_qualified_namespace": f"Endpoint=sb://ns.net/;SharedAccessKey={KEY}"})
-    assert "fully_qualified_namespace is no whole host name" in said
+    assert "fully_qualified_namespace is not a complete host name" in said
     assert KEY not in said
 
 

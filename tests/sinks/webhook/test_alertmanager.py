@@ -148,7 +148,7 @@ def test_check_asks_alertmanager_for_its_status(peer: HttpPeer) -> None:
     sink.check()
     assert [(request.method, request.path) for request in peer.requests] == [("GET", "/api/v2/status")]
     peer.say(200, body=b"<html>some other program</html>")
-    with pytest.raises(DeliveryFailed, match="does not answer as Alertmanager does"):
+    with pytest.raises(DeliveryFailed, match="does not respond like Alertmanager"):
         sink.check()
     peer.say(404)
     with pytest.raises(DeliveryFailed, match="Check the URL"):

@@ -120,7 +120,7 @@ def test_a_send_waits_for_the_token_within_its_deadline(make_sink):
         ({"bearer_token_file": "/token"}, "bearer_token_file and credential are both set"),
         ({"entra_scope": "api://x"}, "entra_scope and credential are both set"),
         ({"headers": {"authorization": "Bearer x"}}, "Authorization"),
-        ({"format": "alertmanager"}, "format = 'alertmanager' is not"),
+        ({"format": "alertmanager"}, "the format is 'alertmanager'"),
         ({"credential": "entra"}, "but must be 'attested'"),
     ],
 )
