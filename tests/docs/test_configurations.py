@@ -88,7 +88,7 @@ def _write_program(path, text):
 
 
 def test_every_variable_of_the_command_sink_is_listed_and_no_other():
-    listed = KEYS.partition(f"`{ENVIRONMENT_PREFIX}` followed by")[2].partition("\n\nIt inherits")[0]
+    listed = KEYS.partition(f"`{ENVIRONMENT_PREFIX}` followed by")[2].partition("\n\nThe program inherits")[0]
     assert [ENVIRONMENT_PREFIX + name for name in re.findall(r"`(\w+)`", listed)] == list(
         environment_of(sample_record())
     )
