@@ -21,22 +21,11 @@ from bridge.clock import format_time, utc_now
 from bridge.config.trusted_keys import MAX_NAME_CHARACTERS
 from bridge.errors import BridgeError
 from bridge.events.event import ScheduledEvent, VmIdentity, normal_name
-from bridge.events.record import Transition, TransitionRecord, Verdict, decode_record
+from bridge.events.record import TransitionRecord, Verdict, decode_record
 from bridge.imds.document import parse_document
 from bridge.text import one_line
 
 DEFAULT_KEY_NAME = "decisions.key"
-#: Records of approvals can carry an older version of the event.
-_OF_THE_EVENT = frozenset(
-    {
-        Transition.SCHEDULED,
-        Transition.UPDATED,
-        Transition.STARTED,
-        Transition.COMPLETED,
-        Transition.CANCELED,
-        Transition.ENDED,
-    }
-)
 
 
 class EventNotFound(BridgeError):
@@ -192,7 +181,8 @@ def _sightings(content: bytes) -> list[Sighting]:
     for record in sorted(_records(content), key=lambda each: (each.stream_id, each.sequence)):
         event = record.event
         newest[record.vm.vm_id] = record
-        if record.transition in _OF_THE_EVENT and event is not None and event.event_id is not None:
+        # Records of approvals can carry an older version of the event.
+        if record.transition.is_by_azure and event is not None and event.event_id is not None:
             is_over = record.transition.is_ending
             found[record.vm.vm_id, event.event_id] = Sighting(event=event, vm=record.vm, is_over=is_over)
     return [

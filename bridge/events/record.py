@@ -47,6 +47,11 @@ class Transition(str, Enum):
         """Whether the transition ends the event."""
         return self in {Transition.COMPLETED, Transition.CANCELED, Transition.ENDED}
 
+    @property
+    def is_by_azure(self) -> bool:
+        """Whether Azure changed the event, and the record therefore has the event as Azure showed it last."""
+        return self.is_ending or self in {Transition.SCHEDULED, Transition.STARTED, Transition.UPDATED}
+
 
 class Evidence(str, Enum):
     """Certainty of a transition."""

@@ -25,16 +25,6 @@ _KEY_CHARACTERS = 32
 #: RFC 9562, section 5.7: the first 48 bits of a UUIDv7 are its time in milliseconds.
 _TIME_SHIFT, _VERSION_7 = 80, 7
 
-_OF_AN_EVENT = frozenset(
-    {
-        Transition.SCHEDULED,
-        Transition.UPDATED,
-        Transition.STARTED,
-        Transition.COMPLETED,
-        Transition.CANCELED,
-        Transition.ENDED,
-    }
-)
 _EVIDENCE_RANK = {Evidence.UNKNOWN: 0, Evidence.INFERRED: 1, Evidence.BOOT_ID: 2, Evidence.OBSERVED: 3}
 
 
@@ -210,7 +200,7 @@ class Fleet:
         milliseconds = _stream_milliseconds(record.stream_id, first_received_at)
         position = (milliseconds, record.stream_id.lower(), record.sequence, record.id)
         self._add_vm(_vm_state_of(record, key, position))
-        if record.event is not None and record.transition in _OF_AN_EVENT:
+        if record.event is not None and record.transition.is_by_azure:
             self._add_view(_view_of(record, record.event, key, position))
 
     def events(self) -> dict[str, EventState]:

@@ -2,7 +2,7 @@
 
 A real agent runs in this process, against a simulated metadata service and a portal. `sys.setprofile` notes each call
 from one file of `bridge` into another. The path of a document ends when its records are in the state and the saver is
-woken. The path of a decision ends when the result of its approval is there, too.
+woken. The path of a decision also includes the result of its approval.
 
 A file is on the path if it calls another file, or if it is the end of the path (`state` and `saver`). A file that only
 answers its caller, such as a parser, is not on the path. The modules in _BOTTOM may be called from anywhere and are not
