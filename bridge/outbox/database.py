@@ -56,7 +56,7 @@ _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE events (key TEXT PRIMARY KEY, ended_at REAL, rest TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE records (sequence INTEGER PRIMARY KEY, id TEXT NOT NULL, event_key TEXT NOT NULL,
-  observed_at REAL NOT NULL, is_routed INTEGER NOT NULL, rest TEXT NOT NULL, body TEXT NOT NULL);
+  observed_at REAL NOT NULL, body TEXT NOT NULL);
 CREATE TABLE deliveries (sequence INTEGER NOT NULL, sink TEXT NOT NULL, state TEXT NOT NULL, attempts INTEGER NOT NULL,
   error TEXT, rest TEXT NOT NULL, PRIMARY KEY (sequence, sink)) WITHOUT ROWID;
 CREATE TABLE sinks (name TEXT PRIMARY KEY, rest TEXT NOT NULL) WITHOUT ROWID;
@@ -77,8 +77,7 @@ class _Spec:
         self.row, self.key, self.columns = row, key, (*key, *columns)
         self.rest = tuple(field for field in row.__struct_fields__ if field not in (*self.columns, *_NOT_REPEATED))
         """The fields that are stored as JSON."""
-        body = ("body",) if row is RecordRow else ()
-        self.stored = (*self.columns, *(("rest",) if self.rest else ()), *body)
+        self.stored = (*self.columns, *(("rest",) if self.rest else ()))
         """All columns that a row fills."""
         marks = ", ".join("?" * len(self.stored))
         self.put = f"INSERT OR REPLACE INTO {name} ({', '.join(self.stored)}) VALUES ({marks})"  # noqa: S608
@@ -90,25 +89,25 @@ class _Spec:
         if self.rest:
             values.append(msgspec.json.encode({field: getattr(row, field) for field in self.rest}).decode())
         if isinstance(row, RecordRow):
-            values.append(row.body.decode())
+            values[-1] = row.body.decode()
         return values
 
     def decode(self, values: Sequence[Any]) -> Any:
         """Return the row with these *values*; raises an error if they are damaged."""
         plain = dict(zip(self.stored, values, strict=True))
         plain |= msgspec.json.decode(plain.pop("rest")) if self.rest else {}
-        if self.row is not RecordRow:
-            return msgspec.convert(plain, self.row)
-        if decode_record(plain["body"]).id != plain["id"]:
-            raise ValueError(plain["id"])
-        return RecordRow(**{**plain, "is_routed": bool(plain["is_routed"]), "body": plain["body"].encode()})
+        if self.row is RecordRow:
+            if decode_record(plain["body"]).id != plain["id"]:
+                raise ValueError(plain["id"])
+            plain["body"] = plain["body"].encode()
+        return msgspec.convert(plain, self.row)
 
 
 _SPECS = {
     "meta": _Spec("meta", MetaRow, ("key",), "value"),
     "events": _Spec("events", EventRow, ("key",), "ended_at"),
     "deliveries": _Spec("deliveries", Delivery, ("sequence", "sink"), "state", "attempts", "error"),
-    "records": _Spec("records", RecordRow, ("sequence",), "id", "event_key", "observed_at", "is_routed"),
+    "records": _Spec("records", RecordRow, ("sequence",), "id", "event_key", "observed_at", "body"),
     "sinks": _Spec("sinks", SinkRow, ("name",)),
     "decisions": _Spec(
         "decisions", StoredDecision, ("arrival",), "source", "approver", "decision_id", "event_id", "verdict", "state"
@@ -213,8 +212,7 @@ def _without_history(name: str, rows: Mapping[str, list[Any]]) -> tuple[str, tup
         return "WHERE sequence >= ?", (oldest,)
     needed = {row.sequence for row in rows["deliveries"] if row.state in NEEDED}
     needed.update(sequence for event in rows["events"] for sequence in event.references)
-    where = "WHERE sequence >= ? AND (NOT is_routed OR sequence IN (SELECT value FROM json_each(?)))"
-    return where, (oldest, msgspec.json.encode(needed).decode())
+    return "WHERE sequence IN (SELECT value FROM json_each(?))", (msgspec.json.encode(needed).decode(),)
 
 
 def connect_read_only(path: Path) -> sqlite3.Connection:

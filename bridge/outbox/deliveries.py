@@ -164,16 +164,6 @@ def urgency(
     return bool(queue.urgent), soonest, by_event
 
 
-def last_records_of_active(state: State) -> list[RecordRow]:
-    """Return the records that a new sink receives: of each active event the newest state, then a later outcome."""
-    found = []
-    for event in state.events.rows.values():
-        if event.ended_at is None:
-            sequences = {event.last_state_sequence, event.last_sequence} - {None}
-            found += [state.records.rows[each] for each in sequences if each in state.records.rows]
-    return sorted(found, key=lambda row: row.sequence)
-
-
 def new_delivery(record: RecordRow, decoded: TransitionRecord, sink: str) -> Delivery:
     """Return the pending delivery of *record* for *sink*."""
     event = decoded.event
@@ -224,7 +214,7 @@ def import_rows(state: State, rows: Mapping[str, Iterable[Any]], known: Collecti
     new = [row for row in rows.get("records", ()) if row.sequence in wanted and _place(row) not in present]
     first = min([0, *state.records.rows]) - len(new)
     for place, row in enumerate(sorted(new, key=_place), first):
-        state.put_record(msgspec.structs.replace(row, sequence=place, is_routed=True))
+        state.records.put(msgspec.structs.replace(row, sequence=place))
         for delivery in wanted[row.sequence]:
             state.put_delivery(
                 msgspec.structs.replace(delivery, sequence=place, event_key=row.event_key, body=row.body)

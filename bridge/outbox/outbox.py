@@ -26,7 +26,7 @@ import msgspec
 
 from bridge.clock import REAL_CLOCK, Clock, format_time, parse_time
 from bridge.events.diff import Change
-from bridge.events.event import Document, Incarnation, ScheduledEvent, VmIdentity, encode
+from bridge.events.event import Document, Incarnation, VmIdentity, encode
 from bridge.events.record import Transition, TransitionRecord
 from bridge.events.stream import new_stream_id
 from bridge.logs import ThrottledLog
@@ -34,7 +34,7 @@ from bridge.outbox import approvals, deliveries, records, retention
 from bridge.outbox.approvals import DISABLED_FILE
 from bridge.outbox.database import Loaded
 from bridge.outbox.deliveries import DeliveryResult
-from bridge.outbox.records import RecordContext, Routing
+from bridge.outbox.records import RecordContext
 from bridge.outbox.rows import ApprovalRecord, Delivery
 from bridge.outbox.saver import Saver
 from bridge.outbox.state import DueRows, State, StoredState, stored_state
@@ -90,8 +90,7 @@ class Outbox:
         self._lock = threading.Lock()
         self._state = State()
         self._context = RecordContext()
-        self._urgent: list[ScheduledEvent] = []
-        self._arrivals: deque[tuple[int, int, float]] = deque()
+        self._arrivals: deque[tuple[int, float]] = deque()
         self._due_through = self._notified_through = 0
         self._sending: dict[str, frozenset[int]] = {}
         self._newest_document_sequence = 1
@@ -133,7 +132,6 @@ class Outbox:
             self._context = msgspec.structs.replace(self._context, vm=stored.vm)
         if loaded.is_damaged:
             self._report_damage(loaded)
-        self._state.version += 1
 
     def _is_own(self, stored: StoredState) -> bool:
         vm_id = None if stored.vm is None else stored.vm.vm_id
@@ -167,11 +165,9 @@ class Outbox:
         with self._lock:
             before = self._state.next_sequence
             yield self._state
-            self._state.version += 1
             has_new = self._state.next_sequence > before
             if has_new:
-                arrival = (self._state.next_sequence - 1, self._state.version, self.clock.monotonic())
-                self._arrivals.append(arrival)
+                self._arrivals.append((self._state.next_sequence - 1, self.clock.monotonic()))
                 excess = self._state.needed_bytes - self.max_pending_bytes
                 if excess > 0:
                     self._evict(excess, "state.max_pending_bytes")
@@ -207,13 +203,10 @@ class Outbox:
 
     # Identity.
 
-    def use_vm(self, vm: VmIdentity, *, is_waiting: bool = False) -> None:
-        """Use *vm* for new records without confirming the stored state; with *is_waiting*, they wait for a call."""
-        with self._change() as state:
-            self._context = msgspec.structs.replace(self._context, vm=vm, is_waiting=is_waiting)
-            if self.is_trusted:
-                records.route_waiting(state, self._context)
-        self.on_due()
+    def use_vm(self, vm: VmIdentity) -> None:
+        """Use *vm* for new records without confirming the stored state."""
+        with self._lock:
+            self._context = msgspec.structs.replace(self._context, vm=vm)
 
     def identify(self, vm: VmIdentity) -> bool:
         """Take *vm* as this machine; return whether the stored state was another machine's and was replaced."""
@@ -221,7 +214,7 @@ class Outbox:
             stored = stored_state(self._state).vm
             before = None if stored is None else stored.vm_id
             is_foreign = bool(vm.vm_id and before) and not _same(vm.vm_id, before)
-            self._context = msgspec.structs.replace(self._context, vm=vm, is_waiting=False)
+            self._context = msgspec.structs.replace(self._context, vm=vm)
             if is_foreign:
                 records.start_empty(state, self.clock.now())
                 self.epoch += 1
@@ -229,7 +222,7 @@ class Outbox:
             state.put("vm", encode(vm).decode())
             state.put("vm_boot_id", self._boot_id or None)
             self.is_trusted = True
-            records.configure(state, self._context)
+            records.add_sinks(state, self._context)
         if is_foreign:
             logger.warning("The stored state belongs to another machine. The agent starts with an empty outbox.")
         self.on_due()
@@ -247,20 +240,20 @@ class Outbox:
     ) -> None:
         """Route new records by *router*; a new sink receives the last record of every active event."""
         with self._change() as state:
-            routing = Routing(
+            self._context = RecordContext(
+                vm=self._context.vm,
                 router=router,
                 sinks=tuple(sinks),
                 labels=dict(labels),
                 current_state_only=frozenset(current_state_only),
             )
-            self._context = msgspec.structs.replace(self._context, routing=routing)
-            records.configure(state, self._context)
+            records.add_sinks(state, self._context)
         self.on_due()
 
     def append_observation(
-        self, document: Document, changes: Sequence[Change], *, active_event_ids: tuple[str, ...] | None
+        self, document: Document | None, changes: Sequence[Change], *, active_event_ids: tuple[str, ...] | None
     ) -> list[TransitionRecord]:
-        """Store *document*, to be tracked from now on, and the records of *changes*.
+        """Store *document*, to be tracked from now on, and the records of *changes*. None stores no document.
 
         *active_event_ids* are the announced events after these changes. The caller calls `on_due` if the records become
         due without a save.
@@ -269,17 +262,11 @@ class Outbox:
             self.active_event_ids = active_event_ids
             if changes:
                 self._newest_document_sequence = state.next_sequence
-            state.put("document", encode(document).decode())
+            if document is not None:
+                state.put("document", encode(document).decode())
             facts = [msgspec.structs.asdict(change) for change in changes]
             new = [records.new_record(**each, active_event_ids=active_event_ids) for each in facts]
             return records.append(state, new, self._context)
-
-    def append_urgent(self, document: Document, now: datetime) -> list[TransitionRecord]:
-        """Record the urgent events of *document*, once each, while the outbox is not trusted."""
-        with self._change() as state:
-            new = [event for event in document.events if event.is_urgent and event not in self._urgent]
-            self._urgent += new
-            return records.append(state, [records.of_urgent(event, document, now) for event in new], self._context)
 
     def append_heartbeat(self, *, incarnation: Incarnation) -> list[TransitionRecord]:
         """Add a heartbeat for the sinks that request heartbeats."""
@@ -345,12 +332,12 @@ class Outbox:
             self._advance_due()
             if not self._arrivals:
                 return math.inf
-            return max(self._arrivals[0][2] + DUE_SECONDS - self.clock.monotonic(), 0.0)
+            return max(self._arrivals[0][1] + DUE_SECONDS - self.clock.monotonic(), 0.0)
 
     def _advance_due(self) -> int:
         """Return the last sequence that is due: saved, or 0.5 s old."""
-        saved, now = self.saver.saved_version, self.clock.monotonic()
-        while self._arrivals and (self._arrivals[0][1] <= saved or now - self._arrivals[0][2] >= DUE_SECONDS):
+        saved, now = self.saver.saved_through, self.clock.monotonic()
+        while self._arrivals and (self._arrivals[0][0] <= saved or now - self._arrivals[0][1] >= DUE_SECONDS):
             self._due_through = self._arrivals.popleft()[0]
         return self._due_through
 

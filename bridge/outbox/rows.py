@@ -47,8 +47,6 @@ class EventRow(msgspec.Struct, frozen=True, kw_only=True):
     """True after the first recorded ending, also if the event came back."""
     counts: dict[str, int] = {}
     """By `repeat_key`, the number of records with that content: the next n."""
-    last_sequence: int | None = None
-    """The newest record of the event."""
     last_state_sequence: int | None = None
     """The newest record that Azure caused: not the outcome of an approval."""
     sinks: dict[str, int] = {}
@@ -56,11 +54,10 @@ class EventRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def references(self) -> set[int]:
-        """Return the records that stay in memory for this event."""
+        """Return the sequences of the records that stay in memory for this event."""
         if self.ended_at is not None:
             return set()
-        named = (self.last_sequence, self.last_state_sequence)
-        return {*self.sinks.values(), *(sequence for sequence in named if sequence is not None)}
+        return {*self.sinks.values(), self.last_state_sequence or 0}
 
 
 class RecordRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,9 +68,6 @@ class RecordRow(msgspec.Struct, frozen=True, kw_only=True):
     event_key: str
     observed_at: float
     """Unix seconds."""
-    is_routed: bool
-    """False while the sinks are not chosen, because the name of this VM is not known."""
-    n: int = 0
     body: bytes
     """The record as JSON."""
 

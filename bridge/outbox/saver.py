@@ -98,7 +98,8 @@ class Saver:
         self._older_bytes = 0
         self._limit: float = max_bytes
         self.loaded = threading.Event()
-        self.saved_version = 0
+        self.saved_through = 0
+        """All records up to this sequence are saved."""
         self.file: Path | None = None
         """The file of the current generation."""
         self.used_bytes = 0
@@ -243,14 +244,14 @@ class Saver:
         if self._database is not None and unsaved.new_file_because is None and has_written:
             self._database.save(unsaved)
             self._accept_own_changes()
-        version = unsaved.version
+        through = unsaved.through
         if self._database is None or unsaved.new_file_because is not None:
-            version = self._create_file(unsaved.new_file_because)
-        self._unsaved, self.saved_version = Changes(), version
+            through = self._create_file(unsaved.new_file_because)
+        self._unsaved, self.saved_through = Changes(), through
         return has_written
 
     def _create_file(self, reason: str | None) -> int:
-        """Write the complete state into a new generation; return its version. Keep the two newest other files."""
+        """Write the complete state into a new generation; return its last sequence. Keep the two newest other files."""
         self._claim()
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._lock:
@@ -271,7 +272,7 @@ class Saver:
         with suppress(OSError):
             for path in older_generations(self._directory, database.path)[KEPT_GENERATIONS:]:
                 delete_generation(path)
-        return everything.version
+        return everything.through
 
     def _confirm(self, request: int, *, has_written: bool) -> None:
         was_behind = self._failure is not None

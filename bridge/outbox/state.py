@@ -3,8 +3,8 @@
 All engines read and change one `State` under the lock of `bridge.outbox.outbox`. Nothing here reads a clock, does I/O,
 or takes a lock, so a test can compare a `State` with a plain list.
 
-A record stays in memory while a sink needs it (pending or parked), while its sinks are not chosen yet, or while it is
-the newest record of an active event. All other records are *history*: they are in the file only.
+A record stays in memory while a sink needs it (pending or parked), or while it is the newest record of an active event.
+All other records are *history*: they are in the file only.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ class Table(Generic[K, R]):
 class Changes(msgspec.Struct, kw_only=True):
     """The rows of one save."""
 
-    version: int = 0
+    through: int = 0
+    """The sequence of the newest record."""
     tables: dict[str, dict[Any, Any]] = {}
     """By table, key -> row; None marks a deleted row."""
     new_file_because: str | None = None
@@ -92,7 +93,7 @@ class Changes(msgspec.Struct, kw_only=True):
 
     def add(self, newer: Changes) -> None:
         """Add *newer* changes: the newest row of each key counts."""
-        self.version = newer.version
+        self.through = newer.through
         self.require_new_file(newer.new_file_because)
         for name, rows in newer.tables.items() if self.new_file_because is None else ():
             self.tables.setdefault(name, {}).update(rows)
@@ -171,8 +172,6 @@ class State:
     """All tables in memory."""
 
     def __init__(self) -> None:
-        self.version = 0
-        """Rises with each change. The saver publishes the version up to which everything is saved."""
         self.meta: Table[str, MetaRow] = Table(lambda row: row.key)
         self.events: Table[str, EventRow] = Table(lambda row: row.key)
         self.records: Table[int, RecordRow] = Table(lambda row: row.sequence)
@@ -194,9 +193,8 @@ class State:
 
     def reset(self, reason: str) -> None:
         """Delete everything; the rest goes into a new file because of *reason*."""
-        version = self.version
         State.__init__(self)
-        self.version, self._new_file_because = version + 1, reason
+        self._new_file_because = reason
 
     # For the saver.
 
@@ -230,12 +228,13 @@ class State:
             self.put(OLDEST_SEQUENCE, str(min(self.records.rows, default=self.next_sequence)))
         tables = {name: table.take() for name, table in self.tables.items()}
         reason, self._new_file_because = self._new_file_because, None
-        return Changes(version=self.version, tables=tables, new_file_because=reason)
+        return Changes(through=self.next_sequence - 1, tables=tables, new_file_because=reason)
 
     def take_everything(self) -> Changes:
         """Return every row in memory, for a new file."""
         self.take_changes()
-        return Changes(version=self.version, tables={name: dict(table.rows) for name, table in self.tables.items()})
+        tables = {name: dict(table.rows) for name, table in self.tables.items()}
+        return Changes(through=self.next_sequence - 1, tables=tables)
 
     # Meta.
 
@@ -264,13 +263,6 @@ class State:
         if queue is None:
             queue = self.queues[sink] = SinkQueue()
         return queue
-
-    def put_record(self, row: RecordRow) -> None:
-        """Add a record, or replace one whose sinks are being chosen."""
-        before = self.records.rows.get(row.sequence)
-        self.needed_bytes -= self._needed_bytes(before)
-        self.records.put(row)
-        self.needed_bytes += self._needed_bytes(row)
 
     def put_delivery(self, row: Delivery) -> None:
         """Add or change the delivery of a record, and the totals of its sink."""
@@ -311,7 +303,7 @@ class State:
         return [rows[sequence, sink] for sink in self.queues if (sequence, sink) in rows]
 
     def _is_needed(self, row: RecordRow) -> bool:
-        return not row.is_routed or any(delivery.state in NEEDED for delivery in self.deliveries_of(row.sequence))
+        return any(delivery.state in NEEDED for delivery in self.deliveries_of(row.sequence))
 
     def _needed_bytes(self, row: RecordRow | None) -> int:
         return len(row.body) if row is not None and self._is_needed(row) else 0

@@ -4,8 +4,8 @@ A failed poll means that the document is unknown, never that it is empty: the st
 the next poll follows. The thread survives every error, because an agent that stopped polling looks like an agent that
 has nothing to report.
 
-Stored state may belong to another machine, for example after a boot from a golden image. Until the outbox is trusted,
-no document is compared. Only urgent events are recorded, after 2 s, because a spot eviction gives 30 s of notice.
+Until the identity of this VM is known, no document is compared: see `bridge.polling.identity`. Only urgent events are
+recorded, after 2 s, because a spot eviction gives 30 s of notice.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Protocol
 from bridge.backoff import poll_delay
 from bridge.clock import REAL_CLOCK, Clock, Instant, format_time
 from bridge.errors import DocumentInvalid, ImdsError, ImdsStatus
-from bridge.events.event import Document, Incarnation
+from bridge.events.diff import Step, classify_shown
+from bridge.events.event import Document, Incarnation, ScheduledEvent
 from bridge.events.record import TransitionRecord
 from bridge.events.tracker import DocumentTracker, Update
 from bridge.imds.client import ImdsClient
@@ -123,6 +124,7 @@ class Poller:
         self._tracker: DocumentTracker | None = None
         self._epoch = outbox.epoch
         self._untrusted_since: float | None = None
+        self._urgent: list[ScheduledEvent] = []
 
     @property
     def incarnation(self) -> Incarnation:
@@ -260,15 +262,13 @@ class Poller:
         for record in new_records:
             self._metrics.recorded(record.transition)
             _log_record(record)
-        if any(record.is_urgent for record in new_records):
-            self._identity.expedite()
 
     # State that may belong to another machine.
 
     def _trusted_tracker(self) -> DocumentTracker | None:
-        """Return the tracker of the stored document; None while that may be another machine's."""
+        """Return the tracker of the stored document; None while the identity of this VM is awaited."""
         outbox = self._outbox
-        if not outbox.is_trusted:
+        if not outbox.is_trusted or (self._tracker is None and self._identity.is_waiting):
             return None
         if self._tracker is None or outbox.epoch != self._epoch:
             self._epoch = outbox.epoch
@@ -289,7 +289,11 @@ class Poller:
             self._untrusted_since = instant.monotonic
         if instant.monotonic - self._untrusted_since < _UNTRUSTED_URGENT_SECONDS:
             return
-        self._note(self._outbox.append_urgent(document, instant.wall))
+        new = [event for event in document.events if event.is_urgent and event not in self._urgent]
+        self._urgent += new
+        step = Step(before=None, after=document, observed_at=instant.wall)
+        changes = [change for event in new if (change := classify_shown(None, event, step)) is not None]
+        self._note(self._outbox.append_observation(None, changes, active_event_ids=None))
 
     def _publish_active_events(self) -> None:
         tracker = self._tracker

@@ -157,22 +157,6 @@ def test_record_that_was_not_saved_before_a_kill_has_the_same_id_again(kit, monk
     assert again.stream_id > lost.stream_id
 
 
-def test_records_that_wait_for_the_identity_get_their_final_id(kit):
-    outbox = kit.open()
-    outbox.use_vm(VmIdentity(), is_waiting=True)
-    kit.commit(outbox, kit.event(resources=("vm_0",)))
-    assert kit.due(outbox) == []
-    outbox.identify(ME)
-    kit.saved(outbox)
-    (row,) = outbox.select("a", list)
-    other = kit.__class__(kit.directory.with_name("other"))
-    known = other.open()
-    known.identify(ME)
-    assert row.record.id == other.commit(known, kit.event(resources=("vm_0",)))[0].id
-    assert row.record.affects_this_vm
-    other.close()
-
-
 # Limits.
 
 

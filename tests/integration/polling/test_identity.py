@@ -141,20 +141,6 @@ def test_an_answer_that_is_later_than_the_start_may_wait_is_taken_all_the_same(o
     resolver.stop()
 
 
-def test_an_eviction_waits_two_seconds_at_most_while_the_service_hangs(outbox):
-    time, service = ManualClock(), SilentService()
-    resolver = IdentityResolver(service, outbox, VmIdentity(), clock=time.clock)
-    resolver.start(timeout_seconds=0.1)
-    assert resolver.is_waiting
-    resolver.expedite()
-    time.advance(3)
-    resolver.wake()
-    wait_until(lambda: not resolver.is_waiting)
-    assert not service.released.is_set()
-    service.released.set()
-    resolver.stop()
-
-
 @pytest.fixture
 def after_boot(tmp_path):
     """An outbox whose identity was stored under an earlier boot, and its stored identity."""
