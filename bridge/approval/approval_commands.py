@@ -25,9 +25,9 @@ from bridge.approval.evaluation import Evaluation, approval_record
 from bridge.config.approval import RemoteSettings, RuleSettings
 from bridge.events.environment import environment_of
 from bridge.events.event import encode
-from bridge.events.record import Transition, TransitionRecord
+from bridge.events.record import ApprovalResult, Transition, TransitionRecord
 from bridge.logs import ThrottledLog
-from bridge.outbox.rows import ApprovalResult, ApprovalStage, ApprovalState, DecisionStage, PendingApproval
+from bridge.outbox.rows import ApprovalStage, ApprovalState, DecisionStage, PendingApproval
 from bridge.system.run_and_kill import Ending, Finished, Runner
 
 logger = logging.getLogger(__name__)

@@ -25,10 +25,9 @@ from bridge.approval.evaluation import EXPLAINED, Context, Evaluation, Refusal, 
 from bridge.clock import CLOCK_SKEW_SECONDS
 from bridge.errors import RefusalReason
 from bridge.events.event import ScheduledEvent
-from bridge.events.record import Transition, Verdict
+from bridge.events.record import ApprovalResult, Transition, Verdict
 from bridge.outbox.rows import (
     OPEN_STAGES,
-    ApprovalResult,
     ApprovalStage,
     ApprovalState,
     DecisionStage,

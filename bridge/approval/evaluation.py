@@ -12,11 +12,10 @@ from bridge.approval.digest import digest
 from bridge.clock import CLOCK_SKEW_SECONDS
 from bridge.errors import RefusalReason
 from bridge.events.event import Document, ScheduledEvent
-from bridge.events.record import Approval, Transition, Verdict
+from bridge.events.record import Approval, ApprovalResult, Transition, Verdict
 from bridge.outbox.rows import (
     OPEN_DECISIONS,
     ApprovalRecord,
-    ApprovalResult,
     DecisionStage,
     DecisionUpdate,
     PendingApproval,

@@ -29,11 +29,11 @@ from bridge.backoff import delivery_gap
 from bridge.clock import REAL_CLOCK, Clock, Instant
 from bridge.errors import ImdsError, ImdsStatus
 from bridge.events.event import Document, Incarnation
-from bridge.events.record import Transition
+from bridge.events.record import ApprovalResult, Transition
 from bridge.imds.client import ImdsClient
 from bridge.logs import ThrottledLog
 from bridge.outbox.approvals import DISABLED_FILE
-from bridge.outbox.rows import ApprovalResult, ApprovalStage, DecisionStage, EventVersion, PendingApproval
+from bridge.outbox.rows import ApprovalStage, DecisionStage, EventVersion, PendingApproval
 
 logger = logging.getLogger(__name__)
 

@@ -28,9 +28,9 @@ from bridge.config.approval import ApprovalSettings
 from bridge.config.loader import Settings, state_directory
 from bridge.errors import BridgeError
 from bridge.events.event import Document, ScheduledEvent
-from bridge.events.record import Verdict
+from bridge.events.record import ApprovalResult, Verdict
 from bridge.exit_codes import ExitCode
-from bridge.outbox.rows import ApprovalResult, StoredDecision
+from bridge.outbox.rows import StoredDecision
 from bridge.text import EXCERPT_CHARACTERS, escaped, one_line
 
 #: The agent does not follow an older decision, because the person no longer waits.

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from bridge.clock import REAL_CLOCK, Clock, parse_time
@@ -29,7 +29,7 @@ from bridge.outbox import deliveries
 from bridge.outbox.deliveries import DeliveryResult
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.rows import Delivery, DeliveryState
-from bridge.outbox.state import DueRows
+from bridge.outbox.state import DueRows, State
 from bridge.sink import AttestedTokens, Sink, SinkConfig
 from bridge.system.threads import LoopWatch
 
@@ -357,7 +357,7 @@ class DeliveryWorker:
         for row in batch:
             urgent[row.event_key] = urgent.get(row.event_key, False) or row.urgent
         wall = self._clock.timestamp()
-        has_urgent, soonest, notices = self._outbox.read(deliveries.urgency, self.name, urgent, now=wall)
+        has_urgent, soonest, notices = self._outbox.read(_urgency, self.name, urgent, now=wall)
         events = [
             FailedEvent(
                 event_key=key,
@@ -385,3 +385,18 @@ class DeliveryWorker:
             next_step = "Nothing is sent until `outbox retry` or a restart."
         reason = str(error)[:_REASON_CHARACTERS]
         self._report.problem(self.name, level, f"Sending failed: {reason} {next_step}".rstrip(), sink=self.name)
+
+
+def _urgency(
+    state: State, sink: str, events: Iterable[str], *, now: float
+) -> tuple[bool, float | None, dict[str, float]]:
+    """Return whether an urgent row is pending, the soonest NotBefore after *now*, and the soonest one per event."""
+    queue = state.queue(sink)
+    ahead = (row.not_before for row in queue.pending.values() if row.not_before is not None and row.not_before > now)
+    soonest = min(ahead, default=None)
+    by_event: dict[str, float] = {}
+    for key in events:
+        times = [row.not_before for row in queue.of_event(key) if row.not_before is not None and row.not_before > now]
+        if times:
+            by_event[key] = min(times)
+    return bool(queue.urgent), soonest, by_event

@@ -27,13 +27,12 @@ from bridge.outbox.rows import (
 )
 from bridge.outbox.state import State
 
-#: While this file is in the state directory, nothing is approved.
 DISABLED_FILE = "approvals.disabled"
 #: A day longer than the clock skew, in case the clock is set back.
 REMEMBER_SECONDS = CLOCK_SKEW_SECONDS + 86_400.0
 KEEP_APPROVALS_SECONDS = 7 * 86_400.0
 MOST_OPEN_DECISIONS = 1_000
-"""Of one key."""
+"""The limit for one key. The oldest approvals are closed first, and holds last."""
 _SURPLUS = f"The key has more than {MOST_OPEN_DECISIONS:,} open decisions, and this is the oldest approval among them."
 
 
@@ -67,8 +66,10 @@ def open_decisions(state: State) -> tuple[StoredDecision, ...]:
 
 def find_decision(state: State, source: str, approver: str, decision_id: str) -> StoredDecision | None:
     """Return the decision with this jti, None if there is none."""
-    arrival = state.arrivals.get((source, approver, decision_id))
-    return None if arrival is None else state.decisions.rows[arrival]
+    for row in state.decisions.rows.values():
+        if row.decision_id == decision_id and (row.source, row.approver) == (source, approver):
+            return row
+    return None
 
 
 def token_digests(state: State, arrivals: Iterable[int]) -> tuple[str, ...]:
@@ -99,12 +100,11 @@ def _keep(state: State, decision: StoredDecision) -> KeepResult:
         return KeepResult.KNOWN if known.payload_sha256 == decision.payload_sha256 else KeepResult.REPLAYED
     arrival = max(int(state.get("last_arrival") or 0), *state.decisions.rows, 0) + 1
     state.put("last_arrival", str(arrival))
-    state.put_decision(msgspec.structs.replace(decision, arrival=arrival))
+    state.decisions.put(msgspec.structs.replace(decision, arrival=arrival))
     return KeepResult.NEW
 
 
 def _close_surplus(state: State, source: str, approver: str, kid: str | None) -> list[StoredDecision]:
-    """Close the oldest open approvals of a key above the limit, and then its oldest holds."""
     of_key = [
         each for each in open_decisions(state) if (each.source, each.approver, each.kid) == (source, approver, kid)
     ]
@@ -133,7 +133,7 @@ def keep_overruling(state: State, decision: StoredDecision, overruled: Collectio
     if not others:
         for hold in holds:
             if hold.issued_at >= decision.issued_at:
-                state.put_decision(msgspec.structs.replace(hold, issued_at=decision.issued_at - 1))
+                state.decisions.put(msgspec.structs.replace(hold, issued_at=decision.issued_at - 1))
         _keep(state, decision)
     return others
 
@@ -159,7 +159,7 @@ def update_decisions(state: State, updates: Iterable[DecisionUpdate]) -> None:
         row = state.decisions.rows.get(update.arrival)
         if row is not None:
             values = {"state": update.state, "outcome": update.outcome, "message": update.message}
-            state.put_decision(msgspec.structs.replace(row, **values))
+            state.decisions.put(msgspec.structs.replace(row, **values))
 
 
 def begin_attempt(
@@ -190,7 +190,7 @@ def prune(state: State, active_event_ids: Collection[str], now: float) -> None:
     known = {*active_event_ids, *state.events.rows}
     for row in list(state.decisions.rows.values()):
         if row.expires_at < now - REMEMBER_SECONDS and row.event_id not in known:
-            state.delete_decision(row)
+            state.decisions.delete(row.arrival)
     for approval in list(state.approvals.rows.values()):
         if approval.changed_at < now - KEEP_APPROVALS_SECONDS and approval.event_id not in known:
             state.approvals.delete(approval.key)

@@ -165,9 +165,6 @@ def _reports(error: Exception, text: str) -> bool:
     return isinstance(error, sqlite3.Error) and text in str(error)  # Python 3.10 has no error codes
 
 
-# Reading.
-
-
 def read_newest(directory: Path) -> Loaded:
     """Read the newest complete file, without history; raise OSError or sqlite3.Error if the disk fails.
 
@@ -204,7 +201,6 @@ def read_file(path: Path) -> Loaded | None:
 
 
 def _without_history(name: str, rows: Mapping[str, list[Any]]) -> tuple[str, tuple[Any, ...]]:
-    """Return the condition for rows that are not history, and its values, from the tables that are read before."""
     if name not in ("deliveries", "records"):
         return "", ()
     oldest = next((int(row.value) for row in rows["meta"] if row.key == OLDEST_SEQUENCE), -(2**62))
@@ -242,7 +238,7 @@ def _connect_for_reading(uri: str) -> sqlite3.Connection:
 def _read_table(
     connection: sqlite3.Connection, name: str, missing: dict[str, int | None], where: str, values: tuple[Any, ...]
 ) -> list[Any]:
-    """Read a table from its first row up to the damage, and from its last row back to the damage."""
+    """Read a table in both directions up to the damage."""
     spec = _SPECS[name]
     rows: dict[Any, Any] = {}
     undecodable = 0
@@ -272,9 +268,6 @@ def read_records(path: Path, *, after: int, before: int) -> Iterator[tuple[int, 
         query = "SELECT sequence, body FROM records WHERE sequence > ? AND sequence < ? ORDER BY sequence DESC"
         for sequence, body in connection.execute(query, (after, before)):
             yield sequence, body.encode()
-
-
-# Writing.
 
 
 class Database:

@@ -149,21 +149,6 @@ def make_event_urgent(state: State, event_key: str) -> None:
                 state.put_delivery(msgspec.structs.replace(row, urgent=True))
 
 
-def urgency(
-    state: State, sink: str, events: Iterable[str], *, now: float
-) -> tuple[bool, float | None, dict[str, float]]:
-    """Return whether an urgent row is pending, the soonest NotBefore after *now*, and the soonest one per event."""
-    queue = state.queue(sink)
-    ahead = (row.not_before for row in queue.pending.values() if row.not_before is not None and row.not_before > now)
-    soonest = min(ahead, default=None)
-    by_event: dict[str, float] = {}
-    for key in events:
-        times = [row.not_before for row in queue.of_event(key) if row.not_before is not None and row.not_before > now]
-        if times:
-            by_event[key] = min(times)
-    return bool(queue.urgent), soonest, by_event
-
-
 def new_delivery(record: RecordRow, decoded: TransitionRecord, sink: str) -> Delivery:
     """Return the pending delivery of *record* for *sink*."""
     event = decoded.event

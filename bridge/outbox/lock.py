@@ -31,6 +31,10 @@ logger = logging.getLogger(__name__)
 _RETRY_SECONDS = 0.1
 
 
+class _Taken(StateDirectoryError):
+    """Another agent holds the lock."""
+
+
 class DirectoryLock:
     """The lock on *directory*, until `release`. A missing directory is created for its owner only.
 
@@ -44,16 +48,20 @@ class DirectoryLock:
         self._directory = directory
         self._path = str(directory)
         self._gate = threading.Lock()
-        self._descriptor: int | None = self._wait(time.monotonic() + wait_seconds, give_up)
-
-    def _wait(self, give_up_at: float, give_up: Callable[[], bool]) -> int:
-        while True:
+        self._descriptor: int | None = None
+        give_up_at = time.monotonic() + wait_seconds
+        while self._descriptor is None:
             try:
-                return _open_locked(self._directory, shared=False)
+                self._descriptor = _open_locked(directory, shared=False)
+            except _Taken:
+                if time.monotonic() >= give_up_at or give_up():
+                    raise
+                time.sleep(_RETRY_SECONDS)
             except OSError as error:
-                if not _is_taken(error) or time.monotonic() >= give_up_at or give_up():
-                    raise StateDirectoryError(_why_unusable(self._directory, error)) from error
-            time.sleep(_RETRY_SECONDS)
+                raise StateDirectoryError(
+                    f"The state directory {directory} cannot be created, opened, or locked: {error.strerror or error}. "
+                    "Give the agent's user access to it, or set another directory in the [state] table."
+                ) from error
 
     def claim(self) -> bool:
         """Lock the directory at the path if it is not the locked directory; return whether it was not.
@@ -64,13 +72,7 @@ class DirectoryLock:
         with self._gate:
             if self._descriptor is None or self._is_in_place(self._descriptor):
                 return False
-            try:
-                descriptor = _open_locked(self._directory, shared=False)
-            except OSError as error:
-                if not _is_taken(error):
-                    raise
-                raise StateDirectoryError(_why_unusable(self._directory, error)) from error
-            old, self._descriptor = self._descriptor, descriptor
+            old, self._descriptor = self._descriptor, _open_locked(self._directory, shared=False)
             os.close(old)
         logger.error(
             "The state directory was deleted, moved, or replaced. The agent locked the new directory and writes its "
@@ -80,7 +82,7 @@ class DirectoryLock:
         return True
 
     def release(self) -> None:
-        """Release the lock. A second call does nothing."""
+        """Release the lock."""
         with self._gate:
             descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
@@ -102,15 +104,14 @@ def is_locked(directory: Path) -> bool | None:
     """Return whether an agent holds the lock on *directory*; None if this user may not check."""
     try:
         os.close(_open_locked(directory, shared=True, create=False))
-    except FileNotFoundError:
-        return False
+    except _Taken:
+        return True
     except OSError as error:
-        return True if _is_taken(error) else None
+        return False if isinstance(error, FileNotFoundError) else None
     return False
 
 
 def _open_locked(directory: Path, *, shared: bool, create: bool = True) -> int:
-    """Return a locked descriptor; a shared lock does not conflict with another check."""
     if create:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if sys.platform == "win32":
@@ -122,26 +123,14 @@ def _open_locked(directory: Path, *, shared: bool, create: bool = True) -> int:
             fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         else:
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-    except BaseException:
+    except OSError as error:
         os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _is_taken(error: OSError) -> bool:
-    # On Windows, LockFileEx reports EACCES or EDEADLOCK.
-    return isinstance(error, BlockingIOError) or (
-        sys.platform == "win32" and error.errno in (errno.EACCES, errno.EDEADLK)
-    )
-
-
-def _why_unusable(directory: Path, error: OSError) -> str:
-    if _is_taken(error):
-        return (
+        # On Windows, LockFileEx reports EACCES or EDEADLOCK.
+        is_taken = sys.platform == "win32" and error.errno in (errno.EACCES, errno.EDEADLK)
+        if not (is_taken or isinstance(error, BlockingIOError)):
+            raise
+        raise _Taken(
             f"Another agent runs on the state directory {directory}. "
             "Stop the other agent, or set another directory in the [state] table."
-        )
-    return (
-        f"The state directory {directory} cannot be created, opened, or locked: {error.strerror or error}. "
-        "Give the agent's user access to it, or set another directory in the [state] table."
-    )
+        ) from error
+    return descriptor

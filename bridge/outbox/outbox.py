@@ -47,8 +47,6 @@ T = TypeVar("T")
 
 #: A record that is not saved by then is sent all the same.
 DUE_SECONDS = 0.5
-#: Imported rows have negative sequences, because they are older than all others.
-_FIRST = -(2**62)
 
 
 class Outbox:
@@ -108,8 +106,6 @@ class Outbox:
             now=clock.timestamp,
         )
 
-    # Start and stop.
-
     def wait_loaded(self, seconds: float | None = None) -> bool:
         """Wait until the stored state is in memory; return whether it is."""
         return self.saver.loaded.wait(seconds)
@@ -157,8 +153,6 @@ class Outbox:
             with suppress(OSError):
                 (self.directory / DISABLED_FILE).touch()
 
-    # Changes and the saver.
-
     @contextmanager
     def _change(self, *, soon: bool = True, notifies: bool = True) -> Iterator[State]:
         """Hold the lock for a change; wake the saver, with *soon* False in 0.2 s. New records may call `on_due`."""
@@ -201,8 +195,6 @@ class Outbox:
         if self._notified_through != before:  # a worker may have advanced it already, for all of them
             self.on_due()
 
-    # Identity.
-
     def use_vm(self, vm: VmIdentity) -> None:
         """Use *vm* for new records without confirming the stored state."""
         with self._lock:
@@ -227,8 +219,6 @@ class Outbox:
             logger.warning("The stored state belongs to another machine. The agent starts with an empty outbox.")
         self.on_due()
         return is_foreign
-
-    # Records.
 
     def configure(
         self,
@@ -306,14 +296,6 @@ class Outbox:
             ]
             return records.append(state, new, self._context)
 
-    @property
-    def stream_id(self) -> str:
-        """Return the stream of this run."""
-        with self._lock:
-            return self._state.get("stream_id") or ""
-
-    # Deliveries.
-
     def select(self, sink: str, choose: Callable[[DueRows], Sequence[Delivery]]) -> list[Delivery]:
         """Return the rows that the pure function *choose* picks from the due rows of *sink*.
 
@@ -321,7 +303,7 @@ class Outbox:
         """
         with self._lock:
             state = self._state
-            after = _FIRST if self.is_trusted else state.loaded_through
+            after = -math.inf if self.is_trusted else state.loaded_through
             chosen = list(choose(DueRows(state.queue(sink), after=after, through=self._advance_due())))
             self._sending[sink] = frozenset(row.sequence for row in chosen)
             return chosen
@@ -335,7 +317,6 @@ class Outbox:
             return max(self._arrivals[0][1] + DUE_SECONDS - self.clock.monotonic(), 0.0)
 
     def _advance_due(self) -> int:
-        """Return the last sequence that is due: saved, or 0.5 s old."""
         saved, now = self.saver.saved_through, self.clock.monotonic()
         while self._arrivals and (self._arrivals[0][0] <= saved or now - self._arrivals[0][1] >= DUE_SECONDS):
             self._due_through = self._arrivals.popleft()[0]
@@ -361,8 +342,6 @@ class Outbox:
             state.put("created_at", format_time(created_at))
             return created_at
 
-    # Everything else is a pure function over the state.
-
     def read(self, work: Callable[Concatenate[State, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Return what *work*, which changes nothing, returns for the state and these arguments."""
         with self._lock:
@@ -377,5 +356,4 @@ class Outbox:
 
 
 def _same(one: str | None, other: str | None) -> bool:
-    """Return whether both are the same vmId."""
     return bool(one and other) and (one or "").lower() == (other or "").lower()

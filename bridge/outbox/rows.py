@@ -1,4 +1,7 @@
-"""The rows of the outbox: the values in the tables of `State`, which are also the rows of the file."""
+"""The rows of the outbox: the values in the tables of `State`, which are also the rows of the file.
+
+All times are in Unix seconds.
+"""
 
 from __future__ import annotations
 
@@ -40,15 +43,14 @@ class EventRow(msgspec.Struct, frozen=True, kw_only=True):
 
     key: str
     ended_at: float | None = None
-    """Unix seconds; None while the event is active."""
+    """None while the event is active."""
     was_started: bool = False
-    """True if the event was Started at any time."""
     has_ended: bool = False
     """True after the first recorded ending, also if the event came back."""
     counts: dict[str, int] = {}
     """By `repeat_key`, the number of records with that content: the next n."""
     last_state_sequence: int | None = None
-    """The newest record that Azure caused: not the outcome of an approval."""
+    """The newest record that Azure caused. Records about approvals do not count."""
     sinks: dict[str, int] = {}
     """By sink, the newest such record that the sink receives or received."""
 
@@ -67,9 +69,7 @@ class RecordRow(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     event_key: str
     observed_at: float
-    """Unix seconds."""
     body: bytes
-    """The record as JSON."""
 
     @property
     def record(self) -> TransitionRecord:
@@ -85,13 +85,11 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     state: DeliveryState
     urgent: bool
     not_before: float | None
-    """Unix seconds."""
     aged_from: float
-    """Unix seconds of the record, or of the last retry by a person."""
+    """The time of the record, or of the last retry by a person."""
     attempts: int = 0
     error: str | None = None
     changed_at: float
-    """Unix seconds."""
     event_key: str = ""
     body: bytes = b""
     """The body of the record. The file does not repeat the body and the event key for each sink."""
@@ -135,7 +133,6 @@ class DecisionStage(str, Enum):
     WAITING = "waiting"
     """An approval that waits for more approvers, or for Azure."""
     ON_HOLD = "held"
-    """A hold in force."""
     FOLLOWED = "followed"
     REFUSED = "refused"
 
@@ -146,7 +143,6 @@ class ApprovalStage(str, Enum):
     DRAINING = "draining"
     """A command of a rule, or of ``approval.remote``, runs first."""
     WANTED = "wanted"
-    """The approval is to be posted."""
     POSTED = "posted"
     """Azure responded with 200."""
     DRY_RUN = "dry_run"
@@ -154,20 +150,6 @@ class ApprovalStage(str, Enum):
     WITHDRAWN = "withdrawn"
     OVER = "over"
     """The event started, changed, or ended before Azure accepted the approval."""
-
-
-class ApprovalResult(str, Enum):
-    """The result of an approval in records and metrics. A refusal has its reason there instead."""
-
-    ACCEPTED = "accepted"
-    ALREADY_APPROVED = "already_approved"
-    DRY_RUN = "dry_run"
-    UNANSWERED = "unanswered"
-    GAVE_UP = "gave_up"
-    REJECTED = "rejected"
-    DISABLED = "disabled"
-    UNSAFE_FILES = "unsafe_files"
-    COMMAND_FAILED = "command_failed"
 
 
 OPEN_DECISIONS = frozenset({DecisionStage.NEW, DecisionStage.WAITING, DecisionStage.ON_HOLD})
@@ -185,7 +167,6 @@ class StoredDecision(msgspec.Struct, frozen=True, kw_only=True):
     kid: str | None = None
     key_sha256: str | None = None
     decision_id: str
-    """The jti."""
     payload_sha256: str
     token: str | None = None
     """The signed text (compact JWS); None for a local decision."""
@@ -195,7 +176,6 @@ class StoredDecision(msgspec.Struct, frozen=True, kw_only=True):
     issued_at: int
     """Microseconds since 1970: the newest decision wins, so the value is not rounded."""
     expires_at: float
-    """Unix seconds."""
     reason: str | None = None
     received_at: float
     state: DecisionStage = DecisionStage.NEW

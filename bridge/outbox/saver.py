@@ -109,8 +109,6 @@ class Saver:
         self._thread = threading.Thread(target=self._run, name="saver", daemon=True)
         self._thread.start()
 
-    # Called from other threads.
-
     @property
     def behind_seconds(self) -> float:
         """Return for how long the disk has failed, or hung for over 2 s; 0 if the file is up to date."""
@@ -150,8 +148,6 @@ class Saver:
         self._thread.join(max(seconds, 0.0))
         return self._confirmed >= self._requested and not self._thread.is_alive()
 
-    # The thread.
-
     def _run(self) -> None:
         if not self._load():
             return
@@ -177,7 +173,6 @@ class Saver:
             return self._is_stopping, self._requested
 
     def _pause(self) -> None:
-        """Wait before the next attempt. A stop allows no long wait."""
         with self._turn:
             if self._turn.wait_for(lambda: self._is_stopping, self._retry_seconds):
                 self._turn.wait(_STOP_RETRY_SECONDS)
@@ -185,27 +180,21 @@ class Saver:
         self._retry_seconds = min(self._retry_seconds * 2, _LONGEST_RETRY_SECONDS)
 
     def _load(self) -> bool:
-        """Read the newest file; return False if a stop came first. A disk that fails for 30 s has no state."""
         give_up_at = time.monotonic() + _UNREADABLE_SECONDS
         while not self._is_stopping:
             try:
                 self._take(read_newest(self._directory))
-            except (OSError, sqlite3.Error) as error:
-                if time.monotonic() < give_up_at:
+            except Exception as error:  # noqa: BLE001  # rows of a damaged file may contradict one another
+                if isinstance(error, (OSError, sqlite3.Error)) and time.monotonic() < give_up_at:
                     with self._turn:
                         self._turn.wait_for(lambda: self._is_stopping, _FIRST_RETRY_SECONDS)
                     continue
-                self._start_empty(error)
-            except Exception as error:  # noqa: BLE001  # every row decodes, but together they make no sense
-                self._start_empty(error)
+                logger.error("The outbox cannot be read. The agent starts without it. %r", error)  # noqa: TRY400
+                self._state.reset(_DAMAGED)
+                self._take(Loaded(unreadable=(self._directory,)))
             self.loaded.set()
             return True
         return False
-
-    def _start_empty(self, error: Exception) -> None:
-        logger.error("The outbox cannot be read. The agent starts without it. %r", error)
-        self._state.reset(_DAMAGED)
-        self._take(Loaded(unreadable=(self._directory,)))
 
     def _take(self, loaded: Loaded) -> None:
         self.file, self._print = loaded.file, loaded.fingerprint
@@ -216,7 +205,6 @@ class Saver:
             self._on_loaded(loaded)
 
     def _save(self, request: int) -> bool:
-        """Save all changes once; return whether the file is up to date."""
         self._began_at = time.monotonic()
         try:
             has_written = self._write()
@@ -230,7 +218,7 @@ class Saver:
         return True
 
     def _write(self) -> bool:
-        """Write what is not saved; return whether there was anything."""
+        """Write the changes; return whether there were any."""
         unsaved = self._unsaved
         if self.file is not None and unsaved.new_file_because is None:
             if fingerprint(self.file) != self._print:
@@ -251,7 +239,6 @@ class Saver:
         return has_written
 
     def _create_file(self, reason: str | None) -> int:
-        """Write the complete state into a new generation; return its last sequence. Keep the two newest other files."""
         self._claim()
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._lock:
@@ -315,8 +302,6 @@ class Saver:
             self._unsaved.require_new_file(_CHANGED)
         self._print = after
 
-    # Limits of the disk.
-
     def _keep_limits(self, *, has_written: bool) -> None:
         """Delete old history, and make room at the limit, in one step for each save, so that no save takes long."""
         database, now = self._database, time.monotonic()
@@ -356,7 +341,6 @@ class Saver:
         return deleted > 0
 
     def _delete_history(self, database: Database, *, before: float = math.inf) -> int:
-        """Delete records that are in the file only, and whose last changes are saved."""
         with self._lock:
             self._unsaved.add(self._state.take_changes())
             in_memory = set(self._state.records.rows)

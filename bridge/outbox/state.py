@@ -9,9 +9,9 @@ All other records are *history*: they are in the file only.
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
+from itertools import chain
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -44,17 +44,17 @@ class Table(Generic[K, R]):
     def __init__(self, key_of: Callable[[R], K]) -> None:
         self._key_of = key_of
         self.rows: dict[K, R] = {}
-        self._changed: dict[K, R | None] = {}
+        self.changed: dict[K, R | None] = {}
 
     def put(self, row: R) -> None:
         """Add or replace *row*."""
         key = self._key_of(row)
-        self.rows[key] = self._changed[key] = row
+        self.rows[key] = self.changed[key] = row
 
     def delete(self, key: K) -> None:
         """Delete the row from memory and from the file."""
         if self.rows.pop(key, None) is not None:
-            self._changed[key] = None
+            self.changed[key] = None
 
     def forget(self, key: K) -> None:
         """Drop the row from memory only."""
@@ -63,16 +63,11 @@ class Table(Generic[K, R]):
     def load(self, rows: Iterable[R]) -> None:
         """Take over saved *rows*."""
         self.rows = {self._key_of(row): row for row in rows}
-        self._changed = {}
-
-    @property
-    def has_changed(self) -> bool:
-        """Return whether there are changes since the last call of `take`."""
-        return bool(self._changed)
+        self.changed = {}
 
     def take(self) -> dict[K, R | None]:
         """Return the changes since the last call: None marks a deleted row."""
-        changed, self._changed = self._changed, {}
+        changed, self.changed = self.changed, {}
         return changed
 
 
@@ -110,62 +105,55 @@ class SinkQueue:
 
     def __init__(self) -> None:
         self.pending: dict[int, Delivery] = {}
-        self.urgent: dict[int, None] = {}
-        self.by_event: dict[str, list[int]] = {}
+        self.urgent: dict[int, Delivery] = {}
+        """The pending rows that are sent before all others."""
+        self.by_event: dict[str, dict[int, Delivery]] = {}
+        """The pending rows by event key."""
         self.parked: dict[int, Delivery] = {}
 
     def update(self, row: Delivery) -> None:
         """Add, replace, or remove a row by its state."""
-        sequence, is_new = row.sequence, row.sequence not in self.pending
-        self.parked.pop(sequence, None)
-        if row.state is DeliveryState.PENDING:
-            self.pending = _in_order(self.pending, sequence, row)
-            if row.urgent:
-                self.urgent = _in_order(self.urgent, sequence, None)
-            if is_new:
-                insort(self.by_event.setdefault(row.event_key, []), sequence)
-            return
-        if row.state is DeliveryState.PARKED:
-            self.parked[sequence] = row
-        if not is_new:
-            del self.pending[sequence]
-            self.urgent.pop(sequence, None)
-            self.by_event[row.event_key].remove(sequence)
-            if not self.by_event[row.event_key]:
-                del self.by_event[row.event_key]
+        is_pending = row.state is DeliveryState.PENDING
+        of_event = self.by_event.setdefault(row.event_key, {})
+        _update(self.pending, row, belongs=is_pending)
+        _update(self.urgent, row, belongs=is_pending and row.urgent)
+        _update(of_event, row, belongs=is_pending)
+        _update(self.parked, row, belongs=row.state is DeliveryState.PARKED)
+        if not of_event:
+            del self.by_event[row.event_key]
 
-    def of_event(self, event_key: str) -> Iterator[Delivery]:
-        """Yield the pending rows of one event in sequence."""
-        for sequence in self.by_event.get(event_key, ()):
-            yield self.pending[sequence]
+    def of_event(self, event_key: str) -> Iterable[Delivery]:
+        """Return the pending rows of one event in sequence."""
+        return self.by_event.get(event_key, {}).values()
+
+
+def _update(rows: dict[int, Delivery], row: Delivery, *, belongs: bool) -> None:
+    is_last = not rows or next(reversed(rows)) < row.sequence
+    if not belongs:
+        rows.pop(row.sequence, None)
+    elif is_last or row.sequence in rows:
+        rows[row.sequence] = row
+    else:  # a row that is put back between newer rows
+        in_order = sorted({**rows, row.sequence: row}.items())
+        rows.clear()
+        rows.update(in_order)
 
 
 class DueRows:
     """The rows of one sink that may be sent now. Valid only inside `Outbox.select`."""
 
-    def __init__(self, queue: SinkQueue, *, after: int, through: int) -> None:
+    def __init__(self, queue: SinkQueue, *, after: float, through: int) -> None:
         self._queue, self._after, self._through = queue, after, through
 
     def __iter__(self) -> Iterator[Delivery]:
-        """Yield the rows, urgent rows first, otherwise in sequence."""
+        """Return the rows, urgent rows first, otherwise in sequence."""
         queue = self._queue
-        for sequence in queue.urgent:
-            if self._after < sequence <= self._through:
-                yield queue.pending[sequence]
-        for sequence, row in queue.pending.items():
-            if self._after < sequence <= self._through and not row.urgent:
-                yield row
+        normal = (row for row in queue.pending.values() if not row.urgent)
+        return (row for row in chain(queue.urgent.values(), normal) if self._after < row.sequence <= self._through)
 
     def of_event(self, event_key: str) -> Iterator[Delivery]:
         """Yield the rows of one event in sequence."""
         return (row for row in self._queue.of_event(event_key) if self._after < row.sequence <= self._through)
-
-
-def _in_order(rows: dict[int, R], sequence: int, row: R) -> dict[int, R]:
-    """Return *rows* with *row*; a row that is put back between newer rows keeps the order of the sequence."""
-    is_in_order = sequence in rows or not rows or next(reversed(rows)) < sequence
-    rows[sequence] = row
-    return rows if is_in_order else dict(sorted(rows.items()))
 
 
 class State:
@@ -185,8 +173,6 @@ class State:
         self.queues: dict[str, SinkQueue] = {}
         self.needed_bytes = 0
         """The bytes of the bodies that a sink still needs."""
-        self.arrivals: dict[tuple[str, str, str], int] = {}
-        """By (source, approver, jti), the arrival of each decision."""
         self.loaded_through = 0
         """The last sequence of an earlier run."""
         self._new_file_because: str | None = None
@@ -195,8 +181,6 @@ class State:
         """Delete everything; the rest goes into a new file because of *reason*."""
         State.__init__(self)
         self._new_file_because = reason
-
-    # For the saver.
 
     def load(self, rows: Mapping[str, Iterable[Any]]) -> None:
         """Take over the rows of a file, except deliveries without their record: that is history, or damaged."""
@@ -211,7 +195,6 @@ class State:
                 self.deliveries.rows[key] = whole = msgspec.structs.replace(delivery, **shared)
                 self.queue(delivery.sink).update(whole)
         self.needed_bytes = sum(len(row.body) for row in self.records.rows.values() if self._is_needed(row))
-        self.arrivals = {_jti(row): row.arrival for row in self.decisions.rows.values()}
         for name in self.sinks.rows.keys() | self.queues.keys():  # rows of a damaged file may be missing
             row, queue = self.sinks.rows.get(name) or SinkRow(name=name), self.queue(name)
             counted = msgspec.structs.replace(row, pending=len(queue.pending), parked=len(queue.parked))
@@ -224,7 +207,7 @@ class State:
 
     def take_changes(self) -> Changes:
         """Return all changes since the last call."""
-        if self.records.has_changed:  # an older value is also right, and costs no page
+        if self.records.changed:  # an older value is also right, and costs no page
             self.put(OLDEST_SEQUENCE, str(min(self.records.rows, default=self.next_sequence)))
         tables = {name: table.take() for name, table in self.tables.items()}
         reason, self._new_file_because = self._new_file_because, None
@@ -235,8 +218,6 @@ class State:
         self.take_changes()
         tables = {name: dict(table.rows) for name, table in self.tables.items()}
         return Changes(through=self.next_sequence - 1, tables=tables)
-
-    # Meta.
 
     def get(self, key: str) -> str | None:
         """Return a value of `meta`, None if it has none."""
@@ -254,8 +235,6 @@ class State:
     def next_sequence(self) -> int:
         """Return the sequence of the next record."""
         return int(self.get("next_sequence") or 1)
-
-    # Records, deliveries, events.
 
     def queue(self, sink: str) -> SinkQueue:
         """Return the queue of *sink*."""
@@ -313,22 +292,6 @@ class State:
         row = self.sinks.rows.get(sink) or SinkRow(name=sink)
         values = {name: getattr(row, name) + change for name, change in changes.items()}
         self.sinks.put(msgspec.structs.replace(row, **values))
-
-    # Decisions.
-
-    def put_decision(self, row: StoredDecision) -> None:
-        """Add or change a decision."""
-        self.decisions.put(row)
-        self.arrivals[_jti(row)] = row.arrival
-
-    def delete_decision(self, row: StoredDecision) -> None:
-        """Delete a decision."""
-        self.decisions.delete(row.arrival)
-        self.arrivals.pop(_jti(row), None)
-
-
-def _jti(row: StoredDecision) -> tuple[str, str, str]:
-    return row.source, row.approver, row.decision_id
 
 
 class StoredState(msgspec.Struct, frozen=True, kw_only=True):

@@ -114,7 +114,7 @@ def test_a_hold_that_comes_while_the_post_is_being_counted_is_in_time(kit):
     kit.see(kit.event())
     # The hold is stored and not evaluated yet. No request may be sent.
     kit.approver.receive([kit.token(kit.event(), "hold", kid="k2", approver=BORIS)])
-    stream_id, now = kit.outbox.stream_id, kit.now().timestamp()
+    stream_id, now = kit.approval_state.stream_id, kit.now().timestamp()
     assert kit.outbox.change(approvals.begin_attempt, stream_id, kit.approvals, now=now) == []
 
 
