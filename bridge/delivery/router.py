@@ -15,7 +15,7 @@ returns the sinks for which this rule matters.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from bridge.events.event import is_first_named, names_vm
 from bridge.events.record import Transition, TransitionRecord
@@ -53,16 +53,13 @@ class Router:
     def __init__(self, configs: Sequence[SinkConfig]) -> None:
         self._configs = tuple(configs)
 
-    def __call__(self, record: TransitionRecord, vm_name: str | None) -> list[str]:
-        """Return the names in the order of the configuration."""
-        return [config.name for config in self._configs if wants(config, record, vm_name)]
+    def __call__(self, record: TransitionRecord, vm_name: str | None, told: Collection[str]) -> list[str]:
+        """Return the names of the sinks in the order of the configuration.
 
-    def if_told(self, record: TransitionRecord, vm_name: str | None) -> list[str]:
-        """Return the names of the sinks that receive *record* only if they received one of its event before."""
-        if record.event is None:
-            return []
+        The sinks *told* received an earlier record of the event. They receive all of its later records, too.
+        """
         return [
             config.name
             for config in self._configs
-            if _takes_transition(config, record) and not _takes_event(config, record, vm_name)
+            if wants(config, record, vm_name) or (config.name in told and _takes_transition(config, record))
         ]

@@ -7,9 +7,9 @@ one save. After a crash, the state has all of it or none, and with none the next
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -34,14 +34,8 @@ from bridge.outbox.state import State
 REMEMBER_EVENT_SECONDS = 7 * 86_400.0
 
 
-class Router(Protocol):
-    """Selects the sinks of a record."""
-
-    def __call__(self, record: TransitionRecord, vm_name: str | None, /) -> Iterable[str]:
-        """Return the sinks that receive *record*."""
-
-    def if_told(self, record: TransitionRecord, vm_name: str | None, /) -> Iterable[str]:
-        """Return the sinks that receive *record* only because they received an earlier record of its event."""
+Router = Callable[[TransitionRecord, str | None, Collection[str]], Iterable[str]]
+"""Returns the sinks of a record, from the record, the name of this VM, and the sinks with records of the same event."""
 
 
 class RecordContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,7 +131,7 @@ def add_sinks(state: State, context: RecordContext) -> None:
     for known in list(state.events.rows.values()):
         row = state.records.rows.get(known.last_state_sequence or 0)
         if known.ended_at is None and row is not None:
-            names = [name for name in context.router(row.record, context.vm.name) if name in new]
+            names = [name for name in context.router(row.record, context.vm.name, ()) if name in new]
             _add_deliveries(state, names, row.record, row, context)
 
 
@@ -196,13 +190,10 @@ def _note_event(state: State, record: TransitionRecord, row: RecordRow, counts: 
 
 
 def _route(state: State, record: TransitionRecord, row: RecordRow, context: RecordContext) -> None:
-    router, vm_name = context.router, context.vm.name
-    if router is None:
-        return
-    told = event(state, row.event_key).sinks
-    names = [*router(record, vm_name), *(name for name in router.if_told(record, vm_name) if name in told)]
-    _add_deliveries(state, names, record, row, context)
-    state.settle(row.sequence)
+    if context.router is not None:
+        names = context.router(record, context.vm.name, event(state, row.event_key).sinks)
+        _add_deliveries(state, list(names), record, row, context)
+        state.settle(row.sequence)
 
 
 def _add_deliveries(

@@ -18,23 +18,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from bridge.outbox.database import (
-    HISTORY_STEP,
-    KEPT_GENERATIONS,
-    Database,
-    Fingerprint,
-    Loaded,
-    delete_generation,
-    file_bytes,
-    fingerprint,
-    follows,
-    is_damage,
-    is_full,
-    is_read_only,
-    older_generations,
-    read_newest,
-    sum_of_sizes,
-)
+from bridge.outbox import database as files
+from bridge.outbox.database import Database, Fingerprint, Loaded
 from bridge.outbox.state import Changes, State
 
 logger = logging.getLogger(__name__)
@@ -183,7 +168,7 @@ class Saver:
         give_up_at = time.monotonic() + _UNREADABLE_SECONDS
         while not self._is_stopping:
             try:
-                self._take(read_newest(self._directory))
+                self._take(files.read_newest(self._directory))
             except Exception as error:  # noqa: BLE001  # rows of a damaged file may contradict one another
                 if isinstance(error, (OSError, sqlite3.Error)) and time.monotonic() < give_up_at:
                     with self._turn:
@@ -221,7 +206,7 @@ class Saver:
         """Write the changes; return whether there were any."""
         unsaved = self._unsaved
         if self.file is not None and unsaved.new_file_because is None:
-            if fingerprint(self.file) != self._print:
+            if files.fingerprint(self.file) != self._print:
                 unsaved.require_new_file(_CHANGED)
             elif self._database is None:
                 self._database = Database(self.file)
@@ -247,7 +232,7 @@ class Saver:
         if self._database is not None:
             self._database.close()
         self._database, before, self.file = database, self.file, database.path
-        self._print = fingerprint(database.path)
+        self._print = files.fingerprint(database.path)
         self._cleaned_at = -math.inf
         if reason is not None:
             self.file_changes += 1
@@ -257,8 +242,8 @@ class Saver:
                 extra={"file": database.path.name, "before": None if before is None else before.name},
             )
         with suppress(OSError):
-            for path in older_generations(self._directory, database.path)[KEPT_GENERATIONS:]:
-                delete_generation(path)
+            for path in files.older_generations(self._directory, database.path)[files.KEPT_GENERATIONS :]:
+                files.delete_generation(path)
         return everything.through
 
     def _confirm(self, request: int, *, has_written: bool) -> None:
@@ -284,21 +269,21 @@ class Saver:
         self._failure = f"{error}".rstrip(".") + "."
         if len(self._unsaved.tables.get("records", ())) > _MOST_UNSAVED:
             self._unsaved.require_new_file("too many changes were not saved in time")
-        if is_damage(error):
+        if files.is_damage(error):
             self._unsaved.require_new_file(_DAMAGED)
-        if is_read_only(error):  # the connection stays read-only after the mount is writable again
+        if files.is_read_only(error):  # the connection stays read-only after the mount is writable again
             self._unsaved.require_new_file(_READ_ONLY)
         with suppress(OSError, sqlite3.Error):
             self._accept_own_changes()
-            if is_full(error) and self._free_space():
+            if files.is_full(error) and self._free_space():
                 logger.warning("The disk is full: an older file or delivered records were deleted early.")
 
     def _accept_own_changes(self) -> None:
         """Accept the file as this thread left it, unless it cannot be the result of this thread's writes."""
         if self._database is None:
             return
-        after = fingerprint(self._database.path)
-        if self._print is not None and not follows(self._print, after):
+        after = files.fingerprint(self._database.path)
+        if self._print is not None and not files.follows(self._print, after):
             self._unsaved.require_new_file(_CHANGED)
         self._print = after
 
@@ -309,13 +294,13 @@ class Saver:
         if database is None or not (has_written or is_cleaning):
             return
         if is_cleaning:
-            if self._delete_history(database, before=self._now() - self._keep_history_seconds) < HISTORY_STEP:
+            if self._delete_history(database, before=self._now() - self._keep_history_seconds) < files.HISTORY_STEP:
                 self._cleaned_at = now
             with suppress(OSError):  # the next save notices that the directory is gone
-                self._older_bytes = sum(map(file_bytes, older_generations(self._directory, database.path)))
+                self._older_bytes = sum(map(files.file_bytes, files.older_generations(self._directory, database.path)))
                 volume = shutil.disk_usage(self._directory).total
                 self._limit = min(self._max_bytes, volume * _VOLUME_SHARE) * _FULL_SHARE
-        used = sum_of_sizes(self._print) if self._print else 0
+        used = files.sum_of_sizes(self._print) if self._print else 0
         if used + self._older_bytes > self._limit:
             used = database.used_bytes
         self.used_bytes = used + self._older_bytes
@@ -330,9 +315,9 @@ class Saver:
         """Delete the oldest other file, or without one the oldest history; return whether there was any."""
         if self._database is None:
             return False
-        older = older_generations(self._directory, self._database.path)
+        older = files.older_generations(self._directory, self._database.path)
         if older:
-            delete_generation(older[-1])
+            files.delete_generation(older[-1])
             self._cleaned_at = -math.inf
             return True
         deleted = self._delete_history(self._database)

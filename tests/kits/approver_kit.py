@@ -38,11 +38,8 @@ _UNTIL_SECONDS, _TURN_SECONDS = 20.0, 0.02
 class OneSink:
     """Routes every record to one sink."""
 
-    def __call__(self, _record: TransitionRecord, _vm_name: str | None) -> list[str]:
+    def __call__(self, _record: TransitionRecord, _vm_name: str | None, _told: Collection[str]) -> list[str]:
         return ["sink"]
-
-    def if_told(self, _record: TransitionRecord, _vm_name: str | None) -> list[str]:
-        return []
 
 
 class NotingImds:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,8 @@ class RouteAll:
     def __init__(self, *sinks: str) -> None:
         self._sinks = sinks
 
-    def __call__(self, _record: TransitionRecord, _vm_name: str | None) -> tuple[str, ...]:
+    def __call__(self, _record: TransitionRecord, _vm_name: str | None, _told: Collection[str]) -> tuple[str, ...]:
         return self._sinks
-
-    def if_told(self, _record: TransitionRecord, _vm_name: str | None) -> tuple[str, ...]:
-        return ()
 
 
 class RouteBy(RouteAll):
@@ -41,7 +38,7 @@ class RouteBy(RouteAll):
         super().__init__()
         self._route = route
 
-    def __call__(self, record: TransitionRecord, vm_name: str | None) -> tuple[str, ...]:
+    def __call__(self, record: TransitionRecord, vm_name: str | None, _told: Collection[str]) -> tuple[str, ...]:
         return tuple(self._route(record, vm_name))
 
 
