@@ -90,8 +90,7 @@ def keep_decisions(
     for decision in decisions:
         is_old = decision.issued_at < created_at * 1_000_000 and decision.verdict is not Verdict.HOLD
         results.append(KeepResult.TOO_OLD if is_old else _keep(state, decision))
-    keys = dict.fromkeys((each.source, each.approver, each.kid) for each in decisions)
-    return results, [closed for key in keys for closed in _close_surplus(state, *key)]
+    return results, [closed for key in dict.fromkeys(map(_key, decisions)) for closed in _close_surplus(state, key)]
 
 
 def _keep(state: State, decision: StoredDecision) -> KeepResult:
@@ -104,19 +103,19 @@ def _keep(state: State, decision: StoredDecision) -> KeepResult:
     return KeepResult.NEW
 
 
-def _close_surplus(state: State, source: str, approver: str, kid: str | None) -> list[StoredDecision]:
-    of_key = [
-        each for each in open_decisions(state) if (each.source, each.approver, each.kid) == (source, approver, kid)
-    ]
+def _key(decision: StoredDecision) -> tuple[str, str, str | None]:
+    return decision.source, decision.approver, decision.kid
+
+
+def _close_surplus(state: State, key: tuple[str, str, str | None]) -> list[StoredDecision]:
+    of_key = [each for each in open_decisions(state) if _key(each) == key]
     surplus = sorted(of_key, key=lambda each: (each.verdict is Verdict.HOLD, each.issued_at))
     surplus = surplus[: max(len(of_key) - MOST_OPEN_DECISIONS, 0)]
-    update_decisions(
-        state,
-        [
-            DecisionUpdate(arrival=each.arrival, state=DecisionStage.REFUSED, outcome="superseded", message=_SURPLUS)
-            for each in surplus
-        ],
-    )
+    for each in surplus:
+        closed = DecisionUpdate(
+            arrival=each.arrival, state=DecisionStage.REFUSED, outcome="superseded", message=_SURPLUS
+        )
+        update_decisions(state, [closed])
     return surplus
 
 

@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import sqlite3
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ import msgspec
 
 from bridge.events.record import decode_record
 from bridge.outbox.rows import (
-    NEEDED,
     Delivery,
     EventRow,
     MetaRow,
@@ -34,7 +33,7 @@ from bridge.outbox.rows import (
     SinkRow,
     StoredDecision,
 )
-from bridge.outbox.state import OLDEST_SEQUENCE, Changes
+from bridge.outbox.state import Changes
 
 KEPT_GENERATIONS = 2
 """Older files that are kept."""
@@ -194,21 +193,15 @@ def read_file(path: Path) -> Loaded | None:
         if version != _SCHEMA_VERSION or not connection.execute(_IS_COMPLETE).fetchone():
             return None
         missing: dict[str, int | None] = {}
-        rows: dict[str, list[Any]] = {}
-        for name in _SPECS:
-            rows[name] = _read_table(connection, name, missing, *_without_history(name, rows))
+        whole = [name for name in _SPECS if name not in ("deliveries", "records")]
+        rows = {name: _read_table(connection, name, missing) for name in whole}
+        undelivered = _read_table(connection, "deliveries", missing, "WHERE state IN ('pending', 'parked')")
+        needed = {row.sequence for row in undelivered}
+        needed.update(sequence for event in rows["events"] for sequence in event.references)
+        for name in ("deliveries", "records"):
+            where = "WHERE sequence IN (SELECT value FROM json_each(?))"
+            rows[name] = _read_table(connection, name, missing, where, msgspec.json.encode(needed).decode())
         return Loaded(rows=rows, file=path, fingerprint=found, missing=missing)
-
-
-def _without_history(name: str, rows: Mapping[str, list[Any]]) -> tuple[str, tuple[Any, ...]]:
-    if name not in ("deliveries", "records"):
-        return "", ()
-    oldest = next((int(row.value) for row in rows["meta"] if row.key == OLDEST_SEQUENCE), -(2**62))
-    if name == "deliveries":
-        return "WHERE sequence >= ?", (oldest,)
-    needed = {row.sequence for row in rows["deliveries"] if row.state in NEEDED}
-    needed.update(sequence for event in rows["events"] for sequence in event.references)
-    return "WHERE sequence IN (SELECT value FROM json_each(?))", (msgspec.json.encode(needed).decode(),)
 
 
 def connect_read_only(path: Path) -> sqlite3.Connection:
@@ -236,7 +229,7 @@ def _connect_for_reading(uri: str) -> sqlite3.Connection:
 
 
 def _read_table(
-    connection: sqlite3.Connection, name: str, missing: dict[str, int | None], where: str, values: tuple[Any, ...]
+    connection: sqlite3.Connection, name: str, missing: dict[str, int | None], where: str = "", *values: str
 ) -> list[Any]:
     """Read a table in both directions up to the damage."""
     spec = _SPECS[name]

@@ -31,9 +31,6 @@ from bridge.outbox.rows import (
     StoredDecision,
 )
 
-OLDEST_SEQUENCE = "oldest_sequence"
-"""The key of the oldest sequence in memory: older records in the file are history."""
-
 K = TypeVar("K")
 R = TypeVar("R")
 
@@ -44,17 +41,17 @@ class Table(Generic[K, R]):
     def __init__(self, key_of: Callable[[R], K]) -> None:
         self._key_of = key_of
         self.rows: dict[K, R] = {}
-        self.changed: dict[K, R | None] = {}
+        self._changed: dict[K, R | None] = {}
 
     def put(self, row: R) -> None:
         """Add or replace *row*."""
         key = self._key_of(row)
-        self.rows[key] = self.changed[key] = row
+        self.rows[key] = self._changed[key] = row
 
     def delete(self, key: K) -> None:
         """Delete the row from memory and from the file."""
         if self.rows.pop(key, None) is not None:
-            self.changed[key] = None
+            self._changed[key] = None
 
     def forget(self, key: K) -> None:
         """Drop the row from memory only."""
@@ -63,11 +60,11 @@ class Table(Generic[K, R]):
     def load(self, rows: Iterable[R]) -> None:
         """Take over saved *rows*."""
         self.rows = {self._key_of(row): row for row in rows}
-        self.changed = {}
+        self._changed = {}
 
     def take(self) -> dict[K, R | None]:
         """Return the changes since the last call: None marks a deleted row."""
-        changed, self.changed = self.changed, {}
+        changed, self._changed = self._changed, {}
         return changed
 
 
@@ -207,8 +204,6 @@ class State:
 
     def take_changes(self) -> Changes:
         """Return all changes since the last call."""
-        if self.records.changed:  # an older value is also right, and costs no page
-            self.put(OLDEST_SEQUENCE, str(min(self.records.rows, default=self.next_sequence)))
         tables = {name: table.take() for name, table in self.tables.items()}
         reason, self._new_file_because = self._new_file_because, None
         return Changes(through=self.next_sequence - 1, tables=tables, new_file_because=reason)

@@ -76,7 +76,7 @@ def test_value_of_meta_that_makes_no_sense_does_not_end_a_start(kit):
     kit.settle(outbox, "a", 1)
     assert outbox.close()
     with closing(sqlite3.connect(file)) as connection, connection:
-        connection.execute("UPDATE meta SET value = 'x' WHERE key = 'oldest_sequence'")
+        connection.execute("UPDATE meta SET value = 'x' WHERE key = 'next_sequence'")
     assert kit.open().read(lambda state: state.next_sequence) == 1
 
 
