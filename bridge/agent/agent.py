@@ -34,7 +34,7 @@ from bridge.health.server import HealthServer
 from bridge.imds.client import attested_tokens, client_of
 from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import Metrics, own_version
-from bridge.outbox import deliveries, records
+from bridge.outbox import deliveries, retention
 from bridge.outbox.lock import DirectoryLock
 from bridge.outbox.outbox import Outbox
 from bridge.polling.identity import IdentityResolver
@@ -264,7 +264,7 @@ class Agent:
             "approval files": (_TEND_SECONDS, self.approvals.check_files),
             "workers": (_TEND_SECONDS, lambda: self.pool.start_missing(self._settings.sinks)),
             "heartbeat": (self._settings.heartbeat.interval_seconds, self.send_heartbeat),
-            "old events": (_FORGET_SECONDS, lambda: self.outbox.change(records.forget_events, time.time())),
+            "old events": (_FORGET_SECONDS, lambda: self.outbox.change(retention.forget_old, time.time())),
         }
         if self._health_server is not None:
             tasks["status pages"] = (_TEND_SECONDS, self._health_server.open)

@@ -54,7 +54,6 @@ _WAIT_FOR_POST_SECONDS = 1.0
 _IDLE_SECONDS = 60.0
 _RETRY_SECONDS = 1.0
 _STEP_SECONDS = 30.0
-_PRUNE_SECONDS = 3600.0
 #: More steps than this mean that two steps contradict each other.
 _MOST_STEPS = 20
 
@@ -111,7 +110,6 @@ class Approver:
         self._log = ThrottledLog(logger)
         self._answer: _Answer | None = None
         self._wants_answer = False
-        self._prune_at = clock.monotonic() + _PRUNE_SECONDS
         metrics.watch_approved(self._waiting_seconds)
 
     # Called from other threads.
@@ -236,9 +234,6 @@ class Approver:
         state = self._evaluate(context)
         self._start_commands(state, context)
         self._submit(state, context)
-        if self._clock.monotonic() >= self._prune_at:
-            self._prune_at = self._clock.monotonic() + _PRUNE_SECONDS
-            self._outbox.change(approvals.prune, index.events, self._clock.timestamp())
 
     def _evaluate(self, context: Context) -> ApprovalState:
         """Write everything that follows from the state, step by step; return the state after it."""

@@ -13,7 +13,6 @@ from enum import Enum
 
 import msgspec
 
-from bridge.clock import CLOCK_SKEW_SECONDS
 from bridge.errors import StreamChanged
 from bridge.events.record import Verdict
 from bridge.outbox.rows import (
@@ -28,9 +27,6 @@ from bridge.outbox.rows import (
 from bridge.outbox.state import State
 
 DISABLED_FILE = "approvals.disabled"
-#: A day longer than the clock skew, in case the clock is set back.
-REMEMBER_SECONDS = CLOCK_SKEW_SECONDS + 86_400.0
-KEEP_APPROVALS_SECONDS = 7 * 86_400.0
 MOST_OPEN_DECISIONS = 1_000
 """The limit for one key. The oldest approvals are closed first, and holds last."""
 _SURPLUS = f"The key has more than {MOST_OPEN_DECISIONS:,} open decisions, and this is the oldest approval among them."
@@ -182,14 +178,3 @@ def begin_attempt(
     ]
     write_changes(state, stream_id, approvals=ready)
     return ready
-
-
-def prune(state: State, active_event_ids: Collection[str], now: float) -> None:
-    """Delete decisions and approvals that expired long ago, except those of an event that the outbox still knows."""
-    known = {*active_event_ids, *state.events.rows}
-    for row in list(state.decisions.rows.values()):
-        if row.expires_at < now - REMEMBER_SECONDS and row.event_id not in known:
-            state.decisions.delete(row.arrival)
-    for approval in list(state.approvals.rows.values()):
-        if approval.changed_at < now - KEEP_APPROVALS_SECONDS and approval.event_id not in known:
-            state.approvals.delete(approval.key)

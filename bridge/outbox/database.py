@@ -41,7 +41,6 @@ _FILE_NAME = re.compile(r"outbox-([1-9][0-9]{0,17})\.db")
 _NOT_REPEATED = ("event_key", "body")
 """Values of a record that its deliveries do not repeat."""
 _SCHEMA_VERSION = 1
-_IS_COMPLETE = "SELECT 1 FROM meta WHERE key = 'complete'"
 HISTORY_STEP = 500
 """The number of records that are deleted at once, so that no save takes long."""
 _SETTINGS = (
@@ -190,7 +189,8 @@ def read_file(path: Path) -> Loaded | None:
     found = fingerprint(path)
     with closing(connect_read_only(path)) as connection:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version != _SCHEMA_VERSION or not connection.execute(_IS_COMPLETE).fetchone():
+        is_known = version == _SCHEMA_VERSION
+        if not (is_known and connection.execute("SELECT 1 FROM meta WHERE key = 'complete'").fetchone()):
             return None
         missing: dict[str, int | None] = {}
         whole = [name for name in _SPECS if name not in ("deliveries", "records")]
@@ -300,15 +300,12 @@ class Database:
         with self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
             for name, rows in changes.tables.items():
-                if rows:
-                    self._write(name, rows)
-
-    def _write(self, name: str, rows: dict[Any, Any]) -> None:
-        spec = _SPECS[name]
-        self._connection.executemany(spec.put, [spec.encode(row) for row in rows.values() if row is not None])
-        gone = [key if isinstance(key, tuple) else (key,) for key, row in rows.items() if row is None]
-        if gone:
-            self._connection.executemany(spec.delete, gone)
+                spec = _SPECS[name]
+                put = [spec.encode(row) for row in rows.values() if row is not None]
+                deleted = [key if isinstance(key, tuple) else (key,) for key, row in rows.items() if row is None]
+                for statement, values in ((spec.put, put), (spec.delete, deleted)):
+                    if values:
+                        self._connection.executemany(statement, values)
 
     def delete_history(self, in_memory: Collection[int], *, before: float = math.inf) -> int:
         """Delete the oldest 500 records that are not *in_memory* and were observed before *before* (Unix seconds).

@@ -52,9 +52,8 @@ DUE_SECONDS = 0.5
 class Outbox:
     """The outbox in *directory*.
 
-    *max_bytes* limits the files, *max_pending_bytes* the bodies that sinks need. *boot_id* is the identity of this
-    boot. *configured_vm_id* is the vmId in the configuration. With *has_portal*, nothing is approved until the portal
-    has responded from index 0. *claim*: see `Saver`.
+    *max_bytes* limits the files, and *max_pending_bytes* limits the bodies of undelivered records. *boot_id* is the
+    identity of this boot, and *configured_vm_id* is the vmId in the configuration. See `Saver` for *claim*.
     """
 
     def __init__(
@@ -243,7 +242,7 @@ class Outbox:
     def append_observation(
         self, document: Document | None, changes: Sequence[Change], *, active_event_ids: tuple[str, ...] | None
     ) -> list[TransitionRecord]:
-        """Store *document*, to be tracked from now on, and the records of *changes*. None stores no document.
+        """Store *document*, unless it is None, and the records of *changes*.
 
         *active_event_ids* are the announced events after these changes. The caller calls `on_due` if the records become
         due without a save.
@@ -254,21 +253,16 @@ class Outbox:
                 self._newest_document_sequence = state.next_sequence
             if document is not None:
                 state.put("document", encode(document).decode())
-            facts = [msgspec.structs.asdict(change) for change in changes]
-            new = [records.new_record(**each, active_event_ids=active_event_ids) for each in facts]
-            return records.append(state, new, self._context)
+            new = [records.new_record(**msgspec.structs.asdict(change)) for change in changes]
+            return records.append(state, new, self._context, active_event_ids)
 
     def append_heartbeat(self, *, incarnation: Incarnation) -> list[TransitionRecord]:
         """Add a heartbeat for the sinks that request heartbeats."""
         with self._change() as state:
             new = records.new_record(
-                Transition.HEARTBEAT,
-                self.clock.now(),
-                incarnation=incarnation,
-                previous_incarnation=incarnation,
-                active_event_ids=self.active_event_ids,
+                Transition.HEARTBEAT, self.clock.now(), incarnation=incarnation, previous_incarnation=incarnation
             )
-            return records.append(state, [new], self._context)
+            return records.append(state, [new], self._context, self.active_event_ids)
 
     def append_outcomes(
         self,
@@ -278,23 +272,21 @@ class Outbox:
         first: Callable[[State], object] = lambda _state: None,
     ) -> list[TransitionRecord]:
         """Apply *first*, and add a record for each outcome of an approval, in one change."""
+        new = []
         with self._change() as state:
             first(state)
-            new = [
-                records.new_record(
+            for outcome in outcomes:
+                jws_sha256 = approvals.token_digests(state, outcome.arrivals)
+                record = records.new_record(
                     outcome.transition,
                     self.clock.now(),
                     event=outcome.event,
                     incarnation=incarnation,
                     previous_incarnation=incarnation,
-                    active_event_ids=self.active_event_ids,
-                    approval=msgspec.structs.replace(
-                        outcome.approval, jws_sha256=approvals.token_digests(state, outcome.arrivals)
-                    ),
+                    approval=msgspec.structs.replace(outcome.approval, jws_sha256=jws_sha256),
                 )
-                for outcome in outcomes
-            ]
-            return records.append(state, new, self._context)
+                new.append(record)
+            return records.append(state, new, self._context, self.active_event_ids)
 
     def select(self, sink: str, choose: Callable[[DueRows], Sequence[Delivery]]) -> list[Delivery]:
         """Return the rows that the pure function *choose* picks from the due rows of *sink*.

@@ -30,10 +30,6 @@ from bridge.outbox import deliveries
 from bridge.outbox.rows import EventRow, RecordRow
 from bridge.outbox.state import State
 
-#: Events are forgotten so long after their ending.
-REMEMBER_EVENT_SECONDS = 7 * 86_400.0
-
-
 Router = Callable[[TransitionRecord, str | None, Collection[str]], Iterable[str]]
 """Returns the sinks of a record, from the record, the name of this VM, and the sinks with records of the same event."""
 
@@ -55,21 +51,20 @@ def new_record(
     *,
     incarnation: Incarnation,
     previous_incarnation: Incarnation,
-    active_event_ids: tuple[str, ...] | None,
     evidence: Evidence = Evidence.OBSERVED,
     event: ScheduledEvent | None = None,
     previous: dict[str, Any] | None = None,
     changed: tuple[str, ...] = (),
     approval: Approval | None = None,
 ) -> TransitionRecord:
-    """Return a record for `append`, which adds the place in the stream, the VM, the labels, and the ids."""
+    """Return a record for `append`, which adds the VM, the labels, the ids, and everything else about the stream."""
     notice = None if event is None or event.not_before is None else event.not_before - observed_at
     return TransitionRecord(
         id="",
         transition_key="",
         stream_id="",
         sequence=0,
-        active_event_ids=active_event_ids,
+        active_event_ids=None,
         transition=transition,
         evidence=evidence,
         observed_at=format_time(observed_at),
@@ -92,7 +87,9 @@ def save_liveness(state: State, *, last_good_at: datetime, boot_id: str) -> None
     state.put("boot_id", boot_id)
 
 
-def append(state: State, new: Sequence[TransitionRecord], context: RecordContext) -> list[TransitionRecord]:
+def append(
+    state: State, new: Sequence[TransitionRecord], context: RecordContext, active_event_ids: tuple[str, ...] | None
+) -> list[TransitionRecord]:
     """Add the records *new* to the end of the stream, with their deliveries; return them with their ids."""
     added = []
     stream_id = state.get("stream_id") or ""
@@ -100,7 +97,12 @@ def append(state: State, new: Sequence[TransitionRecord], context: RecordContext
         sequence = state.next_sequence
         state.put("next_sequence", str(sequence + 1))
         placed = msgspec.structs.replace(
-            each, stream_id=stream_id, sequence=sequence, vm=context.vm, labels=context.labels
+            each,
+            stream_id=stream_id,
+            sequence=sequence,
+            active_event_ids=active_event_ids,
+            vm=context.vm,
+            labels=context.labels,
         )
         content = "" if each.event is None else repeat_key(each.transition, each.event)
         n = 0 if each.event is None else event(state, each.event.key).counts.get(content, 0)
@@ -133,13 +135,6 @@ def add_sinks(state: State, context: RecordContext) -> None:
         if known.ended_at is None and row is not None:
             names = [name for name in context.router(row.record, context.vm.name, ()) if name in new]
             _add_deliveries(state, names, row.record, row, context)
-
-
-def forget_events(state: State, now: float) -> None:
-    """Forget the events that ended over 7 days ago."""
-    for event in list(state.events.rows.values()):
-        if event.ended_at is not None and event.ended_at < now - REMEMBER_EVENT_SECONDS:
-            state.events.delete(event.key)
 
 
 def _with_ids(record: TransitionRecord, n: int) -> TransitionRecord:

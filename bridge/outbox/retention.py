@@ -1,7 +1,7 @@
-"""Retention: the records to remove at a limit. Pure functions over `State`.
+"""Retention: evicts records at a limit, and forgets old events. Pure functions over `State`.
 
-At a limit, parked records are evicted first, because they wait for a person, then the oldest pending records, and
-urgent records last. The records of the newest document and the records that are being sent stay.
+Parked records are evicted first, because they wait for a person. The oldest pending records follow, and urgent records
+are last. The records of the newest document and the records that are being sent are never evicted.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from collections.abc import Collection, Iterator
 
 from bridge.outbox import deliveries
 from bridge.outbox.rows import NEEDED, DeliveryState, RecordRow
-from bridge.outbox.state import State
+from bridge.outbox.state import State, stored_state
+
+REMEMBER_SECONDS = 7 * 86_400.0
 
 
 def make_room(state: State, excess_bytes: int, *, newest: int, sending: Collection[int], now: float) -> int:
@@ -44,3 +46,22 @@ def _in_order(state: State) -> Iterator[RecordRow]:
         for sequence in sorted(sequences):
             if sequence in state.records.rows:
                 yield state.records.rows[sequence]
+
+
+def forget_old(state: State, now: float) -> None:
+    """Forget events 7 days after their ending, and then their decisions and approvals.
+
+    Without an event, a decision is forgotten 7 days after it expired, so that it is recognized when it arrives again.
+    """
+    before = now - REMEMBER_SECONDS
+    for event in list(state.events.rows.values()):
+        if event.ended_at is not None and event.ended_at < before:
+            state.events.delete(event.key)
+    document = stored_state(state).document
+    events = {*state.events.rows, *(event.event_id for event in (document.events if document is not None else ()))}
+    for decision in list(state.decisions.rows.values()):
+        if decision.expires_at < before and decision.event_id not in events:
+            state.decisions.delete(decision.arrival)
+    for approval in list(state.approvals.rows.values()):
+        if approval.changed_at < before and approval.event_id not in events:
+            state.approvals.delete(approval.key)

@@ -156,7 +156,17 @@ OPEN_DECISIONS = frozenset({DecisionStage.NEW, DecisionStage.WAITING, DecisionSt
 OPEN_STAGES = frozenset({ApprovalStage.DRAINING, ApprovalStage.WANTED})
 
 
-class StoredDecision(msgspec.Struct, frozen=True, kw_only=True):
+class _OfEventVersion(msgspec.Struct, frozen=True, kw_only=True):
+    event_id: str
+    event_digest: str
+
+    @property
+    def key(self) -> EventVersion:
+        """Return the event and its version."""
+        return self.event_id, self.event_digest
+
+
+class StoredDecision(_OfEventVersion, frozen=True, kw_only=True):
     """One decision and its progress."""
 
     arrival: int = 0
@@ -170,8 +180,6 @@ class StoredDecision(msgspec.Struct, frozen=True, kw_only=True):
     payload_sha256: str
     token: str | None = None
     """The signed text (compact JWS); None for a local decision."""
-    event_id: str
-    event_digest: str
     verdict: Verdict
     issued_at: int
     """Microseconds since 1970: the newest decision wins, so the value is not rounded."""
@@ -183,17 +191,10 @@ class StoredDecision(msgspec.Struct, frozen=True, kw_only=True):
     """The result of the approval, the reason of a refusal, or held."""
     message: str | None = None
 
-    @property
-    def key(self) -> EventVersion:
-        """Return the event and its version."""
-        return self.event_id, self.event_digest
 
-
-class PendingApproval(msgspec.Struct, frozen=True, kw_only=True):
+class PendingApproval(_OfEventVersion, frozen=True, kw_only=True):
     """The approval of one version of an event."""
 
-    event_id: str
-    event_digest: str
     state: ApprovalStage
     source: str
     decision_id: str | None = None
@@ -211,11 +212,6 @@ class PendingApproval(msgspec.Struct, frozen=True, kw_only=True):
     """True after a record reported the first failure."""
     changed_at: float = 0.0
     event: ScheduledEvent
-
-    @property
-    def key(self) -> EventVersion:
-        """Return the event and its version."""
-        return self.event_id, self.event_digest
 
 
 class ApprovalRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -35,7 +35,7 @@ K = TypeVar("K")
 R = TypeVar("R")
 
 
-class Table(Generic[K, R]):
+class _Table(Generic[K, R]):
     """Rows by key, and the changes since the last save."""
 
     def __init__(self, key_of: Callable[[R], K]) -> None:
@@ -44,7 +44,6 @@ class Table(Generic[K, R]):
         self._changed: dict[K, R | None] = {}
 
     def put(self, row: R) -> None:
-        """Add or replace *row*."""
         key = self._key_of(row)
         self.rows[key] = self._changed[key] = row
 
@@ -58,7 +57,6 @@ class Table(Generic[K, R]):
         self.rows.pop(key, None)
 
     def load(self, rows: Iterable[R]) -> None:
-        """Take over saved *rows*."""
         self.rows = {self._key_of(row): row for row in rows}
         self._changed = {}
 
@@ -157,15 +155,15 @@ class State:
     """All tables in memory."""
 
     def __init__(self) -> None:
-        self.meta: Table[str, MetaRow] = Table(lambda row: row.key)
-        self.events: Table[str, EventRow] = Table(lambda row: row.key)
-        self.records: Table[int, RecordRow] = Table(lambda row: row.sequence)
-        self.deliveries: Table[tuple[int, str], Delivery] = Table(lambda row: (row.sequence, row.sink))
-        self.sinks: Table[str, SinkRow] = Table(lambda row: row.name)
-        self.decisions: Table[int, StoredDecision] = Table(lambda row: row.arrival)
-        self.approvals: Table[EventVersion, PendingApproval] = Table(lambda row: row.key)
-        self.tables: Mapping[str, Table[Any, Any]] = {
-            name: table for name, table in vars(self).items() if isinstance(table, Table)
+        self.meta: _Table[str, MetaRow] = _Table(lambda row: row.key)
+        self.events: _Table[str, EventRow] = _Table(lambda row: row.key)
+        self.records: _Table[int, RecordRow] = _Table(lambda row: row.sequence)
+        self.deliveries: _Table[tuple[int, str], Delivery] = _Table(lambda row: (row.sequence, row.sink))
+        self.sinks: _Table[str, SinkRow] = _Table(lambda row: row.name)
+        self.decisions: _Table[int, StoredDecision] = _Table(lambda row: row.arrival)
+        self.approvals: _Table[EventVersion, PendingApproval] = _Table(lambda row: row.key)
+        self.tables: Mapping[str, _Table[Any, Any]] = {
+            name: table for name, table in vars(self).items() if isinstance(table, _Table)
         }
         self.queues: dict[str, SinkQueue] = {}
         self.needed_bytes = 0

@@ -26,7 +26,7 @@ from bridge.imds.client import ImdsClient
 from bridge.metrics.metrics import Metrics
 from bridge.outbox import approvals
 from bridge.outbox.outbox import Outbox
-from bridge.outbox.records import forget_events
+from bridge.outbox.retention import forget_old
 from bridge.outbox.rows import ApprovalState, PendingApproval, StoredDecision
 
 VM_ID = "542afd79-4f70-5562-aa13-70d60565ec97"
@@ -263,12 +263,10 @@ class ApproverKit:
             self.turn()
             time.sleep(_TURN_SECONDS)
 
-    def prune(self, *active_event_ids: str) -> None:
-        """Delete what is old, as the agent does from time to time."""
+    def prune(self) -> None:
+        """Delete old rows, as the agent does once an hour."""
         assert self.outbox is not None
-        now = self.now().timestamp()
-        self.outbox.change(forget_events, now)
-        self.outbox.change(approvals.prune, active_event_ids, now)
+        self.outbox.change(forget_old, self.now().timestamp())
 
     def turn(self) -> float:
         assert self.approver is not None

@@ -8,7 +8,7 @@ import pytest
 from outbox_kit import OutboxKit
 
 from bridge.events.event import VmIdentity
-from bridge.outbox import approvals, deliveries, records
+from bridge.outbox import approvals, deliveries, retention
 from bridge.outbox.database import Database, generations, read_newest, read_records
 from bridge.outbox.rows import DeliveryState
 
@@ -321,5 +321,5 @@ def test_events_and_their_counts_are_forgotten_after_seven_days(kit):
     kit.commit(outbox, kit.event("E-1"), transition="canceled")
     kit.commit(outbox, kit.event("E-2"))
     kit.wait(8 * 86_400)
-    outbox.change(records.forget_events, kit.time.timestamp())
+    outbox.change(retention.forget_old, kit.time.timestamp())
     assert list(outbox.read(lambda state: state.events.rows)) == ["E-2"]
