@@ -27,7 +27,7 @@ from bridge.health.readiness import Readiness
 from bridge.outbox import approvals, deliveries
 from bridge.outbox.deliveries import OutboxTotals
 from bridge.outbox.rows import NEEDED, DeliveryState, PendingApproval, StoredDecision
-from bridge.outbox.state import State, stored_state
+from bridge.outbox.state import State
 
 if TYPE_CHECKING:  # not for a command that asks an agent: sqlite3 takes a tenth of its time
     from bridge.outbox.outbox import Outbox
@@ -152,13 +152,13 @@ def read_status(source: Source) -> Status:
         used_bytes, active_event_ids = source.outbox.saver.used_bytes, source.outbox.active_event_ids
 
     def status(state: State) -> Status:
-        stored, decided = stored_state(state), approvals.read_state(state)
+        decided = approvals.read_state(state)
         active = [event for event in state.events.rows.values() if event.ended_at is None]
         last = {event.key: state.records.rows.get(event.last_state_sequence or 0) for event in active}
         return Status(
             stream_id=decided.stream_id,
-            vm=stored.vm,
-            document=stored.document,
+            vm=state.vm,
+            document=state.document,
             last_good_at=state.get("last_good_at"),
             newest_record_at=max((row.observed_at for row in state.records.rows.values()), default=None),
             totals=deliveries.totals(state),

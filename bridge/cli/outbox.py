@@ -87,7 +87,7 @@ def discard(directory: Path, *, sink: str, record_id: str | None, state: str | N
         raise _unknown_record(record_id, sink)
     if found and not yes:
         row = reader.ask(read_status).totals.sinks[sink]
-        number = 1 if record_id is not None else sum(row.count(each) for each in states)
+        number = 1 if record_id is not None else sum(getattr(row, each.value) for each in states)
         click.confirm(
             f"Discard {counted(number, 'record')} of sink {sink}, the oldest observed at "
             f"{utc(parse_time(found[0].record.observed_at))}? Discarded records are never sent.",

@@ -77,10 +77,9 @@ def token_digests(state: State, arrivals: Iterable[int]) -> tuple[str, ...]:
 def keep_decisions(
     state: State, decisions: Sequence[StoredDecision], *, created_at: float
 ) -> tuple[list[KeepResult], list[StoredDecision]]:
-    """Store the new ones among *decisions*.
+    """Store the new decisions; return a result for each decision, and all decisions that the limit of a key closed.
 
-    Return a result for each, and the decisions, old or new, that a limit closed. An approval that was issued before
-    *created_at* (Unix seconds) is not stored, because it may have been followed already. A hold always is.
+    An approval from before *created_at* (Unix seconds) is not stored, because the agent may have followed it already.
     """
     results = []
     for decision in decisions:
@@ -116,10 +115,9 @@ def _close_surplus(state: State, key: tuple[str, str, str | None]) -> list[Store
 
 
 def keep_overruling(state: State, decision: StoredDecision, overruled: Collection[int]) -> tuple[StoredDecision, ...]:
-    """Store a person's *decision* on this VM, which ends the holds *overruled* (arrivals).
+    """Store a person's *decision* on this VM, which ends the holds with the arrivals *overruled*.
 
-    If the event has other holds, nothing is stored, and the other holds are returned. A hold that is overruled and has
-    a later issue time gets an earlier one, so that it does not win.
+    If the event has other holds, nothing is stored, and the other holds are returned.
     """
     holds = [
         each for each in open_decisions(state) if each.event_id == decision.event_id and each.verdict is Verdict.HOLD
@@ -127,7 +125,7 @@ def keep_overruling(state: State, decision: StoredDecision, overruled: Collectio
     others = tuple(hold for hold in holds if hold.arrival not in overruled)
     if not others:
         for hold in holds:
-            if hold.issued_at >= decision.issued_at:
+            if hold.issued_at >= decision.issued_at:  # the newest decision wins
                 state.decisions.put(msgspec.structs.replace(hold, issued_at=decision.issued_at - 1))
         _keep(state, decision)
     return others
@@ -160,10 +158,7 @@ def update_decisions(state: State, updates: Iterable[DecisionUpdate]) -> None:
 def begin_attempt(
     state: State, stream_id: str, approvals: Sequence[PendingApproval], *, now: float
 ) -> list[PendingApproval]:
-    """Count an attempt for those of *approvals* that may still be posted, and return them.
-
-    An approval whose event has a hold that is not evaluated yet is left out.
-    """
+    """Count an attempt for each approval that is still wanted and has no new hold; return these approvals."""
     held = {
         each.event_id
         for each in open_decisions(state)

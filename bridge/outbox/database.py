@@ -35,8 +35,6 @@ from bridge.outbox.rows import (
 )
 from bridge.outbox.state import Changes
 
-KEPT_GENERATIONS = 2
-"""Older files that are kept."""
 _FILE_NAME = re.compile(r"outbox-([1-9][0-9]{0,17})\.db")
 _NOT_REPEATED = ("event_key", "body")
 """Values of a record that its deliveries do not repeat."""
@@ -146,28 +144,23 @@ def generations(directory: Path) -> dict[int, Path]:
 
 def is_damage(error: Exception) -> bool:
     """Return whether *error* reports a damaged file."""
-    return _reports(error, "malformed") or _reports(error, "not a database")
+    return isinstance(error, sqlite3.Error) and ("malformed" in str(error) or "not a database" in str(error))
 
 
 def is_full(error: Exception) -> bool:
     """Return whether *error* reports a full disk."""
-    return _reports(error, "is full") or (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT))
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return isinstance(error, sqlite3.Error) and "is full" in str(error)  # Python 3.10 has no error codes
 
 
 def is_read_only(error: Exception) -> bool:
     """Return whether *error* reports a file that is open only for reading."""
-    return _reports(error, "readonly")
-
-
-def _reports(error: Exception, text: str) -> bool:
-    return isinstance(error, sqlite3.Error) and text in str(error)  # Python 3.10 has no error codes
+    return isinstance(error, sqlite3.Error) and "readonly" in str(error)
 
 
 def read_newest(directory: Path) -> Loaded:
-    """Read the newest complete file, without history; raise OSError or sqlite3.Error if the disk fails.
-
-    A damaged file is read as far as possible. A file that cannot be read at all is left out.
-    """
+    """Read the newest complete file as far as it is readable; raise OSError or sqlite3.Error if the disk fails."""
     unreadable: list[Path] = []
     for path in generations(directory).values():
         try:
@@ -206,25 +199,20 @@ def read_file(path: Path) -> Loaded | None:
 
 def connect_read_only(path: Path) -> sqlite3.Connection:
     """Open *path* for reading; on a read-only mount, without its WAL; raise sqlite3.Error."""
-    quoted = path.absolute().as_uri()
     # mode=ro would create a WAL that is missing. A file without a WAL is complete.
-    has_wal = path.with_name(f"{path.name}-wal").exists()
-    try:
-        return _connect_for_reading(f"{quoted}?{'mode=ro' if has_wal else 'immutable=1'}")
-    except sqlite3.Error as error:
-        if not has_wal or is_damage(error):
-            raise
-    return _connect_for_reading(f"{quoted}?immutable=1")
-
-
-def _connect_for_reading(uri: str) -> sqlite3.Connection:
-    connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
-    connection.text_factory = lambda text: text.decode(errors="replace")  # a damaged text is found by its JSON
-    try:
-        connection.execute("SELECT count(*) FROM sqlite_master")
-    except sqlite3.Error:
-        connection.close()
-        raise
+    modes = ("mode=ro", "immutable=1") if path.with_name(f"{path.name}-wal").exists() else ("immutable=1",)
+    for mode in modes:
+        uri = f"{path.absolute().as_uri()}?{mode}"
+        connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+        connection.text_factory = lambda text: text.decode(errors="replace")  # a damaged text is found by its JSON
+        try:
+            connection.execute("SELECT count(*) FROM sqlite_master")
+        except sqlite3.Error as error:
+            connection.close()
+            if mode == modes[-1] or is_damage(error):
+                raise
+        else:
+            break
     return connection
 
 
@@ -308,10 +296,7 @@ class Database:
                         self._connection.executemany(statement, values)
 
     def delete_history(self, in_memory: Collection[int], *, before: float = math.inf) -> int:
-        """Delete the oldest 500 records that are not *in_memory* and were observed before *before* (Unix seconds).
-
-        Return the number of deleted records.
-        """
+        """Delete up to 500 records that are not *in_memory*, the oldest first; return the number of deleted records."""
         query = (
             "SELECT sequence, observed_at FROM records WHERE sequence NOT IN (SELECT value FROM json_each(?)) "
             "ORDER BY sequence LIMIT ?"
@@ -368,12 +353,7 @@ def delete_generation(path: Path) -> None:
 
 def file_bytes(path: Path) -> int:
     """Return the size of a file with its WAL; raise OSError."""
-    return sum_of_sizes(fingerprint(path))
-
-
-def sum_of_sizes(found: Fingerprint) -> int:
-    """Return the size of a file with its WAL."""
-    return sum(each[2] for each in found if each is not None)
+    return sum(each[2] for each in fingerprint(path) if each is not None)
 
 
 def _stat(path: str) -> tuple[int, ...] | None:
@@ -385,13 +365,12 @@ def _stat(path: str) -> tuple[int, ...] | None:
 
 
 def _sync_directory(directory: Path) -> None:
-    if os.name != "posix":
-        return
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    if os.name == "posix":
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def older_generations(directory: Path, current: Path | None) -> list[Path]:

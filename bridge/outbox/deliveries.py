@@ -45,10 +45,7 @@ class OutboxTotals(msgspec.Struct, frozen=True, kw_only=True):
 def record_results(
     state: State, sink: str, results: Sequence[DeliveryResult], *, now: float, accepted_under: str | None = None
 ) -> None:
-    """Store *results*, except for rows that are no longer pending.
-
-    *accepted_under* is the digest of the configuration under which the destination accepted a record.
-    """
+    """Store the results of rows that are still pending. See `SinkRow` for *accepted_under*."""
     row = state.sinks.rows.get(sink)
     if accepted_under is not None and row is not None and row.accepted_under != accepted_under:
         state.sinks.put(msgspec.structs.replace(row, accepted_under=accepted_under))
@@ -87,8 +84,7 @@ def retry(
 ) -> int:
     """Make parked records of one sink, or with None of all sinks, pending again; return their number.
 
-    Their age starts again. Only records with *sequences*, which were parked although the endpoint was at fault, keep
-    their age.
+    Their age starts again, except for *sequences*: these records were parked although the endpoint was at fault.
     """
     rows = needed_records(state, sink, [DeliveryState.PARKED], record_id=record_id)
     rows = rows if sequences is None else [row for row in rows if row.sequence in sequences]
@@ -191,20 +187,18 @@ def import_rows(state: State, rows: Mapping[str, Iterable[Any]], known: Collecti
     Records are known by (stream_id, sequence): those in *known* or in memory are left out. They keep their ids and
     their place in their stream, and get negative sequences in this outbox, because they are older than all others.
     """
+    other = State()
+    other.load(rows)
     present = {*known, *(_place(row) for row in state.records.rows.values())}
-    wanted: dict[int, list[Delivery]] = {}
-    for row in rows.get("deliveries", ()):
-        if row.state in NEEDED:
-            wanted.setdefault(row.sequence, []).append(row)
-    new = [row for row in rows.get("records", ()) if row.sequence in wanted and _place(row) not in present]
+    undelivered = {delivery.sequence for delivery in needed_records(other, None)}
+    new = [row for row in map(other.records.rows.__getitem__, undelivered) if _place(row) not in present]
     first = min([0, *state.records.rows]) - len(new)
     for place, row in enumerate(sorted(new, key=_place), first):
         state.records.put(msgspec.structs.replace(row, sequence=place))
-        for delivery in wanted[row.sequence]:
-            state.put_delivery(
-                msgspec.structs.replace(delivery, sequence=place, event_key=row.event_key, body=row.body)
-            )
-    holds = [row for row in rows.get("decisions", ()) if row.state is DecisionStage.ON_HOLD]
+        for delivery in other.deliveries_of(row.sequence):
+            if delivery.state in NEEDED:
+                state.put_delivery(msgspec.structs.replace(delivery, sequence=place))
+    holds = [row for row in approvals.open_decisions(other) if row.state is DecisionStage.ON_HOLD]
     approvals.keep_decisions(state, holds, created_at=0.0)
     return len(new)
 

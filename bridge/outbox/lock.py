@@ -46,7 +46,6 @@ class DirectoryLock:
         self, directory: Path, *, wait_seconds: float = 0.2, give_up: Callable[[], bool] = lambda: False
     ) -> None:
         self._directory = directory
-        self._path = str(directory)
         self._gate = threading.Lock()
         self._descriptor: int | None = None
         give_up_at = time.monotonic() + wait_seconds
@@ -93,7 +92,7 @@ class DirectoryLock:
         if sys.platform == "win32":
             return True  # Windows does not delete or move a directory with an open file
         try:
-            return os.path.samestat(os.fstat(descriptor), os.stat(self._path))  # noqa: PTH116  # runs every second
+            return os.path.samestat(os.fstat(descriptor), self._directory.stat())
         except FileNotFoundError:
             return False
         except OSError:  # an unreadable path is not a replaced directory

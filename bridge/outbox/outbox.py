@@ -37,7 +37,7 @@ from bridge.outbox.deliveries import DeliveryResult
 from bridge.outbox.records import RecordContext
 from bridge.outbox.rows import ApprovalRecord, Delivery
 from bridge.outbox.saver import Saver
-from bridge.outbox.state import DueRows, State, StoredState, stored_state
+from bridge.outbox.state import DueRows, State
 from bridge.system.boot import has_booted
 
 logger = logging.getLogger(__name__)
@@ -121,18 +121,16 @@ class Outbox:
             state.put("created_at", format_time(now))
         self._due_through = self._notified_through = state.loaded_through
         self._newest_document_sequence = state.next_sequence
-        stored = stored_state(self._state)
-        self.is_trusted = self._is_own(stored)
-        if stored.vm is not None and self.is_trusted:
-            self._context = msgspec.structs.replace(self._context, vm=stored.vm)
+        self.is_trusted = self._is_own(state.vm)
+        if state.vm is not None and self.is_trusted:
+            self._context = msgspec.structs.replace(self._context, vm=state.vm)
         if loaded.is_damaged:
             self._report_damage(loaded)
 
-    def _is_own(self, stored: StoredState) -> bool:
-        vm_id = None if stored.vm is None else stored.vm.vm_id
-        if vm_id is None or _same(vm_id, self._configured_vm_id):
+    def _is_own(self, vm: VmIdentity | None) -> bool:
+        if vm is None or vm.vm_id is None or _same(vm.vm_id, self._configured_vm_id):
             return True
-        known_boot = self._state.get("vm_boot_id") or stored.boot_id
+        known_boot = self._state.get("vm_boot_id") or self._state.get("boot_id")
         return bool(known_boot) and not has_booted(known_boot, self._boot_id)
 
     def _report_damage(self, loaded: Loaded) -> None:
@@ -202,8 +200,7 @@ class Outbox:
     def identify(self, vm: VmIdentity) -> bool:
         """Take *vm* as this machine; return whether the stored state was another machine's and was replaced."""
         with self._change() as state:
-            stored = stored_state(self._state).vm
-            before = None if stored is None else stored.vm_id
+            before = None if state.vm is None else state.vm.vm_id
             is_foreign = bool(vm.vm_id and before) and not _same(vm.vm_id, before)
             self._context = msgspec.structs.replace(self._context, vm=vm)
             if is_foreign:
@@ -324,10 +321,7 @@ class Outbox:
             deliveries.record_results(state, sink, results, now=now, accepted_under=accepted_under)
 
     def created_at(self) -> datetime:
-        """Return when the outbox was created: an approval that was issued earlier is refused.
-
-        A time in the future, from a clock that was ahead, becomes the present time.
-        """
+        """Return the creation time of the outbox. A time from a clock that was ahead becomes the current time."""
         with self._change(soon=False) as state:
             now = self.clock.now()
             created_at = min(parse_time(state.get("created_at") or format_time(now)), now)

@@ -10,16 +10,13 @@ from collections.abc import Collection, Iterator
 
 from bridge.outbox import deliveries
 from bridge.outbox.rows import NEEDED, DeliveryState, RecordRow
-from bridge.outbox.state import State, stored_state
+from bridge.outbox.state import State
 
 REMEMBER_SECONDS = 7 * 86_400.0
 
 
 def make_room(state: State, excess_bytes: int, *, newest: int, sending: Collection[int], now: float) -> int:
-    """Evict records with at least *excess_bytes* of bodies; return the number of evicted deliveries.
-
-    Records from the sequence *newest* on and those in *sending* stay.
-    """
+    """Evict *excess_bytes* of records before *newest* that are not *sending*; return the number of deliveries."""
     target = state.needed_bytes - excess_bytes
     evicted = 0
     for row in _in_order(state):
@@ -35,17 +32,13 @@ def make_room(state: State, excess_bytes: int, *, newest: int, sending: Collecti
 
 
 def _in_order(state: State) -> Iterator[RecordRow]:
-    parked: set[int] = set()
-    pending: set[int] = set()
-    urgent: set[int] = set()
-    for queue in state.queues.values():
-        parked.update(queue.parked)
-        pending.update(queue.pending)
-        urgent.update(queue.urgent)
-    for sequences in (parked - pending, pending - urgent, urgent):
-        for sequence in sorted(sequences):
-            if sequence in state.records.rows:
-                yield state.records.rows[sequence]
+    queues = list(state.queues.values())
+    parked = {sequence for queue in queues for sequence in queue.parked}
+    pending = {sequence for queue in queues for sequence in queue.pending}
+    urgent = {sequence for queue in queues for sequence in queue.urgent}
+    for sequence in (*sorted(parked - pending), *sorted(pending - urgent), *sorted(urgent)):
+        if sequence in state.records.rows:
+            yield state.records.rows[sequence]
 
 
 def forget_old(state: State, now: float) -> None:
@@ -57,8 +50,8 @@ def forget_old(state: State, now: float) -> None:
     for event in list(state.events.rows.values()):
         if event.ended_at is not None and event.ended_at < before:
             state.events.delete(event.key)
-    document = stored_state(state).document
-    events = {*state.events.rows, *(event.event_id for event in (document.events if document is not None else ()))}
+    announced = () if state.document is None else state.document.events
+    events = {*state.events.rows, *(event.event_id for event in announced)}
     for decision in list(state.decisions.rows.values()):
         if decision.expires_at < before and decision.event_id not in events:
             state.decisions.delete(decision.arrival)

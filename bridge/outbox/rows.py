@@ -118,11 +118,7 @@ class SinkRow(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def accepted(self) -> int:
         """Return the number of records that were added for the sink."""
-        return sum(self.count(state) for state in DeliveryState)
-
-    def count(self, state: DeliveryState) -> int:
-        """Return the number of records in *state*."""
-        return int(getattr(self, state.value))
+        return self.delivered + self.pending + self.parked + self.expired + self.evicted + self.discarded
 
 
 class DecisionStage(str, Enum):

@@ -33,21 +33,20 @@ _UNREADABLE_SECONDS = 30.0
 _MOST_UNSAVED = 10_000
 """Records. With more of them, a disk that fails for weeks would use up the memory."""
 _CLEAN_SECONDS = 600.0
+_KEPT_GENERATIONS = 2
 #: Room is made above this share of `max_bytes`.
 _FULL_SHARE = 0.95
 #: Of the volume, if that is less than `max_bytes`: the WAL and a new generation need room, too.
 _VOLUME_SHARE = 1 / 3
 _CHANGED = "another program changed, moved, or deleted it"
 _DAMAGED = "it is damaged"
-_READ_ONLY = "it was read-only"
 
 
 class Saver:
     """Saves *state* in *directory*; *lock* protects the state.
 
     *on_loaded* gets the loaded file, with the lock held. *on_saved* is called after each save, without the lock.
-    *make_room* evicts records of so many bytes from memory. *claim* locks the directory at the path if it is not the
-    one that this agent locked; it raises StateDirectoryError if another agent holds it.
+    *make_room* evicts records of so many bytes from memory. *claim* is `DirectoryLock.claim`.
     """
 
     def __init__(
@@ -86,7 +85,6 @@ class Saver:
         self.saved_through = 0
         """All records up to this sequence are saved."""
         self.file: Path | None = None
-        """The file of the current generation."""
         self.used_bytes = 0
         """The size of all files; near the limit, the used pages of the current file instead of its size."""
         self.file_changes = 0
@@ -213,7 +211,7 @@ class Saver:
                 self._accept_own_changes()
         with self._lock:
             unsaved.add(self._state.take_changes())
-        has_written = self._database is None or not unsaved.is_empty
+        has_written = self._database is None or unsaved.new_file_because is not None or any(unsaved.tables.values())
         if self._database is not None and unsaved.new_file_because is None and has_written:
             self._database.save(unsaved)
             self._accept_own_changes()
@@ -242,7 +240,7 @@ class Saver:
                 extra={"file": database.path.name, "before": None if before is None else before.name},
             )
         with suppress(OSError):
-            for path in files.older_generations(self._directory, database.path)[files.KEPT_GENERATIONS :]:
+            for path in files.older_generations(self._directory, database.path)[_KEPT_GENERATIONS:]:
                 files.delete_generation(path)
         return everything.through
 
@@ -272,7 +270,7 @@ class Saver:
         if files.is_damage(error):
             self._unsaved.require_new_file(_DAMAGED)
         if files.is_read_only(error):  # the connection stays read-only after the mount is writable again
-            self._unsaved.require_new_file(_READ_ONLY)
+            self._unsaved.require_new_file("it was read-only")
         with suppress(OSError, sqlite3.Error):
             self._accept_own_changes()
             if files.is_full(error) and self._free_space():
@@ -300,7 +298,7 @@ class Saver:
                 self._older_bytes = sum(map(files.file_bytes, files.older_generations(self._directory, database.path)))
                 volume = shutil.disk_usage(self._directory).total
                 self._limit = min(self._max_bytes, volume * _VOLUME_SHARE) * _FULL_SHARE
-        used = files.sum_of_sizes(self._print) if self._print else 0
+        used = files.file_bytes(database.path)
         if used + self._older_bytes > self._limit:
             used = database.used_bytes
         self.used_bytes = used + self._older_bytes

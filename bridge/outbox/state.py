@@ -10,13 +10,11 @@ All other records are *history*: they are in the file only.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import datetime
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from bridge.clock import parse_time
 from bridge.events.event import Document, VmIdentity, decode_document
 from bridge.outbox.rows import (
     NEEDED,
@@ -52,10 +50,6 @@ class _Table(Generic[K, R]):
         if self.rows.pop(key, None) is not None:
             self._changed[key] = None
 
-    def forget(self, key: K) -> None:
-        """Drop the row from memory only."""
-        self.rows.pop(key, None)
-
     def load(self, rows: Iterable[R]) -> None:
         self.rows = {self._key_of(row): row for row in rows}
         self._changed = {}
@@ -75,11 +69,6 @@ class Changes(msgspec.Struct, kw_only=True):
     """By table, key -> row; None marks a deleted row."""
     new_file_because: str | None = None
     """Why the next save writes the complete state into a new file; None if it writes only these rows."""
-
-    @property
-    def is_empty(self) -> bool:
-        """Return whether there is nothing to write."""
-        return self.new_file_because is None and not any(self.tables.values())
 
     def add(self, newer: Changes) -> None:
         """Add *newer* changes: the newest row of each key counts."""
@@ -162,7 +151,7 @@ class State:
         self.sinks: _Table[str, SinkRow] = _Table(lambda row: row.name)
         self.decisions: _Table[int, StoredDecision] = _Table(lambda row: row.arrival)
         self.approvals: _Table[EventVersion, PendingApproval] = _Table(lambda row: row.key)
-        self.tables: Mapping[str, _Table[Any, Any]] = {
+        self.tables: dict[str, _Table[Any, Any]] = {
             name: table for name, table in vars(self).items() if isinstance(table, _Table)
         }
         self.queues: dict[str, SinkQueue] = {}
@@ -184,7 +173,7 @@ class State:
         for key, delivery in list(self.deliveries.rows.items()):
             record = self.records.rows.get(delivery.sequence)
             if record is None:
-                self.deliveries.forget(key)
+                del self.deliveries.rows[key]
             else:
                 shared = {"event_key": record.event_key, "body": record.body}
                 self.deliveries.rows[key] = whole = msgspec.structs.replace(delivery, **shared)
@@ -213,7 +202,7 @@ class State:
         return Changes(through=self.next_sequence - 1, tables=tables)
 
     def get(self, key: str) -> str | None:
-        """Return a value of `meta`, None if it has none."""
+        """Return a value of `meta`."""
         row = self.meta.rows.get(key)
         return None if row is None else row.value
 
@@ -223,6 +212,18 @@ class State:
             self.meta.delete(key)
         elif self.get(key) != value:
             self.meta.put(MetaRow(key=key, value=value))
+
+    @property
+    def document(self) -> Document | None:
+        """Return the tracked document."""
+        text = self.get("document")
+        return None if text is None else decode_document(text)
+
+    @property
+    def vm(self) -> VmIdentity | None:
+        """Return the identity of the machine that the state belongs to."""
+        text = self.get("vm")
+        return None if text is None else msgspec.json.decode(text, type=VmIdentity)
 
     @property
     def next_sequence(self) -> int:
@@ -266,8 +267,8 @@ class State:
         if event is not None and sequence in event.references:
             return
         for delivery in self.deliveries_of(sequence):
-            self.deliveries.forget((sequence, delivery.sink))
-        self.records.forget(sequence)
+            del self.deliveries.rows[sequence, delivery.sink]
+        del self.records.rows[sequence]
 
     def deliveries_of(self, sequence: int) -> list[Delivery]:
         """Return the deliveries of a record in memory."""
@@ -285,24 +286,3 @@ class State:
         row = self.sinks.rows.get(sink) or SinkRow(name=sink)
         values = {name: getattr(row, name) + change for name, change in changes.items()}
         self.sinks.put(msgspec.structs.replace(row, **values))
-
-
-class StoredState(msgspec.Struct, frozen=True, kw_only=True):
-    """The last stored facts about the VM and the document."""
-
-    document: Document | None
-    last_good_at: datetime | None
-    boot_id: str | None
-    """The boot identity at `last_good_at`."""
-    vm: VmIdentity | None
-
-
-def stored_state(state: State) -> StoredState:
-    """Return the last stored facts about the VM and the document."""
-    document, good_at, vm = state.get("document"), state.get("last_good_at"), state.get("vm")
-    return StoredState(
-        document=None if document is None else decode_document(document),
-        last_good_at=None if good_at is None else parse_time(good_at),
-        boot_id=state.get("boot_id"),
-        vm=None if vm is None else msgspec.json.decode(vm, type=VmIdentity),
-    )

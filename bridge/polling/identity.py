@@ -25,7 +25,6 @@ from bridge.events.event import VmIdentity
 from bridge.imds.client import ImdsClient
 from bridge.logs import ThrottledLog
 from bridge.outbox.outbox import Outbox
-from bridge.outbox.state import stored_state
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +107,7 @@ class IdentityResolver:
         with self._lock:
             if self.is_found:
                 return
-            stored = self._outbox.read(stored_state).vm
+            stored = self._outbox.read(lambda state: state.vm)
             if not self._outbox.is_trusted:
                 self._outbox.use_vm(self.vm)
                 logger.warning(

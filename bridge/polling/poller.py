@@ -18,7 +18,7 @@ from enum import Enum
 from typing import Protocol
 
 from bridge.backoff import poll_delay
-from bridge.clock import REAL_CLOCK, Clock, Instant, format_time
+from bridge.clock import REAL_CLOCK, Clock, Instant, format_time, parse_time
 from bridge.errors import DocumentInvalid, ImdsError, ImdsStatus
 from bridge.events.diff import Step, classify_shown
 from bridge.events.event import Document, Incarnation, ScheduledEvent
@@ -29,7 +29,7 @@ from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import Metrics
 from bridge.outbox import records
 from bridge.outbox.outbox import Outbox
-from bridge.outbox.state import stored_state
+from bridge.outbox.state import State
 from bridge.polling.identity import IdentityResolver
 from bridge.system.boot import has_booted
 from bridge.system.threads import LoopWatch
@@ -272,16 +272,19 @@ class Poller:
             return None
         if self._tracker is None or outbox.epoch != self._epoch:
             self._epoch = outbox.epoch
-            stored = outbox.read(stored_state)
-            self._tracker = DocumentTracker(
-                stored.document,
-                history=_EventHistory(outbox),
-                last_good_at=stored.last_good_at,
-                booted=has_booted(stored.boot_id, self._boot_id),
-                booted_at=self._booted_at,
-                gap_seconds=self.gap_seconds,
-            )
+            self._tracker = outbox.read(self._restored_tracker)
         return self._tracker
+
+    def _restored_tracker(self, stored: State) -> DocumentTracker:
+        good_at = stored.get("last_good_at")
+        return DocumentTracker(
+            stored.document,
+            history=_EventHistory(self._outbox),
+            last_good_at=None if good_at is None else parse_time(good_at),
+            booted=has_booted(stored.get("boot_id"), self._boot_id),
+            booted_at=self._booted_at,
+            gap_seconds=self.gap_seconds,
+        )
 
     def _record_urgent(self, document: Document, instant: Instant) -> None:
         """Record the urgent events of *document* with the identity known so far, once each."""
