@@ -24,15 +24,7 @@ from typing import Any
 import msgspec
 
 from bridge.events.record import decode_record
-from bridge.outbox.rows import (
-    Delivery,
-    EventRow,
-    MetaRow,
-    PendingApproval,
-    RecordRow,
-    SinkRow,
-    StoredDecision,
-)
+from bridge.outbox.rows import Delivery, EventRow, MetaRow, PendingApproval, RecordRow, SinkRow, StoredDecision
 from bridge.outbox.state import Changes
 
 _FILE_NAME = re.compile(r"outbox-([1-9][0-9]{0,17})\.db")

@@ -13,14 +13,7 @@ import msgspec
 
 from bridge.events.record import TransitionRecord
 from bridge.outbox import approvals
-from bridge.outbox.rows import (
-    NEEDED,
-    DecisionStage,
-    Delivery,
-    DeliveryState,
-    RecordRow,
-    SinkRow,
-)
+from bridge.outbox.rows import NEEDED, DecisionStage, Delivery, DeliveryState, RecordRow, SinkRow
 from bridge.outbox.state import State
 
 

@@ -4,6 +4,9 @@ The saver takes the rows that changed since its last save and writes them in one
 response: the next attempt writes all rows that are not saved yet. If the file is no longer as the saver left it, or if
 it is damaged, the complete state goes into a new file (`Database.create`). A save that hangs blocks only this thread,
 so `is_behind` also compares the time.
+
+Known gap: while a save runs, the saver cannot distinguish its own writes from those of another program. If another
+program overwrites the file or its WAL in place during a save, the saver notices the damage only if SQLite reports it.
 """
 
 from __future__ import annotations
