@@ -1,8 +1,8 @@
-"""Decisions and approvals in the outbox. Pure functions over `State`.
+"""Stores decisions, holds, and approvals. The functions are pure functions over `State`.
 
-A decision is stored before the agent acts on it, and its jti is remembered after it expired, so that the same decision
-is recognized when it arrives again. An approval belongs to one version of an event: when the event changes, its digest
-changes, and the approval no longer applies. A hold belongs to the EventId.
+The agent stores a decision before it acts on the decision. The agent keeps the ID (jti) of a decision after the
+decision has expired, because the portal may send the same decision again. An approval applies to one version of an
+event and ends when the event changes. A hold applies to the EventId and stays in force when the event changes.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from bridge.outbox.state import State
 
 DISABLED_FILE = "approvals.disabled"
 MOST_OPEN_DECISIONS = 1_000
-"""The limit for one key. The oldest approvals are closed first, and holds last."""
+"""The limit for each key. Above the limit, the agent closes the oldest approvals first, and holds last."""
 _SURPLUS = f"The key has more than {MOST_OPEN_DECISIONS:,} open decisions, and this is the oldest approval among them."
 
 
 class KeepResult(Enum):
-    """The result of `keep_decisions` for one decision."""
+    """The result of `keep_decisions` for a decision."""
 
     NEW = "new"
     KNOWN = "known"
     REPLAYED = "replayed"
-    """Its jti was used for another decision."""
+    """Another decision used the same ID (jti)."""
     TOO_OLD = "too_old"
-    """It was issued before this outbox was created."""
+    """The decision is older than this outbox."""
 
 
 def read_state(state: State) -> ApprovalState:
-    """Return the open decisions and every approval, in the order of its last change."""
+    """Return all open decisions, and all approvals in the order of their last change."""
     decisions = open_decisions(state)
     by_change = sorted(state.approvals.rows.values(), key=lambda each: (each.changed_at, each.key))
     return ApprovalState(
@@ -56,12 +56,12 @@ def read_state(state: State) -> ApprovalState:
 
 
 def open_decisions(state: State) -> tuple[StoredDecision, ...]:
-    """Return the decisions that are neither followed nor refused, holds among them, in the order of arrival."""
+    """Return the open decisions in the order of arrival. Holds in force are open decisions."""
     return tuple(row for row in state.decisions.rows.values() if row.state in OPEN_DECISIONS)
 
 
 def find_decision(state: State, source: str, approver: str, decision_id: str) -> StoredDecision | None:
-    """Return the decision with this jti, None if there is none."""
+    """Return the decision with this ID (jti), or None."""
     for row in state.decisions.rows.values():
         if row.decision_id == decision_id and (row.source, row.approver) == (source, approver):
             return row
@@ -69,7 +69,7 @@ def find_decision(state: State, source: str, approver: str, decision_id: str) ->
 
 
 def token_digests(state: State, arrivals: Iterable[int]) -> tuple[str, ...]:
-    """Return the SHA-256 of the signed text of each decision; a local decision has none."""
+    """Return the SHA-256 of the signed text of each decision. A local decision has no signed text."""
     tokens = (row.token for arrival in arrivals if (row := state.decisions.rows.get(arrival)) is not None)
     return tuple(hashlib.sha256(token.encode()).hexdigest() for token in tokens if token is not None)
 
@@ -77,9 +77,10 @@ def token_digests(state: State, arrivals: Iterable[int]) -> tuple[str, ...]:
 def keep_decisions(
     state: State, decisions: Sequence[StoredDecision], *, created_at: float
 ) -> tuple[list[KeepResult], list[StoredDecision]]:
-    """Store the new decisions; return a result for each decision, and all decisions that the limit of a key closed.
+    """Store new decisions. Return one result per decision, and the decisions that were closed at the limit of a key.
 
-    An approval from before *created_at* (Unix seconds) is not stored, because the agent may have followed it already.
+    An approval that is older than *created_at* (Unix seconds) is not stored, because the agent may have acted on the
+    approval before it lost its state. A hold of any age is stored.
     """
     results = []
     for decision in decisions:
@@ -115,9 +116,9 @@ def _close_surplus(state: State, key: tuple[str, str, str | None]) -> list[Store
 
 
 def keep_overruling(state: State, decision: StoredDecision, overruled: Collection[int]) -> tuple[StoredDecision, ...]:
-    """Store a person's *decision* on this VM, which ends the holds with the arrivals *overruled*.
+    """Store the *decision* that an operator made on this VM. This decision ends the holds in *overruled*.
 
-    If the event has other holds, nothing is stored, and the other holds are returned.
+    If the event has other holds, the function stores nothing and returns these holds.
     """
     holds = [
         each for each in open_decisions(state) if each.event_id == decision.event_id and each.verdict is Verdict.HOLD
@@ -138,7 +139,7 @@ def write_changes(
     approvals: Sequence[PendingApproval] = (),
     decisions: Sequence[DecisionUpdate] = (),
 ) -> None:
-    """Store changed approvals and decisions; raise StreamChanged if they result from the state of another machine."""
+    """Store changed approvals and decisions. Raise StreamChanged if the state was replaced since the evaluation."""
     if state.get("stream_id") != stream_id:
         raise StreamChanged("The outbox now belongs to another machine. Approvals are evaluated again.")
     for approval in approvals:
@@ -147,7 +148,7 @@ def write_changes(
 
 
 def update_decisions(state: State, updates: Iterable[DecisionUpdate]) -> None:
-    """Store the progress of decisions."""
+    """Store the new progress of decisions."""
     for update in updates:
         row = state.decisions.rows.get(update.arrival)
         if row is not None:
@@ -158,7 +159,7 @@ def update_decisions(state: State, updates: Iterable[DecisionUpdate]) -> None:
 def begin_attempt(
     state: State, stream_id: str, approvals: Sequence[PendingApproval], *, now: float
 ) -> list[PendingApproval]:
-    """Count an attempt for each approval that is still wanted and has no new hold; return these approvals."""
+    """Count one more attempt for each approval that the agent may still send. Return these approvals."""
     held = {
         each.event_id
         for each in open_decisions(state)

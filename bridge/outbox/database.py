@@ -1,11 +1,11 @@
-"""The files of the outbox, and the only SQL.
+"""The SQLite files of the outbox. This module contains all SQL of the agent.
 
-A file is one *generation* of the state, ``outbox-N.db``. A new generation is written whole in one transaction, whose
-last row is ``complete``, so a kill at any point leaves at least one complete file. A start opens the newest complete
-file. Files are compared by what the file system reports, never read back, merged, or repaired.
+Each file ``outbox-N.db`` is one *generation* of the state. The agent writes a new generation in one transaction, and
+the last row of this transaction is ``complete``. A kill at any point therefore leaves at least one complete file. A
+start opens the newest complete file. The agent never merges or repairs files.
 
-Schema version 1 (``PRAGMA user_version``). Each table has its key columns, the columns that a person with ``sqlite3``
-searches by, and the other values as JSON in the column ``rest``.
+The schema version is 1 (``PRAGMA user_version``). Each table has its key columns, the columns that an operator needs
+for a search with ``sqlite3``, and the column ``rest``, which contains all other values as JSON.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from bridge.outbox.state import Changes
 
 _FILE_NAME = re.compile(r"outbox-([1-9][0-9]{0,17})\.db")
 _NOT_REPEATED = ("event_key", "body")
-"""Values of a record that its deliveries do not repeat."""
+"""The file stores these values with the record only, and not again with each delivery."""
 _SCHEMA_VERSION = 1
 HISTORY_STEP = 500
-"""The number of records that are deleted at once, so that no save takes long."""
+"""The saver deletes at most this number of records in one step, because a save must not take long."""
 _SETTINGS = (
     "page_size = 1024",  # a transition changes a few short rows
     "journal_mode = WAL",
@@ -57,22 +57,19 @@ PRAGMA user_version = 1;
 
 
 class _Spec:
-    """The columns of a table, and how a row is stored in them."""
+    """Converts the rows of one table to columns and back."""
 
     def __init__(self, name: str, row: type[Any], key: tuple[str, ...], *columns: str) -> None:
-        # msgspec crashes if two threads use a class for the first time at once. This uses the class during the import.
+        # msgspec crashes if two threads use a new class at the same time. This line uses the class during the import.
         msgspec.json.Decoder(row)
         self.row, self.key, self.columns = row, key, (*key, *columns)
         self.rest = tuple(field for field in row.__struct_fields__ if field not in (*self.columns, *_NOT_REPEATED))
-        """The fields that are stored as JSON."""
         self.stored = (*self.columns, *(("rest",) if self.rest else ()))
-        """All columns that a row fills."""
         marks = ", ".join("?" * len(self.stored))
         self.put = f"INSERT OR REPLACE INTO {name} ({', '.join(self.stored)}) VALUES ({marks})"  # noqa: S608
         self.delete = f"DELETE FROM {name} WHERE {' AND '.join(f'{column} = ?' for column in key)}"  # noqa: S608
 
     def encode(self, row: Any) -> list[Any]:
-        """Return the values of *row* for `put`."""
         values = [getattr(row, field) for field in self.columns]
         if self.rest:
             values.append(msgspec.json.encode({field: getattr(row, field) for field in self.rest}).decode())
@@ -81,7 +78,7 @@ class _Spec:
         return values
 
     def decode(self, values: Sequence[Any]) -> Any:
-        """Return the row with these *values*; raises an error if they are damaged."""
+        """Return the row with the column *values*; raise an error if the values are damaged."""
         plain = dict(zip(self.stored, values, strict=True))
         plain |= msgspec.json.decode(plain.pop("rest")) if self.rest else {}
         if self.row is RecordRow:
@@ -105,28 +102,28 @@ _SPECS = {
 
 
 Fingerprint = tuple[tuple[int, ...] | None, tuple[int, ...] | None]
-"""Device, inode, size, mtime, and ctime of the file and of its WAL; None if it does not exist."""
+"""The device, inode, size, mtime, and ctime of the file and of its WAL. A missing file is None."""
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
-    """The state in a file."""
+    """The rows that the agent loads from a file at start."""
 
     rows: dict[str, list[Any]] = {}
     file: Path | None = None
     fingerprint: Fingerprint = (None, None)
     missing: dict[str, int | None] = {}
-    """By damaged table, the number of rows that could not be read; None if the number is unknown."""
+    """The number of unreadable rows of each damaged table. An unknown number is None."""
     unreadable: tuple[Path, ...] = ()
-    """Newer files that could not be read at all."""
+    """The newer files that the agent could not read."""
 
     @property
     def is_damaged(self) -> bool:
-        """Return whether anything could not be read."""
+        """Return whether some rows or files were unreadable."""
         return bool(self.missing or self.unreadable)
 
 
 def generations(directory: Path) -> dict[int, Path]:
-    """Return the files by generation, the newest first; raise OSError."""
+    """Return the outbox files in *directory* by generation, the newest first; raise OSError."""
     try:
         found = {int(match[1]): path for path in directory.iterdir() if (match := _FILE_NAME.fullmatch(path.name))}
     except FileNotFoundError:
@@ -147,12 +144,12 @@ def is_full(error: Exception) -> bool:
 
 
 def is_read_only(error: Exception) -> bool:
-    """Return whether *error* reports a file that is open only for reading."""
+    """Return whether *error* reports a read-only file."""
     return isinstance(error, sqlite3.Error) and "readonly" in str(error)
 
 
 def read_newest(directory: Path) -> Loaded:
-    """Read the newest complete file as far as it is readable; raise OSError or sqlite3.Error if the disk fails."""
+    """Read all readable rows of the newest complete file; raise OSError or sqlite3.Error if the disk fails."""
     unreadable: list[Path] = []
     for path in generations(directory).values():
         try:
@@ -170,7 +167,7 @@ def read_newest(directory: Path) -> Loaded:
 
 
 def read_file(path: Path) -> Loaded | None:
-    """Read one file, without history; return None if it is not complete; raise OSError or sqlite3.Error."""
+    """Read a file without its history. Return None if the file is not complete. Raise OSError or sqlite3.Error."""
     found = fingerprint(path)
     with closing(connect_read_only(path)) as connection:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -190,13 +187,13 @@ def read_file(path: Path) -> Loaded | None:
 
 
 def connect_read_only(path: Path) -> sqlite3.Connection:
-    """Open *path* for reading; on a read-only mount, without its WAL; raise sqlite3.Error."""
-    # mode=ro would create a WAL that is missing. A file without a WAL is complete.
+    """Open *path* for reading. On a read-only mount, ignore the WAL. Raise sqlite3.Error."""
+    # mode=ro creates a missing WAL. A file without a WAL is complete, and immutable=1 creates no WAL.
     modes = ("mode=ro", "immutable=1") if path.with_name(f"{path.name}-wal").exists() else ("immutable=1",)
     for mode in modes:
         uri = f"{path.absolute().as_uri()}?{mode}"
         connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
-        connection.text_factory = lambda text: text.decode(errors="replace")  # a damaged text is found by its JSON
+        connection.text_factory = lambda text: text.decode(errors="replace")  # the JSON decoder finds damaged text
         try:
             connection.execute("SELECT count(*) FROM sqlite_master")
         except sqlite3.Error as error:
@@ -211,7 +208,7 @@ def connect_read_only(path: Path) -> sqlite3.Connection:
 def _read_table(
     connection: sqlite3.Connection, name: str, missing: dict[str, int | None], where: str = "", *values: str
 ) -> list[Any]:
-    """Read a table in both directions up to the damage."""
+    """Read a table from its first row up to the damage, and from its last row back to the damage."""
     spec = _SPECS[name]
     rows: dict[Any, Any] = {}
     undecodable = 0
@@ -236,7 +233,7 @@ def _read_table(
 
 
 def read_records(path: Path, *, after: int, before: int) -> Iterator[tuple[int, bytes]]:
-    """Yield sequence and body of all records in the file, history included, the newest first; raise sqlite3.Error."""
+    """Yield the sequence and the body of each record in the file, the newest first; raise sqlite3.Error."""
     with closing(connect_read_only(path)) as connection:
         query = "SELECT sequence, body FROM records WHERE sequence > ? AND sequence < ? ORDER BY sequence DESC"
         for sequence, body in connection.execute(query, (after, before)):
@@ -244,11 +241,11 @@ def read_records(path: Path, *, after: int, before: int) -> Iterator[tuple[int, 
 
 
 class Database:
-    """One open generation; for the saver's thread only. Methods raise sqlite3.Error or OSError if the disk fails."""
+    """An open file of the outbox for the saver thread. All methods can raise sqlite3.Error or OSError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # mode=rw: a file that was deleted is not created again, because it would be empty.
+        # mode=rw does not create a deleted file again. The new file would be empty.
         uri = f"{path.absolute().as_uri()}?mode=rw"
         self._connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=1.0)
         for setting in _SETTINGS:
@@ -258,7 +255,7 @@ class Database:
 
     @classmethod
     def create(cls, directory: Path, changes: Changes) -> Database:
-        """Write a new generation with all rows of *changes*."""
+        """Create the file of the next generation and write all rows of *changes*."""
         generation = max(generations(directory), default=0) + 1
         path = directory / f"outbox-{generation}.db"
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
@@ -288,7 +285,7 @@ class Database:
                         self._connection.executemany(statement, values)
 
     def delete_history(self, in_memory: Collection[int], *, before: float = math.inf) -> int:
-        """Delete up to 500 records that are not *in_memory*, the oldest first; return the number of deleted records."""
+        """Delete up to 500 records that are older than *before* and not *in_memory*; return their number."""
         query = (
             "SELECT sequence, observed_at FROM records WHERE sequence NOT IN (SELECT value FROM json_each(?)) "
             "ORDER BY sequence LIMIT ?"
@@ -304,33 +301,33 @@ class Database:
         return len(chosen)
 
     def checkpoint(self) -> None:
-        """Move the WAL into the file, so that its space is used again."""
+        """Move the WAL into the file, because SQLite can then use the space of the WAL again."""
         self._connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
 
     @property
     def used_bytes(self) -> int:
-        """Return the size of the used pages."""
+        """Return the size of the used pages in bytes."""
         names = ("page_count", "freelist_count", "page_size")
         pages, free, size = (self._connection.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
         return int((pages - free) * size)
 
     def close(self) -> None:
-        """Close the file; never raises."""
+        """Close the file. This method never raises an exception."""
         with suppress(sqlite3.Error):
             self._connection.close()
 
 
 def fingerprint(path: Path) -> Fingerprint:
-    """Return what the file system reports about the file and its WAL; raise OSError.
+    """Return the properties of the file and of its WAL in the file system; raise OSError.
 
-    Without the ctime of the WAL: when root opens the file for reading, SQLite sets the owner of the WAL again.
+    The ctime of the WAL is ignored, because SQLite changes the ctime when root opens the file for reading.
     """
     wal = _stat(f"{path}-wal")
     return _stat(str(path)), None if wal is None else wal[:-1]
 
 
 def follows(before: Fingerprint, after: Fingerprint) -> bool:
-    """Return whether *after* can be the result of this agent's own writes: neither file is replaced or shrinks."""
+    """Return whether the agent's own writes can lead to *after*. They never replace or shrink a file."""
     return all(
         old is None or (new is not None and new[:2] == old[:2] and new[2] >= old[2])
         for old, new in zip(before, after, strict=True)
@@ -338,13 +335,13 @@ def follows(before: Fingerprint, after: Fingerprint) -> bool:
 
 
 def delete_generation(path: Path) -> None:
-    """Delete a file with its WAL; raise OSError."""
+    """Delete a file and its WAL; raise OSError."""
     for suffix in ("-wal", "-shm", ""):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
 
 
 def file_bytes(path: Path) -> int:
-    """Return the size of a file with its WAL; raise OSError."""
+    """Return the size of a file and its WAL in bytes; raise OSError."""
     return sum(each[2] for each in fingerprint(path) if each is not None)
 
 
@@ -366,5 +363,5 @@ def _sync_directory(directory: Path) -> None:
 
 
 def older_generations(directory: Path, current: Path | None) -> list[Path]:
-    """Return the other files, the newest first; raise OSError."""
+    """Return all files except *current*, the newest first; raise OSError."""
     return [path for path in generations(directory).values() if path != current]

@@ -1,10 +1,10 @@
-"""The lock on the state directory: one agent per directory.
+"""Locks the state directory. Only one agent can run on a state directory.
 
-Two agents on one directory would send every record twice and overwrite each other's file. The lock is on the
-directory's own descriptor, because a lock file cannot be created on a read-only disk. On Windows, the lock is on a
-file. The operating system releases the lock when the process ends.
+Two agents on one directory would send every record twice and overwrite each other's file. The agent locks the
+directory itself, because it cannot create a lock file on a read-only disk. On Windows, the agent locks a file. The
+operating system releases the lock when the process ends.
 
-If the directory is deleted, moved, or replaced, `DirectoryLock.claim` locks the directory that is at the path now.
+If the directory is deleted, moved, or replaced, `DirectoryLock.claim` locks the new directory at the same path.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _RETRY_SECONDS = 0.1
 
 
 class _Taken(StateDirectoryError):
-    """Another agent holds the lock."""
+    """Another agent holds the lock of the directory."""
 
 
 class DirectoryLock:
-    """The lock on *directory*, until `release`. A missing directory is created for its owner only.
+    """Locks *directory* until `release`. A missing directory is created with mode 0700.
 
-    An existing directory may be read-only. If another agent holds the lock, the call waits up to *wait_seconds*, or
-    until *give_up* returns True, and then raises StateDirectoryError.
+    The directory may be read-only. If another agent holds the lock, the constructor waits up to *wait_seconds*, or
+    until *give_up* returns True, and then raises StateDirectoryError (exit code 73).
     """
 
     def __init__(
@@ -63,10 +63,10 @@ class DirectoryLock:
                 ) from error
 
     def claim(self) -> bool:
-        """Lock the directory at the path if it is not the locked directory; return whether it was not.
+        """If the directory at the path was replaced, lock the new directory. Return whether it was replaced.
 
-        May be called from any thread. Raises StateDirectoryError if another agent holds the lock, and OSError if the
-        directory cannot be locked at the moment.
+        Any thread may call this method. It raises StateDirectoryError if another agent holds the lock, and OSError if
+        the directory cannot be locked at the moment.
         """
         with self._gate:
             if self._descriptor is None or self._is_in_place(self._descriptor):
@@ -100,7 +100,7 @@ class DirectoryLock:
 
 
 def is_locked(directory: Path) -> bool | None:
-    """Return whether an agent holds the lock on *directory*; None if this user may not check."""
+    """Return whether an agent holds the lock of *directory*, or None if this user may not check the lock."""
     try:
         os.close(_open_locked(directory, shared=True, create=False))
     except _Taken:
@@ -124,7 +124,7 @@ def _open_locked(directory: Path, *, shared: bool, create: bool = True) -> int:
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
     except OSError as error:
         os.close(descriptor)
-        # On Windows, LockFileEx reports EACCES or EDEADLOCK.
+        # Windows reports a taken lock as EACCES or EDEADLOCK.
         is_taken = sys.platform == "win32" and error.errno in (errno.EACCES, errno.EDEADLK)
         if not (is_taken or isinstance(error, BlockingIOError)):
             raise

@@ -1,7 +1,8 @@
-"""From changes, heartbeats, and approval outcomes to records with deliveries. Pure functions over `State`.
+"""Builds records and their deliveries from changes, heartbeats, and approval outcomes. All functions are pure.
 
-A document is handled as a whole: its records, their deliveries, and the document itself are one change of the state and
-one save. After a crash, the state has all of it or none, and with none the next poll sees it again under the same ids.
+The agent applies each document as one change of the state, which contains the document, its records, and their
+deliveries. The saver writes this change in one transaction. After a crash, the file contains either the complete change
+or no part of the change. If the change is missing, the next poll builds the same records with the same IDs.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from bridge.outbox.rows import EventRow, RecordRow
 from bridge.outbox.state import State
 
 Router = Callable[[TransitionRecord, str | None, Collection[str]], Iterable[str]]
-"""Returns the sinks of a record, from the record, the name of this VM, and the sinks with records of the same event."""
+"""Selects the sinks of a record by the record, the name of this VM, and the sinks that know the event."""
 
 
 class RecordContext(msgspec.Struct, frozen=True, kw_only=True):
-    """The identity and the configuration that new records depend on."""
+    """The identity of this VM and the sink configuration for new records."""
 
     vm: VmIdentity = VmIdentity()
     router: Router | None = None
@@ -57,7 +58,7 @@ def new_record(
     changed: tuple[str, ...] = (),
     approval: Approval | None = None,
 ) -> TransitionRecord:
-    """Return a record for `append`, which adds the VM, the labels, the ids, and everything else about the stream."""
+    """Return a record without its ID, VM, labels, and place in the stream. `append` adds these values."""
     notice = None if event is None or event.not_before is None else event.not_before - observed_at
     return TransitionRecord(
         id="",
@@ -82,7 +83,7 @@ def new_record(
 
 
 def save_liveness(state: State, *, last_good_at: datetime, boot_id: str) -> None:
-    """Store the time of the last good response and the boot identity of this VM at that time."""
+    """Store the time of the last good response and the boot ID of this VM at that time."""
     state.put("last_good_at", format_time(last_good_at))
     state.put("boot_id", boot_id)
 
@@ -90,7 +91,7 @@ def save_liveness(state: State, *, last_good_at: datetime, boot_id: str) -> None
 def append(
     state: State, new: Sequence[TransitionRecord], context: RecordContext, active_event_ids: tuple[str, ...] | None
 ) -> list[TransitionRecord]:
-    """Add the records *new* to the end of the stream, with their deliveries; return them with their ids."""
+    """Add the records *new* and their deliveries to the end of the stream; return the records with their IDs."""
     added = []
     stream_id = state.get("stream_id") or ""
     for each in new:
@@ -124,7 +125,7 @@ def append(
 
 
 def add_sinks(state: State, context: RecordContext) -> None:
-    """Add the new sinks of the configuration, and give each the last record of every active event."""
+    """Add the new sinks of the configuration. A new sink receives the last record of each active event."""
     new = [name for name in context.sinks if name not in state.sinks.rows]
     for name in new:
         state.count(name)
@@ -165,7 +166,7 @@ def _note_event(state: State, record: TransitionRecord, row: RecordRow, counts: 
         return
     is_state = record.approval is None
     is_ending = record.transition.is_ending
-    # The outcome of an approval neither begins nor ends an event.
+    # Only a record that Azure caused can begin or end an event.
     known = state.events.rows.get(row.event_key) or EventRow(
         key=row.event_key, ended_at=None if is_state else row.observed_at
     )
@@ -207,9 +208,9 @@ def _add_deliveries(
 
 
 def start_empty(state: State, now: datetime) -> None:
-    """Delete everything, because it belongs to another machine. The next poll finds the announced events again."""
+    """Delete the state of another machine. The next poll records the announced events again."""
     stream_id, sequence = state.get("stream_id"), state.get("next_sequence")
-    # No save may write the new identity into the file of the other machine.
+    # A new file is necessary, because the old file belongs to the other machine.
     state.reset("it belongs to another machine")
     state.put("stream_id", new_stream_id(now, stream_id))
     state.put("next_sequence", sequence)
@@ -217,11 +218,11 @@ def start_empty(state: State, now: datetime) -> None:
 
 
 def event(state: State, event_key: str) -> EventRow:
-    """Return the agent's memory of an event."""
+    """Return the row of an event, or an empty row if the event is unknown."""
     return state.events.rows.get(event_key) or EventRow(key=event_key)
 
 
 def last_record(state: State, event_key: str) -> TransitionRecord | None:
-    """Return the newest record of an event that Azure caused, None if it is history."""
+    """Return the newest record of an event that Azure caused, or None if the record is not in memory."""
     row = state.records.rows.get(event(state, event_key).last_state_sequence or 0)
     return None if row is None else row.record

@@ -1,7 +1,8 @@
-"""Retention: evicts records at a limit, and forgets old events. Pure functions over `State`.
+"""Selects records for eviction when the outbox is full, and deletes old events. All functions are pure.
 
-Parked records are evicted first, because they wait for a person. The oldest pending records follow, and urgent records
-are last. The records of the newest document and the records that are being sent are never evicted.
+The agent first evicts parked records, because these records wait for an operator. The agent then evicts the oldest
+pending records, and urgent records last. The agent never evicts the records of the newest document or records that a
+sink is sending.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ REMEMBER_SECONDS = 7 * 86_400.0
 
 
 def make_room(state: State, excess_bytes: int, *, newest: int, sending: Collection[int], now: float) -> int:
-    """Evict *excess_bytes* of records before *newest* that are not *sending*; return the number of deliveries."""
+    """Free *excess_bytes* of memory by evicting records. Return the number of evicted deliveries."""
     target = state.needed_bytes - excess_bytes
     evicted = 0
     for row in _in_order(state):
@@ -42,9 +43,9 @@ def _in_order(state: State) -> Iterator[RecordRow]:
 
 
 def forget_old(state: State, now: float) -> None:
-    """Forget events 7 days after their ending, and then their decisions and approvals.
+    """Delete events 7 days after their ending, and then also the decisions and approvals of these events.
 
-    Without an event, a decision is forgotten 7 days after it expired, so that it is recognized when it arrives again.
+    The agent keeps a decision for 7 days after it expires, and can therefore recognize a decision that arrives again.
     """
     before = now - REMEMBER_SECONDS
     for event in list(state.events.rows.values()):

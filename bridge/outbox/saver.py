@@ -1,12 +1,15 @@
-"""The saver: the only thread that writes the file of the outbox.
+"""The saver thread writes the state to the file of the outbox. No other thread writes this file.
 
-The saver takes the rows that changed since its last save and writes them in one transaction. Every failure has one
-response: the next attempt writes all rows that are not saved yet. If the file is no longer as the saver left it, or if
-it is damaged, the complete state goes into a new file (`Database.create`). A save that hangs blocks only this thread,
-so `is_behind` also compares the time.
+The saver writes all rows that changed since the last save in one transaction. If a save fails, for example because the
+disk is full, the saver tries again with all unsaved rows. If another program changes the file, or if SQLite reports
+damage, the saver writes the complete state to a new file (`Database.create`). If the disk hangs, only this thread is
+blocked, and `behind_reason` reports the problem after 2 s.
 
-Known gap: while a save runs, the saver cannot distinguish its own writes from those of another program. If another
-program overwrites the file or its WAL in place during a save, the saver notices the damage only if SQLite reports it.
+When the disk is full or the limit is reached, the saver deletes older files first, and then the oldest history.
+
+The saver has a known limitation. While a save runs, the saver cannot distinguish its own writes from the writes of
+another program. If another program overwrites the file or its WAL in place during a save, the saver detects the
+problem only if SQLite reports damage.
 """
 
 from __future__ import annotations
@@ -34,22 +37,22 @@ _FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.5, 30.0
 _STOP_RETRY_SECONDS = 0.2
 _UNREADABLE_SECONDS = 30.0
 _MOST_UNSAVED = 10_000
-"""Records. With more of them, a disk that fails for weeks would use up the memory."""
+"""The largest number of unsaved records. The limit protects the memory if the disk fails for weeks."""
 _CLEAN_SECONDS = 600.0
 _KEPT_GENERATIONS = 2
-#: Room is made above this share of `max_bytes`.
+#: The saver frees space above this share of the limit.
 _FULL_SHARE = 0.95
-#: Of the volume, if that is less than `max_bytes`: the WAL and a new generation need room, too.
+#: On a small volume, the limit is this share of the volume, because the WAL and a new file need space, too.
 _VOLUME_SHARE = 1 / 3
 _CHANGED = "another program changed, moved, or deleted it"
 _DAMAGED = "it is damaged"
 
 
 class Saver:
-    """Saves *state* in *directory*; *lock* protects the state.
+    """Saves *state* in *directory*. The *lock* protects the state.
 
-    *on_loaded* gets the loaded file, with the lock held. *on_saved* is called after each save, without the lock.
-    *make_room* evicts records of so many bytes from memory. *claim* is `DirectoryLock.claim`.
+    After the load, the saver calls *on_loaded* while it holds the lock. After each save, the saver calls *on_saved*
+    without the lock. The saver calls *make_room* to evict records from memory, and *claim* before it creates a file.
     """
 
     def __init__(
@@ -86,18 +89,18 @@ class Saver:
         self._limit: float = max_bytes
         self.loaded = threading.Event()
         self.saved_through = 0
-        """All records up to this sequence are saved."""
+        """The file contains all records up to this sequence."""
         self.file: Path | None = None
         self.used_bytes = 0
-        """The size of all files; near the limit, the used pages of the current file instead of its size."""
+        """The size of all files. Near the limit, the current file counts with its used pages only."""
         self.file_changes = 0
-        """How many times a file had to be replaced by a new generation."""
+        """The number of new files that the saver wrote because of a failure."""
         self._thread = threading.Thread(target=self._run, name="saver", daemon=True)
         self._thread.start()
 
     @property
     def behind_seconds(self) -> float:
-        """Return for how long the disk has failed, or hung for over 2 s; 0 if the file is up to date."""
+        """Return the duration of the current failure of the disk. The result is 0 if the file is up to date."""
         if self._failure is not None:
             return time.monotonic() - self._failed_since
         began_at = self._began_at
@@ -106,11 +109,11 @@ class Saver:
 
     @property
     def behind_reason(self) -> str | None:
-        """Return why the file lacks changes; None if it is up to date."""
+        """Return the reason if the file is behind. The result is None if the file is up to date."""
         return self._failure or ("The disk does not respond." if self.behind_seconds else None)
 
     def wake(self, *, soon: bool) -> None:
-        """Save the changes: at once, or with *soon* False together with others within 0.2 s."""
+        """Start a save at once, or within 0.2 s if *soon* is False."""
         save_at = time.monotonic() + (0.0 if soon else _MARKS_WAIT_SECONDS)
         with self._turn:
             if save_at < self._save_at:
@@ -118,7 +121,7 @@ class Saver:
                 self._turn.notify_all()
 
     def wait_saved(self, seconds: float) -> bool:
-        """Save now and compare the file; return whether all changes made before this call are saved in time."""
+        """Compare the file and start a save; return whether all earlier changes are saved within *seconds*."""
         with self._turn:
             self._requested += 1
             request = self._requested
@@ -126,7 +129,7 @@ class Saver:
             return self._turn.wait_for(lambda: self._confirmed >= request, seconds)
 
     def close(self, seconds: float) -> bool:
-        """Save everything and end; return whether that took at most *seconds*."""
+        """Save everything and end the thread; return whether the save ended within *seconds*."""
         with self._turn:
             self._is_stopping = True
             self._requested += 1
@@ -147,7 +150,7 @@ class Saver:
             self._database.close()
 
     def _wait(self) -> tuple[bool, int]:
-        """Wait until a save or the comparison of the file is due; return whether it is the last, and its request."""
+        """Wait for the next save. Return whether this save is the last one, and the number of its request."""
         check_at = time.monotonic() + _CHECK_SECONDS
         with self._turn:
             while not self._is_stopping and self._requested == self._confirmed:
@@ -196,7 +199,7 @@ class Saver:
             has_written = self._write()
             self._confirm(request, has_written=has_written)
             self._keep_limits(has_written=has_written)
-        except Exception as error:  # noqa: BLE001  # logged; the saver survives every error
+        except Exception as error:  # noqa: BLE001  # the saver logs every error and continues
             self._failed(error)
             return False
         finally:
@@ -204,7 +207,7 @@ class Saver:
         return True
 
     def _write(self) -> bool:
-        """Write the changes; return whether there were any."""
+        """Write all unsaved changes; return whether the file has changed."""
         unsaved = self._unsaved
         if self.file is not None and unsaved.new_file_because is None:
             if files.fingerprint(self.file) != self._print:
@@ -272,7 +275,7 @@ class Saver:
             self._unsaved.require_new_file("too many changes were not saved in time")
         if files.is_damage(error):
             self._unsaved.require_new_file(_DAMAGED)
-        if files.is_read_only(error):  # the connection stays read-only after the mount is writable again
+        if files.is_read_only(error):  # SQLite cannot make this connection writable again
             self._unsaved.require_new_file("it was read-only")
         with suppress(OSError, sqlite3.Error):
             self._accept_own_changes()
@@ -280,7 +283,7 @@ class Saver:
                 logger.warning("The disk is full: an older file or delivered records were deleted early.")
 
     def _accept_own_changes(self) -> None:
-        """Accept the file as this thread left it, unless it cannot be the result of this thread's writes."""
+        """Store the current properties of the file. Require a new file if the file was replaced or has shrunk."""
         if self._database is None:
             return
         after = files.fingerprint(self._database.path)
@@ -289,7 +292,7 @@ class Saver:
         self._print = after
 
     def _keep_limits(self, *, has_written: bool) -> None:
-        """Delete old history, and make room at the limit, in one step for each save, so that no save takes long."""
+        """Delete old history, and free space at the limit. A save does only one step, because a save must be short."""
         database, now = self._database, time.monotonic()
         is_cleaning = now - self._cleaned_at >= min(_CLEAN_SECONDS, max(self._keep_history_seconds / 10, 1.0))
         if database is None or not (has_written or is_cleaning):
@@ -297,7 +300,7 @@ class Saver:
         if is_cleaning:
             if self._delete_history(database, before=self._now() - self._keep_history_seconds) < files.HISTORY_STEP:
                 self._cleaned_at = now
-            with suppress(OSError):  # the next save notices that the directory is gone
+            with suppress(OSError):  # the next save detects a missing directory
                 self._older_bytes = sum(map(files.file_bytes, files.older_generations(self._directory, database.path)))
                 volume = shutil.disk_usage(self._directory).total
                 self._limit = min(self._max_bytes, volume * _VOLUME_SHARE) * _FULL_SHARE
@@ -313,7 +316,7 @@ class Saver:
                 self._make_room(excess)
 
     def _free_space(self) -> bool:
-        """Delete the oldest other file, or without one the oldest history; return whether there was any."""
+        """Delete the oldest other file, or the oldest history without other files. Return whether this freed space."""
         if self._database is None:
             return False
         older = files.older_generations(self._directory, self._database.path)

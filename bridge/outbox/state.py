@@ -1,10 +1,10 @@
-"""The tables of the agent in memory, with indexes, and the rows that the saver has yet to write.
+"""The tables of the agent in memory, with their indexes and their unsaved rows.
 
-All engines read and change one `State` under the lock of `bridge.outbox.outbox`. Nothing here reads a clock, does I/O,
-or takes a lock, so a test can compare a `State` with a plain list.
+All engines read and change one `State` under the lock of `bridge.outbox.outbox`. This module does not read a clock, do
+I/O, or take a lock. A test can therefore compare a `State` with a plain list.
 
-A record stays in memory while a sink needs it (pending or parked), or while it is the newest record of an active event.
-All other records are *history*: they are in the file only.
+A record stays in memory while it is pending or parked, or while it is the newest record of an active event. All other
+records are *history*, and only the file contains them. A sink sends urgent records first (`DueRows`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ R = TypeVar("R")
 
 
 class _Table(Generic[K, R]):
-    """Rows by key, and the changes since the last save."""
+    """The rows of a table by key, and the changes since the last save."""
 
     def __init__(self, key_of: Callable[[R], K]) -> None:
         self._key_of = key_of
@@ -46,7 +46,6 @@ class _Table(Generic[K, R]):
         self.rows[key] = self._changed[key] = row
 
     def delete(self, key: K) -> None:
-        """Delete the row from memory and from the file."""
         if self.rows.pop(key, None) is not None:
             self._changed[key] = None
 
@@ -55,48 +54,47 @@ class _Table(Generic[K, R]):
         self._changed = {}
 
     def take(self) -> dict[K, R | None]:
-        """Return the changes since the last call: None marks a deleted row."""
+        """Return the changes since the last call. The value None marks a deleted row."""
         changed, self._changed = self._changed, {}
         return changed
 
 
 class Changes(msgspec.Struct, kw_only=True):
-    """The rows of one save."""
+    """The rows that the next save writes."""
 
     through: int = 0
-    """The sequence of the newest record."""
+    """The sequence of the newest record in these changes."""
     tables: dict[str, dict[Any, Any]] = {}
-    """By table, key -> row; None marks a deleted row."""
+    """The rows of each table by key. The value None marks a deleted row."""
     new_file_because: str | None = None
-    """Why the next save writes the complete state into a new file; None if it writes only these rows."""
+    """The reason if the next save must write the complete state to a new file, otherwise None."""
 
     def add(self, newer: Changes) -> None:
-        """Add *newer* changes: the newest row of each key counts."""
+        """Add *newer* changes. The newer row of a key replaces the older row."""
         self.through = newer.through
         self.require_new_file(newer.new_file_because)
         for name, rows in newer.tables.items() if self.new_file_because is None else ():
             self.tables.setdefault(name, {}).update(rows)
 
     def require_new_file(self, reason: str | None) -> None:
-        """Write everything into a new file, so that these rows are not needed; the first reason counts."""
+        """Write the complete state to a new file at the next save. The first *reason* counts."""
         self.new_file_because = self.new_file_because or reason
         if self.new_file_because is not None:
             self.tables = {}
 
 
 class SinkQueue:
-    """The pending and parked rows of one sink, in sequence."""
+    """The pending and parked rows of a sink, ordered by sequence."""
 
     def __init__(self) -> None:
         self.pending: dict[int, Delivery] = {}
         self.urgent: dict[int, Delivery] = {}
-        """The pending rows that are sent before all others."""
+        """The pending rows of urgent events. The sink sends these rows first."""
         self.by_event: dict[str, dict[int, Delivery]] = {}
-        """The pending rows by event key."""
         self.parked: dict[int, Delivery] = {}
 
     def update(self, row: Delivery) -> None:
-        """Add, replace, or remove a row by its state."""
+        """Add, replace, or remove *row*, depending on its state."""
         is_pending = row.state is DeliveryState.PENDING
         of_event = self.by_event.setdefault(row.event_key, {})
         _update(self.pending, row, belongs=is_pending)
@@ -107,7 +105,7 @@ class SinkQueue:
             del self.by_event[row.event_key]
 
     def of_event(self, event_key: str) -> Iterable[Delivery]:
-        """Return the pending rows of one event in sequence."""
+        """Return the pending rows of an event, ordered by sequence."""
         return self.by_event.get(event_key, {}).values()
 
 
@@ -124,24 +122,24 @@ def _update(rows: dict[int, Delivery], row: Delivery, *, belongs: bool) -> None:
 
 
 class DueRows:
-    """The rows of one sink that may be sent now. Valid only inside `Outbox.select`."""
+    """The rows that a sink may send now. An instance is valid only during a call of `Outbox.select`."""
 
     def __init__(self, queue: SinkQueue, *, after: float, through: int) -> None:
         self._queue, self._after, self._through = queue, after, through
 
     def __iter__(self) -> Iterator[Delivery]:
-        """Return the rows, urgent rows first, otherwise in sequence."""
+        """Yield the urgent rows first, and then all other rows. Both groups are ordered by sequence."""
         queue = self._queue
         normal = (row for row in queue.pending.values() if not row.urgent)
         return (row for row in chain(queue.urgent.values(), normal) if self._after < row.sequence <= self._through)
 
     def of_event(self, event_key: str) -> Iterator[Delivery]:
-        """Yield the rows of one event in sequence."""
+        """Return the due rows of an event, ordered by sequence."""
         return (row for row in self._queue.of_event(event_key) if self._after < row.sequence <= self._through)
 
 
 class State:
-    """All tables in memory."""
+    """All tables of the agent in memory."""
 
     def __init__(self) -> None:
         self.meta: _Table[str, MetaRow] = _Table(lambda row: row.key)
@@ -156,18 +154,18 @@ class State:
         }
         self.queues: dict[str, SinkQueue] = {}
         self.needed_bytes = 0
-        """The bytes of the bodies that a sink still needs."""
+        """The size of the bodies of all pending and parked records, in bytes."""
         self.loaded_through = 0
-        """The last sequence of an earlier run."""
+        """The last sequence of the previous run of the agent."""
         self._new_file_because: str | None = None
 
     def reset(self, reason: str) -> None:
-        """Delete everything; the rest goes into a new file because of *reason*."""
+        """Delete everything. The next save writes a new file because of *reason*."""
         State.__init__(self)
         self._new_file_because = reason
 
     def load(self, rows: Mapping[str, Iterable[Any]]) -> None:
-        """Take over the rows of a file, except deliveries without their record: that is history, or damaged."""
+        """Load the rows of a file. A delivery without its record is history or damaged, and is not loaded."""
         for name, table in self.tables.items():
             table.load(rows.get(name, ()))
         for key, delivery in list(self.deliveries.rows.items()):
@@ -196,18 +194,18 @@ class State:
         return Changes(through=self.next_sequence - 1, tables=tables, new_file_because=reason)
 
     def take_everything(self) -> Changes:
-        """Return every row in memory, for a new file."""
+        """Return all rows for a new file."""
         self.take_changes()
         tables = {name: dict(table.rows) for name, table in self.tables.items()}
         return Changes(through=self.next_sequence - 1, tables=tables)
 
     def get(self, key: str) -> str | None:
-        """Return a value of `meta`."""
+        """Return a value of the table `meta`, or None."""
         row = self.meta.rows.get(key)
         return None if row is None else row.value
 
     def put(self, key: str, value: str | None) -> None:
-        """Store a value of `meta`; None deletes it."""
+        """Store a value in the table `meta`. The value None deletes the row."""
         if value is None:
             self.meta.delete(key)
         elif self.get(key) != value:
@@ -215,13 +213,13 @@ class State:
 
     @property
     def document(self) -> Document | None:
-        """Return the tracked document."""
+        """Return the tracked document, or None before the first document."""
         text = self.get("document")
         return None if text is None else decode_document(text)
 
     @property
     def vm(self) -> VmIdentity | None:
-        """Return the identity of the machine that the state belongs to."""
+        """Return the identity of the machine of this state, or None if the identity was never known."""
         text = self.get("vm")
         return None if text is None else msgspec.json.decode(text, type=VmIdentity)
 
@@ -238,7 +236,7 @@ class State:
         return queue
 
     def put_delivery(self, row: Delivery) -> None:
-        """Add or change the delivery of a record, and the totals of its sink."""
+        """Add or change a delivery, and update the totals of the sink."""
         record = self.records.rows.get(row.sequence)
         before = self.deliveries.rows.get((row.sequence, row.sink))
         self.needed_bytes -= self._needed_bytes(record)
@@ -252,14 +250,14 @@ class State:
         self.settle(row.sequence)
 
     def put_event(self, row: EventRow) -> None:
-        """Add or change an event. Records that only this event kept in memory become history."""
+        """Add or change an event. Records that the event no longer needs become history."""
         before = self.events.rows.get(row.key)
         self.events.put(row)
         for sequence in sorted(before.references - row.references) if before is not None else ():
             self.settle(sequence)
 
     def settle(self, sequence: int) -> None:
-        """Make the record history if no sink needs it and its event is not active or has newer records."""
+        """Remove a record from memory if no sink and no active event needs the record."""
         row = self.records.rows.get(sequence)
         if row is None or self._is_needed(row):
             return
@@ -271,7 +269,7 @@ class State:
         del self.records.rows[sequence]
 
     def deliveries_of(self, sequence: int) -> list[Delivery]:
-        """Return the deliveries of a record in memory."""
+        """Return the deliveries of a record."""
         rows = self.deliveries.rows
         return [rows[sequence, sink] for sink in self.queues if (sequence, sink) in rows]
 
@@ -282,7 +280,7 @@ class State:
         return len(row.body) if row is not None and self._is_needed(row) else 0
 
     def count(self, sink: str, **changes: int) -> None:
-        """Change the totals of a sink; without *changes*, add the totals of a new sink."""
+        """Add *changes* to the totals of a sink. A new sink starts with 0."""
         row = self.sinks.rows.get(sink) or SinkRow(name=sink)
         values = {name: getattr(row, name) + change for name, change in changes.items()}
         self.sinks.put(msgspec.structs.replace(row, **values))
