@@ -56,7 +56,7 @@ class Router:
     def __call__(self, record: TransitionRecord, vm_name: str | None, told: Collection[str]) -> list[str]:
         """Return the names of the sinks in the order of the configuration.
 
-        The sinks *told* received an earlier record of the event. They receive all of its later records, too.
+        A sink in *told* received an earlier record of the event, and therefore receives all later records of the event.
         """
         return [
             config.name

@@ -390,7 +390,7 @@ class DeliveryWorker:
 def _urgency(
     state: State, sink: str, events: Iterable[str], *, now: float
 ) -> tuple[bool, float | None, dict[str, float]]:
-    """Return whether an urgent row is pending, the soonest NotBefore after *now*, and the soonest one per event."""
+    """Return whether an urgent row is pending, the next NotBefore of all rows, and the next NotBefore per event."""
     queue = state.queue(sink)
     ahead = (row.not_before for row in queue.pending.values() if row.not_before is not None and row.not_before > now)
     soonest = min(ahead, default=None)

@@ -241,7 +241,7 @@ class Saver:
         if reason is not None:
             self.file_changes += 1
             logger.error(
-                "The outbox continues in a new file with everything in memory, because of the file before: %s.",
+                "The agent wrote its complete state to a new file, because the previous file cannot be used: %s.",
                 reason,
                 extra={"file": database.path.name, "before": None if before is None else before.name},
             )
@@ -280,7 +280,7 @@ class Saver:
         with suppress(OSError, sqlite3.Error):
             self._accept_own_changes()
             if files.is_full(error) and self._free_space():
-                logger.warning("The disk is full: an older file or delivered records were deleted early.")
+                logger.warning("The disk is full. The agent deleted an older file or delivered records early.")
 
     def _accept_own_changes(self) -> None:
         """Store the current properties of the file. Require a new file if the file was replaced or has shrunk."""

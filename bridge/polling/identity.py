@@ -2,13 +2,13 @@
 
 A start tries once, then uses the stored identity, and then tries again every minute. There are two exceptions:
 
-- The identity was never known. No document is compared until it is, because the sinks and ids of records depend on it.
-  This wait takes at most 60 s, and at most 5 s if IMDS responds that it has no identity.
+- The identity was never known. The agent compares no document until IMDS returns the identity, because the sinks and
+  the IDs of records depend on it. This wait takes at most 60 s, or 5 s if IMDS responds that it has no identity.
 - The VM has booted since the identity was stored, so the stored state may have come with another machine's image.
   Until IMDS returns the vmId, no stored record is sent, no stored document is compared, and nothing is approved. This
   wait has no limit. If IMDS returns another vmId, the agent starts with an empty state (`Outbox.identify`).
 
-In both cases, evictions and deletions are recorded after 2 s.
+In both cases, the agent records evictions and deletions after 2 s.
 """
 
 from __future__ import annotations
