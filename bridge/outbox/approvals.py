@@ -1,4 +1,4 @@
-"""Stores decisions, holds, and approvals. The functions are pure functions over `State`.
+"""Stores decisions, holds, and approvals in `State`. The functions do no I/O.
 
 The agent stores a decision before it acts on the decision. The agent keeps the ID (jti) of a decision after the
 decision has expired, because the portal may send the same decision again. An approval applies to one version of an

@@ -1,4 +1,4 @@
-"""Tracks the delivery of each record to each sink. The functions are pure functions over `State`.
+"""Tracks the delivery of each record to each sink in `State`. The functions do no I/O.
 
 A delivery is pending until the sink accepts the record (delivered) or permanently rejects the record (parked). The
 agent can also give up a record (expired, evicted), and an operator can discard a record (discarded). For each sink,

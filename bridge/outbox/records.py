@@ -1,4 +1,4 @@
-"""Builds records and their deliveries from changes, heartbeats, and approval outcomes. All functions are pure.
+"""Builds records and their deliveries from changes, heartbeats, and approval outcomes, without I/O.
 
 The agent applies each document as one change of the state, which contains the document, its records, and their
 deliveries. The saver writes this change in one transaction. After a crash, the file contains either the complete change

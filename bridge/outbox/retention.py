@@ -1,4 +1,4 @@
-"""Selects records for eviction when the outbox is full, and deletes old events. All functions are pure.
+"""Evicts records when the outbox is full, and deletes old events. The functions do no I/O.
 
 The agent first evicts parked records, because these records wait for an operator. The agent then evicts the oldest
 pending records, and urgent records last. The agent never evicts the records of the newest document or records that a
