@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection
 
 import msgspec
 
-from bridge.approval.evaluation import Evaluation, approval_record
+from bridge.approval.changes import Changes
 from bridge.config.approval import RemoteSettings, RuleSettings
 from bridge.events.environment import environment_of
 from bridge.events.event import encode
@@ -109,12 +109,12 @@ class ApprovalCommands:
             self._running.append((approval, runner, thread))
         logger.info("The command of %s runs.", command.owner, extra={"event_id": approval.event_id})
 
-    def take(self, state: ApprovalState, *, now: float) -> Evaluation:
+    def take(self, state: ApprovalState, *, now: float) -> Changes:
         """Return the changes by the commands that have ended since the last call.
 
         A command of an approval that was withdrawn or ended meanwhile changes nothing.
         """
-        result = Evaluation()
+        result = Changes()
         with self._lock:
             ended, self._ended = self._ended, []
         for before, problem in ended:
@@ -127,10 +127,9 @@ class ApprovalCommands:
             if problem is None:
                 result.approvals.append(msgspec.structs.replace(done, state=ApprovalStage.WANTED))
                 continue
-            why = ApprovalResult.COMMAND_FAILED
+            failed, why = Transition.APPROVAL_FAILED, ApprovalResult.COMMAND_FAILED
             result.approvals.append(msgspec.structs.replace(done, state=ApprovalStage.COMMAND_FAILED))
-            result.records.append(approval_record(done, Transition.APPROVAL_FAILED, why, message=problem))
-            result.update_decisions(approval.arrivals, DecisionStage.REFUSED, why.value, problem)
+            result.add_outcome(done, failed, why, decisions=DecisionStage.REFUSED, message=problem)
         return result
 
     def close(self) -> None:

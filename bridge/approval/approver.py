@@ -29,8 +29,9 @@ from collections.abc import Callable, Collection, Sequence
 import msgspec
 
 from bridge.approval.approval_commands import ApprovalCommand, ApprovalCommands
-from bridge.approval.evaluate import evaluate, postable
-from bridge.approval.evaluation import Context, DocumentIndex, Evaluation, index_document
+from bridge.approval.changes import Changes
+from bridge.approval.document_index import DocumentIndex, index_document
+from bridge.approval.evaluate import Context, evaluate, postable
 from bridge.approval.inbox import DecisionInbox
 from bridge.approval.recorder import ApprovalRecorder
 from bridge.approval.rules import RuleEngine
@@ -38,7 +39,7 @@ from bridge.approval.submit import LastLook, Submitter
 from bridge.clock import REAL_CLOCK, Clock, Instant
 from bridge.config.approval import ApprovalSettings
 from bridge.errors import BridgeError
-from bridge.events.event import Document, Incarnation
+from bridge.events.event import Document, Incarnation, ScheduledEvent
 from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import Metrics
 from bridge.outbox import approvals, records
@@ -124,8 +125,7 @@ class Approver:
 
     def _waiting_seconds(self) -> float:
         """Return for how long the oldest accepted approval has waited for its event to start."""
-        events = () if self._document is None else self._document.events
-        scheduled = {each.event_id for each in events if each.event_status == "Scheduled"}
+        scheduled = {key for key, event in self._events.items() if event.event_status == "Scheduled"}
         known = self._outbox.read(approvals.read_state).approvals.values()
         since = [each.changed_at for each in known if each.state is ApprovalStage.POSTED and each.event_id in scheduled]
         return max(self._clock.timestamp() - min(since), 0.0) if since else 0.0
@@ -183,7 +183,7 @@ class Approver:
 
     def receive(self, tokens: Sequence[str]) -> None:
         """Take tokens from the portal."""
-        self._recorder.refuse(self._inbox.receive(tokens), self._document)
+        self._recorder.refuse(self._inbox.receive(tokens, self._events))
         self._wake.set()
 
     def wake(self) -> None:
@@ -215,7 +215,7 @@ class Approver:
         self._outbox.created_at()  # it follows a clock that was ahead, before a decision is compared with it
         self._recorder.write_refusals(self._incarnation)
         self._submitter.why_disabled()  # to log a change
-        self._recorder.refuse(self._inbox.receive_waiting(), self._document)
+        self._recorder.refuse(self._inbox.receive_waiting(self._events))
         self._note_portal_read()
         answer = self._answer
         if answer is not None and self._clock.instant().seconds_since(answer.instant) <= FRESH_SECONDS:
@@ -256,8 +256,8 @@ class Approver:
             self._log.problem("evaluation", logging.ERROR, "The evaluation of the decisions does not end.")
         return state
 
-    def _write(self, evaluation: Evaluation, stream_id: str) -> None:
-        self._recorder.write(evaluation, stream_id, self._incarnation)
+    def _write(self, changes: Changes, stream_id: str) -> None:
+        self._recorder.write(changes, stream_id, self._incarnation)
 
     # Requests.
 
@@ -286,7 +286,7 @@ class Approver:
                 self._write(self._submitter.post(ready[0], look.document.incarnation), stream_id)
             return
         self._submitter.withhold(approval, "The outbox is not saved, or the last look does not allow it.")
-        self._write(Evaluation(approvals=[approval]), stream_id)  # no request was sent, so the attempt does not count
+        self._write(Changes(approvals=[approval]), stream_id)  # no request was sent, so the attempt does not count
 
     def _is_confirmed(self, approval: PendingApproval, look: LastLook) -> bool:
         """Return whether *approval* may be posted now, by the last *look*."""
@@ -366,6 +366,11 @@ class Approver:
     @property
     def _incarnation(self) -> Incarnation:
         return None if self._document is None else self._document.incarnation
+
+    @property
+    def _events(self) -> dict[str, ScheduledEvent]:
+        events = () if self._document is None else self._document.events
+        return {event.event_id: event for event in events if event.event_id is not None}
 
     @property
     def _document(self) -> Document | None:

@@ -29,9 +29,10 @@ import msgspec
 from msgspec import Meta
 
 from bridge import strict_json
+from bridge.approval.refusal_reasons import RefusalReason, RefusedDecision
 from bridge.clock import CLOCK_SKEW_SECONDS
 from bridge.config.trusted_keys import PublicKey, TrustedKey
-from bridge.errors import KeyUnusable, RefusalReason, RefusedDecision
+from bridge.errors import KeyUnusable
 from bridge.events.record import Verdict
 from bridge.text import EXCERPT_CHARACTERS, one_line
 

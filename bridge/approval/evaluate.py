@@ -1,9 +1,8 @@
-"""Evaluation: the changes that follow from the decisions, the approvals, and the newest document. Pure.
+"""Turns the decisions, the approvals, and the newest document into changes. Pure.
 
-- The newest ``iat`` for an event wins. On a tie, a hold beats an approve.
-- Several required approvals mean several people: different kids, different keys, and different approvers. Each of them
-  decided after the newest hold, and none of the decisions had expired when the last one arrived.
-- A decision counts for the version of the event that it names. A hold counts for the EventId, and it stays open.
+A decision counts for the version of the event that it names, and `bridge.approval.holds` describes holds. If several
+approvals are required (`bridge.approval.two_person_rule`), each person decided after the newest hold, and none of the
+decisions had expired when the last decision arrived.
 
 A decision is ``new`` until a fresh response contains its event. A decision that arrives before its event waits until it
 expires. An approve decision is ``waiting`` until enough others arrive and Azure responds. While an approval of the same
@@ -17,17 +16,22 @@ trusted, nothing that depends on the key is posted, and nothing is given up befo
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
+from enum import Enum
 
 import msgspec
 
-from bridge.approval.evaluation import EXPLAINED, Context, Evaluation, Refusal, Trust, approval_record, newest_holds
+from bridge.approval.changes import Changes, approval_record, refusal_of
+from bridge.approval.document_index import DocumentIndex
+from bridge.approval.holds import newest_holds, wins_over_approval, wins_over_decision
+from bridge.approval.refusal_reasons import EXPLAINED, RefusalReason
+from bridge.approval.two_person_rule import sufficient_decisions
 from bridge.clock import CLOCK_SKEW_SECONDS
-from bridge.errors import RefusalReason
-from bridge.events.event import ScheduledEvent
 from bridge.events.record import Transition, Verdict
 from bridge.outbox.rows import (
     OPEN_STAGES,
+    ApprovalRecord,
     ApprovalResult,
     ApprovalStage,
     ApprovalState,
@@ -43,7 +47,36 @@ _OF_THE_DOCUMENT = frozenset(
 )
 
 
-def evaluate(state: ApprovalState, context: Context) -> Evaluation:
+class Trust(Enum):
+    """Whether the agent still trusts the key behind a stored decision."""
+
+    KEPT = "kept"
+    REVOKED = "revoked"
+    """The key file is missing or contains another key, or the configuration does not list the key for this approver."""
+    UNKNOWN = "unknown"
+    """The key file exists and cannot be used. Another program may be writing it."""
+
+
+class Context(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts that an evaluation depends on, apart from the decisions and approvals."""
+
+    index: DocumentIndex
+    now: float
+    """Unix seconds."""
+    required_approvals: int
+    trust: Callable[[StoredDecision], Trust]
+    asked_at: float = math.inf
+    """The time of the request for the response. The response does not refuse a decision that arrived later."""
+    dry_run: bool = False
+    has_command: bool = False
+    """A command of ``approval.remote`` must succeed before an approval of the portal is posted."""
+
+    def is_expired(self, decision: StoredDecision) -> bool:
+        """Return whether *decision* has expired."""
+        return self.now >= decision.expires_at + CLOCK_SKEW_SECONDS
+
+
+def evaluate(state: ApprovalState, context: Context) -> Changes:
     """Return the next step from *state*; empty if nothing follows."""
     step = _Step(state, context)
     for approval in state.approvals.values():
@@ -82,7 +115,7 @@ class _Step:
     """One step: its input, and the changes found so far in `result`."""
 
     def __init__(self, state: ApprovalState, context: Context) -> None:
-        self.result = Evaluation()
+        self.result = Changes()
         self.waiting: dict[EventVersion, list[StoredDecision]] = {}
         """The waiting approve decisions by event, in the order of arrival."""
         self._state, self._context, self._index = state, context, context.index
@@ -114,7 +147,7 @@ class _Step:
             return
         if why is not None:
             self._refuse(decision, why)
-        elif self._is_held(decision):
+        elif wins_over_decision(self._holds.get(decision.event_id), decision):
             self._refuse(decision, RefusalReason.SUPERSEDED)
         else:
             self.result.update_decisions([decision.arrival], DecisionStage.WAITING)
@@ -151,7 +184,7 @@ class _Step:
         why = self._why_over(decision.key)
         if why is None and self._context.trust(decision) is Trust.REVOKED:
             why = RefusalReason.UNKNOWN_KEY
-        if why is None and self._is_held(decision):
+        if why is None and wins_over_decision(self._holds.get(decision.event_id), decision):
             why = RefusalReason.SUPERSEDED
         if why is None and self._context.is_expired(decision):
             why = RefusalReason.TOO_FEW_APPROVERS
@@ -163,25 +196,15 @@ class _Step:
         is_dry_run = approval.state is ApprovalStage.DRY_RUN
         result = ApprovalResult.DRY_RUN if is_dry_run else ApprovalResult.ALREADY_APPROVED
         message = f"The event was already approved by {approval.source}."
-        self.result.update_decisions([decision.arrival], DecisionStage.FOLLOWED, result.value, message)
         late = msgspec.structs.replace(
-            approval,
+            self._with_newest_event(approval),
             source=decision.source,
             decision_id=decision.decision_id,
             approvers=(decision.approver,),
             reason=decision.reason,
             arrivals=(decision.arrival,),
         )
-        self.result.records.append(
-            approval_record(
-                late,
-                Transition.APPROVED,
-                result,
-                event=self._event_of(approval),
-                message=message,
-                http_status=approval.http_status,
-            )
-        )
+        self.result.add_outcome(late, Transition.APPROVED, result, decisions=DecisionStage.FOLLOWED, message=message)
 
     def _refuse(self, decision: StoredDecision, why: RefusalReason, more: str = "") -> None:
         message = EXPLAINED[why] + more
@@ -189,17 +212,8 @@ class _Step:
         self._record_refusal(decision, why, message)
 
     def _record_refusal(self, decision: StoredDecision, why: RefusalReason, message: str) -> None:
-        self.result.refusals.append(
-            Refusal(
-                reason=why,
-                message=message,
-                source=decision.source,
-                decision_id=decision.decision_id,
-                approvers=(decision.approver,),
-                event=self._index.events.get(decision.event_id),
-                arrivals=(decision.arrival,),
-            )
-        )
+        event = self._index.events.get(decision.event_id)
+        self.result.refusals.append(refusal_of(decision, why, message, event))
 
     # From decisions to an approval.
 
@@ -208,7 +222,12 @@ class _Step:
         if self._index.why_not(*key) is not None:
             return
         approval = self._state.approvals.get(key)
-        enough = self._sufficient(key)
+        approves = [
+            each
+            for each in self.waiting.get(key, ())
+            if self._context.trust(each) is Trust.KEPT and not self._context.is_expired(each)
+        ]
+        enough = sufficient_decisions(approves, self._context.required_approvals)
         if not enough or (approval is not None and _stays(approval, enough[-1])):
             return
         last = enough[-1]
@@ -230,26 +249,6 @@ class _Step:
                 event=self._index.events[key[0]],
             )
         )
-
-    def _sufficient(self, key: EventVersion) -> list[StoredDecision]:
-        """Return enough decisions for an approval, in the order of arrival; empty if there are too few."""
-        approves = [
-            each
-            for each in self.waiting.get(key, ())
-            if self._context.trust(each) is Trust.KEPT and not self._context.is_expired(each)
-        ]
-        local = [each for each in approves if each.source == "cli"]
-        if local:  # a user who can write to the outbox owns this VM
-            return local[:1]
-        chosen: list[StoredDecision] = []
-        for each in approves:
-            if not any(
-                each.kid == other.kid or each.approver == other.approver or each.key_sha256 == other.key_sha256
-                for other in chosen
-            ):
-                chosen.append(each)
-        required = self._context.required_approvals
-        return chosen[:required] if len(chosen) >= required else []
 
     # Approvals under way.
 
@@ -273,15 +272,10 @@ class _Step:
             self._end(approval, RefusalReason.EXPIRED, "It was not accepted before exp or NotBefore.")
         elif (why := self._why_not_trusted(approval)) is not None:
             self._withdraw_untrusted(approval, why)
-        elif self._is_withdrawn_by_hold(approval):
+        elif wins_over_approval(self._holds.get(approval.event_id), approval):
             self._withdraw_held(approval, self._holds[approval.event_id])
         elif approval.state is ApprovalStage.DRAINING and approval.arrivals and not self._context.has_command:
             self._move(approval, ApprovalStage.WANTED)  # the configuration was changed
-
-    def _is_withdrawn_by_hold(self, approval: PendingApproval) -> bool:
-        """Return whether a hold is not older than *approval*. Every hold withdraws the approval of a rule."""
-        hold, issued_at = self._holds.get(approval.event_id), approval.oldest_issued_at
-        return hold is not None and (issued_at is None or issued_at <= hold.issued_at)
 
     def _withdraw_held(self, approval: PendingApproval, hold: StoredDecision) -> None:
         self._move(approval, ApprovalStage.WITHDRAWN)
@@ -320,10 +314,7 @@ class _Step:
             self.result.update_decisions(self._revoked(approval), DecisionStage.REFUSED, why.value, message)
         else:
             message = f"{self._context.required_approvals} approvers are required now. The approval waits for others."
-        event, message = self._event_of(approval), message + _sent_before(approval)
-        self.result.records.append(
-            approval_record(approval, Transition.APPROVAL_REFUSED, why, event=event, message=message)
-        )
+        self.result.records.append(self._refusal(approval, why, message + _sent_before(approval)))
 
     def _end(self, approval: PendingApproval, why: RefusalReason, explained: str) -> None:
         self._move(approval, ApprovalStage.OVER)
@@ -338,42 +329,27 @@ class _Step:
             message = (
                 f"Azure responded with {approval.http_status} to the last of {approval.attempts} attempts. {explained}"
             )
-        self.result.records.append(
-            approval_record(
-                approval,
-                Transition.APPROVAL_FAILED,
-                result,
-                event=self._event_of(approval),
-                message=message,
-                http_status=approval.http_status,
-            )
+        self.result.add_outcome(
+            self._with_newest_event(approval),
+            Transition.APPROVAL_FAILED,
+            result,
+            decisions=DecisionStage.REFUSED,
+            message=message,
         )
-        self.result.update_decisions(approval.arrivals, DecisionStage.REFUSED, result.value, message)
 
     def _refuse_approval(self, approval: PendingApproval, why: RefusalReason, message: str) -> None:
         """Refuse *approval* and the decisions behind it, in one record."""
         self.result.update_decisions(approval.arrivals, DecisionStage.REFUSED, why.value, message)
-        self.result.refusals.append(
-            Refusal(
-                reason=why,
-                message=message,
-                source=approval.source,
-                decision_id=approval.decision_id,
-                approvers=approval.approvers,
-                event=self._event_of(approval),
-                arrivals=approval.arrivals,
-            )
-        )
+        self.result.refusals.append(self._refusal(approval, why, message))
+
+    def _refusal(self, approval: PendingApproval, why: RefusalReason, message: str) -> ApprovalRecord:
+        current = self._with_newest_event(approval)
+        return approval_record(current, Transition.APPROVAL_REFUSED, why, message=message)
 
     def _move(self, approval: PendingApproval, stage: ApprovalStage) -> None:
         self.result.approvals.append(msgspec.structs.replace(approval, state=stage, changed_at=self._context.now))
 
     # Facts.
-
-    def _is_held(self, decision: StoredDecision) -> bool:
-        """Return whether a hold on the event was issued together with *decision* or later."""
-        hold = self._holds.get(decision.event_id)
-        return hold is not None and decision.issued_at <= hold.issued_at
 
     def _why_over(self, key: EventVersion) -> RefusalReason | None:
         """Return why decisions on this version of the event are over; None if they are not, or this is unconfirmed."""
@@ -387,9 +363,9 @@ class _Step:
         """Return the decisions behind *approval* whose key is no longer trusted."""
         return [each.arrival for each in self._behind(approval) if self._context.trust(each) is Trust.REVOKED]
 
-    def _event_of(self, approval: PendingApproval) -> ScheduledEvent:
-        """Return the newest form of the event."""
-        return self._index.events.get(approval.event_id) or approval.event
+    def _with_newest_event(self, approval: PendingApproval) -> PendingApproval:
+        event = self._index.events.get(approval.event_id)
+        return approval if event is None else msgspec.structs.replace(approval, event=event)
 
 
 def _stays(approval: PendingApproval, last: StoredDecision) -> bool:

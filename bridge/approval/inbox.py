@@ -14,18 +14,20 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 
+from bridge.approval.changes import refusal_of, refusal_record
 from bridge.approval.decision_token import MAX_LIFETIME_SECONDS, Claims, verify
-from bridge.approval.evaluation import Refusal, Trust
+from bridge.approval.evaluate import Trust
+from bridge.approval.refusal_reasons import RefusalReason, RefusedDecision
 from bridge.clock import REAL_CLOCK, Clock
 from bridge.config.trusted_keys import TrustedKey
-from bridge.errors import KeyMissing, KeyUnusable, OutboxError, RefusalReason, RefusedDecision
-from bridge.events.event import VmIdentity
+from bridge.errors import KeyMissing, KeyUnusable, OutboxError
+from bridge.events.event import ScheduledEvent, VmIdentity
 from bridge.events.record import Verdict
 from bridge.logs import ThrottledLog
 from bridge.outbox import approvals
 from bridge.outbox.approvals import MOST_OPEN_DECISIONS, KeepResult
 from bridge.outbox.outbox import Outbox
-from bridge.outbox.rows import StoredDecision
+from bridge.outbox.rows import ApprovalRecord, StoredDecision
 
 logger = logging.getLogger(__name__)
 
@@ -77,12 +79,12 @@ class DecisionInbox:
         """Never changed in place, because several threads read it."""
         self._retry_at = -math.inf
 
-    def receive(self, tokens: Sequence[str]) -> list[Refusal]:
-        """Store the decisions in *tokens*, or let the tokens wait; return the refusals.
+    def receive(self, tokens: Sequence[str], events: Mapping[str, ScheduledEvent]) -> list[ApprovalRecord]:
+        """Store the decisions in *tokens*, or let the tokens wait; return the refusals, with *events* by EventId.
 
         Raise OutboxError if too many tokens wait: the portal must send these again. A single token never raises.
         """
-        refusals, waits = self._keep(tokens, self._waiting)
+        refusals, waits = self._keep(tokens, self._waiting, events)
         judged = frozenset(tokens)
         with self._lock:
             waiting = {token: why for token, why in self._waiting.items() if token not in judged} | waits
@@ -94,13 +96,13 @@ class DecisionInbox:
             self._waiting = waiting
         return refusals
 
-    def receive_waiting(self) -> list[Refusal]:
+    def receive_waiting(self, events: Mapping[str, ScheduledEvent]) -> list[ApprovalRecord]:
         """Try the waiting tokens again if it is time."""
         waiting = list(self._waiting)
         if not waiting or self._clock.monotonic() < self._retry_at:
             return []
         self._retry_at = self._clock.monotonic() + _RETRY_SECONDS + len(waiting) * _RETRY_SECONDS_PER_TOKEN
-        return self.receive(waiting)
+        return self.receive(waiting, events)
 
     @property
     def has_waiting(self) -> bool:
@@ -132,14 +134,16 @@ class DecisionInbox:
                     return Trust.UNKNOWN
         return Trust.REVOKED
 
-    def _keep(self, tokens: Sequence[str], before: Mapping[str, _Wait]) -> tuple[list[Refusal], dict[str, _Wait]]:
+    def _keep(
+        self, tokens: Sequence[str], before: Mapping[str, _Wait], events: Mapping[str, ScheduledEvent]
+    ) -> tuple[list[ApprovalRecord], dict[str, _Wait]]:
         """Store the decisions in *tokens*; return the refusals, and the tokens that wait. *before* waited already."""
         vm_id = self._vm().vm_id
         if not vm_id or not self._outbox.is_trusted or self._outbox.is_behind:
             return [], dict.fromkeys(tokens, _Wait.UNKEPT)
         created_at = self._outbox.created_at()
         decisions: list[StoredDecision] = []
-        refusals: list[Refusal] = []
+        refusals: list[ApprovalRecord] = []
         waits: dict[str, _Wait] = {}
         for token in tokens:
             try:
@@ -150,16 +154,27 @@ class DecisionInbox:
                 if why is not None:
                     waits[token] = why
                 if (why is None or before.get(token) is not why) and not self._is_known(refused):
-                    refusals.append(_refusal(refused))
+                    refusals.append(
+                        refusal_record(
+                            refused.reason,
+                            str(refused),
+                            approver=refused.approver,
+                            decision_id=refused.decision_id,
+                            event=events.get(refused.event_id or ""),
+                        )
+                    )
         if decisions:
             keep, created = approvals.keep_decisions, created_at.timestamp()
             results, given_up = self._outbox.change(keep, decisions, created_at=created)
-            refusals += [
-                _not_kept(decision, *_NOT_KEPT[result])
+            not_kept = [
+                (decision, *_NOT_KEPT[result])
                 for decision, result in zip(decisions, results, strict=True)
                 if result in _NOT_KEPT
             ]
-            refusals += [_not_kept(each, RefusalReason.SUPERSEDED, _SURPLUS) for each in given_up]
+            not_kept += [(each, RefusalReason.SUPERSEDED, _SURPLUS) for each in given_up]
+            for decision, reason, explained in not_kept:
+                message = f"The decision {decision.decision_id} signed by {decision.approver} does not count. {explained}"
+                refusals.append(refusal_of(decision, reason, message, events.get(decision.event_id)))
             if not self._outbox.wait_saved(_SAVE_SECONDS):
                 waits.update((each.token or "", _Wait.UNKEPT) for each in decisions)
         return refusals, waits
@@ -207,25 +222,3 @@ def _why_it_waits(refused: RefusedDecision) -> _Wait | None:
     if refused.reason is RefusalReason.KEY_UNUSABLE:
         return _Wait.LATER if isinstance(refused.__cause__, KeyMissing) else _Wait.BROKEN_KEY
     return _Wait.LATER if refused.reason is RefusalReason.NOT_YET_VALID else None
-
-
-def _refusal(refused: RefusedDecision) -> Refusal:
-    return Refusal(
-        reason=refused.reason,
-        message=str(refused),
-        source="portal",
-        decision_id=refused.decision_id,
-        approvers=() if refused.approver is None else (refused.approver,),
-        event_id=refused.event_id,
-    )
-
-
-def _not_kept(decision: StoredDecision, reason: RefusalReason, why: str) -> Refusal:
-    return Refusal(
-        reason=reason,
-        message=f"The decision {decision.decision_id} signed by {decision.approver} does not count. {why}",
-        source="portal",
-        decision_id=decision.decision_id,
-        approvers=(decision.approver,),
-        event_id=decision.event_id,
-    )

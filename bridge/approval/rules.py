@@ -15,11 +15,14 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from bridge.approval.evaluation import DocumentIndex, Evaluation, Refusal, newest_holds
+from bridge.approval.changes import Changes, approval_record
+from bridge.approval.document_index import DocumentIndex
+from bridge.approval.holds import newest_holds
+from bridge.approval.refusal_reasons import RefusalReason
 from bridge.clock import REAL_CLOCK, Clock
 from bridge.config.approval import ApprovalSettings, RuleSettings
-from bridge.errors import RefusalReason
 from bridge.events.event import ScheduledEvent, VmIdentity, names_vm, normal_name
+from bridge.events.record import Transition
 from bridge.outbox.rows import ApprovalStage, ApprovalState, EventVersion, PendingApproval
 
 _PREFIX = "rule:"
@@ -44,9 +47,9 @@ class RuleEngine:
         rule = first_match(self._settings.rules, event, vm_name=self._vm().name)
         return rule if rule is not None and _PREFIX + rule.name == approval.source else None
 
-    def apply(self, state: ApprovalState, index: DocumentIndex, *, may_begin: Callable[[], bool]) -> Evaluation:
+    def apply(self, state: ApprovalState, index: DocumentIndex, *, may_begin: Callable[[], bool]) -> Changes:
         """Return the changes by the rules. Unless *may_begin* returns True, no approval begins."""
-        result = Evaluation()
+        result = Changes()
         now = self._clock.monotonic()
         doubted = {key: seen_at for key, seen_at in self._first_seen.items() if key[0] in index.unsettled}
         self._first_seen = doubted | {key: self._first_seen.get(key, now) for key in index.digests.items()}
@@ -87,7 +90,7 @@ class RuleEngine:
         source = _PREFIX + rule.name
         return [PendingApproval(event_id=key[0], event_digest=key[1], state=stage, source=source, event=event)]
 
-    def _withdraw_stale(self, state: ApprovalState, index: DocumentIndex, result: Evaluation) -> None:
+    def _withdraw_stale(self, state: ApprovalState, index: DocumentIndex, result: Changes) -> None:
         """Withdraw approvals of a rule that was removed or is no longer the first match."""
         for approval in state.approvals.values():
             is_open = approval.state in (ApprovalStage.WANTED, ApprovalStage.DRAINING)
@@ -96,14 +99,8 @@ class RuleEngine:
             if self.rule_behind(approval, index) is not None:
                 continue
             result.approvals.append(msgspec.structs.replace(approval, state=ApprovalStage.WITHDRAWN))
-            result.refusals.append(
-                Refusal(
-                    reason=RefusalReason.SUPERSEDED,
-                    message="The rule behind this approval was removed, or no longer matches.",
-                    source=approval.source,
-                    event=approval.event,
-                )
-            )
+            why, message = RefusalReason.SUPERSEDED, "The rule behind this approval was removed, or no longer matches."
+            result.refusals.append(approval_record(approval, Transition.APPROVAL_REFUSED, why, message=message))
 
 
 def first_match(rules: Iterable[RuleSettings], event: ScheduledEvent, *, vm_name: str | None) -> RuleSettings | None:

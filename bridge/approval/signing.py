@@ -25,7 +25,8 @@ from bridge.approval.decision_token import (
     read_header,
 )
 from bridge.approval.digest import digest
-from bridge.errors import RefusedDecision, SigningFailed
+from bridge.approval.refusal_reasons import RefusedDecision
+from bridge.errors import SigningFailed
 from bridge.events.event import ScheduledEvent
 from bridge.events.record import Verdict
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import msgspec
 
-from bridge.approval.evaluation import Evaluation, approval_record
+from bridge.approval.changes import Changes, approval_record
 from bridge.approval.files import is_disabled
 from bridge.backoff import delivery_gap
 from bridge.clock import REAL_CLOCK, Clock, Instant
@@ -95,33 +95,32 @@ class Submitter:
         why = self._why_unsafe()
         return None if why is None else (ApprovalResult.UNSAFE_FILES, f"Nothing is approved. {why}")
 
-    def instead_of_posting(self, due: Sequence[PendingApproval]) -> Evaluation | None:
+    def instead_of_posting(self, due: Sequence[PendingApproval]) -> Changes | None:
         """Return the changes instead of a request if approvals are disabled or a dry run; None to post."""
         put_off = self.put_off(due)
         return self._pretend(due) if put_off is None and self._dry_run else put_off
 
-    def put_off(self, due: Sequence[PendingApproval]) -> Evaluation | None:
+    def put_off(self, due: Sequence[PendingApproval]) -> Changes | None:
         """Return the changes while approvals are disabled; None while they are possible."""
         disabled = self.why_disabled()
         if disabled is None:
             return None
-        (why, message), result = disabled, Evaluation()
+        (why, message), result = disabled, Changes()
         for each in due:
             self._retry_at[each.key] = self._clock.monotonic() + _RETRY_SECONDS
             if not each.is_told:
                 result.approvals.append(msgspec.structs.replace(each, is_told=True))
-                result.records.append(approval_record(each, Transition.APPROVAL_FAILED, why, message=message))
-                result.update_decisions(each.arrivals, DecisionStage.WAITING, why.value, message)
+                failed, waits = Transition.APPROVAL_FAILED, DecisionStage.WAITING
+                result.add_outcome(each, failed, why, decisions=waits, message=message)
         return result
 
-    def _pretend(self, due: Sequence[PendingApproval]) -> Evaluation:
+    def _pretend(self, due: Sequence[PendingApproval]) -> Changes:
         message = "dry_run: the approval would have been posted."
-        result = Evaluation()
+        why, followed, result = ApprovalResult.DRY_RUN, DecisionStage.FOLLOWED, Changes()
         for each in due:
             done = msgspec.structs.replace(each, state=ApprovalStage.DRY_RUN, changed_at=self._clock.timestamp())
             result.approvals.append(done)
-            result.records.append(approval_record(each, Transition.APPROVED, ApprovalResult.DRY_RUN, message=message))
-            result.update_decisions(each.arrivals, DecisionStage.FOLLOWED, ApprovalResult.DRY_RUN.value, message)
+            result.add_outcome(each, Transition.APPROVED, why, decisions=followed, message=message)
         return result
 
     # The request.
@@ -152,7 +151,7 @@ class Submitter:
         message = f"The approval is withheld. {why}"
         self._log.problem(approval.key, logging.INFO, message, event_id=approval.event_id)
 
-    def post(self, approval: PendingApproval, incarnation: Incarnation) -> Evaluation:
+    def post(self, approval: PendingApproval, incarnation: Incarnation) -> Changes:
         """Post *approval*; return the outcome."""
         try:
             status = self._imds.start_requests([approval.event_id], incarnation=incarnation)
@@ -162,20 +161,20 @@ class Submitter:
             return self._failed(approval, error, status=None, retry_after=None)
         return self._accepted(approval, status)
 
-    def _accepted(self, approval: PendingApproval, status: int) -> Evaluation:
+    def _accepted(self, approval: PendingApproval, status: int) -> Changes:
         self._log.recovered(approval.key, "Azure accepts the approval now.", event_id=approval.event_id)
         posted = msgspec.structs.replace(
             approval, state=ApprovalStage.POSTED, http_status=status, changed_at=self._clock.timestamp()
         )
-        accepted, result = ApprovalResult.ACCEPTED, Evaluation(approvals=[posted])
-        result.records.append(approval_record(posted, Transition.APPROVED, accepted, http_status=status))
+        accepted, result = ApprovalResult.ACCEPTED, Changes(approvals=[posted])
+        result.records.append(approval_record(posted, Transition.APPROVED, accepted))
         message = "Azure accepted the approval. It may still wait for other VMs."
         result.update_decisions(posted.arrivals, DecisionStage.FOLLOWED, accepted.value, message)
         return result
 
     def _failed(
         self, approval: PendingApproval, error: ImdsError, *, status: int | None, retry_after: float | None
-    ) -> Evaluation:
+    ) -> Changes:
         self._log.problem(
             approval.key, logging.WARNING, f"The approval could not be posted: {error}", event_id=approval.event_id
         )
@@ -184,14 +183,11 @@ class Submitter:
         failed = msgspec.structs.replace(
             approval, http_status=status, is_told=is_told, changed_at=self._clock.timestamp()
         )
-        result = Evaluation(approvals=[failed])
+        result = Changes(approvals=[failed])
         if is_told and not approval.is_told:
-            why = ApprovalResult.REJECTED
             message = f"{error} The agent tries again until the event starts, changes, or is held."
-            result.records.append(
-                approval_record(failed, Transition.APPROVAL_FAILED, why, message=message, http_status=status)
-            )
-            result.update_decisions(failed.arrivals, DecisionStage.WAITING, why.value, message)
+            why, waits = ApprovalResult.REJECTED, DecisionStage.WAITING
+            result.add_outcome(failed, Transition.APPROVAL_FAILED, why, decisions=waits, message=message)
         return result
 
     def _back_off(self, approval: PendingApproval, retry_after: float | None) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from bridge.approval.decision_token import verify
 from bridge.approval.digest import digest
+from bridge.approval.refusal_reasons import RefusedDecision
 from bridge.config.trusted_keys import TrustedKey
-from bridge.errors import RefusedDecision
 from bridge.events.event import VmIdentity, encode
 from bridge.events.record import Approval, Transition, Verdict
 from bridge.testing.records import sample_event, sample_record

@@ -16,8 +16,8 @@ from poller_kit import (
 )
 
 from bridge.approval.decision_token import verify
+from bridge.approval.refusal_reasons import RefusalReason, RefusedDecision
 from bridge.clock import Clock
-from bridge.errors import RefusalReason, RefusedDecision
 from bridge.metrics.metrics import Metrics
 from bridge.testing import ManualClock
 from bridge.testing.http_peer import HttpPeer

@@ -1,0 +1,119 @@
+"""The changes that an evaluation, a rule, a command, or a response of Azure causes in the outbox."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from bridge.approval.refusal_reasons import RefusalReason
+from bridge.events.event import ScheduledEvent
+from bridge.events.record import Approval, Transition
+from bridge.outbox.rows import (
+    ApprovalRecord,
+    ApprovalResult,
+    DecisionStage,
+    DecisionUpdate,
+    PendingApproval,
+    StoredDecision,
+)
+
+
+class Changes(msgspec.Struct, kw_only=True):
+    """Changes to write together; empty if nothing changes."""
+
+    approvals: list[PendingApproval] = msgspec.field(default_factory=list)
+    decisions: list[DecisionUpdate] = msgspec.field(default_factory=list)
+    records: list[ApprovalRecord] = msgspec.field(default_factory=list)
+    refusals: list[ApprovalRecord] = msgspec.field(default_factory=list)
+    """Records of refusals, which the recorder limits in number."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether nothing changes."""
+        return not (self.approvals or self.decisions or self.records or self.refusals)
+
+    def update_decisions(
+        self, arrivals: Iterable[int], state: DecisionStage, outcome: str | None = None, message: str | None = None
+    ) -> None:
+        """Add the new progress of the decisions with these *arrivals*."""
+        self.decisions += [
+            DecisionUpdate(arrival=arrival, state=state, outcome=outcome, message=message) for arrival in arrivals
+        ]
+
+    def add_outcome(
+        self,
+        approval: PendingApproval,
+        transition: Transition,
+        result: ApprovalResult,
+        *,
+        decisions: DecisionStage,
+        message: str,
+    ) -> None:
+        """Add the record of an outcome of *approval*, and the new stage of the *decisions* behind it."""
+        self.records.append(approval_record(approval, transition, result, message=message))
+        self.update_decisions(approval.arrivals, decisions, result.value, message)
+
+
+def approval_record(
+    approval: PendingApproval,
+    transition: Transition,
+    result: ApprovalResult | RefusalReason,
+    *,
+    message: str | None = None,
+) -> ApprovalRecord:
+    """Return the record of an outcome of *approval*. Its reason is *message* and the approver's own reason."""
+    reason = f"{message} ({approval.reason})" if message and approval.reason else message or approval.reason
+    return ApprovalRecord(
+        transition=transition,
+        event=approval.event,
+        approval=Approval(
+            source=approval.source,
+            decision_id=approval.decision_id,
+            approvers=approval.approvers,
+            reason=reason,
+            result=result.value,
+            http_status=approval.http_status,
+        ),
+        arrivals=approval.arrivals,
+    )
+
+
+def refusal_record(
+    reason: RefusalReason,
+    message: str,
+    *,
+    approver: str | None,
+    decision_id: str | None,
+    source: str = "portal",
+    event: ScheduledEvent | None = None,
+    arrivals: tuple[int, ...] = (),
+) -> ApprovalRecord:
+    """Return the record of a refused decision."""
+    return ApprovalRecord(
+        transition=Transition.APPROVAL_REFUSED,
+        event=event,
+        approval=Approval(
+            source=source,
+            decision_id=decision_id,
+            approvers=() if approver is None else (approver,),
+            reason=message,
+            result=reason.value,
+        ),
+        arrivals=arrivals,
+    )
+
+
+def refusal_of(
+    decision: StoredDecision, reason: RefusalReason, message: str, event: ScheduledEvent | None
+) -> ApprovalRecord:
+    """Return the record of a refusal of *decision* on *event*."""
+    return refusal_record(
+        reason,
+        message,
+        source=decision.source,
+        approver=decision.approver,
+        decision_id=decision.decision_id,
+        event=event,
+        arrivals=(decision.arrival,) if decision.arrival else (),
+    )

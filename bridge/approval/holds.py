@@ -1,0 +1,36 @@
+"""Holds: a person forbids the approval of an event.
+
+- A hold applies to the EventId, regardless of other changes of the event, and one signature is enough.
+- The newest issue time (``iat``) wins. On a tie, the hold wins over the approve decision.
+- A hold withdraws an approval that is not posted yet, and it stops every rule for its event.
+- A hold stays in force until the event is gone. A later approve decision wins over the hold, but rules stay stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from bridge.events.record import Verdict
+from bridge.outbox.rows import OPEN_DECISIONS, PendingApproval, StoredDecision
+
+
+def newest_holds(decisions: Iterable[StoredDecision]) -> dict[str, StoredDecision]:
+    """Return the newest open hold on each EventId, including holds that are not evaluated yet."""
+    newest: dict[str, StoredDecision] = {}
+    for each in decisions:
+        if each.verdict is Verdict.HOLD and each.state in OPEN_DECISIONS:
+            known = newest.get(each.event_id)
+            if known is None or each.issued_at > known.issued_at:
+                newest[each.event_id] = each
+    return newest
+
+
+def wins_over_decision(hold: StoredDecision | None, decision: StoredDecision) -> bool:
+    """Return whether *hold* was issued together with the approve *decision* or later."""
+    return hold is not None and decision.issued_at <= hold.issued_at
+
+
+def wins_over_approval(hold: StoredDecision | None, approval: PendingApproval) -> bool:
+    """Return whether *hold* withdraws *approval*. Every hold withdraws the approval of a rule."""
+    issued_at = approval.oldest_issued_at
+    return hold is not None and (issued_at is None or issued_at <= hold.issued_at)
