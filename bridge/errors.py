@@ -122,7 +122,7 @@ class DeliveryFailed(DeliveryError):
     - *retry_after*: the delay in seconds that the peer requests. The delay applies to the whole sink, up to one hour.
     - *needs_attention*: a person must act, for example because a token expired or a URL does not exist. The host logs
       one ERROR and exports a metric.
-    - *held*: pause the sink until a restart or `outbox retry`. An HTTP 410 is the only known case.
+    - *gone*: pause the sink until a restart or `outbox retry`. An HTTP 410 is the only known case.
     - *reason*: the label of the retry metric. The label is a `RetryReason`, ``status_503``, or a value that the sink
       defines.
     """
@@ -133,14 +133,14 @@ class DeliveryFailed(DeliveryError):
         retry_after: float | None = None,
         *,
         needs_attention: bool = False,
-        held: bool = False,
+        gone: bool = False,
         reason: RetryReason | str = RetryReason.FAILED,
     ) -> None:
         super().__init__(message)
         self.reason = reason.value if isinstance(reason, RetryReason) else reason
         self.retry_after = retry_after
-        self.needs_attention = needs_attention or held
-        self.held = held
+        self.needs_attention = needs_attention or gone
+        self.gone = gone
 
 
 class SecretUnavailable(DeliveryFailed):

@@ -28,7 +28,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
-from bridge.approval.approval_commands import ApprovalCommand, ApprovalCommands
+from bridge.approval.approval_commands import ApprovalCommands, CommandSettings
 from bridge.approval.changes import Changes
 from bridge.approval.document_index import DocumentIndex, index_document
 from bridge.approval.evaluate import Context, evaluate, postable
@@ -107,7 +107,6 @@ class Approver:
         self.loop_watch = LoopWatch(clock)
         self._imds_timeout_seconds = imds_timeout_seconds
         self._commands = ApprovalCommands(self._wake.set, unset=secret_variables)
-        self._portal_command = ApprovalCommand.of(settings.remote)
         self._recorder = ApprovalRecorder(outbox, metrics, clock=clock)
         self._log = ThrottledLog(logger)
         self._answer: _Answer | None = None
@@ -360,7 +359,7 @@ class Approver:
             required_approvals=1 if remote is None else remote.required_approvals,
             trust=self._inbox.trust,
             dry_run=self._settings.dry_run,
-            has_command=self._portal_command is not None,
+            has_command=remote is not None and remote.command is not None,
         )
 
     @property
@@ -384,13 +383,13 @@ class Approver:
             is_draining = approval.state is ApprovalStage.DRAINING
             if not is_draining or self._commands.is_running(approval) or self._commands.is_full:
                 continue
-            command = self._command_for(approval, state, context)
-            record = None if command is None else self._outbox.read(records.last_record, approval.event.key)
-            if command is not None and record is not None:
-                self._commands.start(approval, command, record)
+            settings = self._command_for(approval, state, context)
+            record = self._outbox.read(records.last_record, approval.event.key)
+            if settings is not None and settings.command is not None and record is not None:
+                self._commands.start(approval, settings, record)
 
-    def _command_for(self, approval: PendingApproval, state: ApprovalState, context: Context) -> ApprovalCommand | None:
-        """Return the command that *approval* waits for; None while it may not start."""
+    def _command_for(self, approval: PendingApproval, state: ApprovalState, context: Context) -> CommandSettings | None:
+        """Return the settings with the command that *approval* waits for; None while it may not start."""
         if not self._postable(state, context, [approval], stage=ApprovalStage.DRAINING) or not self._may_approve():
             return None
         put_off = self._submitter.put_off([approval])
@@ -398,9 +397,7 @@ class Approver:
             if not put_off.is_empty:
                 self._write(put_off, state.stream_id)
             return None
-        if approval.arrivals:
-            return self._portal_command
-        return ApprovalCommand.of(self._rules.rule_behind(approval, context.index))
+        return self._settings.remote if approval.arrivals else self._rules.rule_behind(approval, context.index)
 
 
 def _is_same(one: _Answer, other: _Answer) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Protocol
 
 from bridge.config.approval import RemoteSettings
 from bridge.errors import CredentialFailed, SecretUnavailable
@@ -17,29 +16,6 @@ from bridge.system.secrets import Secret
 TOKEN_DEADLINE_SECONDS = 10.0
 
 _KEY = "approval.remote.token"
-
-
-class PortalCredential(Protocol):
-    """The source of the bearer token."""
-
-    def bearer(self) -> str | None:
-        """Return the token, None if none is configured; raise CredentialFailed if it is not available."""
-
-    def forget(self) -> bool:
-        """Get a new token for the next request, because the portal refused the last one.
-
-        Return whether the next request uses another token, so that no person has to act.
-        """
-
-    def close(self) -> None:
-        """Cancel the wait for a token."""
-
-
-def credential_of(remote: RemoteSettings) -> PortalCredential:
-    """Return the credential that *remote* configures, except for attested tokens (`bridge.approval.portal_client`)."""
-    if remote.entra_scope is not None:
-        return RenewedCredential(token_of(remote.entra_scope, key="approval.remote.entra_scope"))
-    return SecretCredential(file=remote.token_file, env=remote.token_env)
 
 
 class SecretCredential:
@@ -66,7 +42,7 @@ class SecretCredential:
         return token
 
     def forget(self) -> bool:
-        """Read the file again even if its time and size did not change."""
+        """Read the file again even if its time and size did not change. Return False, because the token is the same."""
         self._secret = self._unread()
         return False
 
@@ -91,9 +67,22 @@ class RenewedCredential:
         return self._shown.token
 
     def forget(self) -> bool:
-        """Get another token. A token that replaced a refused token is kept for five minutes."""
+        """Get another token, because the portal refused the last one; return whether the next request uses it.
+
+        A token that replaced a refused token is kept for five minutes.
+        """
         return self._shown is not None and self._token.refuse(self._shown)
 
     def close(self) -> None:
         """Cancel the wait, and request no more tokens."""
         self._token.close()
+
+
+PortalCredential = SecretCredential | RenewedCredential
+
+
+def credential_of(remote: RemoteSettings) -> PortalCredential:
+    """Return the credential that *remote* configures, except for attested tokens (`bridge.approval.portal_client`)."""
+    if remote.entra_scope is not None:
+        return RenewedCredential(token_of(remote.entra_scope, key="approval.remote.entra_scope"))
+    return SecretCredential(file=remote.token_file, env=remote.token_env)

@@ -173,7 +173,9 @@ class DecisionInbox:
             ]
             not_kept += [(each, RefusalReason.SUPERSEDED, _SURPLUS) for each in given_up]
             for decision, reason, explained in not_kept:
-                message = f"The decision {decision.decision_id} signed by {decision.approver} does not count. {explained}"
+                message = (
+                    f"The decision {decision.decision_id} signed by {decision.approver} does not count. {explained}"
+                )
                 refusals.append(refusal_of(decision, reason, message, events.get(decision.event_id)))
             if not self._outbox.wait_saved(_SAVE_SECONDS):
                 waits.update((each.token or "", _Wait.UNKEPT) for each in decisions)

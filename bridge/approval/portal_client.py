@@ -16,7 +16,7 @@ import ssl
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 from urllib.parse import quote, urlsplit
 
 import msgspec
@@ -30,11 +30,7 @@ from bridge.config.approval import ApprovalSettings, RemoteSettings
 from bridge.config.trusted_keys import TrustedKey, unusable_keys
 from bridge.errors import ConfigurationError, CredentialFailed, DeadlineExceeded, PortalFailed
 from bridge.http.failures import is_loopback, root_cause
-from bridge.http.session import (
-    DeadlineSession,
-    ResponseUnread,
-    retry_after_seconds,
-)
+from bridge.http.session import DeadlineSession, ResponseUnread, retry_after_seconds
 from bridge.text import EXCERPT_CHARACTERS, one_line
 
 #: Added to the wait of a request: its deadline.
@@ -128,25 +124,23 @@ class PortalClient:
 
         Raise PortalFailed.
         """
-        try:
-            response = self._get(vm_id, index)
-        except CredentialFailed as error:
-            raise PortalFailed(
-                str(error), needs_attention=error.needs_attention, retry_after_seconds=error.retry_after_seconds
-            ) from error
-        except ResponseUnread as error:
-            if error.response is None or error.response.status_code == _OK:
-                raise PortalFailed(
-                    f"The answer of the portal at {self.origin} has more than {MAX_ANSWER_BYTES} bytes or a "
-                    "Content-Encoding, and is not used."
-                ) from error
-            response = error.response  # only its status counts
-        except DeadlineExceeded as error:
-            raise PortalFailed(
-                f"The portal at {self.origin} gave no complete answer within {self._deadline_seconds:g} s."
-            ) from error
-        except (requests.RequestException, OSError, ValueError) as error:
-            raise self._unreachable(error) from error
+        headers = {"Accept": "application/json"}
+        token = self._bearer()
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token}"
+        if self._is_closed:
+            raise PortalFailed(f"The client of the portal at {self.origin} is closed.")
+        if self._agent is not None:
+            headers[AGENT_HEADER] = self._agent()
+        response = self._request(
+            self._session,
+            "GET",
+            f"/vms/{quote(vm_id.lower(), safe='')}/decisions",
+            params={"index": str(index), "wait": str(self._remote.wait_seconds)},
+            headers=headers,
+            deadline_seconds=self._deadline_seconds,
+            max_body_bytes=MAX_ANSWER_BYTES,
+        )
         if response.status_code == _NO_CONTENT:
             return PortalAnswer(index, ())
         if response.status_code != _OK:
@@ -184,54 +178,64 @@ class PortalClient:
         session = self._token_session = _session()
         return RenewedCredential(AttestedToken(partial(self._post, session), document, portal=self.origin))
 
-    def _post(self, session: DeadlineSession, path: str, body: bytes) -> requests.Response:
-        """Post *body* to *path* and return the response with any status; raise PortalFailed without a response."""
+    def _bearer(self) -> str | None:
         try:
-            return session.request(
+            return self._credential.bearer()
+        except CredentialFailed as error:
+            raise PortalFailed(
+                str(error), needs_attention=error.needs_attention, retry_after_seconds=error.retry_after_seconds
+            ) from error
+
+    def _post(self, session: DeadlineSession, path: str, body: bytes) -> requests.Response:
+        try:
+            return self._request(
+                session,
                 "POST",
-                f"{self._url}{path}",
+                path,
                 data=body,
                 headers={"Accept": "application/json", "Content-Type": "application/json", "Connection": "close"},
                 deadline_seconds=TOKEN_DEADLINE_SECONDS,
                 max_body_bytes=_MAX_TOKEN_ANSWER_BYTES,
-                proxies=self._proxies,
-                verify=self._remote.ca_file or True,
-                cert=self._certificate(),
             )
-        except ResponseUnread as error:
-            if error.response is None:
-                raise self._unreachable(error) from error
-            return error.response  # only its status counts
-        except DeadlineExceeded as error:
-            raise PortalFailed(
-                f"The portal at {self.origin} gave no complete answer within {TOKEN_DEADLINE_SECONDS:g} s."
-            ) from error
-        except (requests.RequestException, OSError, ValueError) as error:
-            raise self._unreachable(error) from error
         finally:
             # The server closes the connection after the response, also if the response has no "Connection: close".
             session.close()
 
-    def _get(self, vm_id: str, index: int) -> requests.Response:
-        token = self._credential.bearer()
-        if self._is_closed:
-            raise PortalFailed(f"The portal at {self.origin} is not asked any more.")
-        headers = {"Accept": "application/json"}
-        if token is not None:
-            headers["Authorization"] = f"Bearer {token}"
-        if self._agent is not None:
-            headers[AGENT_HEADER] = self._agent()
-        return self._session.request(
-            "GET",
-            f"{self._url}/vms/{quote(vm_id.lower(), safe='')}/decisions",
-            params={"index": str(index), "wait": str(self._remote.wait_seconds)},
-            headers=headers,
-            deadline_seconds=self._deadline_seconds,
-            max_body_bytes=MAX_ANSWER_BYTES,
-            proxies=self._proxies,
-            verify=self._remote.ca_file or True,
-            cert=self._certificate(),
-        )
+    def _request(
+        self,
+        session: DeadlineSession,
+        method: str,
+        path: str,
+        *,
+        deadline_seconds: float,
+        max_body_bytes: int,
+        **options: Any,
+    ) -> requests.Response:
+        """Return the response with any status; raise PortalFailed without a response."""
+        try:
+            return session.request(
+                method,
+                f"{self._url}{path}",
+                deadline_seconds=deadline_seconds,
+                max_body_bytes=max_body_bytes,
+                proxies=self._proxies,
+                verify=self._remote.ca_file or True,
+                cert=self._certificate(),
+                **options,
+            )
+        except ResponseUnread as error:
+            if error.response is not None and error.response.status_code != _OK:
+                return error.response  # only its status counts
+            raise PortalFailed(
+                f"The portal at {self.origin} sent a response with more than {max_body_bytes} bytes or with a "
+                "Content-Encoding. The agent does not use this response."
+            ) from error
+        except DeadlineExceeded as error:
+            raise PortalFailed(
+                f"The portal at {self.origin} sent no complete response within {deadline_seconds:g} s."
+            ) from error
+        except (requests.RequestException, OSError, ValueError) as error:
+            raise self._unreachable(error) from error
 
     def _certificate(self) -> str | tuple[str, str] | None:
         certificate, key = self._remote.client_cert_file, self._remote.client_key_file

@@ -74,27 +74,6 @@ def generate_key(private_key_file: str | Path, public_key_file: str | Path | Non
     return pair
 
 
-def sign_decision(
-    private_key_file: str | Path,
-    *,
-    kid: str,
-    approver: str,
-    vm_id: str,
-    event: ScheduledEvent,
-    decision: Verdict | str,
-    now: datetime,
-    valid_seconds: float = 3600,
-    reason: str | None = None,
-    jti: str | None = None,
-) -> str:
-    """Return a token with a decision on *event* for the VM *vm_id*; raise SigningFailed if no agent would accept it.
-
-    The issue time is *now* to the millisecond. The default of *jti* is a new UUID.
-    """
-    signer = DecisionSigner(private_key_file, kid=kid, approver=approver)
-    return signer.sign(vm_id, event, decision, now=now, valid_seconds=valid_seconds, reason=reason, jti=jti)
-
-
 class DecisionSigner:
     """Signs decisions with the key in *private_key_file*, which is read once. Raises SigningFailed."""
 
@@ -114,7 +93,10 @@ class DecisionSigner:
         reason: str | None = None,
         jti: str | None = None,
     ) -> str:
-        """Return a token as `sign_decision` does."""
+        """Return a token with a decision on *event* for the VM *vm_id*.
+
+        Raise SigningFailed if no agent would accept the token. The issue time is *now* to the millisecond. The default of *jti* is a new UUID.
+        """
         if not 0 < valid_seconds <= MAX_LIFETIME_SECONDS:
             raise SigningFailed(
                 f"A decision cannot be valid for {valid_seconds} s; between 0 and {MAX_LIFETIME_SECONDS} s can."

@@ -11,6 +11,7 @@ from importlib import resources
 
 import msgspec
 import pytest
+from signed_decisions import sign_decision
 from vectors import make
 
 from bridge.approval import decision_token as token_module
@@ -24,7 +25,6 @@ from bridge.approval.portal_client import (
     MAX_INDEX,
 )
 from bridge.approval.refusal_reasons import RefusalReason
-from bridge.approval.signing import sign_decision
 from bridge.config.trusted_keys import MAX_NAME_CHARACTERS, TrustedKey
 from bridge.events.event import ScheduledEvent, encode
 from bridge.events.record import decode_record

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
+from signed_decisions import sign_decision
 
 from bridge.approval.approver import Approver
 from bridge.approval.service import ApprovalService
-from bridge.approval.signing import generate_key, sign_decision
+from bridge.approval.signing import generate_key
 from bridge.cli.approve import cli_decision
 from bridge.clock import Clock, Instant
 from bridge.config.approval import ApprovalSettings, KeySettings, RemoteSettings, RuleSettings

@@ -18,13 +18,14 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed448, rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from hypothesis import given
 from hypothesis import strategies as st
+from signed_decisions import sign_decision
 from vectors import make
 from vectors.make import EVENT, NOW, PORTAL, VM_ID, b64, claims, header, token, unb64
 
 from bridge.approval.decision_token import Claims, verify
 from bridge.approval.digest import digest
 from bridge.approval.refusal_reasons import RefusalReason, RefusedDecision
-from bridge.approval.signing import generate_key, sign_decision
+from bridge.approval.signing import generate_key
 from bridge.config.trusted_keys import TrustedKey, key_mistakes, unusable_keys
 from bridge.errors import KeyUnusable, SigningFailed
 from bridge.events.record import Verdict
