@@ -86,10 +86,10 @@ class Approver:
         inbox: DecisionInbox,
         rules: RuleEngine,
         submitter: Submitter,
-        portal_read: Callable[[], int | None] = lambda: None,
+        portal_read: Callable[[], int | None],
         metrics: Metrics,
-        secret_variables: Collection[str] = (),
-        imds_timeout_seconds: float = 5.0,
+        secret_variables: Collection[str],
+        imds_timeout_seconds: float,
         clock: Clock = REAL_CLOCK,
     ) -> None:
         self._settings = settings

@@ -29,10 +29,10 @@ import msgspec
 from msgspec import Meta
 
 from bridge import strict_json
-from bridge.approval.refusal_reasons import RefusalReason, RefusedDecision
+from bridge.approval.refusal_reasons import RefusalReason
 from bridge.clock import CLOCK_SKEW_SECONDS
 from bridge.config.trusted_keys import PublicKey, TrustedKey
-from bridge.errors import KeyUnusable
+from bridge.errors import BridgeError, KeyUnusable
 from bridge.events.record import Verdict
 from bridge.text import EXCERPT_CHARACTERS, one_line
 
@@ -114,6 +114,22 @@ class Claims(msgspec.Struct, frozen=True, kw_only=True, rename=_CLAIM_NAMES):
 
 # msgspec crashes if two threads use a class for the first time at once. This uses the class during the import.
 msgspec.json.Decoder(Claims)
+
+
+class RefusedDecision(BridgeError):
+    """A token is refused because of *reason*.
+
+    *approver* and *claims* are None if the signature was not verified. The message then contains no part of the token.
+    *claims* is also None if the claims are malformed.
+    """
+
+    def __init__(
+        self, reason: RefusalReason, message: str, *, approver: str | None = None, claims: Claims | None = None
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.approver = approver
+        self.claims = claims
 
 
 class ClaimsMalformed(ValueError):
@@ -293,9 +309,7 @@ def _refused(reason: RefusalReason, claims: Claims, what: str) -> RefusedDecisio
         reason,
         f"The decision {claims.decision_id} signed by {claims.approver} {what}.",
         approver=claims.approver,
-        decision_id=claims.decision_id,
-        event_id=claims.event_id,
-        payload_sha256=claims.payload_sha256,
+        claims=claims,
     )
 
 

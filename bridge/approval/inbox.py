@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 
 from bridge.approval.changes import refusal_of, refusal_record
-from bridge.approval.decision_token import MAX_LIFETIME_SECONDS, Claims, verify
+from bridge.approval.decision_token import MAX_LIFETIME_SECONDS, Claims, RefusedDecision, verify
 from bridge.approval.evaluate import Trust
-from bridge.approval.refusal_reasons import RefusalReason, RefusedDecision
+from bridge.approval.refusal_reasons import RefusalReason
 from bridge.clock import REAL_CLOCK, Clock
 from bridge.config.trusted_keys import TrustedKey
 from bridge.errors import KeyMissing, KeyUnusable, OutboxError
@@ -154,15 +154,7 @@ class DecisionInbox:
                 if why is not None:
                     waits[token] = why
                 if (why is None or before.get(token) is not why) and not self._is_known(refused):
-                    refusals.append(
-                        refusal_record(
-                            refused.reason,
-                            str(refused),
-                            approver=refused.approver,
-                            decision_id=refused.decision_id,
-                            event=events.get(refused.event_id or ""),
-                        )
-                    )
+                    refusals.append(_refusal(refused, events))
         if decisions:
             keep, created = approvals.keep_decisions, created_at.timestamp()
             results, given_up = self._outbox.change(keep, decisions, created_at=created)
@@ -183,10 +175,11 @@ class DecisionInbox:
 
     def _is_known(self, refused: RefusedDecision) -> bool:
         """Return whether the decision is already stored. That it has expired since then is no refusal."""
-        if refused.approver is None or refused.decision_id is None:
+        claims = refused.claims
+        if claims is None:
             return False
-        known = self._outbox.read(approvals.find_decision, "portal", refused.approver, refused.decision_id)
-        return known is not None and known.payload_sha256 == refused.payload_sha256
+        known = self._outbox.read(approvals.find_decision, "portal", claims.approver, claims.decision_id)
+        return known is not None and known.payload_sha256 == claims.payload_sha256
 
     def _stored(self, token: str, claims: Claims) -> StoredDecision:
         return StoredDecision(
@@ -224,3 +217,14 @@ def _why_it_waits(refused: RefusedDecision) -> _Wait | None:
     if refused.reason is RefusalReason.KEY_UNUSABLE:
         return _Wait.LATER if isinstance(refused.__cause__, KeyMissing) else _Wait.BROKEN_KEY
     return _Wait.LATER if refused.reason is RefusalReason.NOT_YET_VALID else None
+
+
+def _refusal(refused: RefusedDecision, events: Mapping[str, ScheduledEvent]) -> ApprovalRecord:
+    claims = refused.claims
+    return refusal_record(
+        refused.reason,
+        str(refused),
+        approver=refused.approver,
+        decision_id=None if claims is None else claims.decision_id,
+        event=None if claims is None else events.get(claims.event_id),
+    )

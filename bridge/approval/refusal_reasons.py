@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from enum import Enum
 
-from bridge.errors import BridgeError
-
 
 class RefusalReason(str, Enum):
     """The reason of a refusal. Records, metrics, and alert rules contain the values, so never rename a value.
@@ -59,29 +57,3 @@ EXPLAINED = {
     RefusalReason.SUPERSEDED: "A newer decision on this event wins.",
     RefusalReason.TOO_FEW_APPROVERS: "Too few approvers decided before this decision expired.",
 }
-
-
-class RefusedDecision(BridgeError):
-    """A token is refused because of *reason*.
-
-    *approver* is the signer, or None if the signature was not verified. *decision_id*, *event_id*, and *payload_sha256*
-    are claims of the decision, or None if the signed text could not be read. If the signature was not verified, the
-    message contains no part of the token.
-    """
-
-    def __init__(
-        self,
-        reason: RefusalReason,
-        message: str,
-        *,
-        approver: str | None = None,
-        decision_id: str | None = None,
-        event_id: str | None = None,
-        payload_sha256: str | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.reason = reason
-        self.approver = approver
-        self.decision_id = decision_id
-        self.event_id = event_id
-        self.payload_sha256 = payload_sha256

@@ -21,11 +21,11 @@ from bridge.approval.decision_token import (
     MAX_REASON_CHARACTERS,
     TOKEN_TYPE,
     ClaimsMalformed,
+    RefusedDecision,
     read_claims,
     read_header,
 )
 from bridge.approval.digest import digest
-from bridge.approval.refusal_reasons import RefusedDecision
 from bridge.errors import SigningFailed
 from bridge.events.event import ScheduledEvent
 from bridge.events.record import Verdict
@@ -95,7 +95,8 @@ class DecisionSigner:
     ) -> str:
         """Return a token with a decision on *event* for the VM *vm_id*.
 
-        Raise SigningFailed if no agent would accept the token. The issue time is *now* to the millisecond. The default of *jti* is a new UUID.
+        Raise SigningFailed if no agent would accept the token. The issue time is *now* to the millisecond. The default
+        of *jti* is a new UUID.
         """
         if not 0 < valid_seconds <= MAX_LIFETIME_SECONDS:
             raise SigningFailed(

@@ -15,8 +15,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from bridge.approval.decision_token import Claims, verify_for_any_vm
-from bridge.approval.refusal_reasons import RefusedDecision
+from bridge.approval.decision_token import Claims, RefusedDecision, verify_for_any_vm
 from bridge.clock import Clock, format_time
 from bridge.config.trusted_keys import TrustedKey
 from bridge.logs import ThrottledLog

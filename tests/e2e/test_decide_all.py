@@ -9,9 +9,8 @@ import fork_server
 import msgspec
 import pytest
 
-from bridge.approval.decision_token import verify
+from bridge.approval.decision_token import RefusedDecision, verify
 from bridge.approval.digest import digest
-from bridge.approval.refusal_reasons import RefusedDecision
 from bridge.config.trusted_keys import TrustedKey
 from bridge.events.event import VmIdentity, encode
 from bridge.events.record import Approval, Transition, Verdict

@@ -15,8 +15,8 @@ from poller_kit import (
     until,
 )
 
-from bridge.approval.decision_token import verify
-from bridge.approval.refusal_reasons import RefusalReason, RefusedDecision
+from bridge.approval.decision_token import RefusedDecision, verify
+from bridge.approval.refusal_reasons import RefusalReason
 from bridge.clock import Clock
 from bridge.metrics.metrics import Metrics
 from bridge.testing import ManualClock
