@@ -61,8 +61,6 @@ _MOST_STEPS = 20
 
 
 class _Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """A good response of the metadata service."""
-
     document: Document
     instant: Instant
     asked_at: float
@@ -229,7 +227,6 @@ class Approver:
         return _RETRY_SECONDS if is_open else _IDLE_SECONDS
 
     def _follow(self, answer: _Answer) -> None:
-        """Do everything that follows from a fresh *answer*."""
         index = index_document(answer.document, unsettled=answer.unsettled, tracked=answer.tracked)
         context = msgspec.structs.replace(self._context(index), asked_at=answer.asked_at)
         state = self._evaluate(context)
@@ -261,7 +258,6 @@ class Approver:
     # Requests.
 
     def _submit(self, state: ApprovalState, context: Context) -> None:
-        """Post the approvals that are due."""
         due = self._postable(state, context, self._submitter.due(state.approvals.values()))
         if not due or not self._may_approve():
             return
@@ -300,18 +296,11 @@ class Approver:
         return bool(self._postable(state, self._context(index), [approval]))
 
     def _postable(
-        self,
-        state: ApprovalState,
-        context: Context,
-        due: Sequence[PendingApproval],
-        *,
-        stage: ApprovalStage = ApprovalStage.WANTED,
+        self, state: ApprovalState, context: Context, due: Sequence[PendingApproval]
     ) -> list[PendingApproval]:
-        due = [each for each in due if each.arrivals or self._may_rules_act()]
-        return postable(state, context, due, stage=stage)
+        return postable(state, context, [each for each in due if each.arrivals or self._may_rules_act()])
 
     def _may_approve(self) -> bool:
-        """Return whether the state allows any approval at all."""
         outbox, why = self._outbox, None
         if not outbox.is_trusted:
             why = "The identity of this VM is not confirmed."
@@ -328,7 +317,6 @@ class Approver:
         return False
 
     def _may_begin(self) -> bool:
-        """Return whether a rule may begin an approval."""
         return self._may_approve() and self._may_rules_act()
 
     def _may_rules_act(self) -> bool:
@@ -340,7 +328,6 @@ class Approver:
         return True
 
     def _note_portal_read(self) -> None:
-        """Allow approvals when all decisions of the portal are stored."""
         outbox = self._outbox
         epoch = outbox.epoch
         # In this order: the poller stores decisions before it reports that it has read all of them.
@@ -390,7 +377,7 @@ class Approver:
 
     def _command_for(self, approval: PendingApproval, state: ApprovalState, context: Context) -> CommandSettings | None:
         """Return the settings with the command that *approval* waits for; None while it may not start."""
-        if not self._postable(state, context, [approval], stage=ApprovalStage.DRAINING) or not self._may_approve():
+        if not self._postable(state, context, [approval]) or not self._may_approve():
             return None
         put_off = self._submitter.put_off([approval])
         if put_off is not None:

@@ -79,41 +79,19 @@ def approval_record(
     )
 
 
-def refusal_record(
-    reason: RefusalReason,
-    message: str,
-    *,
-    approver: str | None,
-    decision_id: str | None,
-    source: str = "portal",
-    event: ScheduledEvent | None = None,
-    arrivals: tuple[int, ...] = (),
-) -> ApprovalRecord:
-    """Return the record of a refused decision."""
-    return ApprovalRecord(
-        transition=Transition.APPROVAL_REFUSED,
-        event=event,
-        approval=Approval(
-            source=source,
-            decision_id=decision_id,
-            approvers=() if approver is None else (approver,),
-            reason=message,
-            result=reason.value,
-        ),
-        arrivals=arrivals,
-    )
-
-
 def refusal_of(
     decision: StoredDecision, reason: RefusalReason, message: str, event: ScheduledEvent | None
 ) -> ApprovalRecord:
     """Return the record of a refusal of *decision* on *event*."""
-    return refusal_record(
-        reason,
-        message,
-        source=decision.source,
-        approver=decision.approver,
-        decision_id=decision.decision_id,
+    return ApprovalRecord(
+        transition=Transition.APPROVAL_REFUSED,
         event=event,
+        approval=Approval(
+            source=decision.source,
+            decision_id=decision.decision_id,
+            approvers=(decision.approver,),
+            reason=message,
+            result=reason.value,
+        ),
         arrivals=(decision.arrival,) if decision.arrival else (),
     )

@@ -203,10 +203,6 @@ def read_claims(payload: bytes, *, kid: str, approver: str, key_sha256: str) -> 
 
 
 def _read_signed(token: str, keys: Sequence[TrustedKey]) -> Claims:
-    """Return the claims of *token* if one of *keys* signed it; raise RefusedDecision.
-
-    The audience and the times are not checked.
-    """
     key = _pinned_key(read_header(token), keys)
     try:
         public_key = key.load()
@@ -254,7 +250,6 @@ def _algorithm() -> Algorithm:
 
 
 def _signed_payload(token: str, key: TrustedKey, public_key: PublicKey) -> bytes:
-    """Return the payload of *token*, whose form `read_header` has checked."""
     signed, _, signature = token.rpartition(".")
     if _algorithm().verify(signed.encode("ascii"), public_key.key, _decoded(signature)):
         return _decoded(signed.partition(".")[2])
@@ -328,7 +323,6 @@ def _printable(reason: Any) -> Any:
 
 
 def _strict_object(text: bytes) -> dict[str, Any]:
-    """Return the JSON object (RFC 8259) in *text*; raise ClaimsMalformed for any ambiguity."""
     try:
         value = strict_json.loads(text.decode("utf-8"), most_digits=_MAX_DIGITS)
     except strict_json.JsonRefused as error:

@@ -95,25 +95,17 @@ def evaluate(state: ApprovalState, context: Context) -> Changes:
     return step.result
 
 
-def postable(
-    state: ApprovalState,
-    context: Context,
-    due: Iterable[PendingApproval],
-    *,
-    stage: ApprovalStage = ApprovalStage.WANTED,
-) -> list[PendingApproval]:
-    """Return those of *due* that may be posted now.
+def postable(state: ApprovalState, context: Context, due: Iterable[PendingApproval]) -> list[PendingApproval]:
+    """Return those of *due* that may be posted now, or whose command may start now.
 
     The response and the tracked document must both show the event as Scheduled and unchanged. A hold prevents the
-    request even before it is evaluated. With *stage* DRAINING, return the approvals whose command may start.
+    request even before it is evaluated.
     """
     step = _Step(state, context)
-    return [each for each in due if step.is_postable(each, stage)]
+    return [each for each in due if step.is_postable(each)]
 
 
 class _Step:
-    """One step: its input, and the changes found so far in `result`."""
-
     def __init__(self, state: ApprovalState, context: Context) -> None:
         self.result = Changes()
         self.waiting: dict[EventVersion, list[StoredDecision]] = {}
@@ -160,7 +152,6 @@ class _Step:
             self._record_refusal(hold, RefusalReason.SUPERSEDED, EXPLAINED[RefusalReason.SUPERSEDED])
 
     def _may_come(self, decision: StoredDecision) -> bool:
-        """Return whether this VM may see the event later."""
         event_id = decision.event_id
         is_known = event_id in self._index.events or event_id in self._state.known_event_ids
         return not (is_known or self._context.is_expired(decision))
@@ -252,10 +243,12 @@ class _Step:
 
     # Approvals under way.
 
-    def is_postable(self, approval: PendingApproval, stage: ApprovalStage) -> bool:
-        """Return whether *approval* is in *stage* and nothing prevents its request."""
+    def is_postable(self, approval: PendingApproval) -> bool:
+        """Return whether *approval* is still in its open stage and nothing prevents its request or command."""
         known = self._state.approvals.get(approval.key)
-        if known is None or known.state is not stage or not self._index.is_confirmed(*known.key):
+        if known is None or known.state is not approval.state or known.state not in OPEN_STAGES:
+            return False
+        if not self._index.is_confirmed(*known.key):
             return False
         before = len(self.result.approvals)
         self.end_or_withdraw(known)
@@ -286,7 +279,6 @@ class _Step:
         self._refuse_approval(approval, RefusalReason.SUPERSEDED, message)
 
     def _is_over_age(self, approval: PendingApproval) -> bool:
-        """Return whether ``exp`` and NotBefore have passed. The approval of a rule has no end."""
         expiries = [each.expires_at for each in self._behind(approval)]
         if not expiries:
             return False
@@ -307,7 +299,6 @@ class _Step:
         return RefusalReason.TOO_FEW_APPROVERS
 
     def _withdraw_untrusted(self, approval: PendingApproval, why: RefusalReason) -> None:
-        """Withdraw *approval* with a record. The other decisions on the event still count."""
         self._move(approval, ApprovalStage.WITHDRAWN)
         if why is RefusalReason.UNKNOWN_KEY:
             message = EXPLAINED[why]
@@ -338,7 +329,6 @@ class _Step:
         )
 
     def _refuse_approval(self, approval: PendingApproval, why: RefusalReason, message: str) -> None:
-        """Refuse *approval* and the decisions behind it, in one record."""
         self.result.update_decisions(approval.arrivals, DecisionStage.REFUSED, why.value, message)
         self.result.refusals.append(self._refusal(approval, why, message))
 
@@ -356,11 +346,9 @@ class _Step:
         return None if key[0] in self._index.unsettled else self._index.why_not(*key)
 
     def _behind(self, approval: PendingApproval) -> list[StoredDecision]:
-        """Return the open decisions behind *approval*."""
         return [self._by_arrival[each] for each in approval.arrivals if each in self._by_arrival]
 
     def _revoked(self, approval: PendingApproval) -> list[int]:
-        """Return the decisions behind *approval* whose key is no longer trusted."""
         return [each.arrival for each in self._behind(approval) if self._context.trust(each) is Trust.REVOKED]
 
     def _with_newest_event(self, approval: PendingApproval) -> PendingApproval:

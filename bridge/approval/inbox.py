@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 
-from bridge.approval.changes import refusal_of, refusal_record
+from bridge.approval.changes import refusal_of
 from bridge.approval.decision_token import MAX_LIFETIME_SECONDS, Claims, RefusedDecision, verify
 from bridge.approval.evaluate import Trust
 from bridge.approval.refusal_reasons import RefusalReason
@@ -22,7 +22,7 @@ from bridge.clock import REAL_CLOCK, Clock
 from bridge.config.trusted_keys import TrustedKey
 from bridge.errors import KeyMissing, KeyUnusable, OutboxError
 from bridge.events.event import ScheduledEvent, VmIdentity
-from bridge.events.record import Verdict
+from bridge.events.record import Approval, Transition, Verdict
 from bridge.logs import ThrottledLog
 from bridge.outbox import approvals
 from bridge.outbox.approvals import MOST_OPEN_DECISIONS, KeepResult
@@ -33,8 +33,7 @@ logger = logging.getLogger(__name__)
 
 _SAVE_SECONDS = 2.0
 _MOST_WAITING = 2_000
-#: A second, and longer with many tokens, so that their verification costs little.
-_RETRY_SECONDS, _RETRY_SECONDS_PER_TOKEN = 1.0, 0.005
+_RETRY_SECONDS = 1.0
 _NOT_KEPT = {
     KeepResult.REPLAYED: (RefusalReason.REPLAYED, "Its jti was used for another decision."),
     KeepResult.TOO_OLD: (RefusalReason.ISSUED_BEFORE_THIS_OUTBOX, "It was issued before the outbox was created."),
@@ -43,8 +42,6 @@ _SURPLUS = f"Its key has more than {MOST_OPEN_DECISIONS:,} open decisions."
 
 
 class _Wait(Enum):
-    """Why a token waits."""
-
     UNKEPT = "unkept"
     """It is not verified, or its decision is not saved: the vmId of this VM is unknown, or the disk is behind. Nothing
     is approved, because the decision may be a hold."""
@@ -101,7 +98,7 @@ class DecisionInbox:
         waiting = list(self._waiting)
         if not waiting or self._clock.monotonic() < self._retry_at:
             return []
-        self._retry_at = self._clock.monotonic() + _RETRY_SECONDS + len(waiting) * _RETRY_SECONDS_PER_TOKEN
+        self._retry_at = self._clock.monotonic() + _RETRY_SECONDS
         return self.receive(waiting, events)
 
     @property
@@ -213,7 +210,6 @@ class DecisionInbox:
 
 
 def _why_it_waits(refused: RefusedDecision) -> _Wait | None:
-    """Return why the token of *refused* may count later; None if it never does."""
     if refused.reason is RefusalReason.KEY_UNUSABLE:
         return _Wait.LATER if isinstance(refused.__cause__, KeyMissing) else _Wait.BROKEN_KEY
     return _Wait.LATER if refused.reason is RefusalReason.NOT_YET_VALID else None
@@ -221,10 +217,12 @@ def _why_it_waits(refused: RefusedDecision) -> _Wait | None:
 
 def _refusal(refused: RefusedDecision, events: Mapping[str, ScheduledEvent]) -> ApprovalRecord:
     claims = refused.claims
-    return refusal_record(
-        refused.reason,
-        str(refused),
-        approver=refused.approver,
+    approval = Approval(
+        source="portal",
         decision_id=None if claims is None else claims.decision_id,
-        event=None if claims is None else events.get(claims.event_id),
+        approvers=() if refused.approver is None else (refused.approver,),
+        reason=str(refused),
+        result=refused.reason.value,
     )
+    event = None if claims is None else events.get(claims.event_id)
+    return ApprovalRecord(transition=Transition.APPROVAL_REFUSED, event=event, approval=approval)

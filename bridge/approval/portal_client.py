@@ -57,7 +57,6 @@ _REFUSED_AGAIN = "It also refuses the token that replaced the last one. Check vm
 _SAYS_WHEN = frozenset({429, 503})
 _REDIRECTS = range(300, 400)
 _UNCHANGED = 304
-_NO_DECISION = ""
 
 
 class PortalAnswer(msgspec.Struct, frozen=True):
@@ -211,7 +210,6 @@ class PortalClient:
         max_body_bytes: int,
         **options: Any,
     ) -> requests.Response:
-        """Return the response with any status; raise PortalFailed without a response."""
         try:
             return session.request(
                 method,
@@ -258,7 +256,11 @@ class PortalClient:
 
     def _read(self, body: bytes) -> PortalAnswer:
         try:
-            return _answer(body)
+            value = strict_json.loads(body.decode("utf-8", "replace"), allows_duplicates=True)
+            if isinstance(value, dict) and isinstance(value.get("decisions"), list):
+                # Text that is refused replaces any other value. The other decisions count, and one may be a hold.
+                value["decisions"] = [each if isinstance(each, str) else "" for each in value["decisions"]]
+            return msgspec.convert(value, PortalAnswer)
         except ValueError as error:
             # Only this error quotes nothing and is the same for every attempt.
             shape = f" ({error})" if isinstance(error, msgspec.ValidationError) else ""
@@ -282,24 +284,11 @@ def _session() -> DeadlineSession:
     return session
 
 
-def _answer(body: bytes) -> PortalAnswer:
-    """Return the response in *body*; raise ValueError if it is invalid.
-
-    A decision that is not text does not invalidate the others, because one of them may be a hold. It is replaced by a
-    text that is refused.
-    """
-    value = strict_json.loads(body.decode("utf-8", "replace"), allows_duplicates=True)
-    if isinstance(value, dict) and isinstance(value.get("decisions"), list):
-        value["decisions"] = [each if isinstance(each, str) else _NO_DECISION for each in value["decisions"]]
-    return msgspec.convert(value, PortalAnswer)
-
-
 #: The peer closed the connection under TLS. This is not a problem of certificates.
 _BROKEN_OFF = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionError, TimeoutError)
 
 
 def _words(cause: BaseException) -> str:
-    """Return a description of the error without text of the peer or of a header."""
     if isinstance(cause, http.client.RemoteDisconnected):
         return "it closed the connection without an answer"
     if isinstance(cause, OSError) and not isinstance(cause, requests.RequestException):

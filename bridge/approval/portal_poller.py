@@ -44,7 +44,6 @@ JITTER_SECONDS = 1.0
 
 
 def _is_full(answer: PortalAnswer) -> bool:
-    """Return whether more decisions may follow in the next response."""
     size = sum(map(len, answer.decisions))
     return len(answer.decisions) >= MAX_DECISIONS or size > MAX_ANSWER_BYTES - 2 * MAX_TOKEN_CHARACTERS
 
@@ -124,7 +123,6 @@ class PortalPoller:
             self._wait(self._stop, delay_seconds)
 
     def _run_once(self) -> float:
-        """Send one request, and return the seconds until the next."""
         try:
             vm_id = self._vm().vm_id
             if not vm_id:

@@ -83,7 +83,6 @@ class ApprovalRecorder:
         return records
 
     def _report(self, records: Sequence[TransitionRecord]) -> None:
-        """Count and log *records* about approvals."""
         for record in records:
             self._metrics.recorded(record.transition)
             approval = record.approval

@@ -67,7 +67,6 @@ class RuleEngine:
         return result
 
     def _is_free(self, state: ApprovalState, key: EventVersion) -> bool:
-        """Return whether a rule may act on this version of the event."""
         approval = state.approvals.get(key)
         # An approval that was withdrawn or only a dry run may begin again under a new configuration.
         return (
@@ -77,7 +76,6 @@ class RuleEngine:
         )
 
     def _approvals_of(self, event: ScheduledEvent, key: EventVersion) -> list[PendingApproval]:
-        """Return the approval by the first rule that matches *event*, if this VM acts on it now."""
         vm_name = self._vm().name
         rule = first_match(self._settings.rules, event, vm_name=vm_name)
         if rule is None or rule.action != "approve":
@@ -173,5 +171,4 @@ def _names_only(event: ScheduledEvent, vm_name: str | None) -> bool:
 
 
 def _is_clear_who(event: ScheduledEvent, vm_name: str | None) -> bool:
-    """Return whether the VMs of *event* and the name of this VM are known."""
     return bool(vm_name) and bool(event.resources)

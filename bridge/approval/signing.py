@@ -144,7 +144,6 @@ def _signed(payload: bytes, *, kid: str, key: Ed25519PrivateKey) -> str:
 
 
 def _seconds(moment: float) -> float:
-    """Return *moment* to the millisecond, as an integer if possible."""
     rounded = round(moment, 3)
     return int(rounded) if rounded == int(rounded) else rounded
 

@@ -73,7 +73,6 @@ class Submitter:
         self._log = ThrottledLog(logger, clock=clock)
         self._retry_at: dict[EventVersion, float] = {}
         """The earliest next attempt, in monotonic seconds."""
-        self._gap_seconds = _RETRY_SECONDS
 
     def due(self, approvals: Iterable[PendingApproval]) -> list[PendingApproval]:
         """Return the wanted ones among *approvals* that are due."""
@@ -128,7 +127,6 @@ class Submitter:
     def last_look(self) -> LastLook | None:
         """Request the document right before a `post`; return None without a response."""
         asked_at = self._clock.instant()
-        self._gap_seconds = _RETRY_SECONDS
         try:
             document = self._imds.scheduled_events_again()
         except ImdsError as error:
@@ -137,8 +135,6 @@ class Submitter:
                 logging.WARNING,
                 f"Nothing is approved, because the metadata service did not respond before the request. {error}",
             )
-            if isinstance(error, ImdsStatus) and error.retry_after_seconds is not None:
-                self._gap_seconds = min(max(error.retry_after_seconds, _RETRY_SECONDS), _LONGEST_GAP_SECONDS)
             return None
         self._log.recovered("look", "The metadata service responds before approvals again.")
         monotonic = self._clock.monotonic()
@@ -147,7 +143,7 @@ class Submitter:
 
     def withhold(self, approval: PendingApproval, why: str) -> None:
         """Let *approval* wait for a moment before the next attempt, because of *why*."""
-        self._retry_at[approval.key] = self._clock.monotonic() + self._gap_seconds
+        self._retry_at[approval.key] = self._clock.monotonic() + _RETRY_SECONDS
         message = f"The approval is withheld. {why}"
         self._log.problem(approval.key, logging.INFO, message, event_id=approval.event_id)
 
