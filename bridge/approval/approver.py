@@ -261,7 +261,9 @@ class Approver:
         due = self._postable(state, context, self._submitter.due(state.approvals.values()))
         if not due or not self._may_approve():
             return
-        instead = self._submitter.instead_of_posting(due)
+        instead = self._submitter.put_off(due)
+        if instead is None and self._settings.dry_run:
+            instead = self._submitter.pretend(due)
         if instead is not None:
             self._write(instead, state.stream_id)
             return

@@ -78,7 +78,6 @@ class Claims(msgspec.Struct, frozen=True, kw_only=True, rename=_CLAIM_NAMES):
 
     kid: str
     approver: str
-    """The approver of the key."""
     key_sha256: str
     """The digest of the public key's 32 bytes. Two names of one key have the same digest."""
     payload_sha256: str
@@ -87,17 +86,13 @@ class Claims(msgspec.Struct, frozen=True, kw_only=True, rename=_CLAIM_NAMES):
     issuer: _Name
     """``iss``; must be the approver."""
     audience: _Name
-    """``aud`` as received."""
     event_id: Annotated[str, Meta(min_length=1, max_length=MAX_EVENT_ID_CHARACTERS)]
-    """``sub``"""
     decision_id: Annotated[str, Meta(pattern=r"^[\x21-\x7e]{1,128}\Z")]
-    """``jti``"""
     issued_at: datetime
     """``iat``, UTC, to the microsecond; the newest wins."""
     expires_at: datetime
     """``exp``; limits the acceptance of a decision, not the request to Azure."""
     not_valid_before: datetime | None = None
-    """``nbf``"""
     verdict: Verdict
     reason: str | None = None
     """At most 256 printable characters on one line."""

@@ -91,9 +91,7 @@ class ApprovalService:
             self._outbox,
             inbox=DecisionInbox(keys, self._outbox, vm=self._vm, clock=clock),
             rules=RuleEngine(approval, vm=self._vm, clock=clock),
-            submitter=Submitter(
-                imds, self._directory, why_unsafe=files.why_unsafe, dry_run=approval.dry_run, clock=clock
-            ),
+            submitter=Submitter(imds, self._directory, why_unsafe=files.why_unsafe, clock=clock),
             portal_read=lambda: None if self._portal_poller is None else self._portal_poller.read_epoch,
             metrics=self._metrics,
             secret_variables=settings.secret_variables,

@@ -45,19 +45,17 @@ class KeyPair(NamedTuple):
     public_key_file: Path
 
 
-def generate_key(private_key_file: str | Path, public_key_file: str | Path | None = None) -> KeyPair:
+def generate_key(private_key_file: str | Path) -> KeyPair:
     """Create an Ed25519 key pair and return its files: the private key as PKCS 8 PEM, mode 0600, the public key as PEM.
 
-    The default of *public_key_file* is the private file with ``.pub`` added. Raises SigningFailed if either file
+    The name of the public file is the name of the private file with ``.pub`` added. Raises SigningFailed if either file
     exists. On Windows, the access list of the directory protects the private key, not the mode.
     """
     from cryptography.hazmat.primitives import serialization  # noqa: PLC0415 - 8 MB, for two commands
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415
 
     private = Path(private_key_file)
-    pair = KeyPair(
-        private, private.with_name(private.name + ".pub") if public_key_file is None else Path(public_key_file)
-    )
+    pair = KeyPair(private, private.with_name(private.name + ".pub"))
     key = Ed25519PrivateKey.generate()
     pem = serialization.Encoding.PEM
     _write_new(

@@ -62,13 +62,11 @@ class Submitter:
         directory: Path,
         *,
         why_unsafe: Callable[[], str | None],
-        dry_run: bool,
         clock: Clock = REAL_CLOCK,
     ) -> None:
         self._imds = imds
         self._directory = directory
         self._why_unsafe = why_unsafe
-        self._dry_run = dry_run
         self._clock = clock
         self._log = ThrottledLog(logger, clock=clock)
         self._retry_at: dict[EventVersion, float] = {}
@@ -94,11 +92,6 @@ class Submitter:
         why = self._why_unsafe()
         return None if why is None else (ApprovalResult.UNSAFE_FILES, f"Nothing is approved. {why}")
 
-    def instead_of_posting(self, due: Sequence[PendingApproval]) -> Changes | None:
-        """Return the changes instead of a request if approvals are disabled or a dry run; None to post."""
-        put_off = self.put_off(due)
-        return self._pretend(due) if put_off is None and self._dry_run else put_off
-
     def put_off(self, due: Sequence[PendingApproval]) -> Changes | None:
         """Return the changes while approvals are disabled; None while they are possible."""
         disabled = self.why_disabled()
@@ -113,7 +106,8 @@ class Submitter:
                 result.add_outcome(each, failed, why, decisions=waits, message=message)
         return result
 
-    def _pretend(self, due: Sequence[PendingApproval]) -> Changes:
+    def pretend(self, due: Sequence[PendingApproval]) -> Changes:
+        """Return the changes of a dry run instead of a request."""
         message = "dry_run: the approval would have been posted."
         why, followed, result = ApprovalResult.DRY_RUN, DecisionStage.FOLLOWED, Changes()
         for each in due:
