@@ -1,15 +1,17 @@
-"""Commands of approvals: programs that must succeed on this VM before an approval of a rule or the portal is posted.
+"""Runs the drain commands that must succeed before the agent posts an approval.
 
-Each command has its own thread, so a drain of ten minutes delays no other approval. A command runs once for each
-approval of a version of an event, and its result is stored. If the agent was killed or stopped while the command ran,
-the command runs again, because its progress is unknown. A command must therefore tolerate a second run.
+A rule or ``approval.remote`` can name a command, such as a drain of this VM. Each command runs on its own thread, so a
+drain of ten minutes delays no other approval.
 
-If an approval is withdrawn or ends while its command runs, the command runs to its end, and the result is not used. A
-drain that is interrupted leaves a VM in a worse state than a complete drain or none.
+A command runs once for each approval, and the agent stores the result. If the agent stops while a command runs, the
+agent runs the command again after the next start, because its progress is unknown. A command must therefore tolerate a
+second run.
 
-The command receives the last record of the event as JSON on standard input, and the variables of
-`bridge.events.environment`, including SCHEDULED_EVENT_RULE with the name of the rule. It does not receive variables of
-the agent that contain secrets.
+If an approval is withdrawn while its command runs, the command continues to its end, and the agent ignores the result.
+An interrupted drain would leave the VM in a worse state than a complete drain.
+
+The command reads the last record of the event from standard input, as JSON. Its environment contains the variables of
+`bridge.events.environment`, but no variable of the agent that contains a secret.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ _CLOSE_SECONDS = 1.0
 
 class _Command(msgspec.Struct, frozen=True, kw_only=True):
     approval: PendingApproval
-    """The approval at the start of the command."""
+    """The approval when the command started."""
     settings: CommandSettings
     runner: Runner
     finished: Future[Finished]
@@ -75,16 +77,16 @@ class _Command(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ApprovalCommands:
-    """Runs commands of approvals without the variables *unset*; calls *wake* when a command has ended.
+    """Runs the commands of approvals, and calls *wake* when a command has ended.
 
-    For one thread, except `close`.
+    The commands do not receive the environment variables *unset*. Only `close` can be called from another thread.
     """
 
     def __init__(self, wake: Callable[[], None], *, unset: Collection[str] = ()) -> None:
         self._wake = wake
         self._unset = unset
         self._lock = threading.Lock()
-        """Prevents the start of a command during or after `close`."""
+        """Prevents a start of a command during or after `close`."""
         self._is_closed = False
         self._commands: list[_Command] = []
         """The commands whose result `take` has not returned."""
@@ -96,12 +98,15 @@ class ApprovalCommands:
         return len(self._commands) >= _MOST_AT_ONCE
 
     def is_running(self, approval: PendingApproval) -> bool:
-        """Return whether a command for this event and source runs, or its result was not taken yet."""
+        """Return whether a command for this approval is running, or `take` has not returned its result yet."""
         known = [each.approval for each in self._commands]
         return any((each.key, each.source) == (approval.key, approval.source) for each in known)
 
     def start(self, approval: PendingApproval, settings: CommandSettings, record: TransitionRecord) -> None:
-        """Run the command for *approval* of the event of *record*. If no thread can be started, call this again."""
+        """Start the command in *settings* for *approval*. *record* is the last record of the event.
+
+        If the agent cannot start a thread, the method logs an error. The approver then calls the method again.
+        """
         runner, owner = Runner(), _owner(settings)
         rule = settings.name if isinstance(settings, RuleSettings) else ""
         with self._lock:
@@ -128,9 +133,9 @@ class ApprovalCommands:
         logger.info("The command of %s runs.", owner, extra={"event_id": approval.event_id})
 
     def take(self, state: ApprovalState, *, now: float) -> Changes:
-        """Return the changes by the commands that have ended since the last call.
+        """Return the results of the commands that ended after the last call.
 
-        A command of an approval that was withdrawn or ended meanwhile changes nothing.
+        If an approval was withdrawn or ended during its command, the result of the command is ignored.
         """
         result = Changes()
         ended = [each for each in self._commands if each.finished.done()]
@@ -154,7 +159,7 @@ class ApprovalCommands:
         return result
 
     def close(self) -> None:
-        """Kill the running commands. They run again after the next start of the agent."""
+        """Kill the running commands. The agent runs these commands again after its next start."""
         with self._lock:
             self._is_closed = True
         for each in self._commands:

@@ -1,23 +1,27 @@
-"""Approver: the thread that turns stored decisions and rules into StartRequests. It fails closed.
+"""The approver thread turns stored decisions and rules into StartRequests for Azure.
 
-    evaluate -> write -> count the attempt -> wait until it is saved -> last look (GET) -> POST -> write the outcome
+The thread repeats these steps:
 
-Each step reads and writes the state in memory. An approval is posted only when everything about it is saved, including
-the attempt. After a crash at any point, the same approval therefore continues, and no other. The agent tries again
-until the event starts, changes, or is held, or until a key behind the approval is no longer trusted.
+1. Evaluate the stored decisions and rules, and write the changes to the outbox.
+2. Count the attempt, and wait until the outbox is saved.
+3. Request the document again. This request is the last look.
+4. Send StartRequests, and write the outcome.
 
-Decisions, a changed document, and the approver's own clock wake the thread. The thread delays the poll in one case
-only: a poll that sees a change while StartRequests is on its way waits up to a second, so that the record `approved`
-precedes the `started` that it caused. No failure here reaches the poll or a sink.
+The attempt is saved before StartRequests is sent. If the agent crashes at any step, the agent therefore continues with
+the same approval after the next start. The agent tries again until the event starts, changes, or is held, or until a
+key behind the approval is no longer trusted.
 
-Nothing is approved in any of these cases:
+The thread approves nothing in any of these cases:
 
 - The outbox is not saved, or the identity of this VM is not confirmed.
-- The portal has not sent all of its decisions since the start.
+- The portal has not sent all of its decisions since the start of the agent.
 - The file ``approvals.disabled`` is in the state directory.
 - The metadata service did not respond within the last three seconds.
 
-No rule acts while a decision that may be a hold waits for its key file, because a rule decides without a person.
+No rule acts while a token waits for its key file, because the token may contain a hold.
+
+The approver delays a poll in one case only. If a poll finds a change while StartRequests is being sent, the poll waits
+for up to a second. The record `approved` then precedes the record `started`.
 """
 
 from __future__ import annotations
@@ -35,7 +39,7 @@ from bridge.approval.evaluate import Context, evaluate, postable
 from bridge.approval.inbox import DecisionInbox
 from bridge.approval.recorder import ApprovalRecorder
 from bridge.approval.rules import RuleEngine
-from bridge.approval.submit import LastLook, Submitter
+from bridge.approval.submit import Submitter
 from bridge.clock import REAL_CLOCK, Clock, Instant
 from bridge.config.approval import ApprovalSettings
 from bridge.errors import BridgeError
@@ -64,16 +68,16 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True):
     document: Document
     instant: Instant
     asked_at: float
-    """Unix seconds. Decisions that arrived later may concern events that the response does not show."""
+    """The time of the request, in Unix seconds. The response may not show the event of a later decision."""
     unsettled: frozenset[str]
     tracked: Document | None
 
 
 class Approver:
-    """Follows the decisions in *outbox* and *rules* on one VM.
+    """The approver of one VM. It follows the decisions in *outbox* and the *rules*.
 
-    *portal_read* returns the `Outbox.epoch` for which the portal has sent all decisions from index 0. Commands do not
-    receive the environment's *secret_variables*.
+    *portal_read* returns the `Outbox.epoch` in which the portal has sent all of its decisions. The commands of
+    approvals do not receive the environment variables *secret_variables*.
     """
 
     def __init__(
@@ -100,7 +104,7 @@ class Approver:
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._posting = threading.Lock()
-        """Held from a request to the write of its outcome."""
+        """Locked from a StartRequests until its outcome is written."""
         self._thread = threading.Thread(target=self._run, name="approver", daemon=True)
         self.loop_watch = LoopWatch(clock)
         self._imds_timeout_seconds = imds_timeout_seconds
@@ -116,12 +120,12 @@ class Approver:
 
     @property
     def approved(self) -> frozenset[str]:
-        """Return the keys of the events that this agent approved, or may have: they may start before NotBefore."""
+        """Return the keys of the events that this agent approved or may have approved."""
         known = self._outbox.read(approvals.read_state).approvals.values()
         return frozenset(each.event.key for each in known if each.attempts)
 
     def _waiting_seconds(self) -> float:
-        """Return for how long the oldest accepted approval has waited for its event to start."""
+        """Return the age of the oldest accepted approval whose event has not started."""
         scheduled = {key for key, event in self._events.items() if event.event_status == "Scheduled"}
         known = self._outbox.read(approvals.read_state).approvals.values()
         since = [each.changed_at for each in known if each.state is ApprovalStage.POSTED and each.event_id in scheduled]
@@ -132,7 +136,7 @@ class Approver:
         self._thread.start()
 
     def stop(self) -> None:
-        """Begin to stop. A running command is killed, and runs again after the next start."""
+        """Ask the thread to stop, and kill the running commands."""
         self._stop.set()
         self._wake.set()
         self._commands.close()
@@ -143,7 +147,7 @@ class Approver:
         return self._thread.is_alive()
 
     def join(self, timeout_seconds: float) -> None:
-        """Wait for the end of the thread. Closing the metadata client cancels a request."""
+        """Wait for up to *timeout_seconds* until the thread has ended."""
         if self._thread.ident is not None:
             self._thread.join(timeout_seconds)
 
@@ -156,10 +160,11 @@ class Approver:
         unsettled: frozenset[str] = frozenset(),
         tracked: Document | None = None,
     ) -> None:
-        """Take a good response of the metadata service. Cheap while nothing changes.
+        """Store a good response of the metadata service, and wake the thread if the document has changed.
 
-        The response arrived at *instant* and was requested at *asked_at* (monotonic seconds; None: at the same time).
-        *unsettled* contains the events with an unconfirmed change, and *tracked* is the tracked document.
+        The response arrived at *instant*. The poll sent its request at *asked_at*, in monotonic seconds, or at
+        *instant* if *asked_at* is None. *unsettled* contains the EventIds with an unconfirmed change. *tracked* is the
+        document that the agent tracks.
         """
         before = self._answer
         seconds = 0.0 if asked_at is None else instant.monotonic - asked_at
@@ -174,17 +179,17 @@ class Approver:
             self._wake.set()
 
     def wait_for_submission(self) -> None:
-        """Wait up to a second while a request is on its way."""
+        """Wait for up to a second while the thread sends StartRequests."""
         if self._posting.acquire(timeout=_WAIT_FOR_POST_SECONDS):
             self._posting.release()
 
     def receive(self, tokens: Sequence[str]) -> None:
-        """Take tokens from the portal."""
+        """Verify and store the *tokens* of the portal."""
         self._recorder.refuse(self._inbox.receive(tokens, self._events))
         self._wake.set()
 
     def wake(self) -> None:
-        """Run at once, because the state has changed."""
+        """Wake the thread, because the state has changed."""
         self._wake.set()
 
     # The thread.
@@ -208,8 +213,8 @@ class Approver:
         self.loop_watch.idle()
 
     def run_once(self) -> float:
-        """Do everything that can be done now; return the seconds until something may be due."""
-        self._outbox.created_at()  # it follows a clock that was ahead, before a decision is compared with it
+        """Run all steps that are due, and return the seconds until the next run."""
+        self._outbox.created_at()  # corrects the creation time after a clock that was ahead
         self._recorder.write_refusals(self._incarnation)
         self._submitter.why_disabled()  # to log a change
         self._recorder.refuse(self._inbox.receive_waiting(self._events))
@@ -237,14 +242,16 @@ class Approver:
             self._outbox.change(approvals.prune, index.events, self._clock.timestamp())
 
     def _evaluate(self, context: Context) -> ApprovalState:
-        """Write everything that follows from the state, step by step; return the state after it."""
+        """Write the changes of each evaluation until no change remains; return the new state."""
         for _ in range(_MOST_STEPS):
             state = self._outbox.read(approvals.read_state)
             step = evaluate(state, context)
             if step.is_empty:
                 step = self._commands.take(state, now=context.now)
             if step.is_empty:
-                step = self._rules.apply(state, context.index, may_begin=self._may_begin)
+                step = self._rules.apply(
+                    state, context.index, may_begin=lambda: self._may_approve() and self._may_rules_act()
+                )
             if step.is_empty:
                 break
             self._write(step, state.stream_id)
@@ -271,30 +278,30 @@ class Approver:
             self._post(approval, state.stream_id)
 
     def _post(self, approval: PendingApproval, stream_id: str) -> None:
-        """Count and save the attempt, check once more, post, and write the outcome."""
+        """Count and save the attempt, take the last look, send StartRequests, and write the outcome."""
         now = self._clock.timestamp()
         ready = self._outbox.change(approvals.begin_attempt, stream_id, [approval], now=now)
         if not ready:
             return
         self.loop_watch.expect_call_within(_STEP_SECONDS + 2 * self._imds_timeout_seconds)
         look = self._submitter.last_look() if self._outbox.wait_saved(_SAVE_SECONDS) else None
-        if look is not None and self._is_confirmed(ready[0], look):
+        if look is not None and self._is_confirmed(ready[0], *look):
             with self._posting:
-                self._write(self._submitter.post(ready[0], look.document.incarnation), stream_id)
+                self._write(self._submitter.post(ready[0], look[0].incarnation), stream_id)
             return
         self._submitter.withhold(approval, "The outbox is not saved, or the last look does not allow it.")
-        self._write(Changes(approvals=[approval]), stream_id)  # no request was sent, so the attempt does not count
+        self._write(Changes(approvals=[approval]), stream_id)  # without a request, the attempt does not count
 
-    def _is_confirmed(self, approval: PendingApproval, look: LastLook) -> bool:
-        """Return whether *approval* may be posted now, by the last *look*."""
+    def _is_confirmed(self, approval: PendingApproval, document: Document, answered_at: Instant) -> bool:
+        """Return whether the last look, with *document*, still allows *approval*."""
         answer = self._answer
         if answer is None or self._stop.is_set() or self._submitter.why_disabled() or not self._may_approve():
             return False
         state = self._outbox.read(approvals.read_state)
-        if self._clock.instant().seconds_since(look.answered_at) > FRESH_SECONDS:
+        if self._clock.instant().seconds_since(answered_at) > FRESH_SECONDS:
             return False
         tracked = answer.tracked or answer.document
-        index = index_document(look.document, unsettled=answer.unsettled, tracked=tracked)
+        index = index_document(document, unsettled=answer.unsettled, tracked=tracked)
         return bool(self._postable(state, self._context(index), [approval]))
 
     def _postable(
@@ -317,9 +324,6 @@ class Approver:
             return True
         self._log.problem("state", logging.WARNING, f"Nothing is approved. {why}")
         return False
-
-    def _may_begin(self) -> bool:
-        return self._may_approve() and self._may_rules_act()
 
     def _may_rules_act(self) -> bool:
         if self._inbox.awaits_key:
@@ -367,7 +371,7 @@ class Approver:
     # Commands.
 
     def _start_commands(self, state: ApprovalState, context: Context) -> None:
-        """Start the commands that approvals wait for. A command that cannot be started is tried again."""
+        """Start the commands of the approvals that wait for a command."""
         for approval in state.approvals.values():
             is_draining = approval.state is ApprovalStage.DRAINING
             if not is_draining or self._commands.is_running(approval) or self._commands.is_full:
@@ -378,7 +382,7 @@ class Approver:
                 self._commands.start(approval, settings, record)
 
     def _command_for(self, approval: PendingApproval, state: ApprovalState, context: Context) -> CommandSettings | None:
-        """Return the settings with the command that *approval* waits for; None while it may not start."""
+        """Return the settings with the command of *approval*, or None while the command may not start."""
         if not self._postable(state, context, [approval]) or not self._may_approve():
             return None
         put_off = self._submitter.put_off([approval])

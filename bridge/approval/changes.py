@@ -1,4 +1,4 @@
-"""The changes that an evaluation, a rule, a command, or a response of Azure causes in the outbox."""
+"""The changes of decisions and approvals that the approver writes to the outbox in one step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bridge.outbox.rows import (
 
 
 class Changes(msgspec.Struct, kw_only=True):
-    """Changes to write together; empty if nothing changes."""
+    """Changes of the outbox that are written together."""
 
     approvals: list[PendingApproval] = msgspec.field(default_factory=list)
     decisions: list[DecisionUpdate] = msgspec.field(default_factory=list)
@@ -30,13 +30,13 @@ class Changes(msgspec.Struct, kw_only=True):
 
     @property
     def is_empty(self) -> bool:
-        """Return whether nothing changes."""
+        """Return whether there is nothing to write."""
         return not (self.approvals or self.decisions or self.records or self.refusals)
 
     def update_decisions(
         self, arrivals: Iterable[int], state: DecisionStage, outcome: str | None = None, message: str | None = None
     ) -> None:
-        """Add the new progress of the decisions with these *arrivals*."""
+        """Set the stage *state* for the decisions with the numbers *arrivals*."""
         self.decisions += [
             DecisionUpdate(arrival=arrival, state=state, outcome=outcome, message=message) for arrival in arrivals
         ]
@@ -50,7 +50,7 @@ class Changes(msgspec.Struct, kw_only=True):
         decisions: DecisionStage,
         message: str,
     ) -> None:
-        """Add the record of an outcome of *approval*, and the new stage of the *decisions* behind it."""
+        """Add a record with the *result* of *approval*, and set the stage *decisions* for its decisions."""
         self.records.append(approval_record(approval, transition, result, message=message))
         self.update_decisions(approval.arrivals, decisions, result.value, message)
 
@@ -62,7 +62,7 @@ def approval_record(
     *,
     message: str | None = None,
 ) -> ApprovalRecord:
-    """Return the record of an outcome of *approval*. Its reason is *message* and the approver's own reason."""
+    """Return a record with the *result* of *approval*. The reason contains *message* and the approver's own reason."""
     reason = f"{message} ({approval.reason})" if message and approval.reason else message or approval.reason
     return ApprovalRecord(
         transition=transition,
@@ -82,7 +82,7 @@ def approval_record(
 def refusal_of(
     decision: StoredDecision, reason: RefusalReason, message: str, event: ScheduledEvent | None
 ) -> ApprovalRecord:
-    """Return the record of a refusal of *decision* on *event*."""
+    """Return a record that the agent refused *decision* on *event*."""
     return ApprovalRecord(
         transition=Transition.APPROVAL_REFUSED,
         event=event,

@@ -1,6 +1,6 @@
-"""Credentials for the portal: the bearer token from a file, the environment, Entra ID, or the portal itself.
+"""The bearer token that the agent sends to the portal.
 
-No message contains a token.
+The token comes from a file, an environment variable, Entra ID, or the portal. No error message contains a token.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _KEY = "approval.remote.token"
 
 
 class SecretCredential:
-    """The token of a file, which is read again when it changes, or of an environment variable, or no token."""
+    """A token from a file or an environment variable. The agent reads the file again when the file changes."""
 
     def __init__(
         self, *, file: str | None = None, env: str | None = None, environ: Mapping[str, str] = os.environ
@@ -28,7 +28,7 @@ class SecretCredential:
         self._secret = self._unread()
 
     def bearer(self) -> str | None:
-        """Return the current token."""
+        """Return the current token, or None if no token is configured; raise CredentialFailed."""
         try:
             token = self._secret.value()
         except SecretUnavailable as error:
@@ -42,7 +42,7 @@ class SecretCredential:
         return token
 
     def forget(self) -> bool:
-        """Read the file again even if its time and size did not change. Return False, because the token is the same."""
+        """Read the file again before the next request. Return False, because the token may be the same."""
         self._secret = self._unread()
         return False
 
@@ -54,27 +54,26 @@ class SecretCredential:
 
 
 class RenewedCredential:
-    """The *token* of Entra ID or of the portal. A request waits at most *deadline_seconds* for a token."""
+    """A token from Entra ID or from the portal, which the agent renews before the token expires."""
 
-    def __init__(self, token: RenewedToken, *, deadline_seconds: float = TOKEN_DEADLINE_SECONDS) -> None:
+    def __init__(self, token: RenewedToken) -> None:
         self._token = token
-        self._deadline_seconds = deadline_seconds
         self._shown: AccessToken | None = None
 
     def bearer(self) -> str:
-        """Return a valid token; the last one if no newer token is available."""
-        self._shown = self._token.current(wait_seconds=self._deadline_seconds)
+        """Return a valid token; raise CredentialFailed after ten seconds without a token."""
+        self._shown = self._token.current(wait_seconds=TOKEN_DEADLINE_SECONDS)
         return self._shown.token
 
     def forget(self) -> bool:
-        """Get another token, because the portal refused the last one; return whether the next request uses it.
+        """Discard the token that the portal refused. Return whether the next request uses another token.
 
-        A token that replaced a refused token is kept for five minutes.
+        The agent keeps the replacement for at least five minutes, even if the portal refuses the replacement.
         """
         return self._shown is not None and self._token.refuse(self._shown)
 
     def close(self) -> None:
-        """Cancel the wait, and request no more tokens."""
+        """Cancel the wait for a token, and request no more tokens."""
         self._token.close()
 
 
@@ -82,7 +81,7 @@ PortalCredential = SecretCredential | RenewedCredential
 
 
 def credential_of(remote: RemoteSettings) -> PortalCredential:
-    """Return the credential that *remote* configures, except for attested tokens (`bridge.approval.portal_client`)."""
+    """Return the credential of *remote*. For attested tokens, see `PortalClient`."""
     if remote.entra_scope is not None:
         return RenewedCredential(token_of(remote.entra_scope, key="approval.remote.entra_scope"))
     return SecretCredential(file=remote.token_file, env=remote.token_env)

@@ -1,18 +1,20 @@
-"""Verification of a signed decision: returns the claims of a token, or raises RefusedDecision with the reason.
+"""Verifies the token of a decision, and raises RefusedDecision with the reason if the token is not valid.
 
-A token is a compact JWS (RFC 7515) of one exact form. Any other form is refused before any cryptography, so that ten
-thousand forgeries cost little. The header chooses nothing. ``alg`` and ``typ`` must have the one valid value each.
-``kid`` selects one of the keys that a person put on this VM, by comparison and never as a path. Every other member
-(``crit``, ``jku``, ``jwk``, ``x5u``, ``b64``) is refused. One decision has one text: non-canonical base64url, padding,
-and white space are refused.
+`RefusalReason` lists the reasons in the order of the checks.
 
-The signature is verified next (PyJWT's EdDSA, with the type of the key checked when it was read). The payload is read
-only after the signature is verified. Different parsers of the same text can disagree, so PyJWT does not parse the
-token. Duplicate members, numbers that are not finite, and text that is not Unicode are refused in header and payload.
-Unknown claims are ignored. The checks run in the order of `RefusalReason`.
+1. The form: a token is a compact JWS (RFC 7515). Any other form is refused before any cryptography, so that thousands
+   of forged tokens cost little. Each decision has only one text, so padding, white space, and non-canonical base64url
+   are refused.
+2. The header: ``alg`` and ``typ`` must have the one valid value. ``kid`` must be equal to the name of a key in the
+   configuration. All other members, such as ``jku``, ``jwk``, and ``crit``, are refused, because a token must not
+   select its own key.
+3. The signature: PyJWT verifies the Ed25519 signature with the key.
+4. The claims: the payload is parsed only after the signature is verified. Duplicate members, numbers that are not
+   finite, and invalid Unicode are refused, because parsers disagree about them. Unknown claims are ignored.
+5. The addressee and the times.
 
-`bridge.approval.evaluate` checks whether the event has changed since the decision, and `bridge.outbox.approvals`
-whether the decision is already known.
+Two checks follow later. `bridge.outbox.approvals` detects a token that was used before, and `bridge.approval.evaluate`
+compares the decision with the current event.
 """
 
 from __future__ import annotations
@@ -74,24 +76,24 @@ _KNOWN_CLAIMS = frozenset({*_CLAIM_NAMES.values(), "reason", "event_digest"})
 
 
 class Claims(msgspec.Struct, frozen=True, kw_only=True, rename=_CLAIM_NAMES):
-    """The claims of a token with a valid signature, and its key."""
+    """The claims of a token whose signature is valid, and the key of the signature."""
 
     kid: str
     approver: str
     key_sha256: str
-    """The digest of the public key's 32 bytes. Two names of one key have the same digest."""
+    """The digest of the public key. Two entries with the same key have the same digest."""
     payload_sha256: str
-    """The digest of the signed bytes. A ``jti`` with another digest is another decision."""
+    """The digest of the signed bytes. A second token with the same ``jti`` must have the same digest."""
 
     issuer: _Name
-    """``iss``; must be the approver."""
+    """Must be equal to the approver of the key."""
     audience: _Name
     event_id: Annotated[str, Meta(min_length=1, max_length=MAX_EVENT_ID_CHARACTERS)]
     decision_id: Annotated[str, Meta(pattern=r"^[\x21-\x7e]{1,128}\Z")]
     issued_at: datetime
-    """``iat``, UTC, to the microsecond; the newest wins."""
+    """UTC, with microseconds. The newest decision on an event wins."""
     expires_at: datetime
-    """``exp``; limits the acceptance of a decision, not the request to Azure."""
+    """Limits the acceptance of a decision, not the request to Azure."""
     not_valid_before: datetime | None = None
     verdict: Verdict
     reason: str | None = None
@@ -99,7 +101,7 @@ class Claims(msgspec.Struct, frozen=True, kw_only=True, rename=_CLAIM_NAMES):
     event_digest: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
     def __post_init__(self) -> None:
-        """Raise ValueError for mistakes that the types of the fields do not exclude."""
+        """Raise ValueError for unprintable names, and if ``exp`` is not after ``iat``."""
         for name in ("issuer", "audience", "event_id"):
             if not getattr(self, name).isprintable():
                 raise ValueError(f"{_CLAIM_NAMES[name]} has characters that cannot be printed")
@@ -112,10 +114,10 @@ msgspec.json.Decoder(Claims)
 
 
 class RefusedDecision(BridgeError):
-    """A token is refused because of *reason*.
+    """The agent refuses a token because of *reason*.
 
-    *approver* and *claims* are None if the signature was not verified. The message then contains no part of the token.
-    *claims* is also None if the claims are malformed.
+    If the signature is not verified, *approver* and *claims* are None, and the message contains no part of the token.
+    If the claims are malformed, only *claims* is None.
     """
 
     def __init__(
@@ -128,13 +130,14 @@ class RefusedDecision(BridgeError):
 
 
 class ClaimsMalformed(ValueError):
-    """The payload is not a JSON object, or a member is invalid."""
+    """The payload of a token is not a JSON object, or a claim is missing or invalid."""
 
 
 def verify(token: str, *, keys: Sequence[TrustedKey], audience: str, now: datetime, created_at: datetime) -> Claims:
-    """Return the claims of the decision in *token*; raise RefusedDecision with the first reason against it.
+    """Return the claims of *token*; raise RefusedDecision with the first reason for a refusal.
 
-    *audience* is the vmId of this VM, and *created_at* the creation time of the outbox. Both times are timezone-aware.
+    *audience* is the vmId of this VM. *created_at* is the creation time of the outbox. The agent refuses older approve
+    decisions, because it may have lost its record of them.
     """
     claims = _read_signed(token, keys)
     _check_addressing(claims, audience)
@@ -143,9 +146,9 @@ def verify(token: str, *, keys: Sequence[TrustedKey], audience: str, now: dateti
 
 
 def verify_for_any_vm(token: str, *, keys: Sequence[TrustedKey], now: datetime) -> Claims:
-    """Return the claims of a decision for any VM, for a portal that forwards decisions.
+    """Return the claims of *token*, which can be for any VM; raise RefusedDecision.
 
-    Raises RefusedDecision as `verify` does. The creation time of an outbox is not compared.
+    A portal calls this function for decisions that it forwards.
     """
     claims = _read_signed(token, keys)
     _check_addressing(claims, claims.audience)
@@ -154,10 +157,7 @@ def verify_for_any_vm(token: str, *, keys: Sequence[TrustedKey], now: datetime) 
 
 
 def read_header(token: str) -> dict[str, Any]:
-    """Return the header of a token of the valid form, without verification.
-
-    Raises RefusedDecision for any other form, before any cryptography.
-    """
+    """Return the header of *token* without verifying the signature; raise RefusedDecision for an invalid form."""
     if type(token) is not str or len(token) > MAX_TOKEN_CHARACTERS:
         raise _unread(RefusalReason.MALFORMED, f"is no text of at most {MAX_TOKEN_CHARACTERS} characters")
     parts = _THREE_PARTS.fullmatch(token)
@@ -180,7 +180,7 @@ def read_header(token: str) -> dict[str, Any]:
 
 
 def read_claims(payload: bytes, *, kid: str, approver: str, key_sha256: str) -> Claims:
-    """Return the claims in *payload*, which the key *kid* signed; raise ClaimsMalformed with the mistake."""
+    """Return the claims in *payload*, which is signed by the key *kid*; raise ClaimsMalformed."""
     members = {name: value for name, value in _strict_object(payload).items() if name in _KNOWN_CLAIMS}
     members["reason"] = _printable(members.get("reason"))
     for name in ("iat", "exp", "nbf"):
@@ -304,7 +304,7 @@ def _refused(reason: RefusalReason, claims: Claims, what: str) -> RefusedDecisio
 
 
 def _date(name: str, value: Any) -> datetime | None:
-    """Return a NumericDate (RFC 7519 section 2): seconds since 1970, fractions allowed; None for None."""
+    """Return the time of a NumericDate (RFC 7519 section 2), in seconds since 1970."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _LAST_SECOND:
@@ -313,7 +313,7 @@ def _date(name: str, value: Any) -> datetime | None:
 
 
 def _printable(reason: Any) -> Any:
-    """Return the text *reason* on one printable line. A line break must not invalidate a hold."""
+    """Return *reason* on one printable line. A line break in the reason must not invalidate a hold."""
     return one_line(reason, MAX_REASON_CHARACTERS) if type(reason) is str else reason
 
 

@@ -1,4 +1,4 @@
-"""The document by EventId: compares the version of an event in a decision with the event that Azure shows."""
+"""The Scheduled Events document by EventId. Finds out whether an event still is the event that a decision names."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from bridge.events.event import Document, ScheduledEvent
 
 
 class DocumentIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """One response of the metadata service by EventId. An EventId that occurs twice cannot be approved."""
+    """The events of one document by EventId. The agent approves no event whose EventId occurs twice."""
 
     events: dict[str, ScheduledEvent]
     digests: dict[str, str]
     ambiguous: frozenset[str] = frozenset()
     unsettled: frozenset[str] = frozenset()
-    """The EventIds with an unconfirmed change: decisions on them stay open, and nothing is posted for them."""
+    """The EventIds with an unconfirmed change. Decisions on these events stay open, and nothing is posted for them."""
     tracked: DocumentIndex | None = None
-    """The tracked document, if it is another document."""
+    """The document that the agent tracks, if it differs from this document."""
 
     def why_not(self, event_id: str, event_digest: str) -> RefusalReason | None:
-        """Return why this version of the event cannot be approved; None if it can."""
+        """Return the reason why this version of the event cannot be approved, or None if it can be approved."""
         event = self.events.get(event_id)
         if event is None or event_id in self.ambiguous:
             return RefusalReason.EVENT_UNKNOWN
@@ -30,7 +30,7 @@ class DocumentIndex(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.digests[event_id] == event_digest else RefusalReason.EVENT_CHANGED
 
     def is_confirmed(self, event_id: str, event_digest: str) -> bool:
-        """Return whether the response and the tracked document both show this version of the event as Scheduled."""
+        """Return whether this document and the tracked document show this version of the event as Scheduled."""
         if event_id in self.unsettled or self.why_not(event_id, event_digest) is not None:
             return False
         return self.tracked is None or self.tracked.why_not(event_id, event_digest) is None
@@ -39,7 +39,7 @@ class DocumentIndex(msgspec.Struct, frozen=True, kw_only=True):
 def index_document(
     document: Document, *, unsettled: frozenset[str] = frozenset(), tracked: Document | None = None
 ) -> DocumentIndex:
-    """Return the index of *document*, a response, and of the *tracked* document."""
+    """Return the index of *document*, a response of the metadata service, and of the *tracked* document."""
     events: dict[str, ScheduledEvent] = {}
     ambiguous = set()
     for event in document.events:

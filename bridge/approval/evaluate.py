@@ -1,17 +1,21 @@
-"""Turns the decisions, the approvals, and the newest document into changes. Pure.
+"""Decides which decisions lead to an approval, and which are refused or withdrawn. Pure functions without I/O.
 
-A decision counts for the version of the event that it names, and `bridge.approval.holds` describes holds. If several
-approvals are required (`bridge.approval.two_person_rule`), each person decided after the newest hold, and none of the
-decisions had expired when the last decision arrived.
+A decision passes through these stages (`DecisionStage`):
 
-A decision is ``new`` until a fresh response contains its event. A decision that arrives before its event waits until it
-expires. An approve decision is ``waiting`` until enough others arrive and Azure responds. While an approval of the same
-version of the event is under way, the other decisions wait for its end.
+- ``new``: no fresh document has shown the event since the decision arrived. A decision can arrive before its event.
+  The decision then waits until it expires.
+- ``waiting``: an approve decision waits for more approvers (`bridge.approval.two_person_rule`), for another approval
+  of the same event to end, or for the response of Azure.
+- ``held``: a hold is in force (`bridge.approval.holds`).
+- ``followed`` or ``refused``: the decision has its final result.
 
-Trust is verified again in each evaluation and before each request (`postable`). While it is unknown whether a key is
-trusted, nothing that depends on the key is posted, and nothing is given up before its ``exp``.
+An approve decision counts only for the version of the event that it names. If Azure changes the event, the agent
+refuses the decision.
 
-`evaluate` makes one step. The caller writes the step and calls again, until a step is empty.
+The agent verifies the keys behind an approval again in each evaluation and before each request. If a key file cannot
+be read, the agent posts no approval that depends on the key, and the approval waits until it expires.
+
+`evaluate` returns one step. The caller writes the step and calls `evaluate` again until a step is empty.
 """
 
 from __future__ import annotations
@@ -41,24 +45,24 @@ from bridge.outbox.rows import (
     StoredDecision,
 )
 
-#: A response that was requested before a decision arrived cannot refuse the decision for these reasons.
+#: These reasons need a document that was requested after the decision arrived.
 _OF_THE_DOCUMENT = frozenset(
     {RefusalReason.EVENT_UNKNOWN, RefusalReason.EVENT_CHANGED, RefusalReason.EVENT_NOT_SCHEDULED}
 )
 
 
 class Trust(Enum):
-    """Whether the agent still trusts the key behind a stored decision."""
+    """The trust in the key that signed a stored decision."""
 
     KEPT = "kept"
     REVOKED = "revoked"
-    """The key file is missing or contains another key, or the configuration does not list the key for this approver."""
+    """The key file is missing or contains another key, or the configuration does not list the key."""
     UNKNOWN = "unknown"
-    """The key file exists and cannot be used. Another program may be writing it."""
+    """The key file exists but is not valid. Another program may be writing the file."""
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts that an evaluation depends on, apart from the decisions and approvals."""
+    """The document, the time, and the settings for an evaluation."""
 
     index: DocumentIndex
     now: float
@@ -66,10 +70,10 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     required_approvals: int
     trust: Callable[[StoredDecision], Trust]
     asked_at: float = math.inf
-    """The time of the request for the response. The response does not refuse a decision that arrived later."""
+    """The time at which the document was requested. The document cannot refuse a decision that arrived later."""
     dry_run: bool = False
     has_command: bool = False
-    """A command of ``approval.remote`` must succeed before an approval of the portal is posted."""
+    """True if the command of ``approval.remote`` must succeed before an approval of the portal is posted."""
 
     def is_expired(self, decision: StoredDecision) -> bool:
         """Return whether *decision* has expired."""
@@ -77,7 +81,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def evaluate(state: ApprovalState, context: Context) -> Changes:
-    """Return the next step from *state*; empty if nothing follows."""
+    """Return the changes of the next step, which are empty if no step is left."""
     step = _Step(state, context)
     for approval in state.approvals.values():
         if approval.state in OPEN_STAGES:
@@ -96,10 +100,10 @@ def evaluate(state: ApprovalState, context: Context) -> Changes:
 
 
 def postable(state: ApprovalState, context: Context, due: Iterable[PendingApproval]) -> list[PendingApproval]:
-    """Return those of *due* that may be posted now, or whose command may start now.
+    """Return the approvals in *due* that may be posted now, or whose command may start now.
 
-    The response and the tracked document must both show the event as Scheduled and unchanged. A hold prevents the
-    request even before it is evaluated.
+    The newest document and the tracked document must both show the event as Scheduled and unchanged. A new hold also
+    prevents the request, even if `evaluate` has not processed the hold yet.
     """
     step = _Step(state, context)
     return [each for each in due if step.is_postable(each)]
@@ -109,7 +113,7 @@ class _Step:
     def __init__(self, state: ApprovalState, context: Context) -> None:
         self.result = Changes()
         self.waiting: dict[EventVersion, list[StoredDecision]] = {}
-        """The waiting approve decisions by event, in the order of arrival."""
+        """The waiting approve decisions by version of the event, in the order of arrival."""
         self._state, self._context, self._index = state, context, context.index
         self._holds = newest_holds(state.decisions)
         self._by_arrival = {each.arrival: each for each in state.decisions}
@@ -123,7 +127,7 @@ class _Step:
     # Decisions.
 
     def receive(self, decision: StoredDecision) -> None:
-        """Evaluate a new decision. Without a result, it stays new until the next response."""
+        """Evaluate a new decision. If there is no result yet, the decision stays new until the next document."""
         if decision.verdict is Verdict.HOLD:
             self._hold(decision)
             return
@@ -164,7 +168,7 @@ class _Step:
         return self._index.why_not(*decision.key)
 
     def check_waiting(self, decision: StoredDecision) -> None:
-        """Close a waiting decision that no longer counts, or that arrived after the approval."""
+        """Close a waiting decision if it no longer counts, or if the event was approved before it arrived."""
         approval = self._state.approvals.get(decision.key)
         if approval is not None and approval.state in OPEN_STAGES:
             return
@@ -209,7 +213,7 @@ class _Step:
     # From decisions to an approval.
 
     def want_if_enough(self, key: EventVersion) -> None:
-        """Add an approval if enough people approved this version of the event and none of them has one under way."""
+        """Add an approval if enough people approved this version of the event, unless one is under way."""
         if self._index.why_not(*key) is not None:
             return
         approval = self._state.approvals.get(key)
@@ -244,7 +248,7 @@ class _Step:
     # Approvals under way.
 
     def is_postable(self, approval: PendingApproval) -> bool:
-        """Return whether *approval* is still in its open stage and nothing prevents its request or command."""
+        """Return whether *approval* is still open and nothing prevents its request or its command."""
         known = self._state.approvals.get(approval.key)
         if known is None or known.state is not approval.state or known.state not in OPEN_STAGES:
             return False
@@ -257,7 +261,11 @@ class _Step:
         return all(self._context.trust(each) is Trust.KEPT for each in self._behind(known))
 
     def end_or_withdraw(self, approval: PendingApproval) -> None:
-        """End *approval* if its event or its time is over, and withdraw it if it is held or no longer trusted."""
+        """End or withdraw *approval* if it may no longer be posted.
+
+        An approval ends when its event starts, changes, or disappears, or when its time is over. An approval is
+        withdrawn when a hold wins over it, or when its keys are no longer trusted.
+        """
         why = self._why_over(approval.key)
         if why is not None:
             self._end(approval, why, EXPLAINED[why])
@@ -288,7 +296,7 @@ class _Step:
         return self._context.now >= ends_at
 
     def _why_not_trusted(self, approval: PendingApproval) -> RefusalReason | None:
-        """Return why *approval* no longer counts. The approval of a rule always counts."""
+        """Return the reason why *approval* is no longer trusted, or None. The approval of a rule needs no key."""
         if not approval.arrivals:
             return None
         decisions = self._behind(approval)
@@ -342,7 +350,7 @@ class _Step:
     # Facts.
 
     def _why_over(self, key: EventVersion) -> RefusalReason | None:
-        """Return why decisions on this version of the event are over; None if they are not, or this is unconfirmed."""
+        """Return the reason why this version of the event cannot be approved, or None while it can or may."""
         return None if key[0] in self._index.unsettled else self._index.why_not(*key)
 
     def _behind(self, approval: PendingApproval) -> list[StoredDecision]:
@@ -357,10 +365,10 @@ class _Step:
 
 
 def _stays(approval: PendingApproval, last: StoredDecision) -> bool:
-    """Return whether *approval* is under way and stays, instead of a new approval by *last*.
+    """Return whether *approval* is under way, so that the decision *last* must not replace it.
 
-    A decision replaces the approval of a rule, and a person on the VM does not wait for a command. Other decisions wait
-    for a running command, because two drains of one VM conflict with each other.
+    A decision replaces the approval of a rule. A decision of a person on the VM also replaces an approval whose command
+    runs. Other decisions wait for the command, because two drains of one VM conflict with each other.
     """
     if approval.state is ApprovalStage.WANTED:
         return bool(approval.arrivals)

@@ -1,9 +1,11 @@
-"""Holds: a person forbids the approval of an event.
+"""A hold is a decision of a person that forbids the approval of an event.
 
-- A hold applies to the EventId, regardless of other changes of the event, and one signature is enough.
-- The newest issue time (``iat``) wins. On a tie, the hold wins over the approve decision.
-- A hold withdraws an approval that is not posted yet, and it stops every rule for its event.
-- A hold stays in force until the event is gone. A later approve decision wins over the hold, but rules stay stopped.
+- A hold applies to the EventId, regardless of other changes of the event. One signature is enough.
+- If an event has a hold and an approve decision, the decision with the newer issue time (``iat``) wins. On a tie, the
+  hold wins.
+- A hold withdraws an approval that was not posted yet, and it stops every rule for its event.
+- A hold stays in force until the event is gone. A later approve decision wins over the hold, but the rules stay
+  stopped.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from bridge.outbox.rows import OPEN_DECISIONS, PendingApproval, StoredDecision
 
 
 def newest_holds(decisions: Iterable[StoredDecision]) -> dict[str, StoredDecision]:
-    """Return the newest open hold on each EventId, including holds that are not evaluated yet."""
+    """Return the newest open hold of each EventId. Holds that `evaluate` has not processed yet also count."""
     newest: dict[str, StoredDecision] = {}
     for each in decisions:
         if each.verdict is Verdict.HOLD and each.state in OPEN_DECISIONS:
@@ -26,7 +28,7 @@ def newest_holds(decisions: Iterable[StoredDecision]) -> dict[str, StoredDecisio
 
 
 def wins_over_decision(hold: StoredDecision | None, decision: StoredDecision) -> bool:
-    """Return whether *hold* was issued together with the approve *decision* or later."""
+    """Return whether *hold* was issued at the same time as the approve *decision* or later."""
     return hold is not None and decision.issued_at <= hold.issued_at
 
 

@@ -1,9 +1,12 @@
-"""The inbox of decisions: verifies the portal's tokens, stores their decisions, and returns refusals for the others.
+"""The inbox verifies the tokens that the portal sends, and stores their decisions in the outbox.
 
-Tokens are verified and stored on the thread that received them, so forgeries delay no other part. A decision is kept
-when it is saved. A fault of this VM does not use up a token: the token waits, and is tried again (`_Wait`). At most
-2,000 tokens wait. Beyond this limit, the oldest tokens that prevent nothing are dropped first, and then those of broken
-key files. If 2,000 tokens wait to be kept, the portal must send further tokens again.
+The inbox runs on the thread that receives the tokens, so forged tokens delay no other part of the agent. For each token
+that is not valid, the inbox returns a record of the refusal.
+
+A token is not lost because of a problem on this VM. The token waits, and the inbox tries the token again (`_Wait`). At
+most 2,000 tokens wait. Beyond this limit, the inbox first drops tokens that block no approval, and then tokens whose
+key file is broken. If more than 2,000 tokens cannot be stored, the inbox raises an error, and the portal sends further
+tokens again.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
+from enum import IntEnum
 
 from bridge.approval.changes import refusal_of
 from bridge.approval.decision_token import MAX_LIFETIME_SECONDS, Claims, RefusedDecision, verify
@@ -41,22 +44,20 @@ _NOT_KEPT = {
 _SURPLUS = f"Its key has more than {MOST_OPEN_DECISIONS:,} open decisions."
 
 
-class _Wait(Enum):
-    UNKEPT = "unkept"
-    """It is not verified, or its decision is not saved: the vmId of this VM is unknown, or the disk is behind. Nothing
-    is approved, because the decision may be a hold."""
-    BROKEN_KEY = "broken_key"
-    """Its key file exists and is unusable, because another program may be writing it. No rule acts."""
-    LATER = "later"
-    """Its key file does not exist, or its approval is not valid yet. This prevents nothing."""
+class _Wait(IntEnum):
+    """Why a token waits. At the limit, the tokens with the lowest value are dropped first."""
 
-
-#: In this order, waiting tokens are dropped at the limit.
-_DROPPED_FIRST = (_Wait.LATER, _Wait.BROKEN_KEY, _Wait.UNKEPT)
+    LATER = 1
+    """The key file does not exist, or the approve decision is not valid yet. The token blocks no approval."""
+    BROKEN_KEY = 2
+    """The key file exists but is not valid. Another program may be writing the file. No rule acts."""
+    UNKEPT = 3
+    """The vmId of this VM is unknown, or the disk is behind, so the decision is not saved. The agent approves nothing,
+    because the decision may be a hold."""
 
 
 class DecisionInbox:
-    """Verifies tokens with *keys* and stores their decisions. *vm* returns the identity of this VM."""
+    """Verifies tokens with *keys*, and stores their decisions in *outbox*. *vm* returns the identity of this VM."""
 
     def __init__(
         self,
@@ -73,13 +74,14 @@ class DecisionInbox:
         self._log = ThrottledLog(logger, clock=clock)
         self._lock = threading.Lock()
         self._waiting: dict[str, _Wait] = {}
-        """Never changed in place, because several threads read it."""
+        """The dictionary is replaced and never modified, because several threads read it."""
         self._retry_at = -math.inf
 
     def receive(self, tokens: Sequence[str], events: Mapping[str, ScheduledEvent]) -> list[ApprovalRecord]:
-        """Store the decisions in *tokens*, or let the tokens wait; return the refusals, with *events* by EventId.
+        """Verify *tokens*, store their decisions, and return the records of the refusals.
 
-        Raise OutboxError if too many tokens wait: the portal must send these again. A single token never raises.
+        *events* are the current events by EventId. Raise OutboxError if too many tokens wait. The portal must then send
+        the tokens again.
         """
         refusals, waits = self._keep(tokens, self._waiting, events)
         judged = frozenset(tokens)
@@ -88,13 +90,13 @@ class DecisionInbox:
             if sum(why is _Wait.UNKEPT for why in waiting.values()) > _MOST_WAITING:
                 raise OutboxError(f"More than {_MOST_WAITING:,} decisions wait until they can be stored.")
             surplus = max(len(waiting) - _MOST_WAITING, 0)
-            for token in sorted(waiting, key=lambda each: _DROPPED_FIRST.index(waiting[each]))[:surplus]:
+            for token in sorted(waiting, key=waiting.__getitem__)[:surplus]:
                 del waiting[token]
             self._waiting = waiting
         return refusals
 
     def receive_waiting(self, events: Mapping[str, ScheduledEvent]) -> list[ApprovalRecord]:
-        """Try the waiting tokens again if it is time."""
+        """Try the waiting tokens again once per second; return the records of the refusals."""
         waiting = list(self._waiting)
         if not waiting or self._clock.monotonic() < self._retry_at:
             return []
@@ -108,16 +110,16 @@ class DecisionInbox:
 
     @property
     def has_unkept(self) -> bool:
-        """Return whether tokens wait that are not verified, or whose decisions are not saved."""
+        """Return whether the decision of a waiting token is not saved."""
         return _Wait.UNKEPT in self._waiting.values()
 
     @property
     def awaits_key(self) -> bool:
-        """Return whether a token waits for a key file that exists and is unusable."""
+        """Return whether a token waits for a key file that exists but is not valid."""
         return _Wait.BROKEN_KEY in self._waiting.values()
 
     def trust(self, decision: StoredDecision) -> Trust:
-        """Return whether the key behind a stored decision is trusted. A local decision has no key."""
+        """Return the trust in the key of a stored decision. A decision of a person on the VM needs no key."""
         if decision.source == "cli":
             return Trust.KEPT
         for key in self._keys:
@@ -134,7 +136,10 @@ class DecisionInbox:
     def _keep(
         self, tokens: Sequence[str], before: Mapping[str, _Wait], events: Mapping[str, ScheduledEvent]
     ) -> tuple[list[ApprovalRecord], dict[str, _Wait]]:
-        """Store the decisions in *tokens*; return the refusals, and the tokens that wait. *before* waited already."""
+        """Store the decisions in *tokens*; return the refusals and the tokens that wait.
+
+        *before* contains the tokens that waited before this call.
+        """
         vm_id = self._vm().vm_id
         if not vm_id or not self._outbox.is_trusted or self._outbox.is_behind:
             return [], dict.fromkeys(tokens, _Wait.UNKEPT)
@@ -171,7 +176,7 @@ class DecisionInbox:
         return refusals, waits
 
     def _is_known(self, refused: RefusedDecision) -> bool:
-        """Return whether the decision is already stored. That it has expired since then is no refusal."""
+        """Return whether the decision is already stored. A stored decision that expires later is not a refusal."""
         claims = refused.claims
         if claims is None:
             return False
@@ -197,9 +202,9 @@ class DecisionInbox:
         )
 
     def _kept_until(self, claims: Claims) -> float:
-        """Return ``exp``. For a hold, which may arrive late, at least a day from now, and at most a day ahead.
+        """Return the time until which the outbox keeps the decision: ``exp``, or about a day from now for a hold.
 
-        A hold on a known event is kept longer.
+        A hold may arrive after its ``exp``. The outbox keeps a hold on a known event until the event is gone.
         """
         expires_at = claims.expires_at.timestamp()
         if claims.verdict is not Verdict.HOLD:

@@ -1,11 +1,11 @@
-"""Portal client: one request to the ops portal, and the meaning of its response (PROTOCOL.md, sections 2 to 4).
+"""Sends requests to the ops portal and interprets the responses (PROTOCOL.md, sections 2 to 4).
 
-Only a response of exactly the documented form is used. Any other response is PortalFailed. No message quotes the
-portal, because a response may repeat the bearer token or a decision. The message for a fault is the same for every
-attempt, so the log contains it once.
+The agent uses a response only if its form is valid. Otherwise, the client raises PortalFailed. Error messages contain
+no text of the portal, because a response could repeat the bearer token or a decision. The message of a failure is the
+same for every attempt, so that the log contains the message once.
 
-The client follows no redirect. It uses the proxy of the environment, but not for a loopback address: plain http is
-allowed only there, and a proxy would see the token.
+The client follows no redirects. It uses the proxy of the environment, except for a loopback address. A loopback address
+may use plain http, and a proxy would see the token.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from bridge.approval.credentials import TOKEN_DEADLINE_SECONDS, PortalCredential
 from bridge.approval.files import is_disabled
 from bridge.config.approval import ApprovalSettings, RemoteSettings
 from bridge.config.trusted_keys import TrustedKey, unusable_keys
-from bridge.errors import ConfigurationError, CredentialFailed, DeadlineExceeded, PortalFailed
+from bridge.errors import ConfigurationError, DeadlineExceeded, PortalFailed
 from bridge.http.failures import is_loopback, root_cause
 from bridge.http.session import DeadlineSession, ResponseUnread, retry_after_seconds
 from bridge.text import EXCERPT_CHARACTERS, one_line
 
-#: Added to the wait of a request: its deadline.
+#: The deadline of a request is its wait plus this grace period.
 GRACE_SECONDS = 10.0
 MAX_ANSWER_BYTES = 1024 * 1024
 MAX_DECISIONS = 1_000
@@ -60,18 +60,18 @@ _UNCHANGED = 304
 
 
 class PortalAnswer(msgspec.Struct, frozen=True):
-    """A good response. Unknown members are ignored."""
+    """The body of a good response. Unknown members are ignored."""
 
     index: Annotated[int, Meta(ge=1, le=MAX_INDEX)]
     decisions: Annotated[tuple[str, ...], Meta(max_length=MAX_DECISIONS)]
     epoch: Annotated[str, Meta(min_length=1, max_length=MAX_EPOCH_CHARACTERS)] | None = None
-    """The history in which the index counts; None: the portal does not send it."""
+    """The index is valid only within one epoch. None if the portal sends no epoch."""
 
 
 def agent_header(settings: ApprovalSettings, keys: Sequence[TrustedKey], *, version: str, directory: Path) -> str:
-    """Return the header that describes the agent to the portal: a JSON object in ASCII (PROTOCOL.md, section 2).
+    """Return the header that describes the agent to the portal, as a JSON object (PROTOCOL.md, section 2).
 
-    *keys* are the keys of *settings*. Only keys with a usable file are listed. *directory* is the state directory.
+    The header lists the *keys* whose file is valid. *directory* is the state directory.
     """
     about = {
         "version": version,
@@ -84,10 +84,11 @@ def agent_header(settings: ApprovalSettings, keys: Sequence[TrustedKey], *, vers
 
 
 class PortalClient:
-    """Sends requests to the portal of *remote*; for one thread, except `close`.
+    """Sends requests to the portal of *remote*. Only `close` can be called from another thread.
 
-    *document* returns the attested document for a nonce, for `credential = "attested"`. *agent* returns the header
-    that describes the agent. Raises ConfigurationError for plain http to another machine.
+    *document* returns the attested document for a nonce. The client needs this function for `credential = "attested"`.
+    *agent* returns the header that describes the agent. Raises ConfigurationError if the URL uses plain http for
+    another machine.
     """
 
     def __init__(
@@ -111,7 +112,10 @@ class PortalClient:
         self._agent = agent
         self._deadline_seconds = remote.wait_seconds + grace_seconds
         self.longest_poll_seconds = self._deadline_seconds + TOKEN_DEADLINE_SECONDS
-        """The longest duration of `poll`, including the wait for a token."""
+        """The maximum duration of `poll`, including the wait for a token."""
+        self._certificate: str | tuple[str, str] | None = remote.client_cert_file
+        if remote.client_cert_file is not None and remote.client_key_file is not None:
+            self._certificate = (remote.client_cert_file, remote.client_key_file)
         self._is_closed = False
         self._token_session: DeadlineSession | None = None
         self._session = _session()
@@ -119,12 +123,12 @@ class PortalClient:
         self._credential = credential or self._credential_of(remote, document)
 
     def poll(self, vm_id: str, *, index: int) -> PortalAnswer:
-        """Return the decisions for *vm_id* after *index*; a 204 has the same index and no decisions.
+        """Return the decisions for *vm_id* after *index*; raise PortalFailed or CredentialFailed.
 
-        Raise PortalFailed.
+        If the portal has no new decisions, the result has the same index and no decisions.
         """
         headers = {"Accept": "application/json"}
-        token = self._bearer()
+        token = self._credential.bearer()
         if token is not None:
             headers["Authorization"] = f"Bearer {token}"
         if self._is_closed:
@@ -147,11 +151,11 @@ class PortalClient:
         return self._read(response.content)
 
     def bearer(self) -> str | None:
-        """Return the bearer token, None if none is configured; raise CredentialFailed."""
+        """Return the bearer token, or None if no token is configured; raise CredentialFailed."""
         return self._credential.bearer()
 
     def drop_connections(self) -> None:
-        """Close the idle connections. After a failure, a new connection may take another route or certificate."""
+        """Close the idle connections. After a failure, a new connection may reach another server."""
         self._session.close()
 
     def stop_waiting(self) -> None:
@@ -159,7 +163,7 @@ class PortalClient:
         self._credential.close()
 
     def close(self) -> None:
-        """Cancel the current request, and send no more requests."""
+        """Cancel the current request and send no more requests."""
         self._is_closed = True
         self._credential.close()
         self._session.close()
@@ -176,14 +180,6 @@ class PortalClient:
         # A separate session for another thread, so that its failure does not end a poll.
         session = self._token_session = _session()
         return RenewedCredential(AttestedToken(partial(self._post, session), document, portal=self.origin))
-
-    def _bearer(self) -> str | None:
-        try:
-            return self._credential.bearer()
-        except CredentialFailed as error:
-            raise PortalFailed(
-                str(error), needs_attention=error.needs_attention, retry_after_seconds=error.retry_after_seconds
-            ) from error
 
     def _post(self, session: DeadlineSession, path: str, body: bytes) -> requests.Response:
         try:
@@ -218,7 +214,7 @@ class PortalClient:
                 max_body_bytes=max_body_bytes,
                 proxies=self._proxies,
                 verify=self._remote.ca_file or True,
-                cert=self._certificate(),
+                cert=self._certificate,
                 **options,
             )
         except ResponseUnread as error:
@@ -234,10 +230,6 @@ class PortalClient:
             ) from error
         except (requests.RequestException, OSError, ValueError) as error:
             raise self._unreachable(error) from error
-
-    def _certificate(self) -> str | tuple[str, str] | None:
-        certificate, key = self._remote.client_cert_file, self._remote.client_key_file
-        return certificate if certificate is None or key is None else (certificate, key)
 
     def _refuse(self, response: requests.Response) -> NoReturn:
         status = response.status_code
@@ -262,7 +254,7 @@ class PortalClient:
                 value["decisions"] = [each if isinstance(each, str) else "" for each in value["decisions"]]
             return msgspec.convert(value, PortalAnswer)
         except ValueError as error:
-            # Only this error quotes nothing and is the same for every attempt.
+            # Other errors quote the response or differ from attempt to attempt.
             shape = f" ({error})" if isinstance(error, msgspec.ValidationError) else ""
             raise PortalFailed(
                 f"The portal at {self.origin} answered 200 with a body that is no answer{shape}, and not used."

@@ -1,8 +1,8 @@
-"""Writes the outcomes of approvals, counts and logs each of their records, and limits the records of refusals.
+"""Writes, counts, and logs the outcomes of approvals, and limits the number of records about refusals.
 
-A stranger can send ten thousand forgeries. These forgeries must not evict real records or page people ten thousand
-times. The first refusal of a reason produces a record at once, and the refusals of the following minute produce one
-record, with a count.
+Anyone who controls the portal can send thousands of forged tokens. The records of these refusals must not evict other
+records or page a person thousands of times. The first refusal for a reason therefore produces a record immediately.
+Further refusals for this reason within a minute produce one record with a count.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ QUIET_SECONDS = 60.0
 
 
 class _Refusals(msgspec.Struct, kw_only=True):
-    """The refusals of one reason that are not recorded yet."""
+    """The refusals for one reason that no record reports yet."""
 
     first: ApprovalRecord | None = None
     count: int = 0
@@ -38,7 +38,7 @@ class _Refusals(msgspec.Struct, kw_only=True):
 
 
 class ApprovalRecorder:
-    """Writes to *outbox* and reports to *metrics*. `refuse` is safe to use from several threads."""
+    """Writes outcomes to *outbox* and reports them to *metrics*. Any thread can call `refuse`."""
 
     def __init__(self, outbox: Outbox, metrics: Metrics, *, clock: Clock = REAL_CLOCK) -> None:
         self._outbox = outbox
@@ -48,7 +48,7 @@ class ApprovalRecorder:
         self._refusals: dict[str, _Refusals] = {}
 
     def refuse(self, refusals: Sequence[ApprovalRecord]) -> None:
-        """Count *refusals*. Their records are written by `write` or `write_refusals`."""
+        """Count *refusals*. A later call of `write` or `write_refusals` writes their records."""
         with self._lock:
             for refusal in refusals:
                 known = self._refusals.setdefault(refusal.approval.result, _Refusals())
@@ -56,7 +56,7 @@ class ApprovalRecorder:
                 known.count += 1
 
     def write(self, changes: Changes, stream_id: str, incarnation: Incarnation) -> None:
-        """Write *changes* and its records in one change."""
+        """Write *changes* and their records in one change of the outbox."""
         self.refuse(changes.refusals)
         store = partial(
             approvals.write_changes,
@@ -68,7 +68,7 @@ class ApprovalRecorder:
         self._report(self._outbox.append_outcomes(outcomes, incarnation=incarnation, first=store))
 
     def write_refusals(self, incarnation: Incarnation) -> None:
-        """Write the records of refusals that are due."""
+        """Write the records about refusals that are due."""
         if outcomes := self._due():
             self._report(self._outbox.append_outcomes(outcomes, incarnation=incarnation))
 

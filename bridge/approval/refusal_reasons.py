@@ -1,7 +1,10 @@
 """The reasons why the agent refuses a token or a decision, in the order of the checks.
 
-PROTOCOL.md section 10 describes each reason and the action of the portal. `decision_token` checks the token, `inbox`
-checks that the token is new, and `evaluate` compares the decision with the event.
+PROTOCOL.md, section 10, describes each reason and the action for the portal. Three modules refuse a decision:
+
+- `decision_token` checks the form, the key, the signature, and the claims of the token.
+- `inbox` refuses a token whose ``jti`` was used before for another decision.
+- `evaluate` compares the decision with the event and with other decisions.
 """
 
 from __future__ import annotations
@@ -10,10 +13,10 @@ from enum import Enum
 
 
 class RefusalReason(str, Enum):
-    """The reason of a refusal. Records, metrics, and alert rules contain the values, so never rename a value.
+    """The reason for a refusal. Records, metrics, and alert rules contain the values, so never rename a value.
 
-    The checks of the first group run before the signature is verified. The agent stores no part of such a token,
-    because anyone can write it. The checks of the other groups run after the signature is verified.
+    The checks of the first group run before the signature is verified. If one of these checks fails, the agent stores
+    no part of the token, because the sender is unknown. The other checks run after the signature is verified.
     """
 
     MALFORMED = "malformed"
@@ -21,7 +24,7 @@ class RefusalReason(str, Enum):
     BAD_TYPE = "bad_type"
     BAD_HEADER = "bad_header"
     UNKNOWN_KEY = "unknown_key"
-    """The agent does not trust the key. An accepted decision gets this reason when its key is removed or replaced."""
+    """The agent does not trust the key. Accepted decisions get this reason when their key is removed or replaced."""
     KEY_UNUSABLE = "key_unusable"
     """The key file on this VM is missing or broken. The token waits, and the agent checks it again."""
     FORGED = "forged"
@@ -33,7 +36,7 @@ class RefusalReason(str, Enum):
     """The decision is for another VM."""
     LIFETIME_TOO_LONG = "lifetime_too_long"
     ISSUED_BEFORE_THIS_OUTBOX = "issued_before_this_outbox"
-    """The agent may have lost its record of this decision, so it may be a replay."""
+    """The decision may be a replay, because the agent has no record of decisions before this outbox."""
     NOT_YET_VALID = "not_yet_valid"
     EXPIRED = "expired"
 

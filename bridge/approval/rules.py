@@ -48,7 +48,7 @@ class RuleEngine:
         return rule if rule is not None and _PREFIX + rule.name == approval.source else None
 
     def apply(self, state: ApprovalState, index: DocumentIndex, *, may_begin: Callable[[], bool]) -> Changes:
-        """Return the changes by the rules. Unless *may_begin* returns True, no approval begins."""
+        """Return the changes that the rules cause. If *may_begin* returns False, no rule begins an approval."""
         result = Changes()
         now = self._clock.monotonic()
         doubted = {key: seen_at for key, seen_at in self._first_seen.items() if key[0] in index.unsettled}

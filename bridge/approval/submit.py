@@ -41,14 +41,6 @@ _LONGEST_GAP_SECONDS = 30.0
 _RETRY_SECONDS = 1.0
 
 
-class LastLook(msgspec.Struct, frozen=True, kw_only=True):
-    """The document right before a request, and the time of the response."""
-
-    document: Document
-    answered_at: Instant
-    """The wall time of the request plus the monotonic seconds of the call: a pause of the VM makes it older."""
-
-
 class Submitter:
     """Posts approvals with *imds*; for one thread.
 
@@ -118,8 +110,12 @@ class Submitter:
 
     # The request.
 
-    def last_look(self) -> LastLook | None:
-        """Request the document right before a `post`; return None without a response."""
+    def last_look(self) -> tuple[Document, Instant] | None:
+        """Return the current document and the time of the response, or None if the metadata service does not respond.
+
+        The wall time is the time of the request plus the monotonic duration of the call. If the VM is paused during the
+        call, the response therefore counts as old.
+        """
         asked_at = self._clock.instant()
         try:
             document = self._imds.scheduled_events_again()
@@ -133,7 +129,7 @@ class Submitter:
         self._log.recovered("look", "The metadata service responds before approvals again.")
         monotonic = self._clock.monotonic()
         wall = asked_at.wall + timedelta(seconds=monotonic - asked_at.monotonic)
-        return LastLook(document=document, answered_at=Instant(wall=wall, monotonic=monotonic))
+        return document, Instant(wall=wall, monotonic=monotonic)
 
     def withhold(self, approval: PendingApproval, why: str) -> None:
         """Let *approval* wait for a moment before the next attempt, because of *why*."""

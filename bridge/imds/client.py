@@ -26,7 +26,7 @@ from bridge.http.session import retry_after_seconds
 from bridge.imds.document import MAX_DOCUMENT_BYTES, parse_attested, parse_document, parse_identity
 from bridge.sink import AttestedTokens
 from bridge.system.access_tokens import RenewedToken
-from bridge.text import EXCERPT_CHARACTERS, excerpt, one_line
+from bridge.text import excerpt
 
 if TYPE_CHECKING:
     import requests
@@ -183,15 +183,9 @@ class ImdsClient:
 
     def _complaint(self, response: Response) -> str:
         """Return the error in *response* as a sentence."""
-        status = f"{response.status} {response.reason}".strip()
+        status = f"{response.status} {response.reason} for api-version {self.api_version}"
         if response.status in _REDIRECTS:
             return f"{status}, a redirect. The metadata service sends no redirects. Check imds.endpoint."
-        versions = _newest_versions(response) if response.status == _BAD_REQUEST else ""
-        if versions:
-            return (
-                f"{status}. The service does not support api-version {self.api_version!r}. Its newest versions are "
-                f"{versions}. Set imds.api_version to a supported version, such as 2020-07-01."
-            )
         body = excerpt(response.body)
         return f"{status}: {body}" if body else f"{status}, with an empty body."
 
@@ -222,14 +216,3 @@ def attested_tokens(document: Callable[[str], str]) -> AttestedTokens:
         return AttestedToken(post, document, portal=portal)
 
     return make
-
-
-def _newest_versions(response: Response) -> str:
-    """Return the versions that a 400 lists, separated by commas; "" if the response lists no versions."""
-    try:
-        answer = json.loads(response.body)
-    except (ValueError, RecursionError):
-        return ""
-    versions = answer.get("newest-versions") if isinstance(answer, dict) else None
-    named = [version for version in versions if isinstance(version, str)] if isinstance(versions, list) else []
-    return one_line(", ".join(named[:10]), EXCERPT_CHARACTERS)

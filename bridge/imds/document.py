@@ -240,17 +240,12 @@ def _duration(rest: dict[str, Any]) -> int | None:
 
 
 def _tags(value: dict[str, Any]) -> dict[str, str]:
-    """Return the tags from tagsList, else from the text ``k:v;k:v``, whose values cannot contain a semicolon."""
-    listed = value.get("tagsList")
-    if isinstance(listed, list):
-        return {
-            tag["name"]: tag["value"]
-            for tag in listed
-            if isinstance(tag, dict) and isinstance(tag.get("name"), str) and isinstance(tag.get("value"), str)
-        }
-    text = value.get("tags")
-    pairs = text.split(";") if isinstance(text, str) else []
-    return {name: tag for name, colon, tag in (pair.partition(":") for pair in pairs) if name and colon}
+    tags = value.get("tagsList")
+    return {
+        tag["name"]: tag["value"]
+        for tag in (tags if isinstance(tags, list) else [])
+        if isinstance(tag, dict) and isinstance(tag.get("name"), str) and isinstance(tag.get("value"), str)
+    }
 
 
 def _utc_offset(zone: str) -> timedelta:
