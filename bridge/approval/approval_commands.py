@@ -50,29 +50,24 @@ class _Command(msgspec.Struct, frozen=True, kw_only=True):
     finished: Future[Finished]
     began_at: float
 
-    @property
-    def owner(self) -> str:
-        return _owner(self.settings)
-
     def problem(self) -> str | None:
         """Return why the ended command allows no approval; None if the program exited with 0 in time."""
+        owner = _owner(self.settings)
         try:
             finished = self.finished.result()
         except OSError as error:
-            return f"The command of {self.owner} cannot be started: {error.strerror or error}."
+            return f"The command of {owner} cannot be started: {error.strerror or error}."
         except Exception as error:
             logger.exception("A command of an approval failed unexpectedly.")
-            return f"The command of {self.owner} failed: {error!r}."
+            return f"The command of {owner} failed: {error!r}."
         detail = f": {finished.error_output}" if finished.error_output else "."
         if finished.ending is Ending.DEADLINE:
             seconds = self.settings.command_timeout_seconds
-            return f"The command of {self.owner} did not end within {seconds:g} s{detail}"
+            return f"The command of {owner} did not end within {seconds:g} s{detail}"
         if finished.exit_code != 0:
-            return f"The command of {self.owner} failed with exit code {finished.exit_code}{detail}"
+            return f"The command of {owner} failed with exit code {finished.exit_code}{detail}"
         extra = {"event_id": self.approval.event_id}
-        logger.info(
-            "The command of %s succeeded after %.1f s.", self.owner, time.monotonic() - self.began_at, extra=extra
-        )
+        logger.info("The command of %s succeeded after %.1f s.", owner, time.monotonic() - self.began_at, extra=extra)
         return None
 
 

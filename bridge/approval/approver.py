@@ -175,7 +175,13 @@ class Approver:
             unsettled=unsettled,
             tracked=tracked,
         )
-        if self._wants_answer or before is None or not _is_same(before, self._answer):
+        if (
+            self._wants_answer
+            or before is None
+            or before.document is not document
+            or before.tracked is not tracked
+            or before.unsettled != unsettled
+        ):
             self._wake.set()
 
     def wait_for_submission(self) -> None:
@@ -391,7 +397,3 @@ class Approver:
                 self._write(put_off, state.stream_id)
             return None
         return self._settings.remote if approval.arrivals else self._rules.rule_behind(approval, context.index)
-
-
-def _is_same(one: _Answer, other: _Answer) -> bool:
-    return one.document is other.document and one.unsettled == other.unsettled and one.tracked is other.tracked

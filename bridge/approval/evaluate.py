@@ -1,13 +1,8 @@
 """Decides which decisions lead to an approval, and which are refused or withdrawn. Pure functions without I/O.
 
-A decision passes through these stages (`DecisionStage`):
-
-- ``new``: no fresh document has shown the event since the decision arrived. A decision can arrive before its event.
-  The decision then waits until it expires.
-- ``waiting``: an approve decision waits for more approvers (`bridge.approval.two_person_rule`), for another approval
-  of the same event to end, or for the response of Azure.
-- ``held``: a hold is in force (`bridge.approval.holds`).
-- ``followed`` or ``refused``: the decision has its final result.
+A new decision waits until a fresh document shows its event, or until it expires. An approve decision then waits for
+more approvers (`bridge.approval.two_person_rule`), for the end of another approval, or for the response of Azure. A
+hold stays in force until the event is gone (`bridge.approval.holds`).
 
 An approve decision counts only for the version of the event that it names. If Azure changes the event, the agent
 refuses the decision.

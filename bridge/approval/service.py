@@ -1,7 +1,8 @@
-"""Approval service: builds, starts, and stops the approver and the portal poller.
+"""Builds, starts, and stops the two threads of approvals: the approver and the portal poller.
 
-An approver ends before the next one starts on the same decisions. The approver is imported only if the configuration
-has an `[approval]` table, because the verification of signatures needs 1 MB of memory.
+On a reload, the old approver ends before the new approver starts, because both use the same decisions. The modules of
+the approver are imported only if the configuration has an `[approval]` table, because the verification of signatures
+needs 1 MB of memory.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _JOIN_SECONDS = 1.0
 
 
 class ApprovalService:
-    """Approves for the VM that *vm* returns; *directory* is the state directory."""
+    """The approvals of one VM. *vm* returns its identity, and *directory* is the state directory."""
 
     def __init__(
         self,
@@ -52,10 +53,10 @@ class ApprovalService:
         self._files: ApprovalFiles | None = None
         self._portal_poller: PortalPoller | None = None
         self.approver: Approver | None = None
-        """None where nothing is ever approved."""
+        """None if the configuration has no `[approval]` table."""
 
     def configure(self, settings: Settings, imds: ImdsClient) -> None:
-        """Build the approver and the portal poller of *settings*. Those of the last configuration must have ended."""
+        """Build the approver and the portal poller. Those of the last configuration must have ended."""
         approval = settings.approval
         remote = None if approval is None else approval.remote
         self._metrics.watch_approved(lambda: 0.0)
@@ -122,12 +123,12 @@ class ApprovalService:
 
     @property
     def loop_watches(self) -> Mapping[str, LoopWatch]:
-        """Return the watches of the loops of the approver and the portal poller."""
+        """Return the loop watches of the approver and the portal poller, by name."""
         loops = {"approver": self.approver, "portal": self._portal_poller}
         return {name: loop.loop_watch for name, loop in loops.items() if loop is not None}
 
     def check_files(self) -> None:
-        """Check and log whether every key is usable, the permissions of all files are safe, and approvals enabled."""
+        """Check and log whether the key files are valid and whether only the agent's user can write the files."""
         if self._files is not None:
             self._files.check()
         self.wake()
@@ -140,12 +141,12 @@ class ApprovalService:
             self._portal_poller.start()
 
     def wake(self) -> None:
-        """Let the approver run at once, because a command has changed the state."""
+        """Wake the approver, because a command has changed the state."""
         if self.approver is not None:
             self.approver.wake()
 
     def stop(self) -> None:
-        """Begin to stop; see `join`. The portal poller may need a second to end."""
+        """Stop the portal poller within a second, and ask the approver to stop."""
         if self.approver is not None:
             self.approver.stop()
         if self._portal_poller is not None:
@@ -153,12 +154,15 @@ class ApprovalService:
             self._portal_poller = None
 
     def join(self, timeout_seconds: float) -> None:
-        """Wait for the end of the approver."""
+        """Wait for up to *timeout_seconds* until the approver has ended."""
         if self.approver is not None:
             self.approver.join(timeout_seconds)
 
     def drain(self, post_seconds: float, stop: Callable[[], bool]) -> None:
-        """Wait for the end of the approver, at most *post_seconds* and a margin, or until *stop* returns true."""
+        """Wait until the approver has ended or *stop* returns True.
+
+        The wait is limited to *post_seconds*, the deadline of a request to Azure, and a margin.
+        """
         deadline = time.monotonic() + post_seconds * 1.1 + _JOIN_SECONDS
         while self.approver is not None and self.approver.is_running and not stop() and time.monotonic() < deadline:
             self.approver.join(_STOP_POLL_SECONDS)

@@ -1,7 +1,8 @@
-"""Creates key pairs and signs decisions: the counterpart of `bridge.approval.decision_token`.
+"""Creates key pairs and signs decisions. `bridge.approval.decision_token` verifies them.
 
 `keygen`, `decide`, and the reference portal use this module. Other portals follow PROTOCOL.md. A private key file is
-readable only by its owner and never overwritten. As with ssh, a key file that other users can read is not used.
+readable only by its owner, and the agent never overwrites a key file. Like ssh, this module rejects a private key file
+that other users can read.
 """
 
 from __future__ import annotations
@@ -39,17 +40,17 @@ _KEY_FORM = "Ed25519 private key in PEM without a passphrase. `keygen` creates s
 
 
 class KeyPair(NamedTuple):
-    """The files of `generate_key`."""
+    """The two files of a key pair."""
 
     private_key_file: Path
     public_key_file: Path
 
 
 def generate_key(private_key_file: str | Path) -> KeyPair:
-    """Create an Ed25519 key pair and return its files: the private key as PKCS 8 PEM, mode 0600, the public key as PEM.
+    """Create an Ed25519 key pair in two new PEM files, and return their paths.
 
-    The name of the public file is the name of the private file with ``.pub`` added. Raises SigningFailed if either file
-    exists. On Windows, the access list of the directory protects the private key, not the mode.
+    The private key file has the mode 0600. The name of the public key file is the same name with ``.pub`` added. Raises
+    SigningFailed if one of the files exists. On Windows, the access list of the directory protects the private key.
     """
     from cryptography.hazmat.primitives import serialization  # noqa: PLC0415 - 8 MB, for two commands
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415
@@ -73,7 +74,7 @@ def generate_key(private_key_file: str | Path) -> KeyPair:
 
 
 class DecisionSigner:
-    """Signs decisions with the key in *private_key_file*, which is read once. Raises SigningFailed."""
+    """Signs decisions with the private key in *private_key_file*. Raises SigningFailed if the file is not valid."""
 
     def __init__(self, private_key_file: str | Path, *, kid: str, approver: str) -> None:
         self.kid = kid
@@ -93,8 +94,8 @@ class DecisionSigner:
     ) -> str:
         """Return a token with a decision on *event* for the VM *vm_id*.
 
-        Raise SigningFailed if no agent would accept the token. The issue time is *now* to the millisecond. The default
-        of *jti* is a new UUID.
+        Raise SigningFailed if no agent would accept the token. The issue time is *now*, rounded to milliseconds. If
+        *jti* is None, the token gets a new UUID.
         """
         if not 0 < valid_seconds <= MAX_LIFETIME_SECONDS:
             raise SigningFailed(
@@ -163,9 +164,9 @@ def _private_key(path: Path) -> Ed25519PrivateKey:
 
 
 def _private_bytes(path: Path) -> bytes:
-    """Return the content of a private key file; raise SigningFailed if other users can read or change it.
+    """Return the content of a private key file; raise SigningFailed if other users can read or change the file.
 
-    A file of another user, such as root, may be readable by a group. A file of this user must not be, as with ssh.
+    If another user, such as root, owns the file, a group may read the file.
     """
     with path.open("rb") as file:
         found = os.fstat(file.fileno())

@@ -1,17 +1,18 @@
-"""Sends a StartRequests for each due approval, and interprets the response of Azure.
+"""Sends StartRequests to Azure for the approvals that are due, and interprets the responses.
 
-An attempt is counted and saved before the request, so after a crash the agent knows that Azure may have accepted the
-approval. A second request for the same EventId does no harm.
+The attempt is saved before the request. After a crash, the agent therefore knows that Azure may have received the
+approval. A second StartRequests for the same EventId is harmless.
 
-    200                 approved
-    another status      failed; recorded once, and tried again until the event starts, changes, or is held
-    no response         unknown; tried again while a newer document shows the event as Scheduled
+- If Azure responds with 200, the event is approved.
+- If Azure responds with another status, the agent writes one record and tries again. It stops when the event starts,
+  changes, or is held.
+- If Azure does not respond, the outcome is unknown. The agent tries again while the event is Scheduled.
 
-Right before each request, the agent gets the document once more (the last look). If this response does not allow the
-approval, the approval is withheld, and tried again a second later.
+Immediately before each request, the agent requests the document again. This request is the last look. If the document
+does not allow the approval, the agent withholds the approval and tries again a second later.
 
-Two conditions prevent all requests: the file ``approvals.disabled`` in the state directory, and unsafe permissions of a
-file that determines who may approve (`bridge.approval.files`).
+The agent sends no request while the file ``approvals.disabled`` is in the state directory, or while another user can
+write a file that determines who may approve (`bridge.approval.files`).
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ _RETRY_SECONDS = 1.0
 
 
 class Submitter:
-    """Posts approvals with *imds*; for one thread.
+    """Posts approvals with *imds*. Only one thread may use it.
 
-    *directory* is the state directory. *why_unsafe* returns a sentence about files that other users can write, None if
-    there are none.
+    *directory* is the state directory. *why_unsafe* returns a sentence that names the files that other users can write,
+    or None if there are no such files.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Submitter:
         """The earliest next attempt, in monotonic seconds."""
 
     def due(self, approvals: Iterable[PendingApproval]) -> list[PendingApproval]:
-        """Return the wanted ones among *approvals* that are due."""
+        """Return the *approvals* that are due for a request."""
         wanted = [each for each in approvals if each.state is ApprovalStage.WANTED]
         now = self._clock.monotonic()
         self._retry_at = {each.key: self._retry_at.get(each.key, now) for each in wanted}
@@ -74,7 +75,7 @@ class Submitter:
     # Instead of a request.
 
     def why_disabled(self) -> tuple[ApprovalResult, str] | None:
-        """Return why ``approvals.disabled`` or unsafe permissions prevent all requests; None if they do not."""
+        """Return the reason why all requests are disabled, or None."""
         file = self._directory / DISABLED_FILE
         if is_disabled(self._directory):
             self._log.problem("disabled", logging.WARNING, f"Nothing is approved while {file} exists.")
@@ -85,7 +86,7 @@ class Submitter:
         return None if why is None else (ApprovalResult.UNSAFE_FILES, f"Nothing is approved. {why}")
 
     def put_off(self, due: Sequence[PendingApproval]) -> Changes | None:
-        """Return the changes while approvals are disabled; None while they are possible."""
+        """Postpone the approvals in *due* if all requests are disabled; return the changes, or None otherwise."""
         disabled = self.why_disabled()
         if disabled is None:
             return None
@@ -99,7 +100,7 @@ class Submitter:
         return result
 
     def pretend(self, due: Sequence[PendingApproval]) -> Changes:
-        """Return the changes of a dry run instead of a request."""
+        """Return the changes of a dry run, which sends no request."""
         message = "dry_run: the approval would have been posted."
         why, followed, result = ApprovalResult.DRY_RUN, DecisionStage.FOLLOWED, Changes()
         for each in due:
@@ -132,13 +133,13 @@ class Submitter:
         return document, Instant(wall=wall, monotonic=monotonic)
 
     def withhold(self, approval: PendingApproval, why: str) -> None:
-        """Let *approval* wait for a moment before the next attempt, because of *why*."""
+        """Postpone *approval* for a second, and log the reason *why*."""
         self._retry_at[approval.key] = self._clock.monotonic() + _RETRY_SECONDS
         message = f"The approval is withheld. {why}"
         self._log.problem(approval.key, logging.INFO, message, event_id=approval.event_id)
 
     def post(self, approval: PendingApproval, incarnation: Incarnation) -> Changes:
-        """Post *approval*; return the outcome."""
+        """Send StartRequests for *approval*, and return the changes for the outcome."""
         try:
             status = self._imds.start_requests([approval.event_id], incarnation=incarnation)
         except ImdsStatus as error:

@@ -1,7 +1,7 @@
-"""The two-person rule: selects the decisions that together allow an approval.
+"""The two-person rule: an approval can require decisions of several people.
 
-If ``required_approvals`` is 2 or more, an approval needs that many different people. Two decisions count as two people
-only if they have different kids, different keys, and different approvers. The default is 1.
+If ``required_approvals`` is 2, an event is approved only when two people have approved the same version of the event.
+Two decisions count as two people if their kids, their keys, and their approvers all differ. The default is 1.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from bridge.outbox.rows import StoredDecision
 
 
 def sufficient_decisions(approves: Iterable[StoredDecision], required_approvals: int) -> list[StoredDecision]:
-    """Return enough of the decisions *approves* for an approval, in their order; empty if there are too few.
+    """Return the decisions that together allow an approval, or an empty list if there are too few.
 
-    *approves* are trusted and unexpired approve decisions on one version of an event. A decision of a person on the VM
-    is enough, because a user who can write to the outbox owns this VM.
+    *approves* are the trusted, unexpired approve decisions on one version of an event, in the order of arrival. One
+    decision of a person on the VM is always enough, because a user who can write to the outbox controls this VM.
     """
     chosen: list[StoredDecision] = []
     for each in approves:
