@@ -209,9 +209,9 @@ class Approver:
                 self._log.recovered("approver", "Approvals work again.")
             except BridgeError as error:
                 if not self._stop.is_set():
-                    self._log.problem("approver", logging.ERROR, f"Approvals do not work: {error}")
+                    self._log.problem("approver", logging.ERROR, f"Approvals failed: {error}")
             except Exception as error:  # noqa: BLE001  # logged with its traceback; the thread must continue
-                message = f"The approver failed and continues. {type(error).__name__}: {error}"
+                message = f"The approver failed and tries again. {type(error).__name__}: {error}"
                 self._log.problem("approver", logging.ERROR, message, exc_info=error)
             self.loop_watch.expect_within(wait_seconds)
             self._wake.wait(wait_seconds)
@@ -333,7 +333,7 @@ class Approver:
 
     def _may_rules_act(self) -> bool:
         if self._inbox.awaits_key:
-            message = "No rule acts: a decision waits until its key file is usable, and it may be a hold."
+            message = "No rule acts, because a token waits for a valid key file and may contain a hold."
             self._log.problem("awaits_key", logging.ERROR, message)
             return False
         self._log.recovered("awaits_key", "Every decision can be verified. Rules act again.")

@@ -36,7 +36,7 @@ class SecretCredential:
         if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
             raise CredentialFailed(
                 f"The secret of {_KEY} has characters that no bearer token has (RFC 6750 section 2.1). "
-                "Put the token there, and nothing else.",
+                "The file or the variable must contain only the token.",
                 needs_attention=True,
             )
         return token

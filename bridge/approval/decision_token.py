@@ -159,19 +159,19 @@ def verify_for_any_vm(token: str, *, keys: Sequence[TrustedKey], now: datetime) 
 def read_header(token: str) -> dict[str, Any]:
     """Return the header of *token* without verifying the signature; raise RefusedDecision for an invalid form."""
     if type(token) is not str or len(token) > MAX_TOKEN_CHARACTERS:
-        raise _unread(RefusalReason.MALFORMED, f"is no text of at most {MAX_TOKEN_CHARACTERS} characters")
+        raise _unread(RefusalReason.MALFORMED, f"is not a text of at most {MAX_TOKEN_CHARACTERS} characters")
     parts = _THREE_PARTS.fullmatch(token)
     if parts is None or len(parts[1]) > MAX_HEADER_CHARACTERS or not _CANONICAL.fullmatch(parts[1]):
-        raise _unread(RefusalReason.MALFORMED, "is no compact JWS: three parts of canonical base64url, nothing else")
+        raise _unread(RefusalReason.MALFORMED, "is not a compact JWS with three parts in canonical base64url")
     header = _header_or_none(parts[1])
     if header is None:
-        raise _unread(RefusalReason.MALFORMED, "has a header that is no JSON object with each member once")
+        raise _unread(RefusalReason.MALFORMED, "has a header that is not a JSON object without duplicate members")
     if header.get("alg") != ALGORITHM:
-        raise _unread(RefusalReason.BAD_ALGORITHM, f"is not signed with {ALGORITHM}, the only algorithm there is")
+        raise _unread(RefusalReason.BAD_ALGORITHM, f"is not signed with {ALGORITHM}, the only valid algorithm")
     if header.get("typ") != TOKEN_TYPE:
         raise _unread(RefusalReason.BAD_TYPE, f"is not of the type {TOKEN_TYPE}")
     if not header.keys() <= {"alg", "typ", "kid"}:
-        raise _unread(RefusalReason.BAD_HEADER, "has more in its header than alg, typ and kid")
+        raise _unread(RefusalReason.BAD_HEADER, "has other members than alg, typ, and kid in its header")
     if not parts[2] or not _CANONICAL.fullmatch(parts[2]):
         raise _unread(RefusalReason.MALFORMED, "has no payload in canonical base64url")
     if not _SIGNATURE.fullmatch(parts[3]):
@@ -229,7 +229,7 @@ def _pinned_key(header: dict[str, Any], keys: Sequence[TrustedKey]) -> TrustedKe
     kid = header.get("kid")
     found = [key for key in keys if key.kid == kid]
     if not found:
-        raise _unread(RefusalReason.UNKNOWN_KEY, "names no key that this VM trusts; approval.remote.keys lists them")
+        raise _unread(RefusalReason.UNKNOWN_KEY, "names no key of approval.remote.keys")
     if len(found) > 1:
         raise RefusedDecision(
             RefusalReason.KEY_UNUSABLE, f"Two keys are called '{found[0].kid}'. Give each key a unique name."
@@ -249,7 +249,7 @@ def _signed_payload(token: str, key: TrustedKey, public_key: PublicKey) -> bytes
     if _algorithm().verify(signed.encode("ascii"), public_key.key, _decoded(signature)):
         return _decoded(signed.partition(".")[2])
     raise RefusedDecision(
-        RefusalReason.FORGED, f"A decision has a signature that is not of kid '{key.kid}' ({key.public_key_file})."
+        RefusalReason.FORGED, f"A decision has an invalid signature for the key '{key.kid}' ({key.public_key_file})."
     )
 
 
@@ -267,7 +267,9 @@ def _unread(reason: RefusalReason, what: str) -> RefusedDecision:
 def _check_addressing(claims: Claims, audience: str) -> None:
     if claims.issuer != claims.approver:
         raise _refused(
-            RefusalReason.WRONG_ISSUER, claims, f"says iss '{claims.issuer}'; its key is {claims.approver}'s"
+            RefusalReason.WRONG_ISSUER,
+            claims,
+            f"has the iss '{claims.issuer}', but its key belongs to {claims.approver}",
         )
     # ASCII first: lower() turns the Kelvin sign into an ordinary k.
     if not (claims.audience.isascii() and audience and claims.audience.lower() == audience.lower()):
@@ -288,7 +290,7 @@ def _check_when(claims: Claims, *, now: datetime, created_at: datetime) -> None:
             f"was issued at {claims.issued_at.isoformat()}, before the outbox was created at {created_at.isoformat()}",
         )
     if starts - skew > now:
-        why = f"is not valid before {starts.isoformat()}, and is looked at again then"
+        why = f"is not valid before {starts.isoformat()}. The agent checks the decision again then"
         raise _refused(RefusalReason.NOT_YET_VALID, claims, why)
     if now >= claims.expires_at + skew:
         raise _refused(RefusalReason.EXPIRED, claims, f"expired at {claims.expires_at.isoformat()}")
@@ -325,5 +327,5 @@ def _strict_object(text: bytes) -> dict[str, Any]:
     except ValueError:
         raise ClaimsMalformed("it is not JSON in UTF-8") from None
     if not isinstance(value, dict):
-        raise ClaimsMalformed("it is no JSON object")
+        raise ClaimsMalformed("it is not a JSON object")
     return value

@@ -90,13 +90,15 @@ class ApprovalFiles:
         """Log each new problem and its end, and update the metrics."""
         unsafe = self._unsafe()
         self._tell(
-            "unsafe", [f"Nothing is approved: {why}" for why in unsafe], "The files of approvals are safe again."
+            "unsafe",
+            [f"Nothing is approved: {why}" for why in unsafe],
+            "Only the agent's user can write the files of approvals again.",
         )
         unusable = unusable_keys(self._keys)
         self._tell(
             "keys",
-            [f"{why} Until then its decisions do not count." for why in unusable],
-            "Every key can be used again.",
+            [f"{why} Decisions with this key do not count." for why in unusable],
+            "All key files are valid again.",
         )
         self._metrics.approval_files(unsafe=len(unsafe), unusable_keys=len(unusable))
 

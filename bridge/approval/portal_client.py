@@ -48,12 +48,12 @@ _REFUSED = frozenset({401, 403})
 _GATEWAY = "Set approval.remote.wait_seconds below the timeout of the gateway in front of the portal."
 _ADVICE = {
     401: "Check the token or the client certificate of approval.remote.",
-    403: "Check the token or the client certificate of approval.remote, and what it is allowed to do.",
-    404: "Either it does not know this VM, or approval.remote.url is wrong.",
-    410: "Either it does not know this VM, or approval.remote.url is wrong.",
+    403: "Check the token or the client certificate of approval.remote and its permissions.",
+    404: "Either the portal does not know this VM, or approval.remote.url is wrong.",
+    410: "Either the portal does not know this VM, or approval.remote.url is wrong.",
     504: _GATEWAY,
 }
-_REFUSED_AGAIN = "It also refuses the token that replaced the last one. Check vm.vm_id, and see the portal's log."
+_REFUSED_AGAIN = "The portal also refuses the replacement token. Check vm.vm_id and the portal's log."
 _SAYS_WHEN = frozenset({429, 503})
 _REDIRECTS = range(300, 400)
 _UNCHANGED = 304
@@ -238,8 +238,10 @@ class PortalClient:
         if status in _REFUSED and self._remote.credential is not None:
             advice = "The agent requests another token." if has_new_token else _REFUSED_AGAIN
         if status in _REDIRECTS and status != _UNCHANGED:
-            advice = "Redirects are not followed. Put the right address into approval.remote.url."
-        message = f"The portal at {self.origin} answered {status} {http.client.responses.get(status, '')}".rstrip()
+            advice = "The agent follows no redirects. Set approval.remote.url to the final address."
+        message = (
+            f"The portal at {self.origin} responded with {status} {http.client.responses.get(status, '')}".rstrip()
+        )
         raise PortalFailed(
             f"{message}. {advice}".rstrip(),
             needs_attention=bool(advice) and advice is not _GATEWAY and not has_new_token,
@@ -257,7 +259,7 @@ class PortalClient:
             # Other errors quote the response or differ from attempt to attempt.
             shape = f" ({error})" if isinstance(error, msgspec.ValidationError) else ""
             raise PortalFailed(
-                f"The portal at {self.origin} answered 200 with a body that is no answer{shape}, and not used."
+                f"The portal at {self.origin} responded with 200 and an invalid body{shape}. The agent ignores it."
             ) from error
 
     def _unreachable(self, error: Exception) -> PortalFailed:
@@ -282,7 +284,7 @@ _BROKEN_OFF = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionError, Timeout
 
 def _words(cause: BaseException) -> str:
     if isinstance(cause, http.client.RemoteDisconnected):
-        return "it closed the connection without an answer"
+        return "it closed the connection without a response"
     if isinstance(cause, OSError) and not isinstance(cause, requests.RequestException):
         return one_line(str(cause) or type(cause).__name__, EXCERPT_CHARACTERS)
     return type(cause).__name__

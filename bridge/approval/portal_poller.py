@@ -129,15 +129,17 @@ class PortalPoller:
             vm_id = self._vm().vm_id
             if not vm_id:
                 self._log.problem(
-                    "vm_id", logging.INFO, "The portal is not asked before this VM's vmId is known; set vm.vm_id."
+                    "vm_id",
+                    logging.INFO,
+                    "The agent asks the portal when the vmId of this VM is known. You can set vm.vm_id.",
                 )
                 return _IDENTITY_SECONDS
-            self._log.recovered("vm_id", "This VM's vmId is known now, and the portal is asked.")
+            self._log.recovered("vm_id", "The vmId of this VM is known, and the agent asks the portal.")
             return self._poll(vm_id)
         except (PortalFailed, CredentialFailed) as error:
             return self._failed(error)
         except Exception as error:  # noqa: BLE001 - the thread must continue
-            message = "Decisions of the portal could not be handed on; they will come again."
+            message = "The agent could not process decisions of the portal, and requests them again."
             # Without the message of the exception, which may quote a decision.
             wordless = RuntimeError(type(error).__name__).with_traceback(error.__traceback__)
             self._log.problem("offer", logging.ERROR, message, exc_info=wordless)
@@ -155,11 +157,15 @@ class PortalPoller:
         self._log.recovered("portal", "The portal responds again.", portal=self._client.origin)
         if answer.decisions:
             self._receive(answer.decisions)
-            self._log.recovered("offer", "Decisions of the portal are handed on again.")
+            self._log.recovered("offer", "The agent processes decisions of the portal again.")
         self._failures = 0
         before, self._index = self._index, answer.index
         if answer.index < before or self._is_other_epoch(answer, before):
-            self._log.problem("index", logging.INFO, "The portal started over, so it is asked from the beginning.")
+            self._log.problem(
+                "index",
+                logging.INFO,
+                "The index of the portal is not valid any more. The agent requests all decisions again.",
+            )
             self._index = 0
         elif not _is_full(answer) and self.read_epoch != asked_for[1]:
             self.read_epoch = asked_for[1]
@@ -187,7 +193,7 @@ class PortalPoller:
         self._metrics.failed()
         self._client.drop_connections()
         level = logging.ERROR if error.needs_attention else logging.WARNING
-        self._log.problem("portal", level, f"{error} It is asked again.")
+        self._log.problem("portal", level, f"{error} The agent tries again.")
         return self._backoff(error.retry_after_seconds)
 
     def _backoff(self, retry_after_seconds: float | None) -> float:

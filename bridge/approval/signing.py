@@ -99,12 +99,14 @@ class DecisionSigner:
         """
         if not 0 < valid_seconds <= MAX_LIFETIME_SECONDS:
             raise SigningFailed(
-                f"A decision cannot be valid for {valid_seconds} s; between 0 and {MAX_LIFETIME_SECONDS} s can."
+                f"A decision cannot be valid for {valid_seconds} s. The maximum is {MAX_LIFETIME_SECONDS} s."
             )
         if event.event_id is None:
             raise SigningFailed("The event has no EventId, so no one can approve it.")
         if reason is not None and (len(reason) > MAX_REASON_CHARACTERS or not reason.isprintable()):
-            raise SigningFailed(f"The reason is not at most {MAX_REASON_CHARACTERS} printable characters on one line.")
+            raise SigningFailed(
+                f"The reason must have at most {MAX_REASON_CHARACTERS} printable characters on one line."
+            )
         issued_at = _seconds(now.timestamp())
         claims = {
             "iss": self.approver,
@@ -133,12 +135,14 @@ def _signed(payload: bytes, *, kid: str, key: Ed25519PrivateKey) -> str:
     try:
         read_claims(payload, kid=kid, approver="", key_sha256="")
     except ClaimsMalformed as error:
-        raise SigningFailed(f"No agent would read this decision: {error}. PROTOCOL.md lists the claims.") from error
+        raise SigningFailed(f"No agent would accept this decision: {error}. PROTOCOL.md lists the claims.") from error
     token = _jws().encode(payload, key, ALGORITHM, headers={"typ": TOKEN_TYPE, "kid": kid})
     try:
         read_header(token)
     except RefusedDecision as error:
-        raise SigningFailed(f"No agent would read this decision; its kid or a claim is too long. {error}") from error
+        raise SigningFailed(
+            f"No agent would accept this decision, because its kid or a claim is too long. {error}"
+        ) from error
     return token
 
 
@@ -176,8 +180,8 @@ def _private_bytes(path: Path) -> bytes:
             if mode & (stat.S_IRWXO | (stat.S_IRWXG if is_ours else stat.S_IWGRP)):
                 raise SigningFailed(
                     f"The private key file {path} may be used by others: its mode is {mode:04o}. "
-                    "A person who read it can decide in your name. "
-                    f"If no one did, run chmod 0600 {path}. Otherwise, create another key."
+                    "A user who has read the file can decide in your name. "
+                    f"If no other user has read it, run chmod 0600 {path}. Otherwise, create another key."
                 )
         return file.read()
 
@@ -190,7 +194,7 @@ def _write_new(path: Path, content: bytes, *, mode: int) -> None:
     except FileExistsError as error:
         raise SigningFailed(f"{path} already exists, and a key is never overwritten. Choose another name.") from error
     except OSError as error:
-        raise SigningFailed(f"{path} cannot be made: {error.strerror}.") from error
+        raise SigningFailed(f"{path} cannot be created: {error.strerror}.") from error
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)

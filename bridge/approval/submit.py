@@ -149,7 +149,7 @@ class Submitter:
         return self._accepted(approval, status)
 
     def _accepted(self, approval: PendingApproval, status: int) -> Changes:
-        self._log.recovered(approval.key, "Azure accepts the approval now.", event_id=approval.event_id)
+        self._log.recovered(approval.key, "Azure has accepted the approval.", event_id=approval.event_id)
         posted = msgspec.structs.replace(
             approval, state=ApprovalStage.POSTED, http_status=status, changed_at=self._clock.timestamp()
         )

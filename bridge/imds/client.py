@@ -172,8 +172,8 @@ class ImdsClient:
         except (DeadlineExceeded, OSError, http.client.HTTPException) as exc:
             reason = (str(exc) or type(exc).__name__).rstrip(".")
             raise ImdsUnreachable(
-                f"The metadata service at {self.endpoint} gave no answer to {method} {shown}: {reason}. "
-                "It is asked again."
+                f"The metadata service at {self.endpoint} did not respond to {method} {shown}: {reason}. "
+                "The agent tries again."
             ) from exc
         where = f"{method} {self.endpoint}{shown}"
         if response.status != _OK:

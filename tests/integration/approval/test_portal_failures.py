@@ -152,7 +152,7 @@ def test_neither_token_nor_decision_is_ever_in_a_log_line(portal, desk, start, c
     start(portal, remote={"token_file": str(tmp_path / "token")}, wait=lambda stop, _: stop.wait(0.01))
     assert desk.has("tok-1")
 
-    assert "answered 401" in all_log_text(caplog)
+    assert "responded with 401" in all_log_text(caplog)
     assert "s3cret" not in all_log_text(caplog)
     assert "tok-1" not in all_log_text(caplog)
 
