@@ -1,4 +1,4 @@
-"""Approvals: decisions and rules that allow Azure to start an event early, and the checks before each request.
+"""Lets signed decisions and local rules approve an event, so that Azure can start the event early.
 
 An approval is consent for every VM that the event names. Without an approval, Azure waits until NotBefore. The agent
 therefore approves nothing that is in doubt, and each attempt leaves a record. PROTOCOL.md in this directory describes
@@ -12,7 +12,6 @@ A decision of the portal passes through these modules:
 3. `approver` reads the outbox, and calls `evaluate` and `rules`. These modules follow `holds` and `two_person_rule`.
 4. `submit` sends StartRequests to Azure, and `recorder` writes the outcome.
 
-Public: `service.ApprovalService` for the agent; `digest.digest`, `signing.DecisionSigner`, `signing.generate_key`, and
-`files.unsafe_files` for commands; `portal_client.PortalClient` and `credentials.SecretCredential` for `check-config`;
-`decision_token.verify` for a portal.
+Other packages use these modules: `service` (the agent), `digest`, `signing`, `files`, `portal_client`, and
+`credentials` (the commands), and `decision_token` and `refusal_reasons` (portals).
 """

@@ -72,7 +72,7 @@ class _Command(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ApprovalCommands:
-    """Runs the commands of approvals, and calls *wake* when a command has ended.
+    """Runs drain commands on separate threads, and calls *wake* when a command has ended.
 
     The commands do not receive the environment variables *unset*. Only `close` can be called from another thread.
     """
@@ -98,10 +98,7 @@ class ApprovalCommands:
         return any((each.key, each.source) == (approval.key, approval.source) for each in known)
 
     def start(self, approval: PendingApproval, settings: CommandSettings, record: TransitionRecord) -> None:
-        """Start the command in *settings* for *approval*. *record* is the last record of the event.
-
-        If the agent cannot start a thread, the method logs an error. The approver then calls the method again.
-        """
+        """Start the command in *settings* for *approval*. *record* is the last record of the event."""
         runner, owner = Runner(), _owner(settings)
         rule = settings.name if isinstance(settings, RuleSettings) else ""
         with self._lock:

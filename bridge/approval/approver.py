@@ -19,9 +19,6 @@ The thread approves nothing in any of these cases:
 - The metadata service did not respond within the last three seconds.
 
 No rule acts while a token waits for its key file, because the token may contain a hold.
-
-The approver delays a poll in one case only. If a poll finds a change while StartRequests is being sent, the poll waits
-for up to a second. The record `approved` then precedes the record `started`.
 """
 
 from __future__ import annotations
@@ -74,10 +71,10 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Approver:
-    """The approver of one VM. It follows the decisions in *outbox* and the *rules*.
+    """Decides which events of this VM the agent approves, and sends the approvals to Azure.
 
-    *portal_read* returns the `Outbox.epoch` in which the portal has sent all of its decisions. The commands of
-    approvals do not receive the environment variables *secret_variables*.
+    *portal_read* returns the epoch of the outbox for which the portal has sent all of its decisions, or None. The drain
+    commands do not receive the environment variables *secret_variables*.
     """
 
     def __init__(
@@ -115,8 +112,6 @@ class Approver:
         self._wants_answer = False
         self._prune_at = clock.monotonic() + _PRUNE_SECONDS
         metrics.watch_approved(self._waiting_seconds)
-
-    # Called from other threads.
 
     @property
     def approved(self) -> frozenset[str]:
@@ -185,7 +180,10 @@ class Approver:
             self._wake.set()
 
     def wait_for_submission(self) -> None:
-        """Wait for up to a second while the thread sends StartRequests."""
+        """Wait for up to a second while the thread sends StartRequests.
+
+        The poll calls this method after a change, so that the record `approved` precedes the record `started`.
+        """
         if self._posting.acquire(timeout=_WAIT_FOR_POST_SECONDS):
             self._posting.release()
 
@@ -197,8 +195,6 @@ class Approver:
     def wake(self) -> None:
         """Wake the thread, because the state has changed."""
         self._wake.set()
-
-    # The thread.
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -267,8 +263,6 @@ class Approver:
 
     def _write(self, changes: Changes, stream_id: str) -> None:
         self._recorder.write(changes, stream_id, self._incarnation)
-
-    # Requests.
 
     def _submit(self, state: ApprovalState, context: Context) -> None:
         due = self._postable(state, context, self._submitter.due(state.approvals.values()))
@@ -348,8 +342,6 @@ class Approver:
             if outbox.epoch != epoch:  # the state was replaced meanwhile
                 outbox.awaits_portal = True
 
-    # Input of an evaluation.
-
     def _context(self, index: DocumentIndex) -> Context:
         remote = self._settings.remote
         return Context(
@@ -373,8 +365,6 @@ class Approver:
     @property
     def _document(self) -> Document | None:
         return None if self._answer is None else self._answer.document
-
-    # Commands.
 
     def _start_commands(self, state: ApprovalState, context: Context) -> None:
         """Start the commands of the approvals that wait for a command."""

@@ -50,7 +50,7 @@ class Changes(msgspec.Struct, kw_only=True):
         decisions: DecisionStage,
         message: str,
     ) -> None:
-        """Add a record with the *result* of *approval*, and set the stage *decisions* for its decisions."""
+        """Add a record with the *result* of *approval*, and move its decisions to the stage *decisions*."""
         self.records.append(approval_record(approval, transition, result, message=message))
         self.update_decisions(approval.arrivals, decisions, result.value, message)
 

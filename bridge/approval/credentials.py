@@ -68,7 +68,7 @@ class RenewedCredential:
     def forget(self) -> bool:
         """Discard the token that the portal refused. Return whether the next request uses another token.
 
-        The agent keeps the replacement for at least five minutes, even if the portal refuses the replacement.
+        The agent requests at most one replacement every five minutes, even if the portal refuses the replacement too.
         """
         return self._shown is not None and self._token.refuse(self._shown)
 

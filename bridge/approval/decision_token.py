@@ -194,9 +194,6 @@ def read_claims(payload: bytes, *, kid: str, approver: str, key_sha256: str) -> 
         raise ClaimsMalformed(one_line(str(error), EXCERPT_CHARACTERS)) from None
 
 
-# Shared parts of every verification.
-
-
 def _read_signed(token: str, keys: Sequence[TrustedKey]) -> Claims:
     key = _pinned_key(read_header(token), keys)
     try:
@@ -212,9 +209,6 @@ def _read_signed(token: str, keys: Sequence[TrustedKey]) -> Claims:
             f"A decision signed by {key.approver} cannot be read: {error}. PROTOCOL.md lists the claims.",
             approver=key.approver,
         ) from error
-
-
-# The header and the key.
 
 
 def _header_or_none(segment: str) -> dict[str, Any] | None:
@@ -259,9 +253,6 @@ def _decoded(segment: str) -> bytes:
 
 def _unread(reason: RefusalReason, what: str) -> RefusedDecision:
     return RefusedDecision(reason, f"A decision {what}.")
-
-
-# The claims.
 
 
 def _check_addressing(claims: Claims, audience: str) -> None:

@@ -9,8 +9,6 @@ refuses the decision.
 
 The agent verifies the keys behind an approval again in each evaluation and before each request. If a key file cannot
 be read, the agent posts no approval that depends on the key, and the approval waits until it expires.
-
-`evaluate` returns one step. The caller writes the step and calls `evaluate` again until a step is empty.
 """
 
 from __future__ import annotations
@@ -76,7 +74,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def evaluate(state: ApprovalState, context: Context) -> Changes:
-    """Return the changes of the next step, which are empty if no step is left."""
+    """Return the changes of the next step. Call again after each write, until the changes are empty."""
     step = _Step(state, context)
     for approval in state.approvals.values():
         if approval.state in OPEN_STAGES:
@@ -118,8 +116,6 @@ class _Step:
                 self.waiting.setdefault(each.key, []).append(each)
             elif each.state is DecisionStage.NEW and each.verdict is Verdict.HOLD:
                 self._newly_held.add(each.event_id)
-
-    # Decisions.
 
     def receive(self, decision: StoredDecision) -> None:
         """Evaluate a new decision. If there is no result yet, the decision stays new until the next document."""
@@ -205,10 +201,8 @@ class _Step:
         event = self._index.events.get(decision.event_id)
         self.result.refusals.append(refusal_of(decision, why, message, event))
 
-    # From decisions to an approval.
-
     def want_if_enough(self, key: EventVersion) -> None:
-        """Add an approval if enough people approved this version of the event, unless one is under way."""
+        """Add an approval if enough people approved this version of the event, if no approval is under way."""
         if self._index.why_not(*key) is not None:
             return
         approval = self._state.approvals.get(key)
@@ -239,8 +233,6 @@ class _Step:
                 event=self._index.events[key[0]],
             )
         )
-
-    # Approvals under way.
 
     def is_postable(self, approval: PendingApproval) -> bool:
         """Return whether *approval* is still open and nothing prevents its request or its command."""
@@ -342,8 +334,6 @@ class _Step:
     def _move(self, approval: PendingApproval, stage: ApprovalStage) -> None:
         self.result.approvals.append(msgspec.structs.replace(approval, state=stage, changed_at=self._context.now))
 
-    # Facts.
-
     def _why_over(self, key: EventVersion) -> RefusalReason | None:
         """Return the reason why this version of the event cannot be approved, or None while it can or may."""
         return None if key[0] in self._index.unsettled else self._index.why_not(*key)
@@ -362,8 +352,9 @@ class _Step:
 def _stays(approval: PendingApproval, last: StoredDecision) -> bool:
     """Return whether *approval* is under way, so that the decision *last* must not replace it.
 
-    A decision replaces the approval of a rule. A decision of a person on the VM also replaces an approval whose command
-    runs. Other decisions wait for the command, because two drains of one VM conflict with each other.
+    A decision of a person replaces an approval that a rule started. A decision that a person made on the VM also does
+    not wait for a running command. All other decisions wait for the command, because two drains of one VM conflict with
+    each other.
     """
     if approval.state is ApprovalStage.WANTED:
         return bool(approval.arrivals)

@@ -57,10 +57,7 @@ def agent_user(directory: Path) -> int:
 def unsafe_files(
     keys: Sequence[TrustedKey], *, configuration: Path | None, directory: Path, users: Collection[int]
 ) -> tuple[str, ...]:
-    """Return a sentence for each file that a user other than root and *users* can change.
-
-    A parent directory that several files share is reported once.
-    """
+    """Return a sentence for each file that a user other than root and *users* can change."""
     paths = [directory, *(key.public_key_file for key in keys)]
     with suppress(OSError):  # without a free descriptor, no request can be sent either
         paths += sorted(directory.glob("outbox-*.db*"))

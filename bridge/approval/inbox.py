@@ -45,7 +45,7 @@ _SURPLUS = f"Its key has more than {MOST_OPEN_DECISIONS:,} open decisions."
 
 
 class _Wait(IntEnum):
-    """Why a token waits. At the limit, the tokens with the lowest value are dropped first."""
+    """The reason why a token waits. If too many tokens wait, those with the lowest value are dropped first."""
 
     LATER = 1
     """The key file does not exist, or the approve decision is not valid yet. The token blocks no approval."""
@@ -136,10 +136,6 @@ class DecisionInbox:
     def _keep(
         self, tokens: Sequence[str], before: Mapping[str, _Wait], events: Mapping[str, ScheduledEvent]
     ) -> tuple[list[ApprovalRecord], dict[str, _Wait]]:
-        """Store the decisions in *tokens*; return the refusals and the tokens that wait.
-
-        *before* contains the tokens that waited before this call.
-        """
         vm_id = self._vm().vm_id
         if not vm_id or not self._outbox.is_trusted or self._outbox.is_behind:
             return [], dict.fromkeys(tokens, _Wait.UNKEPT)

@@ -1,6 +1,6 @@
 """Local rules let this VM approve or hold an event without a person.
 
-A rule matches strictly, because no person checks its result. An unknown value matches no condition on this value. An
+A rule matches strictly, because no person checks its result. A condition never matches an unknown value. An
 approval is consent for every VM in Resources, so an ``approve`` rule needs known Resources and a known name of this VM.
 A ``hold`` rule is harmless and can match without them.
 

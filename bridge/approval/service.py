@@ -56,7 +56,7 @@ class ApprovalService:
         """None if the configuration has no `[approval]` table."""
 
     def configure(self, settings: Settings, imds: ImdsClient) -> None:
-        """Build the approver and the portal poller. Those of the last configuration must have ended."""
+        """Build the approver and the portal poller. The previous approver and poller must have ended."""
         approval = settings.approval
         remote = None if approval is None else approval.remote
         self._metrics.watch_approved(lambda: 0.0)
@@ -159,10 +159,7 @@ class ApprovalService:
             self.approver.join(timeout_seconds)
 
     def drain(self, post_seconds: float, stop: Callable[[], bool]) -> None:
-        """Wait until the approver has ended or *stop* returns True.
-
-        The wait is limited to *post_seconds*, the deadline of a request to Azure, and a margin.
-        """
+        """Wait until the approver has ended, a request of *post_seconds* must have ended, or *stop* returns True."""
         deadline = time.monotonic() + post_seconds * 1.1 + _JOIN_SECONDS
         while self.approver is not None and self.approver.is_running and not stop() and time.monotonic() < deadline:
             self.approver.join(_STOP_POLL_SECONDS)

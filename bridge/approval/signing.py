@@ -1,7 +1,7 @@
 """Creates key pairs and signs decisions. `bridge.approval.decision_token` verifies them.
 
 `keygen`, `decide`, and the reference portal use this module. Other portals follow PROTOCOL.md. A private key file is
-readable only by its owner, and the agent never overwrites a key file. Like ssh, this module rejects a private key file
+readable only by its owner, and `keygen` never overwrites a key file. Like ssh, this module rejects a private key file
 that other users can read.
 """
 

@@ -1,18 +1,11 @@
 """Sends StartRequests to Azure for the approvals that are due, and interprets the responses.
 
-The attempt is saved before the request. After a crash, the agent therefore knows that Azure may have received the
-approval. A second StartRequests for the same EventId is harmless.
+After a crash, the agent may send StartRequests again for the same EventId, which is harmless.
 
 - If Azure responds with 200, the event is approved.
 - If Azure responds with another status, the agent writes one record and tries again. It stops when the event starts,
   changes, or is held.
 - If Azure does not respond, the outcome is unknown. The agent tries again while the event is Scheduled.
-
-Immediately before each request, the agent requests the document again. This request is the last look. If the document
-does not allow the approval, the agent withholds the approval and tries again a second later.
-
-The agent sends no request while the file ``approvals.disabled`` is in the state directory, or while another user can
-write a file that determines who may approve (`bridge.approval.files`).
 """
 
 from __future__ import annotations
@@ -72,8 +65,6 @@ class Submitter:
         self._retry_at = {each.key: self._retry_at.get(each.key, now) for each in wanted}
         return [each for each in wanted if self._retry_at[each.key] <= now]
 
-    # Instead of a request.
-
     def why_disabled(self) -> tuple[ApprovalResult, str] | None:
         """Return the reason why all requests are disabled, or None."""
         file = self._directory / DISABLED_FILE
@@ -108,8 +99,6 @@ class Submitter:
             result.approvals.append(done)
             result.add_outcome(each, Transition.APPROVED, why, decisions=followed, message=message)
         return result
-
-    # The request.
 
     def last_look(self) -> tuple[Document, Instant] | None:
         """Return the current document and the time of the response, or None if the metadata service does not respond.

@@ -1,7 +1,8 @@
 """The two-person rule: an approval can require decisions of several people.
 
 If ``required_approvals`` is 2, an event is approved only when two people have approved the same version of the event.
-Two decisions count as two people if their kids, their keys, and their approvers all differ. The default is 1.
+Two decisions count as two people only if their key IDs (``kid``), their keys, and their approvers all differ. The
+default is 1.
 """
 
 from __future__ import annotations

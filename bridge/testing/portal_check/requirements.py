@@ -101,7 +101,7 @@ class Requirement(Enum):
         8, "A hold comes like an approval, and is newer.", "Between a `hold` and an `approve` the newer `iat` wins"
     )
     OUTCOME = Sentence(
-        9, "The outcome is taken as a record.", "Each attempt to approve, accepted or refused, is a record"
+        9, "The outcome is taken as a record.", "The agent writes a record for each attempt to approve an event"
     )
 
     @property
