@@ -203,14 +203,7 @@ class Agent:
         )
 
     def _start_approvals(self) -> None:
-        settings = self._settings
-        self.approvals.configure(
-            settings.approval,
-            self.imds,
-            configuration=settings.file,
-            secret_variables=settings.secret_variables,
-            imds_timeout_seconds=settings.imds.timeout_seconds,
-        )
+        self.approvals.configure(self._settings, self.imds)
         self.poller.approvals = self.approvals.approver
         self.approvals.start()
 

@@ -373,7 +373,7 @@ class DeliveryWorker:
             has_urgent=has_urgent,
             seconds_to_notice=None if soonest is None else soonest - wall,
             retry_after=error.retry_after,
-            is_gone=error.held,
+            is_gone=error.gone,
         )
 
     def _note_failure(self, error: DeliveryFailed, *, next_step: str = "") -> None:
@@ -381,7 +381,7 @@ class DeliveryWorker:
         if error.needs_attention:
             self._metrics.set_needs_attention(needed=True)  # until the sink responds
         level = logging.ERROR if error.needs_attention else logging.WARNING
-        if error.held:
+        if error.gone:
             next_step = "Nothing is sent until `outbox retry` or a restart."
         reason = str(error)[:_REASON_CHARACTERS]
         self._report.problem(self.name, level, f"Sending failed: {reason} {next_step}".rstrip(), sink=self.name)

@@ -15,10 +15,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from bridge.approval.decision_token import Claims, verify_for_any_vm
+from bridge.approval.decision_token import Claims, RefusedDecision, verify_for_any_vm
 from bridge.clock import Clock, format_time
 from bridge.config.trusted_keys import TrustedKey
-from bridge.errors import RefusedDecision
 from bridge.logs import ThrottledLog
 from bridge.portal.fleet import key_of_event_id
 from bridge.portal.metrics import PortalMetrics

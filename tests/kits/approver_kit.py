@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
+from signed_decisions import sign_decision
 
 from bridge.approval.approver import Approver
 from bridge.approval.service import ApprovalService
-from bridge.approval.signing import generate_key, sign_decision
+from bridge.approval.signing import generate_key
 from bridge.cli.approve import cli_decision
 from bridge.clock import Clock, Instant
 from bridge.config.approval import ApprovalSettings, KeySettings, RemoteSettings, RuleSettings
+from bridge.config.settings import Settings
 from bridge.errors import ImdsStatus
 from bridge.events.diff import Change
 from bridge.events.event import Document, Incarnation, ScheduledEvent, VmIdentity
@@ -188,7 +190,7 @@ class ApproverKit:
         return Clock(now=self.now, monotonic=self.monotonic, random=lambda: 0.0)
 
     def configure(self) -> None:
-        self.service.configure(self.settings, cast(ImdsClient, self.imds))
+        self.service.configure(Settings(sinks=(), approval=self.settings), cast(ImdsClient, self.imds))
         self.approver = self.service.approver
 
     def hear_portal(self) -> None:

@@ -32,7 +32,7 @@ _GRACE_SECONDS = 3.0
 _MOST_SECONDS = 30.0
 _PORTAL_SECONDS = 9
 _STDOUT = "stdout"
-_REPEATED = " It is asked again."
+_REPEATED = " The agent tries again."
 
 
 class Tried(msgspec.Struct, frozen=True, kw_only=True):

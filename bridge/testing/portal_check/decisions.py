@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-from bridge.approval.decision_token import MAX_TOKEN_CHARACTERS, Claims, verify
+from bridge.approval.decision_token import MAX_TOKEN_CHARACTERS, Claims, RefusedDecision, verify
 from bridge.approval.digest import digest
+from bridge.approval.refusal_reasons import RefusalReason
 from bridge.config.trusted_keys import TrustedKey
-from bridge.errors import RefusalReason, RefusedDecision
 from bridge.events.event import ScheduledEvent
 from bridge.events.record import Verdict
 from bridge.testing.portal_check.report import Report
