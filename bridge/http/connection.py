@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 from urllib3.util import wait_for_read
 
-from bridge.errors import DeadlineExceeded
 from bridge.http.watchdog import Call, Watched, address_shares, cut_calls_of
 
 _CLOSE_SECONDS = 1.0
@@ -61,10 +60,10 @@ class DeadlineConnection:
                     response = self._connection.read_response(max_body_bytes)
             except (OSError, http.client.HTTPException) as exc:
                 self._connection.close()
-                _raise_if_cut(call, exc)
+                call.raise_if_cut(exc, is_timeout=isinstance(exc, TimeoutError))
                 raise
             # A body that ends with its connection looks complete after the watchdog has shut down the socket.
-            _raise_if_cut(call, None)
+            call.raise_if_cut()
             return response
 
     def close(self) -> None:
@@ -118,12 +117,3 @@ class _Connection(Watched):
             response.close()
             self.close()
         return Response(response.status, response.reason, response.headers, b"" if unread else body, unread)
-
-
-def _raise_if_cut(call: Call, exc: Exception | None) -> None:
-    if call.cut_by == "close":
-        raise ConnectionAbortedError("the connection was closed") from exc
-    if call.cut_by == "deadline" or isinstance(exc, TimeoutError):
-        raise DeadlineExceeded(
-            f"no complete answer within {call.deadline_seconds:g} s, so the request was cut"
-        ) from exc

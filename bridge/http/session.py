@@ -6,12 +6,7 @@
 from __future__ import annotations
 
 import math
-import ssl
-import time
 from collections.abc import Mapping
-from datetime import datetime, timedelta, timezone
-from email.message import Message
-from email.utils import parsedate_to_datetime
 from typing import Any, cast
 
 import requests
@@ -20,14 +15,11 @@ import urllib3
 from urllib3.connectionpool import ConnectionPool
 
 from bridge.errors import DeadlineExceeded
-from bridge.http.failures import causes
 from bridge.http.watchdog import POOL_CLASSES, Call, cut_calls_of
 
 MAX_BODY_BYTES = 1024 * 1024
 
 _CHUNK_BYTES = 64 * 1024
-
-_DISCONNECTS = (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
 
 class ResponseUnread(requests.RequestException):
@@ -117,30 +109,12 @@ class DeadlineSession(requests.Session):
             raise
         # A body that ends with its connection looks complete after the watchdog has shut down the socket.
         _raise_if_cut(call, request, None)
-        response.elapsed = timedelta(seconds=time.monotonic() - call.started_at)
         return response
 
     def close(self) -> None:
         """Close the idle connections, and end the calls of other threads."""
         cut_calls_of(self)
         super().close()
-
-
-def retry_after_seconds(headers: Mapping[str, str] | Message, *, now: datetime | None = None) -> float | None:
-    """Return the value of the Retry-After header in seconds; None if it is missing or invalid.
-
-    The value is a number of seconds or an HTTP date (RFC 9110 section 10.2.3). A past date is 0.
-    """
-    text = headers.get("Retry-After", "").strip()
-    if text.isascii() and text.isdigit():
-        return float(text[:18])
-    try:
-        moment = parsedate_to_datetime(text)
-    except (TypeError, ValueError, IndexError, OverflowError):
-        return None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=timezone.utc)
-    return max(0.0, (moment - (now or datetime.now(timezone.utc))).total_seconds())
 
 
 def _read_body(response: requests.Response, max_body_bytes: int) -> None:
@@ -216,25 +190,16 @@ class _DeadlineAdapter(requests.adapters.HTTPAdapter):
         return manager
 
 
-def is_disconnect(exc: BaseException) -> bool:
-    """Return whether the peer closed or reset the connection (RemoteDisconnected is a reset)."""
-    return any(isinstance(cause, _DISCONNECTS) for cause in causes(exc))
-
-
-def _raise_if_cut(call: Call, request: requests.PreparedRequest, exc: Exception | None) -> None:
-    """Raise the error of *call* if the call was cut. A timeout of one read or connect counts as a cut."""
-    if call.cut_by == "close":
-        where = _without_secrets(request.url)
-        raise requests.ConnectionError(f"{request.method} {where}: its session was closed.", request=request) from exc
-    is_timeout = isinstance(exc, requests.Timeout) or (exc is not None and time.monotonic() >= call.expires_at)
-    if call.cut_by == "deadline" or is_timeout:
-        raise DeadlineExceeded(
-            f"{request.method} {_without_secrets(request.url)}: no complete answer within "
-            f"{call.deadline_seconds:g} s, so the call was cut."
-        ) from exc
-
-
 def _without_secrets(url: str | None) -> str:
     """Return the scheme, host, and port of *url*. Every other part can contain a secret."""
     parsed = urllib3.util.parse_url(url or "")
     return urllib3.util.Url(scheme=parsed.scheme, host=parsed.host, port=parsed.port).url
+
+
+def _raise_if_cut(call: Call, request: requests.PreparedRequest, error: Exception | None) -> None:
+    try:
+        call.raise_if_cut(error, is_timeout=isinstance(error, requests.Timeout))
+    except DeadlineExceeded as cut:
+        raise DeadlineExceeded(f"{request.method} {_without_secrets(request.url)}: {cut}") from error
+    except ConnectionAbortedError as closed:
+        raise requests.ConnectionError(f"{request.method} {_without_secrets(request.url)}: {closed}") from error

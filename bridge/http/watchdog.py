@@ -27,6 +27,8 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import ConnectTimeoutError, LocationParseError, NameResolutionError, NewConnectionError
 
+from bridge.errors import DeadlineExceeded
+
 
 class Call:
     """One call in flight, as a context manager: its deadline, its sockets, and the reason why it was cut.
@@ -34,13 +36,12 @@ class Call:
     Every connection that the thread uses inside the context belongs to the call.
     """
 
-    __slots__ = ("closed", "cut_by", "deadline_seconds", "expires_at", "session", "sockets", "started_at")
+    __slots__ = ("closed", "cut_by", "deadline_seconds", "expires_at", "session", "sockets")
 
     def __init__(self, session: object, deadline_seconds: float) -> None:
         self.session = session
         self.deadline_seconds = deadline_seconds
-        self.started_at = time.monotonic()
-        self.expires_at = self.started_at + deadline_seconds
+        self.expires_at = time.monotonic() + deadline_seconds
         self.cut_by: str | None = None
         self.sockets: list[socket.socket] = []
         self.closed: list[socket.socket] = []
@@ -66,6 +67,15 @@ class Call:
         for each in self.sockets:
             with contextlib.suppress(OSError):  # the peer has already closed the connection
                 each.shutdown(socket.SHUT_RDWR)
+
+    def raise_if_cut(self, error: Exception | None = None, *, is_timeout: bool = False) -> None:
+        """Raise the reason if the call was cut. A timeout of one read or connect also counts as a cut."""
+        if self.cut_by == "close":
+            raise ConnectionAbortedError("the connection was closed") from error
+        is_late = error is not None and time.monotonic() >= self.expires_at
+        if self.cut_by == "deadline" or is_timeout or is_late:
+            seconds = f"{self.deadline_seconds:g} s"
+            raise DeadlineExceeded(f"no complete response within {seconds}, so the request was cut") from error
 
 
 class _Watchdog:

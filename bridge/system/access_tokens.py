@@ -31,7 +31,7 @@ from msgspec import Meta
 
 from bridge.clock import REAL_CLOCK, Clock
 from bridge.errors import BridgeError, CredentialFailed
-from bridge.http.session import retry_after_seconds
+from bridge.http.retry_after import retry_after_seconds
 from bridge.system.threads import run_daemon
 from bridge.text import EXCERPT_CHARACTERS, one_line
 
