@@ -23,15 +23,10 @@ _CHUNK_BYTES = 64 * 1024
 
 
 class ResponseUnread(requests.RequestException):
-    """The body was not read. ``response`` has the status, the headers, and an empty body."""
+    """The body was not read, because it is too large, or compressed although the request did not allow it.
 
-
-class ResponseTooLarge(ResponseUnread):
-    """The body is larger than the caller allows. The connection is closed."""
-
-
-class ResponseEncoded(ResponseUnread):
-    """The body is compressed although the request did not allow it."""
+    ``response`` has the status, the headers, and an empty body.
+    """
 
 
 class DeadlineSession(requests.Session):
@@ -86,7 +81,7 @@ class DeadlineSession(requests.Session):
         """Return the response to *request* with any status, and with the body in ``content``.
 
         Callers can send a prepared request again: preparing takes a third of a call. Raises DeadlineExceeded at the
-        deadline, ResponseTooLarge, ResponseEncoded, and the exceptions of `requests.Session.send`.
+        deadline, ResponseUnread, and the exceptions of `requests.Session.send`.
         """
         if not 0 < deadline_seconds < math.inf:
             raise ValueError(f"deadline_seconds is {deadline_seconds}; a call needs a positive, finite deadline.")
@@ -121,26 +116,21 @@ def _read_body(response: requests.Response, max_body_bytes: int) -> None:
     """Read the streamed body of *response* into its ``content``."""
     codings = response.headers.get("Content-Encoding", "").split(",")
     if any(coding.strip().lower() not in {"", "identity"} for coding in codings):
-        _discard_body(response)
-        raise ResponseEncoded(
-            f"The answer of {_without_secrets(response.url)} has a Content-Encoding, although the request allows none.",
-            response=response,
-        )
+        raise _unread(response, "has a Content-Encoding, although the request allows none")
     chunks: list[bytes] = []
     size = 0
     for chunk in response.iter_content(_CHUNK_BYTES):
         size += len(chunk)
         if size > max_body_bytes:
-            _discard_body(response)
-            where = _without_secrets(response.url)
-            raise ResponseTooLarge(f"The answer of {where} is larger than {max_body_bytes} bytes.", response=response)
+            raise _unread(response, f"is larger than {max_body_bytes} bytes")
         chunks.append(chunk)
     response._content = b"".join(chunks)  # noqa: SLF001 - requests has no other way to set `content`
 
 
-def _discard_body(response: requests.Response) -> None:
+def _unread(response: requests.Response, reason: str) -> ResponseUnread:
     response.close()
     response._content = b""  # noqa: SLF001 - likewise
+    return ResponseUnread(f"The response of {_without_secrets(response.url)} {reason}.", response=response)
 
 
 class _DeadlineAdapter(requests.adapters.HTTPAdapter):

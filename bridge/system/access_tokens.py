@@ -37,8 +37,6 @@ from bridge.text import EXCERPT_CHARACTERS, one_line
 
 logger = logging.getLogger(__name__)
 
-#: A token with less time left is used only if no newer token is available: the clock of the service may be ahead.
-_LEAST_SECONDS = 60.0
 _RENEWED_AFTER = 2 / 3
 _RETRY_SECONDS = 5.0
 #: How long the replacement of a refused token is kept, even if the service refuses it too.
@@ -96,23 +94,12 @@ class RenewedToken:
 
     def current(self, *, wait_seconds: float) -> AccessToken:
         """Return a valid token; raise CredentialFailed if none arrives within *wait_seconds*."""
-        token = self.good()
-        if token is not None:
-            if self._clock.timestamp() >= self._renew_at:
-                self._begin()
-            return token
-        try:
+        token, now = self._token, self._clock.timestamp()
+        if token is None or now >= token.expires_on:
             return self._awaited(wait_seconds)
-        except CredentialFailed:
-            last = self._token
-            if last is None or self._clock.timestamp() >= last.expires_on:
-                raise
-            return last
-
-    def good(self) -> AccessToken | None:
-        """Return the stored token unless it is about to expire."""
-        token = self._token
-        return token if token is not None and token.expires_on - self._clock.timestamp() > _LEAST_SECONDS else None
+        if now >= self._renew_at:
+            self._begin()
+        return token
 
     def forget(self) -> None:
         """Drop the token, because the service has refused it."""
@@ -168,21 +155,16 @@ class RenewedToken:
         ) from error
 
 
-def token_of(scope: str, *, key: str, fetch: Callable[[], AccessToken] | None = None) -> RenewedToken:
-    """Return the token for *scope* of the identity in AZURE_CLIENT_ID, or of the only identity.
+def token_of(scope: str, *, key: str) -> RenewedToken:
+    """Return the token for *scope* of the identity in AZURE_CLIENT_ID, or of the only identity of this VM.
 
-    Messages name the setting *key*. *fetch* replaces the request to Entra ID.
+    Messages name the setting *key*.
     """
     return RenewedToken(
-        fetch or partial(fetch_own_token, scope),
+        partial(fetch_token, scope, client_id=os.environ.get("AZURE_CLIENT_ID") or None),
         source=f"Entra ID ({key})",
         advice="Check the scope, and that this VM has a managed identity.",
     )
-
-
-def fetch_own_token(scope: str) -> AccessToken:
-    """Return a new token of the identity in AZURE_CLIENT_ID, or of the only identity. The caller retries."""
-    return fetch_token(scope, client_id=os.environ.get("AZURE_CLIENT_ID") or None)
 
 
 def fetch_token(scope: str, *, client_id: str | None = None, is_default: bool = False) -> AccessToken:

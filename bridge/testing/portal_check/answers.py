@@ -70,11 +70,11 @@ class AnswerReader:
         return False
 
     def _is_readable(self, exchange: Exchange) -> bool:
-        if exchange.is_encoded:
+        if exchange.is_unread and "Content-Encoding" in exchange.headers:
             self._report.broken(Requirement.PLAIN, exchange, "It is compressed, though identity was asked for.")
             return False
         self._report.met(Requirement.PLAIN)
-        if exchange.is_too_large:
+        if exchange.is_unread:
             self._report.broken(Requirement.BODY_SIZE, exchange, "The body is larger than 1 MiB.")
             return False
         self._report.met(Requirement.BODY_SIZE)

@@ -16,7 +16,7 @@ from bridge.approval.portal_client import AGENT_HEADER, MAX_ANSWER_BYTES, Portal
 from bridge.config.approval import RemoteSettings
 from bridge.errors import BridgeError, DeadlineExceeded
 from bridge.http.failures import is_loopback, root_cause
-from bridge.http.session import DeadlineSession, ResponseEncoded, ResponseTooLarge
+from bridge.http.session import DeadlineSession, ResponseUnread
 from bridge.system.secrets import MASK
 from bridge.text import EXCERPT_CHARACTERS, one_line
 
@@ -39,8 +39,8 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes = b""
     problem: str | None = None
     """Why there is no answer, or why its body was not read."""
-    is_encoded: bool = False
-    is_too_large: bool = False
+    is_unread: bool = False
+    """True if the body was not read, because it is too large or compressed."""
 
     @property
     def answered(self) -> str:
@@ -154,17 +154,15 @@ class CheckClient:
 
 
 def _failed(error: Exception, *, asked: str, seconds: float) -> Exchange:
-    if isinstance(error, ResponseEncoded | ResponseTooLarge) and error.response is not None:
-        is_encoded = isinstance(error, ResponseEncoded)
+    if isinstance(error, ResponseUnread) and error.response is not None:
         coding = one_line(error.response.headers.get("Content-Encoding", ""), EXCERPT_CHARACTERS)
         return Exchange(
             asked=asked,
             seconds=seconds,
             status=error.response.status_code,
             headers=error.response.headers,
-            problem=f"Content-Encoding {coding}, not read" if is_encoded else "more than 1 MiB, not read to its end",
-            is_encoded=is_encoded,
-            is_too_large=not is_encoded,
+            problem=f"Content-Encoding {coding}, not read" if coding else "more than 1 MiB, not read to its end",
+            is_unread=True,
         )
     if isinstance(error, DeadlineExceeded):
         return Exchange(asked=asked, seconds=seconds, problem="no complete answer")
