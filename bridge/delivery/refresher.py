@@ -15,15 +15,11 @@ from bridge.outbox.rows import Delivery, DeliveryState
 from bridge.outbox.state import State
 
 
-class Refreshes(msgspec.Struct, frozen=True, kw_only=True):
-    """The records that are due for a refresh, and the time until the next refresh."""
+def find_refreshes(state: State, sink: str, *, now: float, every_seconds: float) -> tuple[list[int], float]:
+    """Return the sequences of the records to send again, and the seconds until the next refresh.
 
-    sequences: list[int]
-    next_seconds: float
-
-
-def find_refreshes(state: State, sink: str, *, now: float, every_seconds: float) -> Refreshes:
-    """Return the records that *sink* accepted so long before *now*, in Unix seconds."""
+    A record is sent again when *sink* accepted it at least *every_seconds* before *now*, in Unix seconds.
+    """
     due, next_seconds = [], every_seconds
     for delivery in _current(state, sink):
         age = now - delivery.changed_at
@@ -31,7 +27,7 @@ def find_refreshes(state: State, sink: str, *, now: float, every_seconds: float)
             next_seconds = min(next_seconds, every_seconds - age)
         else:  # a negative age means that the wall clock was set back
             due.append(delivery.sequence)
-    return Refreshes(sequences=due, next_seconds=0.0 if due else next_seconds)
+    return due, 0.0 if due else next_seconds
 
 
 def _current(state: State, sink: str) -> Iterator[Delivery]:

@@ -1,31 +1,23 @@
-"""The retry schedule of one sink: when and with which records the sink is tried after a failure. Pure: times come in.
+"""The retry delay of one sink: when the agent tries again after a failed send, and with which records.
 
-The delay between two attempts (`bridge.backoff.delivery_gap`):
+The delay between two attempts (`bridge.backoff.delivery_gap`) follows these rules:
 
-- It is random, from 0.1 s to a limit that starts at 1 s and doubles with each failure up to 300 s (full jitter).
-- While NotBefore is in the future, the limit is a quarter of the time left: at least 1 s, and at most 5 s in the first
-  minute of an outage and 15 s after that.
-- A Retry-After of the destination is a minimum for the whole sink, up to an hour. It overrides the other limits.
-- For a Preempt or Terminate, the delay is at most 2 s, regardless of all other rules.
+- The delay is random, from 0.1 s to a limit. The limit is 1 s at first and doubles with each failure, up to 300 s.
+- While NotBefore is in the future, the limit is a quarter of the time left. This limit is at least 1 s, and at most 5 s
+  in the first minute of an outage and 15 s after that.
+- A Retry-After header is a minimum for the whole sink, up to one hour. It overrides the other limits.
+- For a Preempt or Terminate event, the delay is at most 2 s, regardless of all other rules.
 
-A record that its destination does not accept delays only its own event. A destination that is down fails every send.
-Two failures in a row on different events therefore pause the sink. A paused sink gets probes, which are one record at a
-time. Any response about a record ends the pause and makes all rows due.
+A failure delays only its own event. Two failures in a row on different events pause the sink, because the destination
+is probably down. A paused sink gets probes, which are single records. These records have a separate timer for urgent
+events (Preempt and Terminate), so that the two kinds of probes alternate. Any response about a record ends the pause
+and makes all records due.
 
-A few events that always fail must not stop all other events. For this reason:
+After a failure, the next send is of another event, and a probe uses the record with the fewest attempts. Otherwise, an
+event that always fails would stop the other events. A response makes each failing event due once, because the
+destination may have caused the failure.
 
-- After a failure, the next send is of another event, if there is one (`last_send_failed`, `failing_events`). Two
-  failures in a row then point to the destination.
-- A probe uses the record with the fewest attempts.
-- Probes alternate between urgent records and all others.
-
-A response also makes the failing events due, each of them once: the destination may have been the cause. An event that
-fails again has its own problem, and only its own delay or the end of a pause makes it due.
-
-These limits also apply between two probes, because the first successful probe makes every record due. A Preempt or
-Terminate has a separate timer, because its VM will be gone.
-
-Times are seconds on one monotonic clock.
+The schedule is pure: callers pass the time, in seconds on one monotonic clock.
 """
 
 from __future__ import annotations

@@ -254,10 +254,10 @@ class DeliveryWorker:
         if not (self._outbox.is_trusted and self._has_seen_document()):
             return _NO_DOCUMENT_SECONDS
         now = self._clock.timestamp()
-        found = self._outbox.read(find_refreshes, self.name, now=now, every_seconds=self._refresh_seconds)
-        if found.sequences:
-            self._outbox.change(send_again, self.name, found.sequences, now=now)
-        return found.next_seconds
+        due, seconds = self._outbox.read(find_refreshes, self.name, now=now, every_seconds=self._refresh_seconds)
+        if due:
+            self._outbox.change(send_again, self.name, due, now=now)
+        return seconds
 
     @property
     def _has_pending(self) -> bool:
