@@ -25,7 +25,7 @@ from bridge.testing.portal_check.polls import PollChecks
 from bridge.testing.portal_check.records import MadeUpEvent, cloudevent, send
 from bridge.testing.portal_check.report import Report
 from bridge.testing.portal_check.request import CheckClient, Exchange
-from bridge.testing.portal_check.requirements import Requirement
+from bridge.testing.portal_check.requirements import Needs, Requirement
 
 #: A request is held before the operator is asked.
 _HEAD_START_SECONDS = 0.5
@@ -34,28 +34,6 @@ _AT_ONCE_SECONDS = 2.0
 #: A portal that holds nothing is not asked more often.
 _SHORTEST_POLL_SECONDS = 0.2
 _REFUSED = frozenset({401, 403})
-_FOR_A_TOKEN = (Requirement.CHALLENGE, Requirement.TOKEN)
-_ATTESTED = (
-    *_FOR_A_TOKEN,
-    Requirement.NO_DOCUMENT,
-    Requirement.DOCUMENT_SIZE,
-    Requirement.TAMPERED,
-    Requirement.REPLAYED,
-    Requirement.REFUSAL,
-)
-_BY_A_DECISION = (
-    Requirement.NEWS,
-    Requirement.GROWS,
-    Requirement.EVERY,
-    Requirement.STAYS,
-    Requirement.TOKEN_SIZE,
-    Requirement.FORM,
-    Requirement.AUDIENCE,
-    Requirement.EVENT,
-    Requirement.DIGEST,
-    Requirement.HOLD,
-    Requirement.OUTCOME,
-)
 
 
 class NotDecided(BridgeError):
@@ -96,7 +74,7 @@ def check_portal(settings: CheckSettings) -> Report:
         try:
             asker.bearer()
         except CredentialFailed:
-            if not any(each in report for each in _FOR_A_TOKEN):
+            if Requirement.CHALLENGE not in report and Requirement.TOKEN not in report:
                 raise
         else:
             _Play(settings, asker, report).run()
@@ -109,8 +87,7 @@ def _attest(settings: CheckSettings, asker: CheckClient, report: Report) -> None
     if asker.is_attested and settings.document is not None:
         AttestedChecks(asker, report, settings.document).run()
         return
-    for requirement in _ATTESTED:
-        report.untried(requirement, "The kit was to ask with another credential (--attested).")
+    report.untried_without(Needs.DOCUMENT, "The kit uses another credential. To check this, set --attested.")
 
 
 class _Play:
@@ -139,21 +116,17 @@ class _Play:
             if first.index is not None:
                 self._polls.ahead(first.index)
                 self._decide(self._polls.hold(first.index, self._take))
-        self._explain()
+        if self._settings.decider is None:
+            self._report.untried_without(Needs.DECISION, "To check this, set --decision-by.")
         if self._is_told:  # the portal shows an event that is over no longer
             self._asker.post(self._settings.records_url or "", cloudevent(self._told.end()))
 
     def _tell(self) -> None:
         url = self._settings.records_url
         if url is None:
-            why = "The kit was not told where records go (--records-url)."
-            for requirement in (
-                Requirement.RECORD_TAKEN,
-                Requirement.RECORD_TWICE,
-                Requirement.RECORD_OF_OTHERS,
-                Requirement.OUTCOME,
-            ):
-                self._report.untried(requirement, why)
+            why = "The kit has no URL for records. To check this, set --records-url."
+            self._report.untried_without(Needs.RECORDS_URL, why)
+            self._report.untried(Requirement.OUTCOME, why)
             return
         self._is_told = send(self._asker, self._report, url, Requirement.RECORD_TAKEN, self._told.record)
         if self._is_told:
@@ -266,9 +239,3 @@ class _Play:
         elif again is not None:
             self._report.met(Requirement.EVERY)
         self._polls.kept(answer, only=tokens)
-
-    def _explain(self) -> None:
-        """Say why nothing was tried that takes a decision."""
-        if self._settings.decider is None:
-            for requirement in _BY_A_DECISION:
-                self._report.untried(requirement, "It takes a decision, and the kit may ask nobody (--decision-by).")

@@ -8,7 +8,7 @@ from enum import Enum
 import msgspec
 
 from bridge.testing.portal_check.request import Exchange
-from bridge.testing.portal_check.requirements import Requirement
+from bridge.testing.portal_check.requirements import Needs, Requirement
 
 
 class Result(str, Enum):
@@ -59,6 +59,12 @@ class Report:
         """Note why *requirement* cannot be tried, unless it was."""
         if requirement not in self._found:
             self._found[requirement] = Finding(requirement=requirement, result=Result.NOT_TRIED, detail=why)
+
+    def untried_without(self, needs: Needs, why: str) -> None:
+        """Note why the requirements with *needs* cannot be checked."""
+        for requirement in Requirement:
+            if requirement.value.needs is needs:
+                self.untried(requirement, why)
 
     def __contains__(self, requirement: Requirement) -> bool:
         """Return whether a breach of *requirement* was seen."""

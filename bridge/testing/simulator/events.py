@@ -13,12 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from email.utils import format_datetime
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
-
-from bridge.config.mistakes import Problems
-from bridge.config.toml import convert
 
 API_VERSIONS = (
     "2017-03-01",
@@ -52,7 +49,7 @@ class EventChanges(msgspec.Struct, frozen=True, kw_only=True):
     notice_seconds: Seconds | None = None
     """From Scheduled to NotBefore. None: Microsoft's minimum for the type."""
     impact_seconds: Seconds = _IMPACT_SECONDS
-    """From Started until the event leaves the document; infinite: until told."""
+    """From Started until the event leaves the document."""
     duration_seconds: Annotated[int, msgspec.Meta(ge=-1)] = -1
     """DurationInSeconds: 0 no impact, -1 unknown."""
     description: str = ""
@@ -82,9 +79,6 @@ class EventSpec(EventChanges, frozen=True, kw_only=True):
         if self.notice_seconds is not None:
             return self.notice_seconds
         return _NOTICE_SECONDS.get(self.event_type, _NOTICE_SECONDS["Freeze"])
-
-
-_ChangesT = TypeVar("_ChangesT", bound=EventChanges)
 
 
 @dataclass(kw_only=True)
@@ -135,17 +129,6 @@ def _time_text(moment: datetime, api_version: str) -> str:
     if api_version < HEADER_SINCE:
         return whole.strftime("%Y-%m-%dT%H:%M:%SZ")
     return format_datetime(whole, usegmt=True)
-
-
-def read_event(values: Mapping[str, Any], struct: type[_ChangesT], path: str, problems: Problems) -> _ChangesT | None:
-    """Return *values* as *struct*; None when they had mistakes, which are then in *problems*.
-
-    `impact_seconds` alone may be infinite.
-    """
-    is_endless = values.get("impact_seconds") == math.inf
-    finite = {key: value for key, value in values.items() if not (is_endless and key == "impact_seconds")}
-    made = convert(finite, struct, path, problems)
-    return msgspec.structs.replace(made, impact_seconds=math.inf) if made is not None and is_endless else made
 
 
 def changes_in(read: EventChanges, values: Mapping[str, Any]) -> dict[str, Any]:

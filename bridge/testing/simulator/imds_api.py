@@ -76,43 +76,32 @@ class RateLimit:
 DocumentMaker = Callable[[Machine, str, "str | None"], str]
 
 
-def no_documents(machine: Machine, nonce: str, kind: str | None) -> str:
-    """Return what is no document: nobody signs here."""
-    del machine, nonce, kind
-    return ""
-
-
 class ImdsApi:
     """The metadata service of one VM."""
 
-    def __init__(
-        self,
-        world: World,
-        machine: Machine,
-        *,
-        token_lifetime_seconds: int = 86_400,
-        document: DocumentMaker = no_documents,
-    ) -> None:
+    def __init__(self, world: World, machine: Machine, *, document: DocumentMaker) -> None:
         """*document* makes the attested documents."""
         self._world = world
         self._machine = machine
         self._document = document
-        self._token_lifetime_seconds = token_lifetime_seconds
 
     def answer(self, request: Request, *, document_kind: str | None = None) -> Answer:
         """Return the answer to *request*; *document_kind* is the fault of an attested document."""
         target = target_of(request.path)
         if "x-forwarded-for" in request.headers:
             return error(400, "Bad request. A request with an X-Forwarded-For header is refused.")
-        if target == "scheduledevents":
-            return self._events(request)
+        if target == "other":
+            return error(404, "Not found.")
+        return self._events(request) if target == "scheduledevents" else self._read(request, target, document_kind)
+
+    def _read(self, request: Request, target: str, document_kind: str | None) -> Answer:
+        if not _has_metadata_header(request):
+            return _no_metadata_header()
+        if request.method != "GET":
+            return error(405, f"Method {request.method} is not allowed.")
         if target == "token":
             return self._token(request)
-        if target == "attested":
-            return self._attested(request, document_kind)
-        if target == "identity":
-            return self._instance(request)
-        return error(404, "Not found.")
+        return self._attested(request, document_kind) if target == "attested" else self._instance(request)
 
     def _events(self, request: Request) -> Answer:
         version = request.query.get("api-version", "")
@@ -135,12 +124,8 @@ class ImdsApi:
         return Answer()
 
     def _instance(self, request: Request) -> Answer:
-        if not _has_metadata_header(request):
-            return _no_metadata_header()
         if request.query.get("api-version") not in _INSTANCE_VERSIONS:
             return _wrong_version(_INSTANCE_VERSIONS)
-        if request.method != "GET":
-            return error(405, f"Method {request.method} is not allowed.")
         value: Any = self._machine.instance()
         for part in request.path[len(INSTANCE_PATH) :].strip("/").split("/"):
             if part:
@@ -152,12 +137,8 @@ class ImdsApi:
         return Answer(body=json.dumps(value).encode())
 
     def _attested(self, request: Request, kind: str | None) -> Answer:
-        if not _has_metadata_header(request):
-            return _no_metadata_header()
         if request.query.get("api-version", "") not in _INSTANCE_VERSIONS[_INSTANCE_VERSIONS.index("2018-10-01") :]:
             return _wrong_version(_INSTANCE_VERSIONS)
-        if request.method != "GET":
-            return error(405, f"Method {request.method} is not allowed.")
         nonce = request.query.get("nonce", "")
         if len(nonce) > _MOST_NONCE_CHARACTERS:
             return error(400, f"Bad request. nonce has more than {_MOST_NONCE_CHARACTERS} characters.")
@@ -165,21 +146,13 @@ class ImdsApi:
         return Answer(body=json.dumps({"encoding": "pkcs7", "signature": signature}).encode())
 
     def _token(self, request: Request) -> Answer:
-        if not _has_metadata_header(request):
-            return _token_error("invalid_request", "Required metadata header not specified")
-        if request.method != "GET":
-            return error(405, f"Method {request.method} is not allowed.")
         if request.query.get("api-version") != _TOKEN_VERSION:
-            return _token_error("invalid_request", f"api-version must be {_TOKEN_VERSION}")
+            return error(400, "invalid_request", error_description=f"api-version must be {_TOKEN_VERSION}")
         resource = request.query.get("resource", "")
         if not resource:
-            return _token_error("invalid_request", "Required query variable 'resource' is missing")
-        token = self._machine.token(
-            resource,
-            client_id=request.query.get("client_id", ""),
-            now=self._world.clock.now(),
-            lifetime_seconds=self._token_lifetime_seconds,
-        )
+            return error(400, "invalid_request", error_description="Required query variable 'resource' is missing")
+        client_id = request.query.get("client_id", "")
+        token = self._machine.token(resource, client_id=client_id, now=self._world.clock.now())
         return Answer(body=json.dumps(token).encode())
 
 
@@ -216,10 +189,6 @@ def _no_metadata_header() -> Answer:
 def _wrong_version(versions: tuple[str, ...]) -> Answer:
     message = "Bad request. api-version is invalid or was not specified in the request."
     return error(400, message, **{"newest-versions": list(reversed(versions[-3:]))})
-
-
-def _token_error(code: str, description: str) -> Answer:
-    return Answer(status=400, body=json.dumps({"error": code, "error_description": description}).encode())
 
 
 def _start_requests(body: bytes, *, needs_incarnation: bool) -> list[str]:

@@ -6,20 +6,17 @@ so that each is an example for one's own.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import partial
 from importlib import resources
 from pathlib import Path
 
 from bridge.errors import ScenarioError
-from bridge.testing.simulator.clock import ManualClock
 from bridge.testing.simulator.scenario_file import Step, parse_steps
 from bridge.testing.simulator.world import World
 from bridge.text import nearest
 
 _SUFFIX = ".toml"
-_FOREVER_SECONDS = 3e9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,17 +28,6 @@ class Scenario:
     demo_speed: float = 1.0
     """The speed at which all of it passes in a few seconds."""
     steps: tuple[Step, ...] = ()
-
-    @property
-    def length_seconds(self) -> float:
-        """Return the scenario time at which the last thing happens; infinite when an event never ends."""
-        clock = ManualClock()
-        world = World(clock=clock)
-        times = [0.0]
-        world.listen(lambda change: times.append(change.at_seconds))
-        self.play(world)
-        clock.advance(_FOREVER_SECONDS)
-        return times[-1] if world.is_finished else math.inf
 
     def play(self, world: World) -> None:
         """Put every step on the time line of *world*, counted from its present moment."""

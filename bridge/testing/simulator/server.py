@@ -53,7 +53,6 @@ class Simulator:
         speed: float = 1.0,
         rate_limit: bool = True,
         first_call_seconds: float = 0.0,
-        token_lifetime_seconds: int = 86_400,
         allow_remote: bool = False,
         clock: Clock | ManualClock = REAL_CLOCK,
     ) -> None:
@@ -87,7 +86,7 @@ class Simulator:
             self.world.set_fault(Fault(kind="slow", delay_seconds=first_call_seconds, count=1))
         address = parse_listen(listen, allow_remote=allow_remote)
         self._is_local = is_loopback(address[0])
-        self._servers = self._bind(address, rate_limit=rate_limit, token_lifetime_seconds=token_lifetime_seconds)
+        self._servers = self._bind(address, rate_limit=rate_limit)
 
     @property
     def requests(self) -> tuple[RequestSeen, ...]:
@@ -143,17 +142,11 @@ class Simulator:
     ) -> None:
         self.close()
 
-    def _bind(
-        self,
-        address: tuple[str, int],
-        *,
-        rate_limit: bool,
-        token_lifetime_seconds: int,
-    ) -> tuple[HttpServer, ...]:
+    def _bind(self, address: tuple[str, int], *, rate_limit: bool) -> tuple[HttpServer, ...]:
         host, port = address
         servers: list[HttpServer] = []
         for number, machine in enumerate(self.machines):
-            api = ImdsApi(self.world, machine, token_lifetime_seconds=token_lifetime_seconds, document=self._document)
+            api = ImdsApi(self.world, machine, document=self._document)
             respond = partial(self._respond, machine, api, RateLimit() if rate_limit else None)
             wanted = port + number if port else 0
             try:

@@ -119,7 +119,6 @@ def test_the_instance_document_names_the_instance_of_a_scale_set(simulator, sess
     assert compute["name"] == "web_3"
     assert compute["vmScaleSetName"] == "web"
     assert compute["resourceId"].endswith("/virtualMachineScaleSets/web/virtualMachines/3")
-    assert compute["osProfile"]["computerName"] == "web000003"
     assert compute["vmId"] == Machine(name="web_3").vm_id
     whole = get(session, simulator, "/metadata/instance?api-version=2021-02-01").json()
     assert whole["compute"] == compute
