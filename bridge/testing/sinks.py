@@ -1,10 +1,10 @@
-"""Two sinks for tests: `MemorySink` keeps its records, and `ScriptedSink` follows a script.
+"""A sink for tests: it keeps its records in memory, and a script can make its sends fail.
 
-The host builds sinks itself, and builds them again after it cut one. Records and scripts therefore live in a box whose
-name the test and the configuration of the sink share. Configure the sinks by type:
+The agent builds its sinks itself, and builds a sink again after a send that hung. The records and the script are
+therefore in a `Box`. The test and the configuration of the sink share the name of the box:
 
-    type = "bridge.testing.sinks:MemorySink"          type = "bridge.testing.sinks:ScriptedSink"
-    box = "mine"                                      box = "mine"
+    type = "bridge.testing.sinks:ScriptedSink"
+    box = "mine"
 """
 
 from __future__ import annotations
@@ -91,27 +91,8 @@ class Box:
             return self._outcomes.pop(0) if self._outcomes else "accept"
 
 
-class MemorySink(Sink):
-    """Keeps every record in its box."""
-
-    class Config(SinkConfig, frozen=True, kw_only=True):
-        """The keys of this sink."""
-
-        box: str = "memory"
-        """The name under which a test finds the records."""
-
-    def __init__(self, config: MemorySink.Config) -> None:
-        super().__init__(config)
-        self._box = Box.named(config.box)
-
-    def send(self, batch: Sequence[TransitionRecord]) -> None:
-        """Keep *batch*."""
-        self._box.begin(batch)
-        self._box.accept(batch)
-
-
 class ScriptedSink(Sink):
-    """Does to each batch what the script of its box says."""
+    """Accepts each batch, unless the script of its box has another outcome."""
 
     class Config(SinkConfig, frozen=True, kw_only=True):
         """The keys of this sink."""

@@ -31,9 +31,6 @@ from bridge.testing.simulator.machines import Machine
 INTERMEDIATE_PATH = "/control/attestation/intermediate"
 
 _VALID_SECONDS = 6 * 3600
-_EXPIRED_SECONDS = 7 * 3600
-_SHA256 = bytes.fromhex("0609608648016503040201")
-_SHA256_WITH_RSA = bytes.fromhex("06092a864886f70d01010b")
 _SAN = "metadata.azure.com"
 _YEAR = timedelta(days=365)
 
@@ -62,74 +59,47 @@ class AttestationAuthority:
         self._now = now
         self._intermediate_url = intermediate_url
         self._lock = threading.RLock()
-        self._chains: dict[str, _Chain] = {}
-        self._signers: dict[tuple[str, str], _Signer] = {}
+        self._chain = _new_chain(now())
+        self._signers: dict[str, _Signer] = {}
         self._last: dict[str, str] = {}
 
     @property
     def root_pem(self) -> bytes:
-        """Return the certificate of the root, PEM: what a portal is to trust."""
-        return _pem(self._chain("right").root)
+        """Return the certificate of the root, which a portal must trust, as PEM."""
+        return _pem(self._chain.root)
 
     @property
     def intermediate_pem(self) -> bytes:
-        """Return the certificate of the intermediate authority, PEM."""
-        return _pem(self._chain("right").intermediate)
+        """Return the certificate of the intermediate authority as PEM."""
+        return _pem(self._chain.intermediate)
 
     def document(self, machine: Machine, nonce: str, *, kind: str | None = None) -> str:
-        """Return the document of *machine* with *nonce*, in base64, and with the fault called *kind*."""
+        """Return the document of *machine* with *nonce*, in base64, with the fault *kind*."""
         with self._lock:
-            nonce = nonce or f"{self._now():%Y%m%d-%H%M%S}"
             if kind == "cached_nonce":
-                if machine.vm_id not in self._last:
-                    self._last[machine.vm_id] = self._signed(machine, f"{self._now():%Y%m%d-%H%M%S}")
-                return self._last[machine.vm_id]
+                return self._last.get(machine.vm_id) or self._signed(machine, "")
             made = self._signed(machine, nonce, kind=kind)
             if kind is None:
                 self._last[machine.vm_id] = made
             return made
 
     def _signed(self, machine: Machine, nonce: str, *, kind: str | None = None) -> str:
-        age_seconds = _EXPIRED_SECONDS if kind == "expired_document" else 0
-        content = _content(machine, nonce, self._now() - timedelta(seconds=age_seconds))
-        own = self._signer("right", machine.location)
-        if kind == "two_signers":
-            stranger = self._signer("foreign", machine.location)
-            first, second = (each.certificate.public_bytes(Encoding.DER) for each in (own, stranger))
-            der = _pkcs7(content, stranger, beside=own.certificate).replace(second + first, first + second)
-        elif kind == "foreign_root":
-            der = _pkcs7(content, self._signer("foreign", machine.location))
-        elif kind == "foreign_name":
-            der = _pkcs7(content, self._signer("right", "", name="metadata.azure.com.example.net"))
-        else:
-            der = _pkcs7(content, own)
+        signer = self._signers.get(machine.location)
+        if signer is None:
+            signer = self._signers[machine.location] = self._issue(machine.location)
+        now = self._now()
+        der = _pkcs7(_content(machine, nonce or f"{now:%Y%m%d-%H%M%S}", now), signer)
         if kind == "tampered":
             digit = "1" if machine.vm_id.startswith("0") else "0"
             der = der.replace(machine.vm_id.encode(), (digit + machine.vm_id[1:]).encode())
-        if kind == "forged":
-            der = der[:-1] + bytes([der[-1] ^ 1])  # the signature is what comes last
-        if kind == "wrong_digest_algorithm":
-            der = der.replace(_SHA256, _SHA256_WITH_RSA)
         return base64.b64encode(der).decode()
 
-    def _signer(self, chain: str, location: str, *, name: str = _SAN) -> _Signer:
-        with self._lock:
-            found = self._signers.get((chain, name + location))
-            if found is None:
-                found = self._signers[chain, name + location] = self._issue(self._chain(chain), location, name)
-            return found
-
-    def _chain(self, name: str) -> _Chain:
-        with self._lock:
-            if name not in self._chains:
-                self._chains[name] = _new_chain(self._now())  # a stranger may choose the same names
-            return self._chains[name]
-
-    def _issue(self, chain: _Chain, location: str, name: str) -> _Signer:
+    def _issue(self, location: str) -> _Signer:
+        chain = self._chain
         key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-        names = [x509.DNSName(name)] + ([x509.DNSName(f"{location}.{name}")] if location else [])
+        names = [x509.DNSName(_SAN), x509.DNSName(f"{location}.{_SAN}")]
         where = x509.UniformResourceIdentifier(self._intermediate_url())
-        builder = _builder(name, chain.intermediate.subject, key.public_key(), self._now(), is_authority=False)
+        builder = _builder(_SAN, chain.intermediate.subject, key.public_key(), self._now(), is_authority=False)
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         builder = builder.add_extension(
@@ -157,12 +127,10 @@ def _written(moment: datetime) -> str:
     return f"{moment.astimezone(timezone.utc):%m/%d/%y %H:%M:%S} -0000"
 
 
-def _pkcs7(content: bytes, signer: _Signer, *, beside: x509.Certificate | None = None) -> bytes:
-    """Return the SignedData of *content*, DER, with the certificate of *signer* and, if given, the one *beside*."""
+def _pkcs7(content: bytes, signer: _Signer) -> bytes:
+    """Return the SignedData of *content* in DER, with the certificate of *signer*."""
     builder = pkcs7.PKCS7SignatureBuilder().set_data(content)
     builder = builder.add_signer(signer.certificate, signer.key, hashes.SHA256())
-    if beside is not None:
-        builder = builder.add_certificate(beside)
     return builder.sign(Encoding.DER, [pkcs7.PKCS7Options.Binary, pkcs7.PKCS7Options.NoAttributes])
 
 

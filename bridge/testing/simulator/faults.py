@@ -33,12 +33,6 @@ KINDS = {
 DOCUMENT_KINDS = {
     "cached_nonce": "the document of an earlier request, with that one's nonce",
     "tampered": "a document whose content was changed after it was signed",
-    "forged": "a document whose signature is not its signer's",
-    "two_signers": "a document that a stranger signed, with Azure's certificate before the stranger's",
-    "foreign_root": "a document of another authority",
-    "foreign_name": "a document of the right authority for a name that is not the metadata service's",
-    "expired_document": "a document of seven hours ago",
-    "wrong_digest_algorithm": "the right document; its DigestAlgorithm is sha256WithRSAEncryption, as Azure's may be",
 }
 KINDS |= DOCUMENT_KINDS
 #: What a fault strikes: the events document, the instance document, the managed identity's token, the attested

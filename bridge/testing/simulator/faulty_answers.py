@@ -43,10 +43,6 @@ def _status(fault: Fault, _right_answer: _AnswerMaker) -> Answer:
     return answer if fault.body is None else replace(answer, body=fault.body.encode())
 
 
-def _empty(_fault: Fault, _right_answer: _AnswerMaker) -> Answer:
-    return Answer()
-
-
 def _truncated(_fault: Fault, right_answer: _AnswerMaker) -> Answer:
     answer = right_answer()
     return replace(answer, body=answer.body[: len(answer.body) // 2])
@@ -59,14 +55,6 @@ def _garbage(fault: Fault, _right_answer: _AnswerMaker) -> Answer:
 def _oversize(_fault: Fault, right_answer: _AnswerMaker) -> Answer:
     answer = right_answer()
     return replace(answer, body=answer.body + b" " * _OVERSIZE_BYTES)
-
-
-def _redirect(fault: Fault, _right_answer: _AnswerMaker) -> Answer:
-    return Answer(status=302, headers={"Location": fault.location or "/elsewhere"})
-
-
-def _as_it_is(_fault: Fault, right_answer: _AnswerMaker) -> Answer:
-    return right_answer()
 
 
 def _slow(connection: Connection, fault: Fault, right_answer: _AnswerMaker) -> None:
@@ -110,12 +98,12 @@ def _is_gone(connection: socket.socket) -> bool:
 
 _ANSWERS: dict[str, Callable[[Fault, _AnswerMaker], Answer]] = {
     "status": _status,
-    "empty": _empty,
+    "empty": lambda _fault, _right: Answer(),
     "truncated": _truncated,
     "garbage": _garbage,
     "oversize": _oversize,
-    "redirect": _redirect,
-    **dict.fromkeys(DOCUMENT_KINDS, _as_it_is),
+    "redirect": lambda fault, _right: Answer(status=302, headers={"Location": fault.location or "/elsewhere"}),
+    **dict.fromkeys(DOCUMENT_KINDS, lambda _fault, right: right()),
 }
 _SPECIAL: dict[str, Callable[[Connection, Fault, _AnswerMaker], None]] = {
     "slow": _slow,
