@@ -7,26 +7,16 @@ event wait, and the records of other events continue. Records of Preempt and Ter
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from itertools import islice
-from typing import Protocol
 
 import msgspec
 
 from bridge.delivery.retry_schedule import RetrySchedule, SendMode
 from bridge.outbox.rows import Delivery
+from bridge.outbox.state import DueRows
 
 _MOST_PROBED = 2_000
-
-
-class Rows(Protocol):
-    """The due rows of one sink: urgent rows first, otherwise in sequence."""
-
-    def __iter__(self) -> Iterator[Delivery]:
-        """Yield the rows."""
-
-    def of_event(self, event_key: str) -> Iterator[Delivery]:
-        """Yield the rows of one event in sequence."""
 
 
 class Batching(msgspec.Struct, kw_only=True):
@@ -40,7 +30,7 @@ class Batching(msgspec.Struct, kw_only=True):
 
 
 def next_batch(
-    rows: Rows,
+    rows: DueRows,
     schedule: RetrySchedule,
     now: float,
     *,
@@ -62,7 +52,9 @@ def next_batch(
     return [] if mode is SendMode.WAIT else _probe(rows, schedule.urgent_failing)
 
 
-def _batch(rows: Rows, schedule: RetrySchedule, now: float, *, batching: Batching, taken: set[int]) -> list[Delivery]:
+def _batch(
+    rows: DueRows, schedule: RetrySchedule, now: float, *, batching: Batching, taken: set[int]
+) -> list[Delivery]:
     failing = schedule.failing_events
     blocked = schedule.blocked(now) if failing else ()
     first = _first(rows, failing, taken) if schedule.last_send_failed else None

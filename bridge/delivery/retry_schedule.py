@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import Enum
+from functools import partial
 
 import msgspec
 
@@ -78,7 +79,7 @@ class RetrySchedule:
     """The retry state of one sink; *random* returns a number in [0, 1)."""
 
     def __init__(self, random: Callable[[], float]) -> None:
-        self._random = random
+        self._gap = partial(delivery_gap, random=random)
         self._delays: dict[str, _Delay] = {}
         self._last_failed: frozenset[str] = frozenset()
         self._failing_since: float | None = None
@@ -189,7 +190,7 @@ class RetrySchedule:
         elif mode is SendMode.PROBE and not self.urgent_failing:
             self.resume()
         elif mode is SendMode.PROBE:
-            self._probe_at = now + self._gap(self._probes, None, outage_seconds=0.0)
+            self._probe_at = now + self._gap(self._probes, outage_seconds=0.0)
 
     def succeeded(self, event_keys: Iterable[str]) -> None:
         """Note that the destination accepted records, or rejected them permanently: it responds."""
@@ -254,7 +255,9 @@ class RetrySchedule:
         """Set the time of the next probe; an attempt out of turn does not delay it."""
         if self._probe_at is None or during is SendMode.PROBE:
             self._probes += 1
-            self._probe_at = now + self._gap(self._probes, seconds_to_notice, outage_seconds=self._outage_seconds(now))
+            outage_seconds = self._outage_seconds(now)
+            gap = self._gap(self._probes, seconds_to_not_before=seconds_to_notice, outage_seconds=outage_seconds)
+            self._probe_at = now + gap
         else:
             self._bring_probe_forward(now, seconds_to_notice)
 
@@ -290,7 +293,7 @@ class RetrySchedule:
         delay.urgent = event.urgent
         gap = self._gap(
             delay.attempts,
-            event.seconds_to_not_before,
+            seconds_to_not_before=event.seconds_to_not_before,
             outage_seconds=now - delay.since,
             retry_after=retry_after,
             urgent=event.urgent,
@@ -300,21 +303,3 @@ class RetrySchedule:
             queue_seconds = MINIMUM_DELAY_SECONDS * len(self.urgent_failing)
             gap = max(min(gap, URGENT_CAP_SECONDS - queue_seconds), MINIMUM_DELAY_SECONDS)
         delay.tried_at, delay.until = now, now + gap
-
-    def _gap(
-        self,
-        attempts: int,
-        seconds_to_not_before: float | None,
-        *,
-        outage_seconds: float,
-        retry_after: float | None = None,
-        urgent: bool = False,
-    ) -> float:
-        return delivery_gap(
-            attempts,
-            seconds_to_not_before=seconds_to_not_before,
-            outage_seconds=outage_seconds,
-            urgent=urgent,
-            retry_after=retry_after,
-            random=self._random,
-        )

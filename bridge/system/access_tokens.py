@@ -16,7 +16,6 @@ from __future__ import annotations
 import base64
 import http.client
 import json
-import logging
 import os
 import threading
 from collections.abc import Callable
@@ -35,8 +34,6 @@ from bridge.http.retry_after import retry_after_seconds
 from bridge.system.threads import run_daemon
 from bridge.text import EXCERPT_CHARACTERS, one_line
 
-logger = logging.getLogger(__name__)
-
 _RENEWED_AFTER = 2 / 3
 _RETRY_SECONDS = 5.0
 #: How long the replacement of a refused token is kept, even if the service refuses it too.
@@ -54,7 +51,6 @@ CHALLENGE_PATH = "/agents/challenge"
 TOKEN_PATH = "/agents/token"  # noqa: S105 - a path
 
 _OK, _CONFLICT = 200, 409
-_HAS_RETRY_AFTER = frozenset({429, 503})
 _NEEDS_A_PERSON = frozenset({400, 401, 403, 404, 405, 410, 413})
 _MAX_CHALLENGE_SECONDS = 300.0
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 5.0, 40.0
@@ -304,11 +300,6 @@ class AttestedToken(RenewedToken):
                 return AccessToken(found.token, int(asked_at + found.expires_in))
             if _has_nonce(document, challenge.nonce):
                 raise self._refused(response, TOKEN_PATH, "The next attempt uses another challenge.")
-            if wait_seconds == _FIRST_WAIT_SECONDS:
-                logger.info(
-                    "The metadata service returned an attested document of an earlier request. The agent asks again.",
-                    extra={"portal": self._source},
-                )
             if self._clock.monotonic() + wait_seconds > ends_at:
                 raise self._refused(response, TOKEN_PATH, _STALE)
             self._wait(self._stop, wait_seconds)
@@ -331,7 +322,7 @@ class AttestedToken(RenewedToken):
         return CredentialFailed(
             f"{self._source} responded with {shown} to {path}{why}. {advice}".rstrip(),
             needs_attention=status in _NEEDS_A_PERSON or advice is _STALE,
-            retry_after_seconds=retry_after_seconds(response.headers) if status in _HAS_RETRY_AFTER else None,
+            retry_after_seconds=retry_after_seconds(response.headers),
         )
 
     def _read(self, response: requests.Response, decoder: msgspec.json.Decoder[_AnswerT]) -> _AnswerT:
