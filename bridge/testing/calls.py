@@ -20,8 +20,6 @@ class Host:
 
     def __init__(self, settings: SinkSettings) -> None:
         self._sender = Sender(settings.build, name=settings.name, timeout_seconds=settings.config.timeout_seconds)
-        self.thread_name = f"sink:{settings.name}"
-        """What the Sender calls the thread that the sink lives on."""
 
     def send(self, batch: Sequence[TransitionRecord]) -> DeliveryError | None:
         """Send *batch* and return what was raised."""

@@ -37,27 +37,22 @@ class Census:
     sockets: int
 
     @classmethod
-    def taken(cls, *, besides: str = "") -> Census:
-        """Count now, but leave out one thread of the name *besides*.
-
-        The host keeps a sink's thread from send to send, and has none after a send that it had to cut: whether that
-        one is there says nothing of a leak. A second one of that name counts.
-        """
+    def taken(cls) -> Census:
+        """Return the current counts."""
         threads = sum(1 for _ in _TASKS.iterdir()) if _TASKS.exists() else threading.active_count()
-        is_there = any(thread.name == besides for thread in threading.enumerate())
-        return cls(threads=threads - is_there, sockets=_sockets())
+        return cls(threads=threads, sockets=_sockets())
 
     @classmethod
     def baseline(cls) -> Census:
-        """Count after old garbage is gone, so that it does not hide new."""
+        """Return the current counts after a garbage collection, because old garbage would hide a leak."""
         gc.collect()
         return cls.taken()
 
-    def settled(self, *, besides: str = "") -> Census:
-        """Count again once there is no more of anything than here, after 5 s in any case."""
+    def settled(self) -> Census:
+        """Count until no count exceeds this census, for at most 5 s, and return the last counts."""
         never = threading.Event()
         deadline = time.monotonic() + _SETTLE_SECONDS
-        while (now := Census.taken(besides=besides)).exceeds(self) and time.monotonic() < deadline:
+        while (now := Census.taken()).exceeds(self) and time.monotonic() < deadline:
             never.wait(_TICK_SECONDS)
         return now
 

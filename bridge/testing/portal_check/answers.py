@@ -18,6 +18,7 @@ _OK, _NO_CONTENT = 200, 204
 _REDIRECTS = {301, 302, 303, 307, 308}
 _UNKNOWN_VM = {404, 410}
 _REFUSED = {401, 403}
+_NOT_READ = object()
 
 
 class PollAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,8 +35,7 @@ class AnswerReader:
 
     def __init__(self, report: Report) -> None:
         self._report = report
-        self._epoch: object = None
-        self._epochs: set[bool] = set()
+        self._epoch: object = _NOT_READ
 
     def read(self, exchange: Exchange) -> PollAnswer | None:
         """Return what *exchange* brought; None when an agent could use nothing of it."""
@@ -127,18 +127,15 @@ class AnswerReader:
 
     def _read_epoch(self, value: dict[str, Any], exchange: Exchange) -> None:
         epoch = value.get("epoch")
-        self._epochs.add(epoch is not None)
+        last, self._epoch = self._epoch, epoch
         if epoch is not None and not (isinstance(epoch, str) and 1 <= len(epoch) <= MAX_EPOCH_CHARACTERS):
-            self._report.broken(
-                Requirement.EPOCH, exchange, f"The epoch is no text of 1 to {MAX_EPOCH_CHARACTERS} characters."
-            )
-        elif len(self._epochs) > 1:
-            self._report.broken(Requirement.EPOCH, exchange, "Some answers have an epoch, and others none.")
-        elif epoch is not None and self._epoch is not None and epoch != self._epoch:
-            self._report.broken(Requirement.EPOCH, exchange, "The epoch changed, and nothing was lost or restored.")
+            detail = f"The epoch is not a string of 1 to {MAX_EPOCH_CHARACTERS} characters."
+            self._report.broken(Requirement.EPOCH, exchange, detail)
+        elif last not in (_NOT_READ, epoch):
+            detail = "The epoch differs from the last response, although no data was lost or restored."
+            self._report.broken(Requirement.EPOCH, exchange, detail)
         else:
             self._report.met(Requirement.EPOCH)
-        self._epoch = epoch if epoch is not None else self._epoch
 
 
 def _json(body: bytes) -> tuple[Any, str | None]:

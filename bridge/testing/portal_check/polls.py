@@ -118,35 +118,27 @@ class PollChecks:
 
         What comes all the same is handed to *take*: somebody decides meanwhile.
         """
-        early = grown = 0
-        while early < _TRIES and grown < _TRIES:
+        for _ in range(_TRIES):
             exchange = self._asker.poll(index, self._wait_seconds)
             if exchange.status is None and exchange.seconds >= self._wait_seconds:
-                self._report.broken(
-                    Requirement.IN_TIME, exchange, f"After {exchange.seconds:.1f} s the agent gave it up."
-                )
+                detail = f"After {exchange.seconds:.1f} s, the agent ended the request."
+                self._report.broken(Requirement.IN_TIME, exchange, detail)
                 return index
             answer = self.read(exchange)
             if answer is None:
                 return index
             take(answer)
             self._expect_no_fall(answer, index)
-            if answer.index is not None and answer.index < index:
+            found = index if answer.index is None else answer.index
+            if found < index:
                 return index
-            is_news = answer.index is not None and answer.index > index
-            index = index if answer.index is None else answer.index
-            grown += is_news
-            if not is_news and exchange.seconds >= self._wait_seconds * _HELD_SHARE:
+            if found == index and exchange.seconds >= self._wait_seconds * _HELD_SHARE:
                 self._expect_in_time(exchange)
                 self._report.met(Requirement.HELD)
                 return index
-            early += not is_news
-        again = "and its index grew each time" if grown == _TRIES else "each time"
-        self._report.broken(
-            Requirement.HELD,
-            exchange,
-            f"It was asked {early + grown} times and answered before half of the wait, {again}.",
-        )
+            index = found
+        detail = f"The portal responded to {_TRIES} requests before half of their wait was over."
+        self._report.broken(Requirement.HELD, exchange, detail)
         return index
 
     def ahead(self, index: int) -> None:

@@ -126,15 +126,9 @@ class ImdsApi:
     def _instance(self, request: Request) -> Answer:
         if request.query.get("api-version") not in _INSTANCE_VERSIONS:
             return _wrong_version(_INSTANCE_VERSIONS)
-        value: Any = self._machine.instance()
-        for part in request.path[len(INSTANCE_PATH) :].strip("/").split("/"):
-            if part:
-                value = value.get(part) if isinstance(value, dict) else None
-        if value is None:
-            return error(404, "Not found.")
-        if isinstance(value, str):
-            return Answer(body=value.encode(), content_type="text/plain; charset=utf-8")
-        return Answer(body=json.dumps(value).encode())
+        part = request.path[len(INSTANCE_PATH) :].strip("/")
+        value: Any = self._machine.instance().get(part) if part else self._machine.instance()
+        return error(404, "Not found.") if value is None else Answer(body=json.dumps(value).encode())
 
     def _attested(self, request: Request, kind: str | None) -> Answer:
         if request.query.get("api-version", "") not in _INSTANCE_VERSIONS[_INSTANCE_VERSIONS.index("2018-10-01") :]:

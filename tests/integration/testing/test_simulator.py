@@ -122,8 +122,6 @@ def test_the_instance_document_names_the_instance_of_a_scale_set(simulator, sess
     assert compute["vmId"] == Machine(name="web_3").vm_id
     whole = get(session, simulator, "/metadata/instance?api-version=2021-02-01").json()
     assert whole["compute"] == compute
-    name = get(session, simulator, "/metadata/instance/compute/name?api-version=2021-02-01&format=text")
-    assert name.text == "web_3"
     assert get(session, simulator, "/metadata/instance/compute/colour?api-version=2021-02-01").status_code == 404
 
 
