@@ -42,7 +42,7 @@ class Sender:
     """Runs work on the thread of one sink, which *build* makes when it is first needed. For one thread.
 
     *configuration* returns a digest of the sink's configuration; it may read files. *attested* provides tokens of a
-    portal for this VM. *on_stall* is called with the seconds in which this process did not run.
+    portal for this VM.
     """
 
     def __init__(
@@ -52,14 +52,12 @@ class Sender:
         name: str,
         timeout_seconds: float,
         configuration: Callable[[], str] = str,
-        on_stall: Callable[[float], None] = lambda _seconds: None,
         attested: AttestedTokens | None = None,
     ) -> None:
         self._build = build
         self._name = name
         self._timeout_seconds = timeout_seconds
         self._configuration = configuration
-        self._on_stall = on_stall
         self._attested = attested
         self._current: SinkThread | None = None
         self._abandoned: list[SinkThread] = []
@@ -79,7 +77,7 @@ class Sender:
         if self.is_cut:
             raise DeliveryFailed(_CUT, reason=RetryReason.CUT)
         try:
-            return current.run(work, self._on_stall)
+            return current.run(work)
         except _Overdue:
             self._current = None
             self._abandoned.append(current)
@@ -249,7 +247,7 @@ class SinkThread:
 
     # On the watching thread.
 
-    def run(self, work: Callable[[SinkThread], T], on_stall: Callable[[float], None]) -> T:
+    def run(self, work: Callable[[SinkThread], T]) -> T:
         """Run *work* on the sink's thread and return its result; raise _Overdue when a call passes its deadline."""
         done: Future[T] = Future()
 
@@ -266,10 +264,10 @@ class SinkThread:
                 self._changed.notify()
 
         self._works.put(run)
-        self._watch(done, on_stall)
+        self._watch(done)
         return done.result()
 
-    def _watch(self, done: Future[T], on_stall: Callable[[float], None]) -> None:
+    def _watch(self, done: Future[T]) -> None:
         limit, watched, waited = RunningTime(self._deadline_seconds), 0.0, 0.0
         with self._changed:
             while not done.done():
@@ -284,10 +282,7 @@ class SinkThread:
                     watched, late_seconds = began_at, min(time.monotonic() - began_at, waited)
                     limit = RunningTime(self._deadline_seconds - late_seconds - self.spent_seconds)
                     self.spent_seconds = 0.0
-                stalled_seconds = limit.stalled_seconds
                 waited = limit.next_wait()
-                if limit.stalled_seconds > stalled_seconds:
-                    on_stall(limit.stalled_seconds - stalled_seconds)
                 if waited <= 0:
                     self._is_abandoned = True
                     raise _Overdue

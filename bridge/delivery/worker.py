@@ -74,7 +74,6 @@ class DeliveryWorker:
             name=config.name,
             timeout_seconds=config.timeout_seconds,
             configuration=partial(configuration_digest, sink_class, config),
-            on_stall=self.loop_watch.extend,
             attested=attested,
         )
         self._schedule = RetrySchedule(clock.random)

@@ -61,10 +61,6 @@ class LoopWatch:
         """Set the deadline for a call that ends within 1.1 x *deadline_seconds*."""
         self.expect_within(deadline_seconds * _DEADLINE_FACTOR)
 
-    def extend(self, seconds: float) -> None:
-        """Extend the deadline by *seconds* in which this process did not run."""
-        self._due += seconds
-
     def idle(self) -> None:
         """Clear the deadline: the loop does not run."""
         self._due = math.inf
@@ -84,8 +80,6 @@ class RunningTime:
 
     def __init__(self, seconds: float) -> None:
         self.left_seconds = seconds
-        self.stalled_seconds = 0.0
-        """Detected time in which this process did not run."""
         self._at = time.monotonic()
         self._longest = 0.0
 
@@ -94,9 +88,7 @@ class RunningTime:
         now = time.monotonic()
         elapsed, self._at = now - self._at, now
         if elapsed - self._longest > _STALL_SECONDS and self._longest:
-            counted = self._longest * _COUNTED_OF_A_STALL
-            self.stalled_seconds += elapsed - counted
-            elapsed = counted
+            elapsed = self._longest * _COUNTED_OF_A_STALL
         self.left_seconds -= elapsed
         self._longest = min(at_most, max(self.left_seconds / 4, _SHORTEST_WAIT_SECONDS), max(self.left_seconds, 0.0))
         return self._longest
