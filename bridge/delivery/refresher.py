@@ -1,8 +1,8 @@
 """Selects the records to send again to a sink whose destination loses its alerts on a restart. Pure.
 
-The newest record of each active event becomes pending again, under the same ID, when the sink accepted it at least
-*every_seconds* ago. From then on it is a pending record like any other: retries, pauses, and newer records of its event
-follow the same rules. It counts as accepted, and later as delivered, once more.
+When the interval of a refresh has passed since a sink accepted the newest record of an active event, the agent makes
+this record pending again with the same ID. The agent then treats it like every other pending record, and counts it
+again as accepted and as delivered.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bridge.outbox.state import State
 def find_refreshes(state: State, sink: str, *, now: float, every_seconds: float) -> tuple[list[int], float]:
     """Return the sequences of the records to send again, and the seconds until the next refresh.
 
-    A record is sent again when *sink* accepted it at least *every_seconds* before *now*, in Unix seconds.
+    A refresh is due when *sink* accepted a record at least *every_seconds* before *now*, which is in Unix seconds.
     """
     due, next_seconds = [], every_seconds
     for delivery in _current(state, sink):
@@ -31,7 +31,6 @@ def find_refreshes(state: State, sink: str, *, now: float, every_seconds: float)
 
 
 def _current(state: State, sink: str) -> Iterator[Delivery]:
-    """Yield the newest delivered row of each active event, unless a newer record is pending for it."""
     for event in state.events.rows.values():
         delivery = state.deliveries.rows.get((event.sinks.get(sink, 0), sink))
         is_newest = event.ended_at is None and event.key not in state.queue(sink).by_event
@@ -40,7 +39,7 @@ def _current(state: State, sink: str) -> Iterator[Delivery]:
 
 
 def send_again(state: State, sink: str, sequences: Sequence[int], *, now: float) -> None:
-    """Make delivered records pending again for *sink*."""
+    """Make the delivered records with *sequences* pending again for *sink*."""
     for sequence in sequences:
         row = state.deliveries.rows.get((sequence, sink))
         if row is None or row.state is not DeliveryState.DELIVERED:

@@ -41,27 +41,27 @@ _LONG_AGO = float("-inf")
 
 
 class SendMode(Enum):
-    """The records that may be sent now."""
+    """The records that the worker may send now."""
 
     ALL = "all"
-    """All due records."""
+    """The sink is not paused. The worker sends all due records."""
     FRESH = "fresh"
-    """Paused: the first record of an event that has a new record."""
+    """The sink is paused. The worker sends the first record of an event that has a new record."""
     PROBE = "probe"
-    """Paused: one record, except of urgent events that failed, which have their own timer."""
+    """The sink is paused. The worker sends one record, but not of an urgent event that has failed."""
     URGENT = "urgent"
-    """Paused: one urgent record."""
+    """The sink is paused. The worker sends one urgent record."""
     WAIT = "wait"
-    """No record until `RetrySchedule.next_at`."""
+    """The worker sends no record until `RetrySchedule.next_at`."""
 
 
 class FailedEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An event of a batch that failed."""
+    """An event with a record in a batch that failed."""
 
     event_key: str
     urgent: bool
     seconds_to_not_before: float | None
-    """None if it is unknown or has passed."""
+    """The time until NotBefore; None if NotBefore is unknown or has passed."""
 
 
 class _Delay(msgspec.Struct, kw_only=True):
@@ -76,7 +76,7 @@ class _Delay(msgspec.Struct, kw_only=True):
 
 
 class RetrySchedule:
-    """The retry state of one sink; *random* returns a number in [0, 1)."""
+    """The retry state of one sink. *random* returns a number in [0, 1)."""
 
     def __init__(self, random: Callable[[], float]) -> None:
         self._gap = partial(delivery_gap, random=random)
@@ -90,7 +90,7 @@ class RetrySchedule:
         self._urgent_was_last = False
         self._fresh: dict[str, None] = {}
         self.is_gone = False
-        """True after a 410: nothing is sent until a restart or `outbox retry`."""
+        """True after a 410. The agent then sends nothing until a restart or `outbox retry`."""
 
     @property
     def is_paused(self) -> bool:
@@ -99,21 +99,21 @@ class RetrySchedule:
 
     @property
     def is_troubled(self) -> bool:
-        """Return whether anything is delayed, so that it matters which rows are new."""
+        """Return whether an event or the sink is delayed. Only then must the worker report new records."""
         return self._probe_at is not None or bool(self._delays)
 
     @property
     def last_send_failed(self) -> bool:
-        """Return whether the last send failed: the next send should be of an event that has not failed."""
+        """Return whether the last send failed, so that the next send should be of another event."""
         return self._probe_at is None and bool(self._last_failed)
 
     @property
     def failing_events(self) -> Collection[str]:
-        """Return the keys of the events that failed and have no response since."""
+        """Return the keys of the events whose last send failed."""
         return self._delays.keys()
 
     def blocked(self, now: float) -> Collection[str]:
-        """Return the keys of the events that have a delay of their own."""
+        """Return the keys of the failing events that must still wait."""
         return {key for key, delay in self._delays.items() if delay.until > now}
 
     @property
@@ -122,7 +122,7 @@ class RetrySchedule:
         return {key for key, delay in self._delays.items() if delay.urgent}
 
     def urgent_blocked(self, now: float) -> Collection[str]:
-        """Return the keys of the urgent failing events, except the event that has been due for the longest time."""
+        """Return the keys of the urgent failing events, except for the event that is next."""
         return set(self.urgent_failing) - {self._longest_due_urgent(now)}
 
     def _longest_due_urgent(self, now: float) -> str | None:
@@ -143,7 +143,7 @@ class RetrySchedule:
         return SendMode.WAIT
 
     def next_at(self) -> float:
-        """Return when `mode` or `blocked` may change; infinity if only a new record can change them."""
+        """Return when `mode` or `blocked` may change, or infinity if only a new record can change them."""
         if self.is_gone:
             return _NEVER
         if self._probe_at is None:
@@ -158,7 +158,7 @@ class RetrySchedule:
     def record_arrived(
         self, event_key: str, now: float, *, urgent: bool, seconds_to_not_before: float | None = None
     ) -> None:
-        """Note a new record: its event is tried once immediately, unless a Retry-After applies to the sink."""
+        """Note a new record. The agent tries its event immediately, unless a Retry-After applies."""
         delay = self._delays.get(event_key)
         if delay is not None:
             delay.until = _LONG_AGO
@@ -172,13 +172,13 @@ class RetrySchedule:
             self._fresh[event_key] = None
 
     def take_fresh(self) -> str:
-        """Return the event to try in FRESH mode; its record is no longer new."""
+        """Return the event to try in the mode FRESH. Its record then no longer counts as new."""
         event_key = next(iter(self._fresh))
         del self._fresh[event_key]
         return event_key
 
     def nothing_pending(self, mode: SendMode, now: float) -> None:
-        """Note that there is no row which *mode* may send."""
+        """Note that no pending row matches *mode*."""
         if mode is SendMode.ALL:
             for event_key in [key for key, delay in self._delays.items() if delay.until <= now]:
                 del self._delays[event_key]
@@ -193,7 +193,7 @@ class RetrySchedule:
             self._probe_at = now + self._gap(self._probes, outage_seconds=0.0)
 
     def succeeded(self, event_keys: Iterable[str]) -> None:
-        """Note that the destination accepted records, or rejected them permanently: it responds."""
+        """Note that the destination accepted or permanently rejected records, so it responds."""
         for event_key in event_keys:
             self._delays.pop(event_key, None)
         self._last_failed = frozenset()
@@ -205,12 +205,12 @@ class RetrySchedule:
                 delay.until, delay.was_released = _LONG_AGO, True
 
     def needed_no_request(self, event_keys: Iterable[str]) -> None:
-        """Note that the sink had nothing to send for these events, which shows nothing about the destination."""
+        """Note that the sink made no request for these events. This is no sign of its destination."""
         for event_key in event_keys:
             self._delays.pop(event_key, None)
 
     def resume(self) -> None:
-        """Make every row due: the sink responded, or a person requested it."""
+        """End the pause and make every row due, because the sink responded or a person requested a retry."""
         self._probe_at, self._bound_until, self._urgent_at = None, _LONG_AGO, _NEVER
         self._last_failed, self._failing_since = frozenset(), None
         self._probes = 0
@@ -232,8 +232,8 @@ class RetrySchedule:
     ) -> None:
         """Note that a send in the mode *during* failed.
 
-        *has_urgent*: an urgent record is pending for the sink. *seconds_to_notice*: the time to the soonest future
-        NotBefore of all pending records. *is_gone*: the response was 410.
+        *has_urgent* is True if an urgent record is pending for the sink. *seconds_to_notice* is the time until the
+        earliest future NotBefore of all pending records. *is_gone* is True if the response was 410.
         """
         if self._failing_since is None:
             self._failing_since = now
@@ -252,7 +252,7 @@ class RetrySchedule:
             self._set_urgent(now, during, has_urgent=has_urgent)
 
     def _pause(self, now: float, during: SendMode, seconds_to_notice: float | None) -> None:
-        """Set the time of the next probe; an attempt out of turn does not delay it."""
+        """Set the time of the next probe. A send of an urgent or new record does not delay the next probe."""
         if self._probe_at is None or during is SendMode.PROBE:
             self._probes += 1
             outage_seconds = self._outage_seconds(now)
@@ -281,7 +281,6 @@ class RetrySchedule:
             self._urgent_at = soon
 
     def _urgent_deadline(self) -> float:
-        """Return when the first of the urgent failing events has waited for its longest time."""
         tried = (delay.tried_at for delay in self._delays.values() if delay.urgent)
         return min(tried, default=_NEVER) + URGENT_CAP_SECONDS
 
