@@ -1,8 +1,8 @@
-"""DeadlineConnection: a keep-alive connection to one HTTP server, with a wall-clock deadline for every request.
+"""DeadlineConnection is the HTTP client of the IMDS poll. Each request has a deadline.
 
-The poll uses it. On a machine that is idle between two polls, a request over `http.client` takes less than half of the
-CPU time of a request over requests and urllib3. The connection uses no proxy, follows no redirect, and retries nothing.
-`bridge.http.watchdog` cuts overdue requests.
+The client keeps one connection open. The agent polls every second, and a request over `http.client` takes less than
+half of the CPU time of a request over requests. The connection uses no proxy, follows no redirects, and retries
+nothing.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Response(NamedTuple):
     reason: str
     headers: Message
     body: bytes
-    """Empty if *unread* has a reason."""
+    """The body. It is empty if *unread* is set."""
     unread: str | None = None
-    """Why the body was not read: it is too large, or compressed although the request did not allow it."""
+    """The reason why the body was not read. The body is too large or unexpectedly compressed."""
 
 
 class DeadlineConnection:
-    """A connection to *host*. Threads can share it; their requests run one after the other."""
+    """A connection to *host*. Threads can share the connection, and their requests run one after another."""
 
     def __init__(self, host: str, port: int) -> None:
         self._connection = _Connection(host, port)
@@ -50,7 +50,10 @@ class DeadlineConnection:
         max_body_bytes: int,
         body: bytes | None = None,
     ) -> Response:
-        """Return the response. Raises DeadlineExceeded at the deadline, OSError, and http.client.HTTPException."""
+        """Send a request and return the response.
+
+        Raises DeadlineExceeded at the deadline, OSError, and http.client.HTTPException.
+        """
         with self._is_free:
             call = Call(self, deadline_seconds)
             try:
@@ -67,7 +70,7 @@ class DeadlineConnection:
             return response
 
     def close(self) -> None:
-        """End the request of another thread, and close the connection. A later request opens it again."""
+        """Cancel the request of another thread and close the connection. The next request opens it again."""
         cut_calls_of(self)
         if self._is_free.acquire(timeout=_CLOSE_SECONDS):
             self._connection.close()
@@ -78,7 +81,7 @@ class _Connection(Watched):
     _call: Call
 
     def begin(self, call: Call) -> None:
-        """Let *call* use this connection. If the server has closed it, the request opens a new one."""
+        """Use this connection for *call*. If the server has closed the connection, the request opens a new one."""
         self._call = call
         if self.sock is not None and wait_for_read(self.sock, timeout=0):
             self.close()

@@ -1,6 +1,6 @@
-"""DeadlineSession: a `requests.Session` with a wall-clock deadline for every call.
+"""DeadlineSession is a `requests.Session` with a deadline for every request.
 
-`bridge.http.watchdog` cuts overdue calls.
+The deadline limits the whole request. A watchdog thread (`bridge.http.watchdog`) enforces it.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _CHUNK_BYTES = 64 * 1024
 
 
 class ResponseUnread(requests.RequestException):
-    """The body was not read, because it is too large, or compressed although the request did not allow it.
+    """The response body was not read, because it is too large or unexpectedly compressed.
 
-    ``response`` has the status, the headers, and an empty body.
+    The attribute ``response`` has the status, the headers, and an empty body.
     """
 
 
 class DeadlineSession(requests.Session):
-    """A session whose calls end by their deadline and read the whole body, up to a limit.
+    """A `requests.Session` that ends each request at its deadline and limits the size of the response.
 
-    It differs from `requests.Session` on purpose: *deadline_seconds* is required, redirects are never followed, nothing
-    is retried, the environment is not read (``trust_env`` is False), cookies are not kept, response hooks do not run,
-    and compressed bodies are refused. Threads can share a session.
+    The session differs from `requests.Session` in these ways: *deadline_seconds* is required, redirects are not
+    followed, nothing is retried, the environment is not read (``trust_env`` is False), cookies are not kept, response
+    hooks do not run, and compressed bodies are refused. Threads can share a session.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class DeadlineSession(requests.Session):
         cert: str | tuple[str, str] | None = None,
         **parts: Any,
     ) -> requests.Response:
-        """Build a request of *parts* (the arguments of `requests.Request`) and `send` it."""
+        """Build a request from *parts* (the arguments of `requests.Request`), and `send` it."""
         request = requests.Request(method.upper(), url, **parts)
         return self.send(
             self.prepare_request(request),
@@ -78,10 +78,10 @@ class DeadlineSession(requests.Session):
         verify: bool | str | None = None,
         cert: str | tuple[str, str] | None = None,
     ) -> requests.Response:
-        """Return the response to *request* with any status, and with the body in ``content``.
+        """Send *request* and return the response, which can have any status and has its body in ``content``.
 
-        Callers can send a prepared request again: preparing takes a third of a call. Raises DeadlineExceeded at the
-        deadline, ResponseUnread, and the exceptions of `requests.Session.send`.
+        You can send a prepared request several times, because preparing a request takes a third of the CPU time of a
+        call. Raises DeadlineExceeded at the deadline, ResponseUnread, and the exceptions of `requests.Session.send`.
         """
         if not 0 < deadline_seconds < math.inf:
             raise ValueError(f"deadline_seconds is {deadline_seconds}; a call needs a positive, finite deadline.")
@@ -107,13 +107,12 @@ class DeadlineSession(requests.Session):
         return response
 
     def close(self) -> None:
-        """Close the idle connections, and end the calls of other threads."""
+        """Close the idle connections, and cancel the requests of other threads."""
         cut_calls_of(self)
         super().close()
 
 
 def _read_body(response: requests.Response, max_body_bytes: int) -> None:
-    """Read the streamed body of *response* into its ``content``."""
     codings = response.headers.get("Content-Encoding", "").split(",")
     if any(coding.strip().lower() not in {"", "identity"} for coding in codings):
         raise _unread(response, "has a Content-Encoding, although the request allows none")
@@ -134,10 +133,10 @@ def _unread(response: requests.Response, reason: str) -> ResponseUnread:
 
 
 class _DeadlineAdapter(requests.adapters.HTTPAdapter):
-    """The adapter of requests with watched connections.
+    """The HTTP adapter of requests, with connections that the watchdog can cut.
 
-    The adapter keeps the pool of the last request, because the lookup takes a tenth of a call. Callers that send the
-    same request again, such as the poll and each sink, save this time.
+    The adapter keeps the connection pool of the last request. The lookup of a pool takes a tenth of the CPU time of a
+    call, and each sink sends the same prepared request every time.
     """
 
     _last: tuple[requests.PreparedRequest, Any, Any, ConnectionPool] | None = None
@@ -165,7 +164,7 @@ class _DeadlineAdapter(requests.adapters.HTTPAdapter):
         super().close()
 
     def build_response(self, req: requests.PreparedRequest, resp: urllib3.BaseHTTPResponse) -> requests.Response:
-        """Return the response without its cookies, which takes less time."""
+        """Return the response without its cookies, because the session does not keep cookies."""
         response = requests.Response()
         response.status_code, response.reason = resp.status, resp.reason or ""
         response.headers = requests.structures.CaseInsensitiveDict(resp.headers)
@@ -181,7 +180,7 @@ class _DeadlineAdapter(requests.adapters.HTTPAdapter):
 
 
 def _without_secrets(url: str | None) -> str:
-    """Return the scheme, host, and port of *url*. Every other part can contain a secret."""
+    """Return the scheme, host, and port of *url*, because every other part can contain a secret."""
     parsed = urllib3.util.parse_url(url or "")
     return urllib3.util.Url(scheme=parsed.scheme, host=parsed.host, port=parsed.port).url
 
