@@ -1,14 +1,14 @@
-"""Access tokens of this VM: from Entra ID, and from a portal that verifies Azure's attested document.
+"""Access tokens of this VM, from Entra ID or from an ops portal.
 
-A separate thread fetches a token and renews it after two thirds of its life, so callers wait only while no valid token
-exists. The identity endpoint may hang, so a wait ends at the caller's deadline. A fetch that outlives the wait
-continues, and its token is used when it arrives. At most one fetch runs at a time.
+A background thread gets the token, and renews it after two thirds of its lifetime. Callers therefore wait only while
+there is no valid token. The identity endpoint of Azure can hang, so each caller has its own deadline. If a request for
+a token outlives this deadline, the request continues, and later callers use its token.
 
-A portal issues a token in three steps (PROTOCOL.md, section 2): the portal returns a challenge, the metadata service
-signs a document that contains the challenge, and the portal returns a token for the document.
+An ops portal issues a token in three steps (PROTOCOL.md, section 2). The portal returns a challenge, Azure's metadata
+service signs a document that contains the challenge, and the portal returns a token for the signed document.
 
-No message contains a token or text of a peer, except the refusal words of this module. A message is the same for each
-attempt, so that one fault is one line in the log.
+Error messages contain no token and no text of the server, except for the refusal reasons in this module. The message of
+a failure is the same at each attempt, so that the log contains it only once.
 """
 
 from __future__ import annotations
@@ -62,16 +62,16 @@ _STALE = (
 
 
 class AccessToken(NamedTuple):
-    """A token and its expiry in Unix seconds. The names match azure-core's AccessToken."""
+    """A token and its expiry in Unix seconds. The field names are those of azure-core's AccessToken."""
 
     token: str
     expires_on: int
 
 
 class RenewedToken:
-    """The token that *fetch* returns. *fetch* may hang or raise any exception.
+    """A token that a background thread renews. *fetch* requests a token, and may hang or raise any exception.
 
-    Messages use *source* as the name of the issuer, and *advice* as the action if *fetch* fails.
+    Error messages name *source* as the issuer, and suggest *advice* if *fetch* fails.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class RenewedToken:
         self._closed: Future[Any] = Future()
 
     def current(self, *, wait_seconds: float) -> AccessToken:
-        """Return a valid token; raise CredentialFailed if none arrives within *wait_seconds*."""
+        """Return a valid token; raise CredentialFailed if there is no token within *wait_seconds*."""
         token, now = self._token, self._clock.timestamp()
         if token is None or now >= token.expires_on:
             return self._awaited(wait_seconds)
@@ -102,9 +102,9 @@ class RenewedToken:
         self._token = None
 
     def refuse(self, token: AccessToken) -> bool:
-        """Drop the refused *token*, but not more than once in five minutes.
+        """Drop the refused *token*, at most once in five minutes.
 
-        Return whether the next request shows another token.
+        Return whether the next request uses another token.
         """
         now = self._clock.monotonic()
         if token == self._token and now - self._refused_at >= _REPLACEMENT_SECONDS:
@@ -113,13 +113,12 @@ class RenewedToken:
         return token != self._token
 
     def close(self) -> None:
-        """Wake a thread that waits for a token. A running request ends at its timeout."""
+        """Wake a thread that waits for a token. A running request continues until its own timeout."""
         with self._lock:
             if not self._closed.done():
                 self._closed.set_result(None)
 
     def _begin(self) -> Future[AccessToken]:
-        """Return the running fetch; start one if none is running."""
         with self._lock:
             if self._fetching is None or self._fetching.done():
                 self._renew_at = self._clock.timestamp() + _RETRY_SECONDS  # in case this fetch fails
@@ -152,9 +151,9 @@ class RenewedToken:
 
 
 def token_of(scope: str, *, key: str) -> RenewedToken:
-    """Return the token for *scope* of the identity in AZURE_CLIENT_ID, or of the only identity of this VM.
+    """Return the token for *scope* of the identity in AZURE_CLIENT_ID, or of the VM's only identity.
 
-    Messages name the setting *key*.
+    Error messages name the setting *key*.
     """
     return RenewedToken(
         partial(fetch_token, scope, client_id=os.environ.get("AZURE_CLIENT_ID") or None),
@@ -164,11 +163,11 @@ def token_of(scope: str, *, key: str) -> RenewedToken:
 
 
 def fetch_token(scope: str, *, client_id: str | None = None, is_default: bool = False) -> AccessToken:
-    """Return a new token for *scope* from this machine's managed identity, or its workload identity in Kubernetes.
+    """Return a new token for *scope*, from the VM's managed identity or from workload identity in Kubernetes.
 
-    *client_id* selects one of several user-assigned identities. With *is_default*, azure-identity selects the first
-    credential that it finds. The exceptions of azure-identity are raised unchanged. Nothing is cached, because a
-    refused token must not return, and nothing is retried, because the caller retries.
+    *client_id* selects one of several user-assigned identities. With *is_default*, azure-identity uses the first
+    credential that it finds. The exceptions of azure-identity are raised unchanged. This function has no cache, because
+    a cache would return a refused token again, and no retries, because the caller retries.
     """
     from azure.core.pipeline.transport import RequestsTransport  # noqa: PLC0415  # 11 to 20 MB and a second, where used
     from azure.identity import DefaultAzureCredential, ManagedIdentityCredential  # noqa: PLC0415  # likewise
@@ -195,7 +194,7 @@ def fetch_token(scope: str, *, client_id: str | None = None, is_default: bool = 
 
 
 class DocumentRefusal(str, Enum):
-    """Why a portal refuses a document, in the order of the checks. The values are part of the protocol."""
+    """The reasons for which a portal refuses a document, in the order of the checks (PROTOCOL.md)."""
 
     TOO_LARGE = "too_large"
     MALFORMED = "malformed"
@@ -253,10 +252,11 @@ _AnswerT = TypeVar("_AnswerT", bound=msgspec.Struct)
 
 
 class AttestedToken(RenewedToken):
-    """The token of the portal *portal* for the attested document that *document* returns.
+    """A token that the portal at *portal* issues for the attested document of this VM.
 
-    The metadata service may return a document of an earlier request. The portal then responds with 409, and the agent
-    asks the service again with the same challenge until the challenge expires, at most for five minutes.
+    *document* returns the attested document that contains a given nonce. Azure's metadata service can return a document
+    of an earlier request, and the portal refuses this document with 409. The agent then requests another document for
+    the same challenge, until the challenge expires and for at most five minutes.
     """
 
     def __init__(
@@ -275,7 +275,7 @@ class AttestedToken(RenewedToken):
         self._stop = threading.Event()
 
     def close(self) -> None:
-        """End the wait of another thread, and send no further request."""
+        """Cancel the wait of another thread, and send no more requests."""
         self._stop.set()
         super().close()
 
@@ -306,7 +306,7 @@ class AttestedToken(RenewedToken):
             wait_seconds = min(2 * wait_seconds, _LONGEST_WAIT_SECONDS)
 
     def _response(self, path: str, body: bytes) -> requests.Response:
-        """Return a response with 200, or with 409 to a document; raise CredentialFailed otherwise."""
+        """Return a response with status 200, or 409 to a document; raise CredentialFailed otherwise."""
         if self._stop.is_set():
             raise CredentialFailed(f"{self._source}: the request was canceled.", needs_attention=False)
         response = self._post(path, body)
@@ -337,7 +337,7 @@ class AttestedToken(RenewedToken):
 
 
 def _has_nonce(document: str, nonce: str) -> bool:
-    """Return whether *document* contains *nonce*. The signed content is plain text."""
+    """Return whether *document* contains *nonce*. The signed content of a document is plain text."""
     try:
         return nonce.encode() in base64.b64decode(document)
     except ValueError:
@@ -345,7 +345,6 @@ def _has_nonce(document: str, nonce: str) -> bool:
 
 
 def _refusal_in(response: requests.Response) -> DocumentRefusal | None:
-    """Return the refusal word of *response*, None without a known word."""
     try:
         value = json.loads(response.content)
         return DocumentRefusal(value["reason"]) if isinstance(value, dict) else None

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -173,8 +174,13 @@ class SinkContract:
         with self._silent() as address:
             before = Census.baseline()
             with self._host(address, timeout_seconds=self.deadline_seconds) as host:
-                for _ in range(_SILENCES):
+                self._endure(host)
+                first = Census.taken()
+                most = replace(first, threads=first.threads + 1)  # the host has no thread for the sink after a cut
+                for _ in range(_SILENCES - 1):
                     self._endure(host)
+                    if (now := most.settled()).exceeds(most):
+                        fail(f"After the first send to a silent peer: {first}. After a later send: {now}.")
             if (now := before.settled()).exceeds(before):
                 fail(f"Before {_SILENCES} sends to a silent peer: {before}. After the sink was closed: {now}.")
 
