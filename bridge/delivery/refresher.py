@@ -16,10 +16,7 @@ from bridge.outbox.state import State
 
 
 def find_refreshes(state: State, sink: str, *, now: float, every_seconds: float) -> tuple[list[int], float]:
-    """Return the sequences of the records to send again, and the seconds until the next refresh.
-
-    A refresh is due when *sink* accepted a record at least *every_seconds* before *now*, which is in Unix seconds.
-    """
+    """Return the sequences of the records to send again, and the seconds until the next refresh."""
     due, next_seconds = [], every_seconds
     for delivery in _current(state, sink):
         age = now - delivery.changed_at

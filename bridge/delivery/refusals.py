@@ -49,10 +49,7 @@ class Refusals:
         return is_first
 
     def are_about_endpoint(self, events: Mapping[int, str], *, under: str) -> bool:
-        """Return whether the endpoint caused a rejection under this configuration.
-
-        *events* maps the sequence of each rejected record to the key of its event.
-        """
+        """Return whether the endpoint caused a rejection. *events* maps each rejected sequence to its event key."""
         has_accepted = self._accepted_under == under
         sequence = next(iter(events))
         if has_accepted and len(events) == 1 and self._refused.get(sequence, self._acceptances) < self._acceptances:

@@ -66,7 +66,6 @@ class FailedEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Delay(msgspec.Struct, kw_only=True):
     since: float
-    """The time of the first failure."""
     attempts: int = 0
     until: float = _LONG_AGO
     tried_at: float = _LONG_AGO

@@ -68,10 +68,7 @@ class Sender:
         """True after `cut`. The Sender then sends nothing more."""
 
     def run(self, work: Callable[[SinkThread], T]) -> T:
-        """Run *work* on the sink's thread and return its result.
-
-        Raise DeliveryFailed if a call into the sink passes its deadline, or if no thread can be started.
-        """
+        """Run *work* on the sink's thread. Raise DeliveryFailed if a call is overdue or no thread can start."""
         began_at = time.monotonic()
         if self._abandoned:
             self._reap_abandoned()

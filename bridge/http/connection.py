@@ -81,7 +81,6 @@ class _Connection(Watched):
     _call: Call
 
     def begin(self, call: Call) -> None:
-        """Use this connection for *call*. If the server has closed the connection, the request opens a new one."""
         self._call = call
         if self.sock is not None and wait_for_read(self.sock, timeout=0):
             self.close()

@@ -23,10 +23,7 @@ _CHUNK_BYTES = 64 * 1024
 
 
 class ResponseUnread(requests.RequestException):
-    """The response body was not read, because it is too large or unexpectedly compressed.
-
-    The attribute ``response`` has the status, the headers, and an empty body.
-    """
+    """The body was not read, because it is too large or compressed. ``response`` has an empty body."""
 
 
 class DeadlineSession(requests.Session):

@@ -79,8 +79,6 @@ class Call:
 
 
 class _Watchdog:
-    """Cuts overdue requests on one daemon thread, which starts with the first request."""
-
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._calls: set[Call] = set()
@@ -98,7 +96,6 @@ class _Watchdog:
                 self._changed.notify()
 
     def watch(self, call: Call, duplicate: socket.socket) -> None:
-        """Register the socket *duplicate* for *call*. If the request was already cut, shut down the socket."""
         with self._changed:
             call.sockets.append(duplicate)
             if call.cut_by is not None:

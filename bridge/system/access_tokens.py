@@ -102,10 +102,7 @@ class RenewedToken:
         self._token = None
 
     def refuse(self, token: AccessToken) -> bool:
-        """Drop the refused *token*, at most once in five minutes.
-
-        Return whether the next request uses another token.
-        """
+        """Drop the refused *token*, at most once in five minutes. Return whether `current` has another token."""
         now = self._clock.monotonic()
         if token == self._token and now - self._refused_at >= _REPLACEMENT_SECONDS:
             self._refused_at = now
@@ -151,10 +148,7 @@ class RenewedToken:
 
 
 def token_of(scope: str, *, key: str) -> RenewedToken:
-    """Return the token for *scope* of the identity in AZURE_CLIENT_ID, or of the VM's only identity.
-
-    Error messages name the setting *key*.
-    """
+    """Return the token for *scope* of the VM's identity. Error messages name the setting *key*."""
     return RenewedToken(
         partial(fetch_token, scope, client_id=os.environ.get("AZURE_CLIENT_ID") or None),
         source=f"Entra ID ({key})",
@@ -306,7 +300,6 @@ class AttestedToken(RenewedToken):
             wait_seconds = min(2 * wait_seconds, _LONGEST_WAIT_SECONDS)
 
     def _response(self, path: str, body: bytes) -> requests.Response:
-        """Return a response with status 200, or 409 to a document; raise CredentialFailed otherwise."""
         if self._stop.is_set():
             raise CredentialFailed(f"{self._source}: the request was canceled.", needs_attention=False)
         response = self._post(path, body)

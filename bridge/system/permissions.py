@@ -82,7 +82,6 @@ def _name(uid: int) -> str:
 
 
 def _is_config_map(here: Path, mounts: Path) -> bool:
-    """Return whether a ConfigMap is mounted at *here*. Fields 4 and 5 are the root and the mount point."""
     try:
         lines = mounts.read_bytes().splitlines()
     except OSError:

@@ -126,8 +126,6 @@ def find_program(name: str, environment: Mapping[str, str] | None = None) -> str
 
 
 class _Program:
-    """A running program, its process group, and its reader of standard error."""
-
     def __init__(
         self, argv: Sequence[str], stdin: bytes, environment: Mapping[Any, Any], directory: str | None
     ) -> None:
@@ -176,7 +174,6 @@ class _Program:
         self._signal(signal.SIGKILL)
 
     def _wait(self, limit: RunningTime, *, until_left: float = 0.0) -> bool:
-        """Wait until the program has ended or *until_left* of *limit* is left. Return whether it has ended."""
         while not self._has_ended():
             seconds = min(limit.next_wait(), limit.left_seconds - until_left)
             if seconds <= 0:
@@ -190,10 +187,7 @@ class _Program:
             return self._process.poll() is not None
 
     def _signal(self, number: int) -> bool:
-        """Send *number* to the process group, and return whether the group still has a member.
-
-        An empty group gets no more signals, because the kernel can reuse its number for another group.
-        """
+        """Send *number* to the process group, and return whether the group still has a member."""
         with self._lock:
             if not self._is_group_gone:
                 try:
@@ -243,7 +237,6 @@ def _scratch_file() -> IO[bytes]:
 
 
 def _environment(added: Mapping[str, str], without: Collection[str]) -> Mapping[Any, Any]:
-    """Return the environment of the program, as bytes on POSIX."""
     if sys.platform == "win32":
         dropped_names = {name.upper() for name in without}  # names are case-insensitive on Windows
         return {**{name: value for name, value in os.environ.items() if name.upper() not in dropped_names}, **added}

@@ -1,7 +1,4 @@
-"""Checks an Entra ID scope.
-
-This is a separate module, because `access_tokens` imports requests, and reading a configuration must not.
-"""
+"""Checks an Entra ID scope without importing requests, which `access_tokens` imports."""
 
 from __future__ import annotations
 

@@ -57,10 +57,7 @@ class ChangingFile(Generic[_T]):
 
 
 class Secret:
-    """The secret of the setting *key*, from *file* or from the environment variable *env*.
-
-    If neither is given, the secret is not set.
-    """
+    """The secret of the setting *key*, from *file* or from the environment variable *env*."""
 
     def __init__(
         self, *, key: str, file: str | None = None, env: str | None = None, environ: Mapping[str, str] = os.environ
@@ -78,10 +75,7 @@ class Secret:
         return self._file is not None or self._env is not None
 
     def value(self) -> str | None:
-        """Return the first secret, or None if no secret is configured.
-
-        Raises SecretUnavailable if the file or the variable is missing or empty.
-        """
+        """Return the first secret, or None if none is configured. Raises SecretUnavailable."""
         return self.values()[0] if self.is_set else None
 
     def values(self) -> tuple[str, ...]:
