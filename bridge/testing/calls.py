@@ -62,14 +62,14 @@ class Call:
         began = time.monotonic()
         try:
             self._call()
-        except BaseException as error:  # noqa: BLE001  # whatever it is, the test looks at it
+        except BaseException as error:  # noqa: BLE001  # the test checks it
             self.error = error
         self.seconds = time.monotonic() - began
 
 
 def skip(reason: str) -> NoReturn:
     """Skip the test with *reason*."""
-    from unittest import SkipTest  # noqa: PLC0415  # pytest knows it, and only a skipped test needs it
+    from unittest import SkipTest  # noqa: PLC0415  # only a skipped test needs it
 
     raise SkipTest(reason)
 
@@ -82,16 +82,16 @@ def fail(message: str) -> NoReturn:
 def expect_accepted(error: BaseException | None) -> None:
     """Fail the test if a send to an accepting peer ended with *error*."""
     if error is not None:
-        raise AssertionError(f"the peer accepted, and the sink raised {error!r}") from error
+        raise AssertionError(f"The peer accepted the records, but the sink raised {error!r}.") from error
 
 
 def expect(kind: type[_Error], error: BaseException | None) -> _Error:
     """Return *error* if its type is *kind*; fail the test otherwise."""
     if error is None:
-        fail(f"the sink returned as if all was accepted; {kind.__name__} would have been true")
+        fail(f"The sink returned without an error. Expected: {kind.__name__}.")
     if not isinstance(error, kind):
-        raise AssertionError(  # noqa: TRY004  # a test fails; nobody passed a wrong type
-            f"the sink raised {error!r}; {kind.__name__} would have been true"
+        raise AssertionError(  # noqa: TRY004  # a test fails; no argument has a wrong type
+            f"The sink raised {error!r}. Expected: {kind.__name__}."
         ) from error
     return error
 
@@ -101,5 +101,5 @@ def expect_named(error: DeliveryRejected, batch: Sequence[TransitionRecord]) -> 
     named = [str(getattr(record, "id", record)) for record in error.records]
     strangers = set(named) - {record.id for record in batch}
     if strangers:
-        fail(f"the error names records that were not sent: {', '.join(sorted(strangers))}")
+        fail(f"The error names records that were not sent: {', '.join(sorted(strangers))}.")
     return named

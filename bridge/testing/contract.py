@@ -106,7 +106,7 @@ class SinkContract:
             expect_accepted(host.send(batch))
             seen, wanted = [list(ids) for ids in peer.received], [[record.id for record in batch]]
             if seen != wanted:
-                fail(f"the peer received {seen}; sent was {wanted}")
+                fail(f"The peer received {seen}, but the suite sent {wanted}.")
 
     def test_refused_for_good_is_rejected(self) -> None:
         batch = self._batch()
@@ -120,14 +120,14 @@ class SinkContract:
             peer.refuse_for_now()
             error = expect(DeliveryFailed, host.send(self._batch()))
             if error.retry_after is not None:
-                fail(f"retry_after is {error.retry_after} though the peer named no time")
+                fail(f"retry_after is {error.retry_after}, but the response has no Retry-After.")
 
     def test_retry_after_is_passed_on(self) -> None:
         with self.peer() as peer, self._host(peer.address) as host:
             peer.refuse_for_now(_RETRY_AFTER_SECONDS)
             error = expect(DeliveryFailed, host.send(self._batch()))
             if error.retry_after != _RETRY_AFTER_SECONDS:
-                fail(f"retry_after is {error.retry_after}; the peer said {_RETRY_AFTER_SECONDS}")
+                fail(f"retry_after is {error.retry_after}, but the peer requested {_RETRY_AFTER_SECONDS}.")
 
     def test_part_of_a_batch_refused_is_rejected_by_name(self) -> None:
         batch = [sample_record(number) for number in (1, 2, 3)]
@@ -136,7 +136,7 @@ class SinkContract:
             error = expect(DeliveryRejected, host.send(batch))
             named = expect_named(error, batch)
             if batch[1].id not in named:
-                fail(f"the peer refused {batch[1].id}, and the error names {named or 'nothing'}")
+                fail(f"The peer rejected {batch[1].id}, but the error names {named or 'no record'}.")
 
     def test_silence_ends_at_the_deadline_and_the_next_send_works(self) -> None:
         self._warm_up()
@@ -157,7 +157,7 @@ class SinkContract:
                 sinks.callback(sink.close)
                 call = Call(lambda: sink.send(self._batch()))
                 if not call.wait(self.deadline_seconds + _PATIENCE_SECONDS):
-                    fail(f"send went on for {_PATIENCE_SECONDS} s after its deadline: only the host would have cut it")
+                    fail(f"The send continued for {_PATIENCE_SECONDS} s after its deadline.")
                 return call
 
             sent = in_time(send, deadline_seconds=self.deadline_seconds, seconds_of=lambda call: call.seconds)
@@ -198,14 +198,14 @@ class SinkContract:
 
     def test_no_secret_is_in_a_log_line_or_an_error(self) -> None:
         if not self.secrets:
-            skip("this sink is configured without a secret")
+            skip("The contract lists no secrets.")
         with agent_logs() as lines:
             errors = [str(error) + repr(error) for error in self._every_failure()]
             logged = lines()
         for secret in self.secrets:
             shown = [text for text in (*errors, *logged.splitlines()) if secret in text]
             if shown:
-                fail("a secret is shown: " + shown[0].replace(secret, "<the secret>"))
+                fail("A secret is visible: " + shown[0].replace(secret, "<the secret>"))
 
     def test_every_retry_has_the_same_id(self) -> None:
         """Consumers detect duplicates by the ID of the record."""
@@ -220,7 +220,7 @@ class SinkContract:
             # A peer may refuse before it has read what it refuses, but what it accepts it has read.
             seen = [list(ids) for ids in peer.received]
             if not seen or any(ids != wanted for ids in seen):
-                fail(f"one batch was sent {_RETRIES} times and the peer received {seen}; each should be {wanted}")
+                fail(f"The suite sent {wanted} {_RETRIES} times, but the peer received {seen}.")
 
     def test_send_after_each_failure_works_again(self) -> None:
         with self.peer() as peer, self._host(peer.address) as host:
@@ -242,13 +242,13 @@ class SinkContract:
             peer.wait_until_busy(writes_before=writes_before)
             close = Call(sink.close)
             if not close.wait(_CLOSE_SECONDS):
-                fail(f"close took longer than {_CLOSE_SECONDS} s while a send was in flight")
+                fail(f"close took longer than {_CLOSE_SECONDS} s during a send.")
             if close.error is not None:
-                fail(f"close raised {close.error!r} while a send was in flight")
+                fail(f"close raised {close.error!r} during a send.")
             if not send.wait(_CLOSE_SECONDS):
-                fail(f"the send went on for more than {_CLOSE_SECONDS} s after close")
+                fail(f"The send continued for more than {_CLOSE_SECONDS} s after close.")
             if send.error is None:
-                fail("the send returned as if the peer had accepted; it said nothing")
+                fail("The send returned without an error, but the peer sent no response.")
 
     def test_close_may_be_called_twice(self) -> None:
         with self.peer() as peer:
@@ -259,7 +259,7 @@ class SinkContract:
                 sink.close()
                 again = Call(sink.close)
                 if not again.wait(_CLOSE_SECONDS) or again.error is not None:
-                    fail(f"the second close ended in {again.error!r} or not within {_CLOSE_SECONDS} s")
+                    fail(f"The second close raised {again.error!r} or took longer than {_CLOSE_SECONDS} s.")
 
     def test_constructor_is_quick_and_connects_nowhere(self) -> None:
         """The host builds a new instance after each send that it cuts."""
@@ -271,11 +271,11 @@ class SinkContract:
                 call = Call(lambda: built.append(settings.build()))
                 is_over = call.wait(_QUICK_SECONDS)
                 if was_connected_to(listener):
-                    fail("the constructor connects; connect on demand")
+                    fail("The constructor connects to the destination. Connect in the first send.")
                 if not is_over and not call.wait(_PATIENCE_SECONDS):
-                    fail(f"the constructor takes more than {_PATIENCE_SECONDS} s; do the work in the first send")
+                    fail(f"The constructor takes more than {_PATIENCE_SECONDS} s. Move the work to the first send.")
                 if call.error is not None:
-                    fail(f"the constructor raised {call.error!r}")
+                    fail(f"The constructor raised {call.error!r}.")
                 sinks.callback(built[0].close)
 
             in_time(build, deadline_seconds=_QUICK_SECONDS)
@@ -285,9 +285,9 @@ class SinkContract:
         with self.peer() as peer, self._host(peer.address) as host:
             error = host.check()
             if error is not None:
-                fail(f"check raised {error!r} though the peer is well")
+                fail(f"check raised {error!r}, but the peer accepts records.")
             if peer.received:
-                fail(f"check wrote {peer.received}")
+                fail(f"check sent {peer.received}. It must not write to the destination.")
 
     @_needs_network
     def test_check_says_when_nobody_listens(self) -> None:
