@@ -1,17 +1,18 @@
-"""The control endpoint: steers a running simulator over HTTP, JSON in and out.
+"""The control endpoint changes a running simulator over HTTP, with JSON in both directions.
 
     GET    /control                         the whole state
     GET    /control/events                  the events in the document
-    POST   /control/events                  announce one; the keys of a scenario's `add`
-    POST   /control/events/ID/start         also complete, cancel, approve; update takes the fields to change
-    GET    /control/faults                  POST queues one (the keys of a scenario's `fault`, under "kind");
-                                            DELETE clears all, or ?target=... alone
+    POST   /control/events                  add an event; the keys are those of a scenario's `add`
+    POST   /control/events/ID/start         also complete, cancel, approve, and update with the fields to change
+    GET    /control/faults                  the queued faults
+    POST   /control/faults                  queue a fault; the keys are those of a scenario's `fault`, with "kind"
+    DELETE /control/faults                  remove all faults, or the faults of ?target=...
     POST   /control/incarnation             {"to": 1}
-    GET    /control/approvals               what StartRequests came, from whom, when
-    GET    /control/requests                what requests came, from whom, when, and with which status
-    GET    /control/attestation/root        the certificate of who signs attested documents; and /intermediate
+    GET    /control/approvals               the approvals with their VM and time
+    GET    /control/requests                the requests with their VM, time, and status
+    GET    /control/attestation/root        the root certificate for attested documents; also /intermediate
 
-An unknown path or event is 404, a wrong body 400 with every mistake, an event in the wrong status 409.
+The status is 404 for an unknown path or event, 400 for an invalid body, and 409 for an event in the wrong status.
 """
 
 from __future__ import annotations
@@ -54,12 +55,12 @@ class RequestSeen:
     path: str
     api_version: str
     status: int
-    """0: it got no answer."""
+    """The status of the response, or 0 without a response."""
     fault: str | None = None
 
 
 class Control:
-    """Answers requests under /control."""
+    """Responds to the requests under /control."""
 
     def __init__(
         self,
@@ -88,7 +89,7 @@ class Control:
         }
 
     def answer(self, request: Request) -> Answer:
-        """Return the answer to *request*."""
+        """Return the response to *request*."""
         if "origin" in request.headers:
             # A page in a browser on the same machine must not steer what a test or a demo sees.
             return _json({"error": "Requests from web pages are refused."}, status=403)

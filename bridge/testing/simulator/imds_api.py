@@ -1,8 +1,8 @@
-"""What the Instance Metadata Service answers: requests in, answers out, no sockets.
+"""Computes the responses of the Instance Metadata Service. This module uses no sockets.
 
-Paths, headers and statuses are those of Microsoft's pages "Azure Instance Metadata Service", "Scheduled Events for
-Linux VMs" and "How to use managed identities ... to acquire an access token". Where they are silent on the wording of
-an error, the wording is ours and the status is Azure's.
+The paths, headers, and statuses come from Microsoft's pages "Azure Instance Metadata Service", "Scheduled Events for
+Linux VMs", and "How to use managed identities ... to acquire an access token". The wording of error messages is
+different from Azure's where these pages do not show it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _REQUESTS_A_SECOND = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One request as it came; header names in lower case."""
+    """One HTTP request. The names of the headers are in lower case."""
 
     method: str
     path: str
@@ -48,7 +48,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """One answer: the status, the body, and headers beside those that every answer has."""
+    """One HTTP response. *headers* are in addition to the headers that every response has."""
 
     status: int = 200
     body: bytes = b""
@@ -57,14 +57,14 @@ class Answer:
 
 
 class RateLimit:
-    """At most five requests in any second of one VM, all of its processes together."""
+    """Allows five requests per second for one VM, as Azure does."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._taken: deque[float] = deque(maxlen=_REQUESTS_A_SECOND)
 
     def admits(self, now_seconds: float) -> bool:
-        """Return whether a request at *now_seconds* is within the limit, and count it if so."""
+        """Return whether a request at *now_seconds* is within the limit, and count an allowed request."""
         with self._lock:
             if len(self._taken) == _REQUESTS_A_SECOND and now_seconds - self._taken[0] < 1.0:
                 return False
@@ -80,13 +80,13 @@ class ImdsApi:
     """The metadata service of one VM."""
 
     def __init__(self, world: World, machine: Machine, *, document: DocumentMaker) -> None:
-        """*document* makes the attested documents."""
+        """Create the service of *machine*. *document* makes its attested documents."""
         self._world = world
         self._machine = machine
         self._document = document
 
     def answer(self, request: Request, *, document_kind: str | None = None) -> Answer:
-        """Return the answer to *request*; *document_kind* is the fault of an attested document."""
+        """Return the response to *request*. *document_kind* is the fault of an attested document."""
         target = target_of(request.path)
         if "x-forwarded-for" in request.headers:
             return error(400, "Bad request. A request with an X-Forwarded-For header is refused.")
@@ -151,7 +151,7 @@ class ImdsApi:
 
 
 def target_of(path: str) -> str:
-    """Return which fault target *path* belongs to; "other" when it is none."""
+    """Return the fault target of *path*, or "other" if it is not a path of the metadata service."""
     path = path.rstrip("/").lower()
     if path == EVENTS_PATH:
         return "scheduledevents"
@@ -163,12 +163,12 @@ def target_of(path: str) -> str:
 
 
 def error(status: int, message: str, **more: object) -> Answer:
-    """Return an error in the metadata service's form."""
+    """Return an error response in the form of the metadata service."""
     return Answer(status=status, body=json.dumps({"error": message, **more}).encode())
 
 
 def too_many_requests() -> Answer:
-    """Return the answer to a request over the limit."""
+    """Return the response to a request above the limit."""
     return error(429, "Too many requests. The service takes 5 requests per second from a virtual machine.")
 
 
