@@ -1,13 +1,14 @@
-"""The authority that signs attested documents in the simulator: what Azure's is to the metadata service.
+"""Signs the attested documents of the simulator, as Azure signs the documents of its metadata service.
 
-A document is a PKCS#7 SignedData over a JSON object, as Azure makes it: no signed attributes, the signer's certificate
-in it and the intermediate's not, a SAN of `metadata.azure.com` and of the region's name below it. The keys are made
-when the first document is asked for, and end with the simulator. Whoever is to believe these documents trusts
-`root_pem`; never trust it elsewhere, since anybody who reaches the simulator gets documents of it.
+A document is a PKCS#7 SignedData over a JSON object, as in Azure. It has no signed attributes, and it contains the
+certificate of the signer but not the certificate of the intermediate authority. The signer's names (SAN) are
+`metadata.azure.com` and the name of the region below it. The keys are new in each run of the simulator.
 
-Imported when a document or a certificate is asked for: it costs 9 MB and a tenth of a second.
+A portal that must accept these documents trusts `root_pem`. Never trust this certificate in production, because
+everyone who can connect to the simulator can get documents from it.
 
-Shape: "Azure Instance Metadata Service", Microsoft, and documents seen in the wild.
+The simulator imports this module only on use, because the import takes 0.1 s and 9 MB. The format is from Microsoft's
+page "Azure Instance Metadata Service" and from real documents.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class _Signer(NamedTuple):
 
 
 class _Chain(NamedTuple):
-    """One root, one intermediate below it, and what issues signers."""
+    """A root and an intermediate authority."""
 
     root: x509.Certificate
     intermediate: x509.Certificate
@@ -49,10 +50,10 @@ class _Chain(NamedTuple):
 
 
 class AttestationAuthority:
-    """Signs documents for the machines of one simulator; safe to use from many threads.
+    """Signs the documents of all machines of one simulator. Threads can share it.
 
-    *now* is the clock of the documents. *intermediate_url* returns where signers say that the intermediate's
-    certificate is to be had.
+    *now* returns the time of a document. *intermediate_url* returns the URL of the intermediate certificate, which each
+    signer's certificate contains.
     """
 
     def __init__(self, *, now: Callable[[], datetime], intermediate_url: Callable[[], str]) -> None:
@@ -74,7 +75,7 @@ class AttestationAuthority:
         return _pem(self._chain.intermediate)
 
     def document(self, machine: Machine, nonce: str, *, kind: str | None = None) -> str:
-        """Return the document of *machine* with *nonce*, in base64, with the fault *kind*."""
+        """Return the document of *machine* with *nonce* in base64. *kind* is a fault of the document."""
         with self._lock:
             if kind == "cached_nonce":
                 return self._last.get(machine.vm_id) or self._signed(machine, "")
@@ -128,7 +129,6 @@ def _written(moment: datetime) -> str:
 
 
 def _pkcs7(content: bytes, signer: _Signer) -> bytes:
-    """Return the SignedData of *content* in DER, with the certificate of *signer*."""
     builder = pkcs7.PKCS7SignatureBuilder().set_data(content)
     builder = builder.add_signer(signer.certificate, signer.key, hashes.SHA256())
     return builder.sign(Encoding.DER, [pkcs7.PKCS7Options.Binary, pkcs7.PKCS7Options.NoAttributes])

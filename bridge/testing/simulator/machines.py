@@ -1,10 +1,9 @@
-"""The simulated virtual machines: what the instance document and the managed identity say of each.
+"""The simulated virtual machines, with their instance documents and managed identity tokens.
 
-A VM is known by its name and nothing of it is random, so that the vmId survives a restart of the simulator. A name of
-the form ``<scale set>_<decimal>`` is an instance of a uniform scale set.
-
-Shapes: "Azure Instance Metadata Service" and "How to use managed identities ... to acquire an access token",
-Microsoft. The token is a JWT in form only; nobody signed it.
+The properties of a VM depend only on its name, so that the vmId stays the same when the simulator restarts. A name in
+the form ``<scale set>_<decimal>`` is an instance of a uniform scale set. The formats are from Microsoft's pages "Azure
+Instance Metadata Service" and "How to use managed identities ... to acquire an access token". The tokens are JWTs with
+an invalid signature.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _TENANT = str(uuid.uuid5(_NAMESPACE, "tenant"))
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """One virtual machine."""
+    """One simulated virtual machine."""
 
     name: str
     subscription_id: str = str(uuid.uuid5(_NAMESPACE, "subscription"))
@@ -36,18 +35,18 @@ class Machine:
 
     @property
     def vm_id(self) -> str:
-        """Return the vmId: a UUID that the name alone decides."""
+        """Return the vmId, which depends only on the name."""
         return str(uuid.uuid5(_NAMESPACE, "vm:" + self.name))
 
     @property
     def scale_set(self) -> str:
-        """Return the name of the scale set; empty for a single VM."""
+        """Return the name of the scale set, or "" for a single VM."""
         found = _SCALE_SET_NAME.fullmatch(self.name)
         return found["scale_set"] if found else ""
 
     @property
     def resource_id(self) -> str:
-        """Return the ARM resource id."""
+        """Return the ARM resource ID."""
         group = f"/subscriptions/{self.subscription_id}/resourceGroups/{self.resource_group}"
         compute = f"{group}/providers/Microsoft.Compute"
         if not self.scale_set:
@@ -56,7 +55,7 @@ class Machine:
         return f"{compute}/virtualMachineScaleSets/{self.scale_set}/virtualMachines/{number}"
 
     def compute(self) -> dict[str, Any]:
-        """Return the compute part of the instance document."""
+        """Return the compute section of the instance document."""
         scale_set_id = self.resource_id.rpartition("/virtualMachines/")[0] if self.scale_set else ""
         return {
             "azEnvironment": "AzurePublicCloud",
@@ -91,7 +90,7 @@ class Machine:
         return {"compute": self.compute(), "network": {"interface": [interface]}}
 
     def token(self, resource: str, *, client_id: str, now: datetime) -> dict[str, str]:
-        """Return what the managed identity endpoint answers for *resource*."""
+        """Return the token response of the managed identity for *resource*."""
         issued = int(now.timestamp())
         expires = issued + _TOKEN_SECONDS
         identity = client_id or str(uuid.uuid5(_NAMESPACE, "client:" + self.name))

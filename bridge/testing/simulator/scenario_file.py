@@ -1,17 +1,17 @@
-"""Reads the TOML of a scenario, and names every mistake in it at once.
+"""Reads the TOML file of a scenario, and reports all of its mistakes at once.
 
-A file has a description, the speed at which a demo should play it (`demo_speed`), and `[[steps]]`. A step has a time
-(`at`, in seconds of scenario time) and exactly one verb:
+A file has a `description`, a `demo_speed`, and `[[steps]]`. Each step has a time (`at`, in seconds of scenario time)
+and exactly one verb:
 
-    add = "NAME"           announce an event; NAME is what other steps call it; further keys as in `EventSpec`
+    add = "NAME"           add an event with the keys of `EventSpec`; other steps use NAME
     start, complete, cancel, approve = "NAME"
     update = "NAME"        change event_type, description, event_source, notice_seconds, impact_seconds,
-                           duration_seconds, resources or extra
-    fault = "KIND"         queue a fault; further keys as in `Fault`
+                           duration_seconds, resources, or extra
+    fault = "KIND"         queue a fault with the keys of `Fault`
     reset_incarnation = N
 
-In resources and descriptions `{vm}` is the simulator's first VM; in resources `{vms}` alone is every VM.
-A large `impact_seconds` leaves a started event in the document until a step completes it.
+In resources and descriptions, `{vm}` is the first VM of the simulator. In resources, the entry `{vms}` means all VMs. A
+large `impact_seconds` keeps a started event in the document until a step completes the event.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One change at one second of scenario time."""
+    """One change of the simulated Azure at a time of the scenario."""
 
     at_seconds: float
     apply: Callable[[World, dict[str, str]], object]
-    """Applies the step to a world; the dictionary maps the scenario's event names to EventIds."""
+    """Applies the step to a World. The dictionary maps the event names of the scenario to EventIds."""
     adds: str = ""
-    """The name of the event that the step announces."""
+    """The name of the event that the step adds."""
     uses: str = ""
     """The name of the event that the step changes."""
 
@@ -106,7 +106,7 @@ _STRUCTS: dict[str, type[msgspec.Struct]] = {
 
 
 def placed(spec: EventSpec, vm_names: Sequence[str]) -> EventSpec:
-    """Return *spec* with the placeholders replaced."""
+    """Return *spec* with the placeholders replaced by the names of VMs."""
     description = spec.description.replace(ONE_VM, vm_names[0])
     if spec.resources is None:
         return msgspec.structs.replace(spec, description=description)
@@ -117,9 +117,9 @@ def placed(spec: EventSpec, vm_names: Sequence[str]) -> EventSpec:
 
 
 def parse_steps(text: str, *, name: str) -> tuple[str, float, tuple[Step, ...]]:
-    """Return the description, the demo speed and the steps of *text*, steps in the order of their times.
+    """Return the description, the demo speed, and the steps of *text*, in the order of their times.
 
-    Raises ScenarioError with every mistake, one a line, each with its place.
+    Raises ScenarioError with one line for each mistake and its position.
     """
     try:
         values = tomllib.loads(text)
