@@ -1,7 +1,7 @@
-"""Tries how an agent gets its token for an attested document: section 2 of PROTOCOL.md.
+"""Checks the tokens that a portal issues for attested documents (section 2 of PROTOCOL.md).
 
-A portal that gives a token to a document which was changed, or for one that it took before, can be asked by anybody in
-the name of any VM. No finding shows a token.
+If a portal accepts a document that was changed or used before, an attacker can get a token for any VM. The results of
+the checks contain no tokens.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _AnswerT = TypeVar("_AnswerT", bound=msgspec.Struct)
 
 
 class AttestedChecks:
-    """Asks by *asker* and notes in *report*; *document* returns the metadata service's document with a nonce in it."""
+    """Sends requests with *asker* and notes the results in *report*. *document* returns a document with a nonce."""
 
     def __init__(self, asker: CheckClient, report: Report, document: Callable[[str], str]) -> None:
         self._asker = asker
@@ -47,7 +47,7 @@ class AttestedChecks:
         self._document = document
 
     def run(self) -> None:
-        """Try all of it."""
+        """Run all checks."""
         if self._challenge() is None:
             return
         self._expect_refusal(Requirement.NO_DOCUMENT, self._shown("AAAA"), "What is no document gets a token.")
@@ -59,7 +59,7 @@ class AttestedChecks:
                 self._report.untried(requirement, f"The metadata service gave no document: {error}")
 
     def _genuine(self) -> None:
-        """Show genuine documents of this VM: changed ones first, which use no challenge up."""
+        """Send real documents of this VM. The changed document is first, because it must not use the challenge."""
         nonce = self._challenge()
         if nonce is None:
             return
@@ -87,7 +87,7 @@ class AttestedChecks:
     # Requests.
 
     def _challenge(self) -> str | None:
-        """Return a challenge; None when there is none that an agent would take."""
+        """Return the nonce of a challenge, or None if the response is invalid."""
         exchange = self._asker.post_plain(CHALLENGE_PATH, b"{}")
         challenge = self._read(exchange, Challenge, Requirement.CHALLENGE)
         if challenge is None:
@@ -164,7 +164,7 @@ def _is_in(nonce: str, document: str) -> bool:
 
 
 def _tampered(document: str, vm_id: str) -> str:
-    """Return *document* for another VM: what it says is in it as plain text."""
+    """Return *document* with another vmId. The content of a document is plain text."""
     found = base64.b64decode(document)
     for own in (vm_id.encode(), vm_id.upper().encode()):
         if own in found:

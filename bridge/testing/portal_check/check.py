@@ -1,6 +1,7 @@
-"""Plays the agent's side of PROTOCOL.md against one portal, from the first request to the last.
+"""Runs all checks of the conformance kit against one portal.
 
-What takes an operator, a decision, is asked of the *decider*: a command or a person. Without one it is not tried.
+Some checks need a decision of an operator. The kit requests the decision from a *decider*, which is a command or a
+person. Without a decider, the kit skips these checks.
 """
 
 from __future__ import annotations
@@ -37,36 +38,36 @@ _REFUSED = frozenset({401, 403})
 
 
 class NotDecided(BridgeError):
-    """The operator's command failed, or nobody decided in time."""
+    """The command of the operator failed, or there was no decision in time."""
 
 
 class Decider(msgspec.Struct, frozen=True, kw_only=True):
-    """Who makes decisions at the portal when the kit asks for them."""
+    """Makes decisions at the portal when the kit requests them."""
 
     decide: Callable[[Verdict, TransitionRecord], None]
-    """Has the portal decide so on the event of the record; raises NotDecided."""
+    """Makes the portal decide on the event of a record; raises NotDecided."""
     is_command: bool
-    """True: the decision is made when `decide` returns, so the time until it comes can be told."""
+    """True if the decision is complete when `decide` returns, so that the kit can measure its delay."""
     timeout_seconds: float = 300.0
 
 
 class CheckSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the kit is told of the portal."""
+    """The settings of the kit for one portal."""
 
     remote: RemoteSettings
     vm_id: str
     keys: Sequence[TrustedKey] = ()
-    """The keys that decisions are signed with; empty: signatures are not looked at."""
+    """The public keys for decisions. Without keys, the kit does not check signatures."""
     records_url: str | None = None
-    """Where the portal takes records; None: it is sent none."""
+    """The URL for records. With None, the kit sends no records."""
     decider: Decider | None = None
     document: Callable[[str], str] | None = None
-    """Returns the attested document with a nonce in it, for `credential = "attested"`."""
+    """Returns the attested document with a nonce, for `credential = "attested"`."""
     late_seconds: float = 3.0
 
 
 def check_portal(settings: CheckSettings) -> Report:
-    """Return what was found of the portal that *settings* name; raise CredentialFailed when there is no token."""
+    """Check the portal in *settings* and return the report; raise CredentialFailed if there is no token."""
     report = Report()
     asker = CheckClient(settings.remote, settings.vm_id, document=settings.document)
     try:
@@ -104,7 +105,7 @@ class _Play:
         self._seen: set[str] = set()
 
     def run(self) -> None:
-        """Play everything that can be played."""
+        """Run all checks that the settings allow."""
         self._tell()
         first = self._polls.first()
         self._polls.callers()
@@ -181,7 +182,7 @@ class _Play:
         send(self._asker, self._report, url, Requirement.OUTCOME, self._told.outcome(claims))
 
     def _decided(self, decider: Decider, verdict: Verdict, index: int) -> tuple[Claims | None, PollAnswer] | None:
-        """Have *verdict* decided while a request is held; return the decision and its answer, None without."""
+        """Request a decision during a held request. Return the decision and its response, or None."""
         made = run_daemon("decide", self._have_decided, decider, verdict)
         answer = self._await(made, decider, index)
         if answer is None:
@@ -204,7 +205,7 @@ class _Play:
         return time.monotonic()
 
     def _await(self, made: Future[float], decider: Decider, index: int) -> PollAnswer | None:
-        """Return the answer that brings a decision not seen before; None when none comes in time."""
+        """Return the response with a new decision, or None if there is none in time."""
         give_up_at = time.monotonic() + decider.timeout_seconds
         while time.monotonic() < give_up_at:
             exchange = self._asker.poll(index, self._settings.remote.wait_seconds)
@@ -226,7 +227,7 @@ class _Play:
         return None
 
     def _expect_kept(self, answer: PollAnswer, index: int, tokens: frozenset[str]) -> None:
-        """Ask again, as an agent does that never got *answer*, and as one that starts over."""
+        """Send the request again, like an agent that lost *answer*, and like an agent that has restarted."""
         if answer.index is None or answer.index <= index:
             self._report.broken(Requirement.GROWS, answer.exchange, f"The index was {index} and is {answer.index}.")
         else:

@@ -1,4 +1,4 @@
-"""Looks at decisions: sections 5, 6 and 8 of PROTOCOL.md."""
+"""Checks the decisions of a portal (sections 5, 6, and 8 of PROTOCOL.md)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LONG_AGO = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 class DecisionChecks:
-    """Checks decisions for the VM *vm_id* with *keys* and notes in *report*; without keys, what needs none."""
+    """Checks decisions for the VM *vm_id*, and notes the results in *report*."""
 
     def __init__(self, report: Report, *, vm_id: str, keys: Sequence[TrustedKey]) -> None:
         self._report = report
@@ -32,9 +32,10 @@ class DecisionChecks:
             self._report.untried(Requirement.FORM, "The kit was given no public key (--public-key).")
 
     def look(self, token: str, exchange: Exchange, *, is_new: bool = False) -> Claims | None:
-        """Return what *token* claims; None when an agent would refuse it, which is noted.
+        """Return the claims of *token*, or None if an agent would refuse the token.
 
-        One that was there before may be of a key that the kit was not given, unless it *is_new*.
+        The kit ignores an older decision with an unknown key, because the portal may have other keys. A new decision
+        (*is_new*) must have a known key.
         """
         if len(token) > MAX_TOKEN_CHARACTERS:
             return None  # noted where the answer was read
@@ -59,7 +60,7 @@ class DecisionChecks:
         return claims
 
     def about(self, claims: Claims, event: ScheduledEvent, exchange: Exchange) -> None:
-        """Compare *claims* with the *event* that the portal was told of."""
+        """Check that *claims* match the *event* in the record that the kit sent."""
         if claims.event_id != event.event_id:
             detail = f"Its sub is {claims.event_id!r}; the event is {event.event_id!r}."
             self._report.broken(Requirement.EVENT, exchange, detail)
@@ -72,7 +73,7 @@ class DecisionChecks:
             self._report.broken(Requirement.DIGEST, exchange, detail)
 
     def hold(self, hold: Claims, approval: Claims, exchange: Exchange) -> None:
-        """Check that *hold* is one, and newer than the *approval* before it."""
+        """Check that *hold* is a hold and is newer than *approval*."""
         if hold.verdict is not Verdict.HOLD:
             self._report.broken(
                 Requirement.HOLD, exchange, f"Its decision is {hold.verdict.value}, and a hold was asked for."
@@ -84,13 +85,12 @@ class DecisionChecks:
 
 
 def expires_at(token: str) -> float:
-    """Return the ``exp`` that *token* claims, unverified; 0 when there is none to be read."""
+    """Return the unverified ``exp`` claim of *token*, or 0 if it cannot be read."""
     found = _unverified(token).get("exp")
     return float(found) if isinstance(found, int | float) else 0.0
 
 
 def _unverified(token: str) -> dict[str, Any]:
-    """Return the claims of *token* without any check; empty when they cannot be read."""
     parts = token.split(".")
     if len(parts) != 3:  # noqa: PLR2004 - header, payload, signature
         return {}

@@ -1,4 +1,4 @@
-"""Tries the long poll: sections 2 to 4 of PROTOCOL.md, as far as nobody has to decide anything for it."""
+"""Checks the long poll of a portal (sections 2 to 4 of PROTOCOL.md), except for new decisions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _FAR_AHEAD = 1_000_000
 
 
 class PollChecks:
-    """Asks by *asker* and notes in *report*; a held request lasts *wait_seconds*, and *late_seconds* more at most."""
+    """Sends requests with *asker*, and notes the results in *report*.
+
+    *wait_seconds* is the wait of a held request, and *late_seconds* is the allowed delay after this wait.
+    """
 
     def __init__(
         self,
@@ -42,7 +45,7 @@ class PollChecks:
         self._at_once_seconds = min(_AT_ONCE_SECONDS, wait_seconds / 2)
 
     def first(self) -> PollAnswer | None:
-        """Ask for everything; return what came, None when an agent could use nothing of it."""
+        """Request all decisions. Return the response, or None if an agent cannot use it."""
         exchange = self._asker.poll(0, self._wait_seconds)
         answer = self.read(exchange)
         if answer is not None and answer.index is None:
@@ -54,11 +57,11 @@ class PollChecks:
         return answer
 
     def read(self, exchange: Exchange) -> PollAnswer | None:
-        """Return what *exchange* brought, with its breaches noted."""
+        """Return the content of the response, and note its violations."""
         return self._reader.read(exchange)
 
     def callers(self) -> None:
-        """Ask without the token, with another, and for another VM."""
+        """Send requests without a token, with a wrong token, and for another VM."""
         if Requirement.ANSWERED in self._report:
             for requirement in (Requirement.ONLY_THIS_VM, Requirement.OTHER_VM):
                 self._report.untried(requirement, "The VM's own request was not answered.")
@@ -101,7 +104,7 @@ class PollChecks:
             self._report.broken(Requirement.ONLY_THIS_VM, exchange, detail)
 
     def longest_wait(self) -> None:
-        """Ask for everything with a wait of 600, which is answered at once too."""
+        """Request all decisions with a wait of 600 s, to which the portal must also respond at once."""
         if Requirement.AT_ONCE in self._report:
             self._report.untried(
                 Requirement.LONGEST_WAIT, "The portal does not answer at once, so it could take 600 s."
@@ -114,9 +117,9 @@ class PollChecks:
             self._report.broken(Requirement.LONGEST_WAIT, exchange, "A wait of 600 is refused.")
 
     def hold(self, index: int, take: Callable[[PollAnswer], None]) -> int:
-        """Ask for what comes after *index*, which should be nothing; return the index as it is then.
+        """Request the decisions after *index*, of which there should be none, and return the new index.
 
-        What comes all the same is handed to *take*: somebody decides meanwhile.
+        If the portal returns decisions, an operator decided in the meantime. *take* then gets the response.
         """
         for _ in range(_TRIES):
             exchange = self._asker.poll(index, self._wait_seconds)
@@ -142,7 +145,7 @@ class PollChecks:
         return index
 
     def ahead(self, index: int) -> None:
-        """Ask with an index that the portal has not given out, as after its restore from a backup."""
+        """Send an index that the portal has not used yet, as an agent does after a portal was restored."""
         asked = min(index + _FAR_AHEAD, MAX_INDEX)
         exchange = self._asker.poll(asked, self._wait_seconds)
         answer = self.read(exchange)
@@ -155,7 +158,7 @@ class PollChecks:
             self._expect_at_once(Requirement.INDEX_AHEAD, exchange)
 
     def kept(self, before: PollAnswer, *, only: frozenset[str]) -> None:
-        """Ask for everything again: the decisions *only* of *before* must still be there."""
+        """Request all decisions again, and check that the decisions *only* of *before* are still available."""
         answer = self.read(exchange := self._asker.poll(0, self._wait_seconds))
         if answer is None:
             return
@@ -166,7 +169,7 @@ class PollChecks:
             self._report.met(Requirement.STAYS)
 
     def _quietly(self, exchange: Exchange) -> PollAnswer | None:
-        """Read what was answered to somebody else: its shape is no finding."""
+        """Read the response to another VM without noting its violations."""
         return AnswerReader(Report()).read(exchange)
 
     def _expect_no_fall(self, answer: PollAnswer, index: int) -> None:

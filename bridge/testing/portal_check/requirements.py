@@ -1,4 +1,4 @@
-"""The requirements of PROTOCOL.md that the conformance kit checks, each with its section of the page."""
+"""The requirements of PROTOCOL.md that the conformance kit checks, each with its section."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Needs(Enum):
-    """What the kit must be given before it can check a requirement."""
+    """The setting that the kit needs to check a requirement."""
 
     NOTHING = "nothing"
     RECORDS_URL = "records_url"
@@ -16,7 +16,7 @@ class Needs(Enum):
 
 
 class Sentence(NamedTuple):
-    """A requirement in one sentence, and the section of PROTOCOL.md that contains it."""
+    """A requirement in one sentence, and its section of PROTOCOL.md."""
 
     section: int
     text: str
@@ -24,7 +24,7 @@ class Sentence(NamedTuple):
 
 
 class Requirement(Enum):
-    """All requirements that the kit checks, in the order of the page."""
+    """All requirements that the kit checks, in the order of PROTOCOL.md."""
 
     RECORD_TAKEN = Sentence(1, "The portal accepts a record.", Needs.RECORDS_URL)
     RECORD_TWICE = Sentence(1, "The portal accepts the same record again.", Needs.RECORDS_URL)
