@@ -129,7 +129,7 @@ def test_what_is_not_met_is_exit_1_with_section_request_and_answer(serve, check)
     at = next(number for number, line in enumerate(lines) if line.startswith("not met: "))
     assert code == 1
     assert lines[at] == "not met: section 2: The portal refuses a request without the VM's credential."
-    assert lines[at + 1] == "With no token it does not answer 401 or 403."
+    assert lines[at + 1] == "The response to no token is not 401 or 403."
     assert lines[at + 2].startswith(f"request: GET {portal.url}/vms/{VM_ID}/decisions?index=0&wait=2, without Authoriz")
     assert lines[at + 3].startswith("response: 200, application/json, ")
     assert "1 not met" in lines[-1]

@@ -136,7 +136,7 @@ class _Play:
 
     def _tell_of_another_vm(self, url: str) -> None:
         if not self._asker.is_attested:
-            why = "What the kit shows names no VM for sure (--attested)."
+            why = "The credential does not identify a VM. To check this, set --attested."
             self._report.untried(Requirement.RECORD_OF_OTHERS, why)
             return
         foreign = MadeUpEvent(str(uuid.uuid4()))
@@ -144,8 +144,8 @@ class _Play:
         if exchange.status in _REFUSED:
             self._report.met(Requirement.RECORD_OF_OTHERS)
             return
-        answer = exchange.problem if exchange.status is None else f"It answers {exchange.status}"
-        self._report.broken(Requirement.RECORD_OF_OTHERS, exchange, f"{answer}: not 403.")
+        answer = exchange.problem if exchange.status is None else f"The response is {exchange.status}"
+        self._report.broken(Requirement.RECORD_OF_OTHERS, exchange, f"{answer}. Expected: 403.")
         self._asker.post(url, cloudevent(foreign.end()))
 
     def _take(self, answer: PollAnswer) -> None:
@@ -174,7 +174,7 @@ class _Play:
     def _compare(self, claims: Claims, exchange: Exchange) -> None:
         url = self._settings.records_url
         if not self._is_told or url is None:
-            why = "The portal was told of no event (--records-url), so it is not known what was decided on."
+            why = "The portal has no record of the event. To check this, set --records-url."
             for requirement in (Requirement.EVENT, Requirement.DIGEST):
                 self._report.untried(requirement, why)
             return
@@ -190,7 +190,9 @@ class _Play:
         is_made = made.done() and made.exception() is None and decider.is_command
         late = time.monotonic() - made.result() if is_made else 0.0
         if late > min(_AT_ONCE_SECONDS, self._settings.remote.wait_seconds / 2):
-            self._report.broken(Requirement.NEWS, answer.exchange, f"It came {late:.1f} s after the decision was made.")
+            self._report.broken(
+                Requirement.NEWS, answer.exchange, f"The response came {late:.1f} s after the decision."
+            )
         else:
             self._report.met(Requirement.NEWS)
         tokens = [token for token in answer.decisions if token not in self._seen]
@@ -219,23 +221,27 @@ class _Play:
                 return None
             is_over = made.done() and time.monotonic() - made.result() > self._settings.remote.wait_seconds
             if is_over and decider.is_command:
-                self._report.broken(Requirement.NEWS, exchange, "A decision was made, and none comes.")
+                self._report.broken(
+                    Requirement.NEWS, exchange, "The operator decided, but no response contains the decision."
+                )
                 return None
             index = index if answer.index is None else answer.index
             time.sleep(max(0.0, _SHORTEST_POLL_SECONDS - exchange.seconds))
-        self._report.untried(Requirement.NEWS, f"Nobody decided within {decider.timeout_seconds:g} s.")
+        self._report.untried(Requirement.NEWS, f"The operator made no decision within {decider.timeout_seconds:g} s.")
         return None
 
     def _expect_kept(self, answer: PollAnswer, index: int, tokens: frozenset[str]) -> None:
         """Send the request again, like an agent that lost *answer*, and like an agent that has restarted."""
         if answer.index is None or answer.index <= index:
-            self._report.broken(Requirement.GROWS, answer.exchange, f"The index was {index} and is {answer.index}.")
+            self._report.broken(
+                Requirement.GROWS, answer.exchange, f"The index changed from {index} to {answer.index}."
+            )
         else:
             self._report.met(Requirement.GROWS)
         exchange = self._asker.poll(index, self._settings.remote.wait_seconds)
         again = self._polls.read(exchange)
         if again is not None and not tokens <= set(again.decisions):
-            detail = f"Asked with index {index} once more, it leaves the decision out that came after it."
+            detail = f"A second request with index {index} does not return the decision after this index."
             self._report.broken(Requirement.EVERY, exchange, detail)
         elif again is not None:
             self._report.met(Requirement.EVERY)

@@ -29,7 +29,7 @@ class DecisionChecks:
         self._vm_id = vm_id
         self._keys = keys
         if not keys:
-            self._report.untried(Requirement.FORM, "The kit was given no public key (--public-key).")
+            self._report.untried(Requirement.FORM, "The kit has no public key. To check this, set --public-key.")
 
     def look(self, token: str, exchange: Exchange, *, is_new: bool = False) -> Claims | None:
         """Return the claims of *token*, or None if an agent would refuse the token.
@@ -38,10 +38,10 @@ class DecisionChecks:
         (*is_new*) must have a known key.
         """
         if len(token) > MAX_TOKEN_CHARACTERS:
-            return None  # noted where the answer was read
+            return None  # AnswerReader has noted this
         audience = _unverified(token).get("aud")
         if isinstance(audience, str) and audience.lower() != self._vm_id.lower():
-            detail = "It is for another VM: its aud is not the vmId that asked."
+            detail = "The decision is for another VM. Its aud is not the vmId of the request."
             self._report.broken(Requirement.AUDIENCE, exchange, detail)
             return None
         if isinstance(audience, str):
@@ -62,24 +62,24 @@ class DecisionChecks:
     def about(self, claims: Claims, event: ScheduledEvent, exchange: Exchange) -> None:
         """Check that *claims* match the *event* in the record that the kit sent."""
         if claims.event_id != event.event_id:
-            detail = f"Its sub is {claims.event_id!r}; the event is {event.event_id!r}."
+            detail = f"The sub is {claims.event_id!r}, but the EventId is {event.event_id!r}."
             self._report.broken(Requirement.EVENT, exchange, detail)
             return
         self._report.met(Requirement.EVENT)
         if claims.event_digest == digest(event):
             self._report.met(Requirement.DIGEST)
         else:
-            detail = f"Its event_digest is {claims.event_digest}; the event's is {digest(event)}."
+            detail = f"The event_digest is {claims.event_digest}, but the digest of the event is {digest(event)}."
             self._report.broken(Requirement.DIGEST, exchange, detail)
 
     def hold(self, hold: Claims, approval: Claims, exchange: Exchange) -> None:
         """Check that *hold* is a hold and is newer than *approval*."""
         if hold.verdict is not Verdict.HOLD:
             self._report.broken(
-                Requirement.HOLD, exchange, f"Its decision is {hold.verdict.value}, and a hold was asked for."
+                Requirement.HOLD, exchange, f"The decision is {hold.verdict.value}, but the kit requested a hold."
             )
         elif hold.issued_at <= approval.issued_at:
-            self._report.broken(Requirement.HOLD, exchange, "Its iat is not later than that of the approval before it.")
+            self._report.broken(Requirement.HOLD, exchange, "The iat is not later than the iat of the approval.")
         else:
             self._report.met(Requirement.HOLD)
 

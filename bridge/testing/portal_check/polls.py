@@ -50,7 +50,7 @@ class PollChecks:
         answer = self.read(exchange)
         if answer is not None and answer.index is None:
             self._report.broken(
-                Requirement.AT_ONCE, exchange, "A 204 has no index, so the agent asks with 0 each second."
+                Requirement.AT_ONCE, exchange, "A 204 has no index, so the agent sends index 0 every second."
             )
         elif answer is not None:
             self._expect_at_once(Requirement.AT_ONCE, exchange)
@@ -64,16 +64,20 @@ class PollChecks:
         """Send requests without a token, with a wrong token, and for another VM."""
         if Requirement.ANSWERED in self._report:
             for requirement in (Requirement.ONLY_THIS_VM, Requirement.OTHER_VM):
-                self._report.untried(requirement, "The VM's own request was not answered.")
+                self._report.untried(requirement, "The portal did not respond to the VM's request.")
             return
         self._strangers()
         exchange = self._asker.poll(0, 1, vm_id=str(uuid.uuid4()))
         brought = self._quietly(exchange)
         if exchange.status == _OK and self._asker.is_attested:
-            detail = "The token names a VM, and another VM's path is answered with 200."
+            detail = "The token names a VM, but the response for another VM is 200."
             self._report.broken(Requirement.OTHER_VM, exchange, detail)
         elif brought is not None and brought.decisions:
-            self._report.broken(Requirement.OTHER_VM, exchange, "A VM that does not exist has decisions for this one.")
+            self._report.broken(
+                Requirement.OTHER_VM,
+                exchange,
+                "The response for a VM that does not exist contains decisions for this VM.",
+            )
         elif exchange.status is None:
             self._report.untried(Requirement.OTHER_VM, exchange.answered)
         else:
@@ -84,14 +88,14 @@ class PollChecks:
             self._without_certificate()
             return
         if self._asker.bearer() is None:
-            self._report.untried(Requirement.ONLY_THIS_VM, "The kit was given no token to leave out.")
+            self._report.untried(Requirement.ONLY_THIS_VM, "The kit has no token, so it cannot omit the token.")
             return
         for token, who in (("", "no token"), ("not-the-token-of-this-vm", "another token")):
             exchange = self._asker.poll(0, self._wait_seconds, token=token)
             if exchange.status in _REFUSED:
                 self._report.met(Requirement.ONLY_THIS_VM)
             else:
-                detail = f"With {who} it does not answer 401 or 403."
+                detail = f"The response to {who} is not 401 or 403."
                 self._report.broken(Requirement.ONLY_THIS_VM, exchange, detail)
 
     def _without_certificate(self) -> None:
@@ -100,21 +104,21 @@ class PollChecks:
         if breaks_off or exchange.status in _REFUSED:
             self._report.met(Requirement.ONLY_THIS_VM)
         else:
-            detail = "Without the client certificate it does not answer 401 or 403, nor break off."
+            detail = "The response without a client certificate is not 401 or 403."
             self._report.broken(Requirement.ONLY_THIS_VM, exchange, detail)
 
     def longest_wait(self) -> None:
         """Request all decisions with a wait of 600 s, to which the portal must also respond at once."""
         if Requirement.AT_ONCE in self._report:
             self._report.untried(
-                Requirement.LONGEST_WAIT, "The portal does not answer at once, so it could take 600 s."
+                Requirement.LONGEST_WAIT, "The portal does not respond at once, so this check could take 600 s."
             )
             return
         exchange = self._asker.poll(0, _LONGEST_WAIT_SECONDS)
         if exchange.status in (_OK, _NO_CONTENT):
             self._report.met(Requirement.LONGEST_WAIT)
         else:
-            self._report.broken(Requirement.LONGEST_WAIT, exchange, "A wait of 600 is refused.")
+            self._report.broken(Requirement.LONGEST_WAIT, exchange, "The portal refuses a wait of 600 s.")
 
     def hold(self, index: int, take: Callable[[PollAnswer], None]) -> int:
         """Request the decisions after *index*, of which there should be none, and return the new index.
@@ -152,7 +156,7 @@ class PollChecks:
         if answer is None:
             return
         if answer.index is None or answer.index >= asked:
-            detail = f"Asked with {asked}, it answers with {'a 204' if answer.index is None else answer.index}."
+            detail = f"The response to index {asked} is {'a 204' if answer.index is None else answer.index}."
             self._report.broken(Requirement.INDEX_AHEAD, exchange, detail)
         else:
             self._expect_at_once(Requirement.INDEX_AHEAD, exchange)
@@ -164,7 +168,7 @@ class PollChecks:
             return
         self._expect_no_fall(answer, before.index or 0)
         if only - set(answer.decisions):
-            self._report.broken(Requirement.STAYS, exchange, "A decision that was given before is not there any more.")
+            self._report.broken(Requirement.STAYS, exchange, "A decision of an earlier response is missing.")
         elif only:
             self._report.met(Requirement.STAYS)
 
@@ -174,14 +178,14 @@ class PollChecks:
 
     def _expect_no_fall(self, answer: PollAnswer, index: int) -> None:
         if answer.index is not None and answer.index < index:
-            detail = f"The index was {index} and is {answer.index}."
+            detail = f"The index changed from {index} to {answer.index}."
             self._report.broken(Requirement.INDEX_STAYS, answer.exchange, detail)
         else:
             self._report.met(Requirement.INDEX_STAYS)
 
     def _expect_at_once(self, requirement: Requirement, exchange: Exchange) -> None:
         if exchange.seconds > self._at_once_seconds:
-            self._report.broken(requirement, exchange, f"It took {exchange.seconds:.1f} s.")
+            self._report.broken(requirement, exchange, f"The response took {exchange.seconds:.1f} s.")
         else:
             self._report.met(requirement)
 
@@ -189,7 +193,9 @@ class PollChecks:
         late = exchange.seconds - self._wait_seconds
         if late > self._late_seconds:
             self._report.broken(
-                Requirement.IN_TIME, exchange, f"It came {late:.1f} s after its wait of {self._wait_seconds} s."
+                Requirement.IN_TIME,
+                exchange,
+                f"The response came {late:.1f} s after its wait of {self._wait_seconds} s.",
             )
         else:
             self._report.met(Requirement.IN_TIME)

@@ -46,7 +46,7 @@ class MadeUpEvent:
             resources=(vm_name,),
             not_before=not_before,
             not_before_raw=format_datetime(not_before, usegmt=True),
-            description="A test of the portal's protocol: this event does not exist.",
+            description="A test of the portal. This event does not exist.",
         )
         self.record = self._record(1, Transition.SCHEDULED)
 
@@ -56,7 +56,7 @@ class MadeUpEvent:
             source="portal",
             decision_id=claims.decision_id,
             approvers=(claims.approver,),
-            reason="portal-check: Azure was never told.",
+            reason="portal-check: nothing was sent to Azure.",
             result="dry_run",
         )
         return self._record(2, Transition.APPROVED, approval)
@@ -106,6 +106,6 @@ def send(asker: CheckClient, report: Report, url: str, requirement: Requirement,
     if exchange.status in _SUCCESS:
         report.met(requirement)
         return True
-    what = exchange.problem if exchange.status is None else f"It answers {exchange.status}"
-    report.broken(requirement, exchange, f"{what}: not 2xx.")
+    what = exchange.problem if exchange.status is None else f"The response is {exchange.status}"
+    report.broken(requirement, exchange, f"{what}. Expected: 2xx.")
     return False

@@ -76,5 +76,7 @@ class Report:
         """Yield a finding for each requirement, in the order of PROTOCOL.md."""
         for requirement in Requirement:
             yield self._found.get(requirement) or Finding(
-                requirement=requirement, result=Result.NOT_TRIED, detail="What it needs did not come."
+                requirement=requirement,
+                result=Result.NOT_TRIED,
+                detail="An earlier check failed, so this requirement was not checked.",
             )
