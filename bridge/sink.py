@@ -42,13 +42,8 @@ from bridge.events.environment import ENVIRONMENT_PREFIX, environment_of
 from bridge.events.event import URGENT_EVENT_TYPES, ScheduledEvent, VmIdentity, encode
 from bridge.events.record import Evidence, Transition, TransitionRecord
 from bridge.http.failures import causes, is_loopback, root_cause
-from bridge.http.session import (
-    DeadlineSession,
-    ResponseEncoded,
-    ResponseTooLarge,
-    ResponseUnread,
-    retry_after_seconds,
-)
+from bridge.http.retry_after import retry_after_seconds
+from bridge.http.session import DeadlineSession, ResponseUnread
 from bridge.http.tls_files import tls_file_problems
 from bridge.system.access_tokens import AccessToken, RenewedToken, fetch_token, token_of
 from bridge.system.extras import how_to_install
@@ -75,8 +70,6 @@ __all__ = [
     "Evidence",
     "Finished",
     "RenewedToken",
-    "ResponseEncoded",
-    "ResponseTooLarge",
     "ResponseUnread",
     "RetryReason",
     "Runner",

@@ -140,13 +140,12 @@ def _run(arguments: Sequence[str], verdict: Verdict, record: TransitionRecord, *
 
 
 def _show(finding: Finding) -> None:
-    """Print the requirement, and for a breach also the request, the response, and the sentence of PROTOCOL.md."""
+    """Print the requirement, and for a breach also the request and the response."""
     requirement, result = finding.requirement.value, finding.result
     click.echo(f"{styled(result.value, colour=_COLOURS[result])}: section {requirement.section}: {requirement.text}")
     lines = [finding.detail] if finding.detail else []
     if result is Result.NOT_MET:
         lines += [f"request: {finding.asked}", f"response: {finding.answered}"] if finding.asked else []
-        lines.append(f'PROTOCOL.md: "{requirement.quote}"')
     for line in (each for text in lines for each in wrapped(text, first=_INDENT, indent=_INDENT + "  ")):
         click.echo(line)
 
@@ -158,7 +157,6 @@ def _members(finding: Finding) -> dict[str, object]:
         "requirement": finding.requirement.key,
         "result": finding.result.value,
         "text": sentence.text,
-        "page": sentence.quote,
         "detail": finding.detail,
         "asked": finding.asked,
         "answered": finding.answered,

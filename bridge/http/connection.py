@@ -1,8 +1,8 @@
-"""DeadlineConnection: a keep-alive connection to one HTTP server, with a wall-clock deadline for every request.
+"""DeadlineConnection is the HTTP client of the IMDS poll. Each request has a deadline.
 
-The poll uses it. On a machine that is idle between two polls, a request over `http.client` takes less than half of the
-CPU time of a request over requests and urllib3. The connection uses no proxy, follows no redirect, and retries nothing.
-`bridge.http.watchdog` cuts overdue requests.
+The client keeps one connection open. The agent polls every second, and a request over `http.client` takes less than
+half of the CPU time of a request over requests. The connection uses no proxy, follows no redirects, and retries
+nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 from urllib3.util import wait_for_read
 
-from bridge.errors import DeadlineExceeded
 from bridge.http.watchdog import Call, Watched, address_shares, cut_calls_of
 
 _CLOSE_SECONDS = 1.0
@@ -29,13 +28,13 @@ class Response(NamedTuple):
     reason: str
     headers: Message
     body: bytes
-    """Empty if *unread* has a reason."""
+    """The body. It is empty if *unread* is set."""
     unread: str | None = None
-    """Why the body was not read: it is too large, or compressed although the request did not allow it."""
+    """The reason why the body was not read. The body is too large or unexpectedly compressed."""
 
 
 class DeadlineConnection:
-    """A connection to *host*. Threads can share it; their requests run one after the other."""
+    """A connection to *host*. Threads can share the connection, and their requests run one after another."""
 
     def __init__(self, host: str, port: int) -> None:
         self._connection = _Connection(host, port)
@@ -51,7 +50,10 @@ class DeadlineConnection:
         max_body_bytes: int,
         body: bytes | None = None,
     ) -> Response:
-        """Return the response. Raises DeadlineExceeded at the deadline, OSError, and http.client.HTTPException."""
+        """Send a request and return the response.
+
+        Raises DeadlineExceeded at the deadline, OSError, and http.client.HTTPException.
+        """
         with self._is_free:
             call = Call(self, deadline_seconds)
             try:
@@ -61,14 +63,14 @@ class DeadlineConnection:
                     response = self._connection.read_response(max_body_bytes)
             except (OSError, http.client.HTTPException) as exc:
                 self._connection.close()
-                _raise_if_cut(call, exc)
+                call.raise_if_cut(exc, is_timeout=isinstance(exc, TimeoutError))
                 raise
             # A body that ends with its connection looks complete after the watchdog has shut down the socket.
-            _raise_if_cut(call, None)
+            call.raise_if_cut()
             return response
 
     def close(self) -> None:
-        """End the request of another thread, and close the connection. A later request opens it again."""
+        """Cancel the request of another thread and close the connection. The next request opens it again."""
         cut_calls_of(self)
         if self._is_free.acquire(timeout=_CLOSE_SECONDS):
             self._connection.close()
@@ -79,7 +81,6 @@ class _Connection(Watched):
     _call: Call
 
     def begin(self, call: Call) -> None:
-        """Let *call* use this connection. If the server has closed it, the request opens a new one."""
         self._call = call
         if self.sock is not None and wait_for_read(self.sock, timeout=0):
             self.close()
@@ -118,12 +119,3 @@ class _Connection(Watched):
             response.close()
             self.close()
         return Response(response.status, response.reason, response.headers, b"" if unread else body, unread)
-
-
-def _raise_if_cut(call: Call, exc: Exception | None) -> None:
-    if call.cut_by == "close":
-        raise ConnectionAbortedError("the connection was closed") from exc
-    if call.cut_by == "deadline" or isinstance(exc, TimeoutError):
-        raise DeadlineExceeded(
-            f"no complete answer within {call.deadline_seconds:g} s, so the request was cut"
-        ) from exc

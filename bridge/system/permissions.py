@@ -1,16 +1,13 @@
-"""Detects files that other users can change: by their owner, their mode, and the directories above them.
+"""Detects whether a user who is not trusted can change a file.
 
-The rule is that of sshd for the keys of a user (StrictModes): the file and every directory above it belong to root or
-to a trusted user, and neither the group nor others can write to them. A group with one member is no exception, because
-its members can change. An access list for another user appears as the permission of the group.
+A file is safe if only root or a trusted user owns the file and all directories above it, and if neither the group nor
+other users can write to them. sshd has the same rule for the keys of a user (StrictModes). Symbolic links are followed,
+and each directory on the way is checked. A directory to which everyone can write is safe in two cases:
 
-Two kinds of directories that everyone can write to are safe:
+- The directory has the sticky bit, as /tmp has. Only the owner of a file can then remove or rename the file.
+- The directory is a ConfigMap of Kubernetes. Only root on the node can reach it.
 
-- A directory with the sticky bit, such as /tmp. Only the owner of a file can remove or rename the file.
-- A ConfigMap of Kubernetes (drwxrwxrwx). Only root on the node can reach it.
-
-Symbolic links are followed step by step, and each directory on the way is checked. On Windows, access lists decide, and
-this module does not check them.
+This module does not check the access control lists of Windows.
 """
 
 from __future__ import annotations
@@ -30,9 +27,10 @@ _CONFIG_MAP = b"/volumes/kubernetes.io~configmap/"
 
 
 def why_writable(path: Path, *, users: Collection[int], mounts: Path = _MOUNTS) -> str | None:
-    """Return which part of *path* a user other than root and *users* can change; None if there is no such part.
+    """Return a sentence about the part of *path* that an untrusted user can change, or None if there is none.
 
-    If *path* does not exist, its existing parent directories count. Tests replace *mounts*.
+    *users* are the trusted users in addition to root. If *path* does not exist, the check covers the existing
+    directories above it. *mounts* replaces the list of mounts in tests.
     """
     if sys.platform == "win32":
         return None
@@ -84,7 +82,6 @@ def _name(uid: int) -> str:
 
 
 def _is_config_map(here: Path, mounts: Path) -> bool:
-    """Return whether a ConfigMap is mounted at *here*. Fields 4 and 5 of a line are the root and the mount point."""
     try:
         lines = mounts.read_bytes().splitlines()
     except OSError:
