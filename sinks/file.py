@@ -4,8 +4,8 @@ For a collector that reads files, and for users who want the records on the VM i
 are synced to the disk. The sink opens the file for each send, because events are rare. logrotate and other tools may
 therefore rotate the file without a signal to the agent.
 
-Several tables, or `send-test` and the agent, may write to one file: a writer locks the file (flock). Half a line, which
-a kill or a full disk leaves, is removed or ended before the next line.
+Several tables, or `send-test` and the agent, can write to one file, because each writer locks the file. A kill or a
+full disk can leave an incomplete line. The next write ends this line before it writes the records.
 """
 
 from __future__ import annotations
@@ -69,8 +69,12 @@ class FileSink(Sink):
         self._calls.close()
 
     def _append(self, lines: bytes) -> None:
-        with self._failing(), _locked(self._path) as descriptor:
-            _write(descriptor, lines)
+        with self._failing():
+            descriptor = _opened(self._path, create=True)
+            try:
+                _write(descriptor, lines)
+            finally:
+                os.close(descriptor)
 
     def _look(self) -> None:
         with self._failing():
@@ -90,62 +94,29 @@ class FileSink(Sink):
             raise DeliveryFailed(message, needs_attention=True) from error
 
 
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[int]:
-    """Yield a descriptor of the current file, locked if the system and the file system support locks."""
-    while True:
-        descriptor = _opened(path, create=True)
-        try:
-            if sys.platform != "win32":
-                with contextlib.suppress(OSError):
-                    fcntl.flock(descriptor, fcntl.LOCK_EX)
-            # Another tool may have moved the file during the wait for the lock.
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(path.stat(), os.fstat(descriptor)):
-                    yield descriptor
-                    return
-        finally:
-            os.close(descriptor)
-
-
 def _opened(path: Path, *, create: bool) -> int:
-    is_new = create and not path.exists()
     descriptor = os.open(path, _FLAGS | (os.O_CREAT if create else 0), _MODE)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(0, "it is not a regular file")  # noqa: TRY301  # closed below
-        if is_new:
-            _sync_directory(path.parent)
     except OSError:
         os.close(descriptor)
         raise
     return descriptor
 
 
-def _sync_directory(directory: Path) -> None:
-    if sys.platform == "win32":
-        return
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _write(descriptor: int, lines: bytes) -> None:
-    """Append *lines* and sync them. On an error, remove the written part."""
+    """Append *lines* and sync them. Windows has no lock."""
+    if sys.platform != "win32":
+        with contextlib.suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
     size = os.fstat(descriptor).st_size
     if size and _last_byte(descriptor, size) != b"\n":
         lines = b"\n" + lines
     left = memoryview(lines)
-    try:
-        while left:
-            left = left[os.write(descriptor, left) :]
-        os.fsync(descriptor)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.ftruncate(descriptor, size)
-        raise
+    while left:
+        left = left[os.write(descriptor, left) :]
+    os.fsync(descriptor)
 
 
 def _last_byte(descriptor: int, size: int) -> bytes:
