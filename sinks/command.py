@@ -23,7 +23,6 @@ environment and user, except variables that contain secrets: those of `*_env` ke
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 from collections.abc import Sequence
@@ -142,7 +141,11 @@ class CommandSink(Sink):
         if directory is not None and not Path(directory).is_dir():
             raise DeliveryFailed(f"The directory {directory} does not exist. Create it, or fix `directory`.")
         if find_program(self.config.command[0], self.config.environment) is None:
-            raise self._not_found()
+            program = self.config.command[0]
+            raise DeliveryFailed(
+                f"The program {program!r} does not exist or is not executable. Install it, or change `command`.",
+                needs_attention=True,
+            )
 
     def close(self) -> None:
         """Kill the running program with its process group, and start no other."""
@@ -170,24 +173,11 @@ class CommandSink(Sink):
         """Return the DeliveryFailed for a program that did not start."""
         if error.errno in PASSING_ERRORS:
             return DeliveryFailed(f"{self._name} cannot be started for now: {error.strerror}.")
-        if error.errno == errno.ENOENT and find_program(self.config.command[0], self.config.environment) is None:
-            return self._not_found()
-        hint = ""
-        if error.errno == errno.ENOEXEC:
-            hint = " Does a script begin with a line such as #!/bin/sh?"
-        elif error.errno == errno.ENOENT:
-            hint = " Does the interpreter of its first line exist, and `directory`?"
-        message = f"{self.config.command[0]} cannot be started: {error.strerror or error}.{hint}"
-        return DeliveryFailed(message, needs_attention=True)
-
-    def _not_found(self) -> DeliveryFailed:
-        program = self.config.command[0]
-        if os.path.isabs(program):  # noqa: PTH117
-            there = Path(program).exists()
-            what = "is not executable for the agent" if there else "does not exist"
-            return DeliveryFailed(f"The program {program} {what}. Fix it, or change `command`.", needs_attention=True)
-        message = f"No program called {program!r} is in the PATH of the agent. Install it, or write its whole path."
-        return DeliveryFailed(message, needs_attention=True)
+        return DeliveryFailed(
+            f"{self.config.command[0]} cannot be started: {error.strerror or error}. Check the program, the "
+            "interpreter in its first line (#!/bin/sh), and `directory`.",
+            needs_attention=True,
+        )
 
 
 def _message(text: str, finished: Finished) -> str:
