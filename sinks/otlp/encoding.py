@@ -16,7 +16,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from typing import Any
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
@@ -46,43 +46,32 @@ _ELSEWHERE = frozenset({"id", "incarnation", "previous_incarnation", "event", "p
 
 
 def encode_request(batch: Sequence[TransitionRecord]) -> bytes:
-    """Return *batch* as one ExportLogsServiceRequest, with the records of one resource together and in order."""
-    groups: dict[bytes, ResourceLogs] = {}
-    for record in batch:
-        resource = Resource(attributes=_attributes(resource_attributes(record)))
-        key = resource.SerializeToString(deterministic=True)
-        if key not in groups:
-            scope_logs = ScopeLogs(scope=InstrumentationScope(name=SERVICE_NAME, version=_version()))
-            groups[key] = ResourceLogs(resource=resource, scope_logs=[scope_logs])
-        groups[key].scope_logs[0].log_records.append(log_record(record))
-    encoded: bytes = ExportLogsServiceRequest(resource_logs=groups.values()).SerializeToString()
+    """Return *batch* as one ExportLogsServiceRequest, with the records in the same order."""
+    scope = InstrumentationScope(name=SERVICE_NAME, version=_version())
+    logs = [
+        ResourceLogs(
+            resource=Resource(attributes=_attributes(resource_attributes(record))),
+            scope_logs=[ScopeLogs(scope=scope, log_records=[log_record(record)])],
+        )
+        for record in batch
+    ]
+    encoded: bytes = ExportLogsServiceRequest(resource_logs=logs).SerializeToString()
     return encoded
 
 
 def rejection(content: bytes) -> tuple[int, str]:
     """Return the number of rejected records in the body of a 2xx response, and the receiver's reason.
 
-    A body that is neither an ExportLogsServiceResponse nor its JSON form rejects nothing, because a 2xx means that the
-    receiver accepted the request (OTLP Specification, "OTLP/HTTP Response"). Some receivers respond with "OK", with an
-    empty body, or with other JSON.
+    If the body is not an ExportLogsServiceResponse, nothing is rejected, because a 2xx means that the receiver accepted
+    the request (OTLP Specification, "OTLP/HTTP Response"). For example, some receivers respond with "OK".
     """
     response = ExportLogsServiceResponse()
     try:
         response.ParseFromString(content)
     except DecodeError:
-        return _json_rejection(content)
+        return 0, ""
     refused = response.partial_success
     return refused.rejected_log_records, refused.error_message
-
-
-def _json_rejection(content: bytes) -> tuple[int, str]:
-    """Read the JSON form of the response, which some receivers use for every request."""
-    try:
-        refused = json.loads(content)["partialSuccess"]
-        # protobuf's JSON writes a 64-bit number as text
-        return int(refused.get("rejectedLogRecords") or 0), str(refused.get("errorMessage", ""))
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError):
-        return 0, ""
 
 
 def resource_attributes(record: TransitionRecord) -> dict[str, str]:
@@ -110,11 +99,7 @@ def resource_attributes(record: TransitionRecord) -> dict[str, str]:
 
 @cache
 def _version() -> str:
-    """Return the version of this distribution; empty in a checkout that was never installed."""
-    try:
-        return version("scheduled-events-bridge")
-    except PackageNotFoundError:
-        return ""
+    return version("scheduled-events-bridge")
 
 
 def log_record(record: TransitionRecord) -> LogRecord:
