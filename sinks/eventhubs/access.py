@@ -67,7 +67,7 @@ class Access:
     def secrets(self) -> tuple[str, ...]:
         """Return the texts that no message may contain."""
         proxy = () if self.proxy is None else tuple(filter(None, url_secrets(self.proxy)))
-        string = () if self.string is None else self.string.secrets
+        string = () if self.string is None else (self.string.text, self.string.key)
         signature = self._token.token.partition("sig=")[2].partition("&")[0]
         token = filter(None, (self._token.token, signature, unquote_plus(signature)))
         return (*proxy, *string, *token)
@@ -87,15 +87,18 @@ class Access:
             self._identity.forget()
         self._token = AccessToken("", 0)
 
+    def close(self) -> None:
+        """Stop waiting for a token."""
+        if self._identity is not None:
+            self._identity.close()
+
     def _sign(self, text: str) -> None:
         """Parse the connection string *text*, and sign a new shared access signature if the last one is too old."""
         if self.string is None or self.string.text != text:
             self.string = parse(text, eventhub=self._config.eventhub)
             self._token = AccessToken("", 0)
         string, now = self.string, int(time.time())
-        if string.signature:
-            self._token = AccessToken(string.signature, 0)
-        elif string.key_name and string.key and self._token.expires_on - now < _RENEW_SECONDS:
+        if self._token.expires_on - now < _RENEW_SECONDS:
             expires_on = now + _SIGNATURE_SECONDS
             uri = f"https://{string.namespace}/{string.eventhub}"
             signature = shared_access_signature(uri, key_name=string.key_name, key=string.key, expires_on=expires_on)

@@ -61,6 +61,7 @@ class AmqpSender:
     def close(self) -> None:
         """Close the connection, and end a call in another thread."""
         self._is_closed = True
+        self._access.close()
         self._drop(grace_seconds=_CLOSE_SECONDS, wait_seconds=2 * _CLOSE_SECONDS)
 
     def _run(self, work: Callable[[_Connection], Coroutine[Any, Any, None]]) -> None:

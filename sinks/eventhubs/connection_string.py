@@ -1,9 +1,8 @@
 """Connection strings of Event Hubs, and shared access signatures.
 
 Microsoft's page "Get Event Hubs connection string" defines the form:
-``Endpoint=sb://NAMESPACE/;SharedAccessKeyName=NAME;SharedAccessKey=KEY;EntityPath=HUB``. A ``SharedAccessSignature``
-may replace the name and the key, and ``UseDevelopmentEmulator=true`` selects plain TCP. No message contains a value,
-because a value may be the key.
+``Endpoint=sb://NAMESPACE/;SharedAccessKeyName=NAME;SharedAccessKey=KEY;EntityPath=HUB``. With
+``UseDevelopmentEmulator=true``, the SDK uses plain TCP. No message contains a value, because a value may be the key.
 """
 
 from __future__ import annotations
@@ -27,15 +26,9 @@ class ConnectionString:
     namespace: str
     """The host, with the port if the string has one."""
     eventhub: str
-    key_name: str | None = None
-    key: str | None = field(default=None, repr=False)
-    signature: str | None = field(default=None, repr=False)
+    key_name: str
+    key: str = field(repr=False)
     is_emulator: bool = False
-
-    @property
-    def secrets(self) -> tuple[str, ...]:
-        """Return the texts that no message may contain."""
-        return tuple(each for each in (self.text, self.key, self.signature) if each)
 
 
 def parse(text: str, *, eventhub: str | None) -> ConnectionString:
@@ -49,9 +42,8 @@ def parse(text: str, *, eventhub: str | None) -> ConnectionString:
     if not namespace:
         raise _wrong("has no Endpoint=sb://...")
     key_name, key = parts.get("sharedaccesskeyname"), parts.get("sharedaccesskey")
-    signature = parts.get("sharedaccesssignature")
-    if not (signature or (key_name and key)):
-        raise _wrong("has neither SharedAccessKeyName and SharedAccessKey nor SharedAccessSignature")
+    if not key_name or not key:
+        raise _wrong("does not have both SharedAccessKeyName and SharedAccessKey")
     hub = eventhub or parts.get("entitypath")
     if not hub:
         raise _wrong("has no EntityPath, and eventhub is not set. Set eventhub to the event hub's name")
@@ -61,7 +53,6 @@ def parse(text: str, *, eventhub: str | None) -> ConnectionString:
         eventhub=hub,
         key_name=key_name,
         key=key,
-        signature=signature,
         is_emulator=parts.get("usedevelopmentemulator", "").lower() == "true",
     )
 

@@ -75,6 +75,7 @@ class HttpsSender:
     def close(self) -> None:
         """Close the connections, and end a request in another thread."""
         self._is_closed = True
+        self._access.close()
         if self._endpoint is not None:
             self._endpoint.close()
 

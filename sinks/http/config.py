@@ -12,15 +12,13 @@ from urllib.parse import urlsplit
 import msgspec
 
 from bridge.sink import SinkConfig, check_scope, is_loopback, tls_file_problems
-from sinks.http.urls import origin, plain_url
+from sinks.http.urls import plain_url
 
 #: A field name is a token (RFC 9110 section 5.1).
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 #: Headers that frame a message. Two lengths allow request smuggling (RFC 9112 section 6.3).
 _OURS = frozenset({"content-length", "transfer-encoding", "connection", "expect", "upgrade", "te", "trailer"})
 _Status = Annotated[int, msgspec.Meta(ge=100, le=599)]
-#: Fields that `repr` shortens to the scheme and host.
-_URL_FIELDS = frozenset({"url", "endpoint", "proxy"})
 
 
 class HttpConfig(SinkConfig, frozen=True, kw_only=True):
@@ -64,12 +62,6 @@ class HttpConfig(SinkConfig, frozen=True, kw_only=True):
             plain_url(self.proxy, key="proxy")
         for name, value in self.headers.items():
             check_header(name, value, where="headers")
-
-    def __repr__(self) -> str:
-        """Return the settings without secrets, for tracebacks and debuggers."""
-        values = {name: getattr(self, name) for name in self.__struct_fields__}
-        parts = (f"{name}={_harmless(name, value)!r}" for name, value in values.items() if value not in (None, (), {}))
-        return f"{type(self).__name__}({', '.join(parts)})"
 
     @property
     def token_key(self) -> str | None:
@@ -128,11 +120,3 @@ def check_header(name: str, value: str, *, where: str) -> None:
         raise ValueError(f"{where}: the header {name} is set by the sink itself. Remove the header.")
     if not (value.isascii() and value.isprintable()) or value != value.strip():
         raise ValueError(f"{where}: the value of {name} must be printable ASCII without spaces at either end.")
-
-
-def _harmless(name: str, value: object) -> object:
-    if name in _URL_FIELDS and isinstance(value, str):
-        return origin(value)
-    if name == "headers" and isinstance(value, dict):
-        return sorted(value)
-    return value
