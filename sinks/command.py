@@ -74,9 +74,6 @@ class CommandConfig(SinkConfig, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not self.command or not self.command[0]:
             raise ValueError('command names no program; write command = ["/path/to/program", "argument"]')
-        for text in (*self.command, *self.environment, *self.environment.values(), *self.unset_environment):
-            if "\0" in text:
-                raise ValueError("command and environment cannot hold a NUL character")
         program = self.command[0]
         if os.path.dirname(program) and not os.path.isabs(program):  # noqa: PTH117, PTH120 - Path drops a leading ./
             raise ValueError(f"command names {program!r}; write its whole path, or a bare name to be found in PATH")

@@ -50,7 +50,7 @@ class Access:
 
     @property
     def namespace(self) -> str:
-        """Return the host name of the namespace, with the port if the connection string has one."""
+        """Return the host name of the namespace."""
         return self.string.namespace if self.string is not None else str(self._config.fully_qualified_namespace)
 
     @property

@@ -214,7 +214,7 @@ def _client(config: EventHubsConfig, access: Access) -> Any:
         if config.transport == "amqp_websocket"
         else TransportType.Amqp,
         "http_proxy": _proxy(access.proxy),
-        "custom_endpoint_address": config.endpoint or _address_with_port(access),
+        "custom_endpoint_address": config.endpoint,
         "connection_verify": config.ca_file,
         "user_agent": "scheduled-events-bridge",
     }
@@ -228,12 +228,6 @@ def _client(config: EventHubsConfig, access: Access) -> Any:
         credential=credential,
         **options,
     )
-
-
-def _address_with_port(access: Access) -> str | None:
-    """Return the namespace if it names a port, because the SDK ignores this port under TLS; else None."""
-    is_emulator = access.string is not None and access.string.is_emulator
-    return None if is_emulator or urlsplit(f"//{access.namespace}").port is None else access.namespace
 
 
 def _proxy(url: str | None) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from sinks.http.config import one_of
 from sinks.http.urls import plain_url
 
 _LONGEST_IDLE_SECONDS = 3_600
-_HOST = re.compile(r"(localhost|[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+)(:[0-9]{1,5})?")
+_HOST = re.compile(r"[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+")
 
 
 class EventHubsConfig(SinkConfig, frozen=True, kw_only=True):
@@ -92,5 +92,5 @@ class EventHubsConfig(SinkConfig, frozen=True, kw_only=True):
             # The message omits the value, because the value may be a connection string with its key.
             raise ValueError(
                 "fully_qualified_namespace is not a complete host name. It has the form NAME.servicebus.windows.net, "
-                "without a scheme or a path"
+                "without a scheme, a port, or a path"
             )

@@ -1,8 +1,8 @@
 """Connection strings of Event Hubs, and shared access signatures.
 
 Microsoft's page "Get Event Hubs connection string" defines the form:
-``Endpoint=sb://NAMESPACE/;SharedAccessKeyName=NAME;SharedAccessKey=KEY;EntityPath=HUB``. With
-``UseDevelopmentEmulator=true``, the SDK uses plain TCP. No message contains a value, because a value may be the key.
+``Endpoint=sb://NAMESPACE/;SharedAccessKeyName=NAME;SharedAccessKey=KEY;EntityPath=HUB``. No message contains a value,
+because a value may be the key.
 """
 
 from __future__ import annotations
@@ -24,11 +24,9 @@ class ConnectionString:
 
     text: str = field(repr=False)
     namespace: str
-    """The host, with the port if the string has one."""
     eventhub: str
     key_name: str
     key: str = field(repr=False)
-    is_emulator: bool = False
 
 
 def parse(text: str, *, eventhub: str | None) -> ConnectionString:
@@ -53,7 +51,6 @@ def parse(text: str, *, eventhub: str | None) -> ConnectionString:
         eventhub=hub,
         key_name=key_name,
         key=key,
-        is_emulator=parts.get("usedevelopmentemulator", "").lower() == "true",
     )
 
 

@@ -82,8 +82,6 @@ class TemplateFormat(Format):
                 f"The template makes no valid JSON: {error.msg} at line {error.lineno}, column {error.colno}: "
                 f"{excerpt(_around(text, error.pos).encode())} Quote values with | tojson."
             ) from None
-        except RecursionError:
-            raise DeliveryRejected("The template makes JSON that is nested too deep.") from None
         return text.encode()
 
     def url(self, text: str, record: TransitionRecord) -> str:
