@@ -1,11 +1,11 @@
-"""The sink `file`: each record as one line at the end of a file.
+"""The sink `file`, which appends each record to a file as one line.
 
-For a collector that reads files, and for users who want the records on the VM itself. When `send` returns, the lines
-are synced to the disk. The sink opens the file for each send, because events are rare. logrotate and other tools may
-therefore rotate the file without a signal to the agent.
+A record counts as delivered when the line is synced to the disk. The sink opens the file for each send, so tools such
+as logrotate can rotate the file without sending a signal to the agent.
 
-Several tables, or `send-test` and the agent, can write to one file, because each writer locks the file. A kill or a
-full disk can leave an incomplete line. The next write ends this line before it writes the records.
+Several sinks can write to the same file, because each writer locks the file. If the agent is killed or the disk becomes
+full during a write, the file can contain an incomplete line. The next write ends the incomplete line before it adds new
+lines.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FLAGS = os.O_RDWR | os.O_APPEND | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O
 
 
 class FileConfig(SinkConfig, frozen=True, kw_only=True):
-    """The keys of a ``[[sinks]]`` table of type file."""
+    """The settings of the sink type `file`."""
 
     path: str
     """The absolute path of the file. Its directory must exist."""
@@ -56,16 +56,16 @@ class FileSink(Sink):
         self._calls = BlockingCalls(f"file:{config.name}", target=config.path)
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
-        """Append *batch*; raise DeliveryFailed if the file cannot be written in time."""
+        """Append *batch* to the file. Raise DeliveryFailed if the write does not finish in time."""
         lines = b"".join(map(self._line, batch))
         self._calls.run(partial(self._append, lines), timeout_seconds=self.config.timeout_seconds)
 
     def check(self) -> None:
-        """Raise DeliveryFailed if the file cannot be written. The check creates and writes nothing."""
+        """Raise DeliveryFailed if the file cannot be written. The check does not create the file."""
         self._calls.run(self._look, timeout_seconds=self.config.timeout_seconds)
 
     def close(self) -> None:
-        """End a send in another thread."""
+        """Cancel a send in another thread."""
         self._calls.close()
 
     def _append(self, lines: bytes) -> None:
@@ -106,7 +106,7 @@ def _opened(path: Path, *, create: bool) -> int:
 
 
 def _write(descriptor: int, lines: bytes) -> None:
-    """Append *lines* and sync them. Windows has no lock."""
+    """Append *lines* to the file and sync the file. On Windows, the file is not locked."""
     if sys.platform != "win32":
         with contextlib.suppress(OSError):  # some network file systems have no locks
             fcntl.flock(descriptor, fcntl.LOCK_EX)
