@@ -156,10 +156,6 @@ def _problem(services: Any, record: TransitionRecord) -> str | None:
 
 
 def _words(urls: Sequence[str]) -> set[str]:
-    """Return the parts of *urls* that can be secret.
-
-    All parts count, because some services have a token in place of the host name.
-    """
     texts = set()
     for url in urls:
         rest = url.partition("://")[2] or url
@@ -194,10 +190,6 @@ class _Catcher(logging.Handler):
 
 
 def _apprise() -> Any:
-    """Import and return the Apprise library.
-
-    The log lines of Apprise can contain tokens, so they are not passed to the log of the agent.
-    """
     log = logging.getLogger("apprise")
     if not any(isinstance(handler, _Catcher) for handler in log.handlers):
         log.addHandler(_Catcher())

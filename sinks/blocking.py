@@ -15,10 +15,7 @@ from bridge.sink import DeliveryFailed, RetryReason, run_daemon
 
 
 class BlockingCalls:
-    """Runs the blocking calls of one sink with a deadline.
-
-    Error messages use *target* as the name of the destination. All methods except `close` must run in the same thread.
-    """
+    """Runs the blocking calls of one sink, which is named *target* in error messages."""
 
     def __init__(self, name: str, *, target: str) -> None:
         self._name = name

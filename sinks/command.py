@@ -177,7 +177,6 @@ class CommandSink(Sink):
 
 
 def _message(text: str, finished: Finished) -> str:
-    """Return *text* with as much of the end of standard error as the limit allows."""
     output = finished.error_output
     room = _MOST_MESSAGE_CHARACTERS - len(text) - 2
     return f"{text}: {output[-room:]}" if output and room > 0 else f"{text}."

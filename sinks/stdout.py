@@ -1,10 +1,10 @@
 """The sink `stdout`, which writes each record as one line to standard output.
 
-The lines contain JSON for log collectors, or text for people. The agent uses this sink if no configuration exists. If
-the process that reads the output stalls, the send fails at its deadline, and the record remains in the outbox.
+The agent uses this sink if no configuration exists. If the process that reads the output stalls, the send fails at its
+deadline, and the record remains in the outbox.
 
-The sink writes directly to the file descriptor, because `sys.stdout` buffers its data, and a kill would lose the
-buffered lines. A write that blocks beyond the deadline completes its line later, so lines are never mixed.
+The sink writes to the file descriptor, because `sys.stdout` buffers its data and a kill would lose the buffered lines.
+A write that blocks beyond the deadline completes its line later, so that lines are never mixed.
 """
 
 from __future__ import annotations
@@ -76,7 +76,6 @@ def _write(lines: bytes) -> None:
 
 
 def _opened() -> tuple[TextIO, int | None]:
-    """Return `sys.stdout` and its file descriptor. A stream in memory has no descriptor."""
     stream: TextIO | None = sys.stdout
     if stream is None or stream.closed:
         raise DeliveryFailed(

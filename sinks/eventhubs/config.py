@@ -1,4 +1,4 @@
-"""The keys of the Event Hubs sink and their valid combinations."""
+"""The settings of the sink `eventhubs` and their valid combinations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HOST = re.compile(r"[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+")
 
 
 class EventHubsConfig(SinkConfig, frozen=True, kw_only=True):
-    """The keys of a ``[[sinks]]`` table of type eventhubs."""
+    """The settings of the sink type `eventhubs`."""
 
     fully_qualified_namespace: str | None = None
     """The host name of the namespace, for example `ns.servicebus.windows.net`. A connection string already contains the

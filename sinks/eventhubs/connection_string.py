@@ -1,8 +1,8 @@
-"""Connection strings of Event Hubs, and shared access signatures.
+"""Reads connection strings of Event Hubs and creates shared access signatures.
 
-Microsoft's page "Get Event Hubs connection string" defines the form:
-``Endpoint=sb://NAMESPACE/;SharedAccessKeyName=NAME;SharedAccessKey=KEY;EntityPath=HUB``. No message contains a value,
-because a value may be the key.
+A connection string has the form `Endpoint=sb://NAMESPACE/;SharedAccessKeyName=NAME;SharedAccessKey=KEY;EntityPath=HUB`
+(Microsoft, "Get an Event Hubs connection string"). Error messages do not contain values of the connection string,
+because a value can be the key.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _WHERE = "Copy it again from the portal: Event Hubs namespace, Shared access pol
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectionString:
-    """The parts of a connection string."""
+    """The values in a connection string."""
 
     text: str = field(repr=False)
     namespace: str
@@ -30,7 +30,10 @@ class ConnectionString:
 
 
 def parse(text: str, *, eventhub: str | None) -> ConnectionString:
-    """Return the parts of *text*. *eventhub* overrides the EntityPath. Raise DeliveryFailed for a missing part."""
+    """Return the values of the connection string *text*. Raise DeliveryFailed if a value is missing.
+
+    The name *eventhub* replaces the EntityPath of the connection string.
+    """
     parts = {}
     for part in text.split(";"):
         name, _, value = part.strip().partition("=")
@@ -55,7 +58,10 @@ def parse(text: str, *, eventhub: str | None) -> ConnectionString:
 
 
 def shared_access_signature(uri: str, *, key_name: str, key: str, expires_on: int) -> str:
-    """Return a token for *uri*, as Microsoft's page "Generate a Shared Access Signature token" makes it."""
+    """Return a shared access signature for *uri* that is valid until *expires_on*, in Unix seconds.
+
+    Source: Microsoft, "Generate a Shared Access Signature token".
+    """
     resource = quote_plus(uri)
     signed = f"{resource}\n{expires_on}".encode()
     signature = base64.b64encode(hmac.new(key.encode(), signed, hashlib.sha256).digest()).decode()
