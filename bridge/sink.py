@@ -1,21 +1,23 @@
-"""The sink contract: `Sink`, `SinkConfig`, and all other names that a sink author imports.
+"""The interface between the agent and its sinks. Sink authors import every name from this module.
 
-The host calls a sink from one thread. Only `close` may run in another thread, while the host cancels a `send`.
+A sink sends records to one kind of destination, such as a webhook or an event hub. The agent creates one instance of
+the sink class for each `[[sinks]]` table of the configuration and calls the instance from a single thread. Only `close`
+can run in another thread, when the agent cancels a `send`.
 
-- The constructor receives its ``Config`` and must return quickly. Connect on demand.
-- ``send(batch)`` sends one request. Return only if the destination accepted every record, as durably as it can confirm.
-  Raise `DeliveryFailed` if the destination accepted no record and a retry may succeed. Raise `DeliveryRejected` if the
-  destination rejected records permanently. The host treats any other exception as DeliveryFailed.
-- A sink never sleeps, retries, filters, counts, or logs an outcome, and does not use the outbox. The host does this
-  work for all sinks.
-- Return within ``config.timeout_seconds`` of wall-clock time. Otherwise, the host calls ``close`` and creates a new
+- The constructor receives the settings of the table and must return quickly. Connect when the first record is sent.
+- `send` sends one request. Return normally only if the destination accepted every record of the batch. Raise
+  `DeliveryFailed` if the destination accepted no record and a retry may succeed. Raise `DeliveryRejected` if the
+  destination rejected records permanently. The agent treats any other exception as `DeliveryFailed`.
+- The agent retries, filters, counts, and logs for all sinks. A sink does none of this work, does not sleep, and does
+  not use the outbox.
+- `send` must return within `config.timeout_seconds`. If `send` takes longer, the agent calls `close` and creates a new
   instance before the next attempt.
-- The records of one EventId arrive in order. Delivery is at least once. After a crash, the host may send a record again
-  with the same ``id``. If a sink requests refreshes, the host also sends the newest record of each active event again
-  (`Sink.refresh_seconds`).
+- The agent sends the records of one event in order. Each record is delivered at least once. After a crash, the agent
+  may send a record again with the same `id`. If a sink requests refreshes, the agent also sends the newest record of
+  each active event again (`Sink.refresh_seconds`).
 
-This module also exports shared code for sinks: a session with a deadline, secrets, tokens, programs, and text
-functions. Import no other module of the agent, because the agent's modules may move.
+Do not import other modules of the agent, because these modules can move between versions. The shared functions for
+sinks, such as HTTP sessions with a deadline, secrets, and access tokens, are also available from this module.
 """
 
 from __future__ import annotations
@@ -106,18 +108,19 @@ __all__ = [
 
 
 class AttestedTokens(Protocol):
-    """Creates the token for a portal that attests the VM (PROTOCOL.md, section 2)."""
+    """Requests an access token from a portal that identifies the VM by Azure's attested document."""
 
     def __call__(self, post: Callable[[str, bytes], requests.Response], *, portal: str) -> RenewedToken:
-        """Return the token. The first request starts when `current` of the token is called.
+        """Return a token that starts its first request when `current` is called.
 
-        *post* sends a JSON body to a path below the portal's URL. *post* returns the response, with any status, or
-        raises a BridgeError, and runs in another thread. *portal* is the portal's name in messages.
+        The function *post* sends a JSON body to a path below the URL of the portal. It returns the HTTP response,
+        whatever its status is, and raises a BridgeError if the portal does not respond. It is called in a separate
+        thread. Error messages use *portal* as the name of the portal.
         """
 
 
 class SinkConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The keys of every ``[[sinks]]`` table. The Config of each sink adds its own keys."""
+    """The settings that every sink supports. The configuration class of each sink adds more settings."""
 
     name: str = ""
     """Name of this sink in logs, metrics, and the outbox. Default: the type. A new name creates a new sink."""
@@ -147,7 +150,7 @@ class SinkConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sink(ABC):
-    """A destination for transition records, with one instance for each ``[[sinks]]`` table."""
+    """A destination for transition records. The agent creates one instance for each `[[sinks]]` table."""
 
     Config: ClassVar[type[SinkConfig]] = SinkConfig
     """A frozen struct. Its fields are the keys of the table."""
@@ -168,46 +171,47 @@ class Sink(ABC):
     def current_state_only(cls, config: Any) -> bool:
         """Return whether the destination needs only the current state of each event.
 
-        Alerts are an example. A newer record of an event then replaces the pending records of the same event, and
-        replaced records count as expired. The host always sends the newest record, even if the record ends the event.
-        Therefore, a resolve for an unknown alert must have no effect.
+        For example, an alerting system needs only the newest record of an event. For such a sink, a newer record
+        replaces all pending records of the same event, and the replaced records are counted as expired. The newest
+        record is always sent, even if it ends an event that the destination has never received. The destination must
+        ignore such an ending.
         """
         del config
         return False
 
     @classmethod
     def refresh_seconds(cls, config: Any) -> float | None:
-        """Return the interval in seconds between refreshes of active events, or None for never.
+        """Return the interval in seconds between refreshes of active events, or None for no refreshes.
 
-        Use refreshes for a destination that loses its alerts on a restart. The host sends the newest record of each
-        active event again with the same ``id``, unless a newer record of the event is pending.
+        Use refreshes for a destination that can lose its data in a restart. At each refresh, the agent sends the newest
+        record of every active event again with the same `id`. An event with a pending record is not refreshed.
         """
         del config
         return None
 
     @classmethod
     def shown_by_check(cls, config: Any) -> str:
-        """Return the result of a successful `check` for `check-config --connect`.
+        """Return the text that `check-config --connect` prints after a successful check.
 
-        The text states the tested and the untested parts.
+        The text describes which parts of the destination were tested and which parts were not.
         """
         del config
         return "the check of the sink found no problem."
 
     @classmethod
     def check_labels(cls, config: Any, labels: Mapping[str, str]) -> None:
-        """Raise ValueError if *config* does not work with *labels*.
+        """Raise ValueError if this sink cannot send records that have *labels*.
 
-        The configuration adds *labels* to every record.
+        The labels come from the configuration and are part of every record.
         """
         del config, labels
 
     @classmethod
     def withholding(cls, config: Any, variables: frozenset[str]) -> Any:
-        """Return *config* so that programs of the sink do not inherit *variables*.
+        """Return a copy of *config* in which programs of the sink do not inherit *variables*.
 
-        The environment *variables* contain secrets of all tables. A sink that starts programs adds *variables* to the
-        argument *without* of `Runner.run`. By default, this method returns *config* unchanged.
+        The *variables* are the environment variables that contain secrets of any sink. A sink that starts programs must
+        remove these variables from the environment of each program. Other sinks return *config* unchanged.
         """
         del variables
         return config
@@ -216,25 +220,25 @@ class Sink(ABC):
         self.config = config
 
     def attest_by(self, tokens: AttestedTokens) -> None:
-        """Store *tokens*, which creates the portal's token for this VM.
+        """Store *tokens*, which requests a token from a portal that requires one.
 
-        The host calls this method immediately after the constructor.
+        The agent calls this method immediately after the constructor.
         """
         del tokens
 
     @abstractmethod
     def send(self, batch: Sequence[TransitionRecord]) -> None:
-        """Send *batch*, which has 1 to ``max_batch`` records, as one request."""
+        """Send *batch* as one request. The batch contains between 1 and `max_batch` records."""
 
     def prepare_next(self, batch: Sequence[TransitionRecord]) -> None:
-        """Prepare *batch*, the probable next batch, while the peer responds to the current batch.
+        """Prepare the next batch while the destination processes the current batch.
 
-        The host calls this method right before `send`. For example, a sink can encode *batch* early. The method sends
-        nothing and does not block. The next `send` may receive a different batch.
+        The agent calls this method immediately before `send`. A sink can use this method to encode the next records
+        early. The method must not send data or block, and the next call of `send` may contain different records.
         """
 
     def check(self) -> None:
         """Test the destination without writing to it. Raise DeliveryFailed if the test fails."""
 
     def close(self) -> None:
-        """Close every connection. The host may call this method twice or during a `send`."""
+        """Close every connection. The agent may call this method more than once, or during a `send`."""

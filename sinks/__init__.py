@@ -1,6 +1,6 @@
-"""The project's own sinks, loaded by entry point like third-party sinks.
+"""The sinks that are part of this project.
 
-`stdout`, `file`, `eventlog`, `command`, and `apprise` are modules. `webhook`, `eventhubs`, and `otlp` are packages with
-a module `sink`. The sinks share `http`, `blocking` (calls that may hang), `sentence`, and `cloudevent` (two forms of a
-record). A sink imports only `bridge.sink` from the agent.
+The agent loads these sinks by their entry points, in the same way as sinks of other projects. Each sink is a module or
+a package of the same name. The package `http` contains the code that the HTTP sinks share. From the agent, a sink
+imports only the module `bridge.sink`.
 """

@@ -1,13 +1,14 @@
-"""The sink `apprise`: records to chat, mail, and other services through the Apprise library.
+"""The sink `apprise`, which sends records to chat, email, and other services with the Apprise library.
 
-Each service is one Apprise URL, and an Apprise URL is a secret. The URLs are in a file, one per line, or in an
-environment variable, separated by white space. Apprise sends to the URLs of a table one after the other. If one of them
-fails, all of them get the record again, so give each service its own table.
+Each Apprise URL names one service and usually contains a secret. The URLs are therefore stored in a file or in an
+environment variable, not in the configuration. If one service of a table fails, the sink sends the record to all
+services of the table again, because Apprise does not report which of them accepted the message. To avoid duplicates,
+configure a separate table for each service.
 
-Apprise does not report the reason of a failure, so every failure is retried. The message contains Apprise's log lines
-without the parts of the URLs. Apprise uses the proxies of the environment and its own pauses between messages. Its
-timeouts `cto` and `rto` end within `timeout_seconds`. While a service hangs, the sink sends nothing else. Apprise takes
-24 MB and is imported with the first record.
+The agent retries every failure, because Apprise does not report the reason for a failure in a uniform way. The error
+message contains the log lines of Apprise without the parts of the URLs that can be secret.
+
+Apprise uses 24 MB of memory, so the sink imports the library when it sends the first record.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _logged: contextvars.ContextVar[list[str] | None] = contextvars.ContextVar("appr
 
 
 class AppriseConfig(SinkConfig, frozen=True, kw_only=True):
-    """The keys of a ``[[sinks]]`` table of type apprise."""
+    """The settings of the sink type `apprise`."""
 
     urls_file: str | None = None
     """A file of Apprise URLs, one per line. The sink reads the file again when it changes."""
@@ -68,14 +69,14 @@ class AppriseConfig(SinkConfig, frozen=True, kw_only=True):
 
 
 class AppriseSink(Sink):
-    """Sends each record to every Apprise URL of its table, in one call of the library."""
+    """Sends each record to every Apprise URL of the table."""
 
     Config: ClassVar[type[SinkConfig]] = AppriseConfig
     config: AppriseConfig
 
     @classmethod
     def current_state_only(cls, config: AppriseConfig) -> bool:
-        """Return True: people need only the current state of an event."""
+        """Return True, because people need only the current state of an event."""
         del config
         return True
 
@@ -88,7 +89,7 @@ class AppriseSink(Sink):
         self._calls = BlockingCalls(f"apprise:{config.name}", target="Apprise")
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
-        """Send the one record of *batch*; raise DeliveryFailed unless every URL accepted it."""
+        """Send the record of *batch*. Raise DeliveryFailed unless every service accepted the record."""
         (record,) = batch
         work = partial(self._notify, self._current(), record)
         self._calls.run(work, timeout_seconds=self.config.timeout_seconds)
@@ -107,19 +108,18 @@ class AppriseSink(Sink):
 
     @classmethod
     def shown_by_check(cls, config: AppriseConfig) -> str:
-        """Return the result of `check`, which sends no request."""
+        """Return the result of `check`, which does not contact the services."""
         return f"Apprise can use its URLs. No service was asked; `send-test {config.name}` sends each a message."
 
     def check(self) -> None:
-        """Raise DeliveryFailed for a URL that Apprise cannot use. The check sends nothing."""
+        """Raise DeliveryFailed if Apprise cannot use a URL. The check sends nothing."""
         self._current()
 
     def close(self) -> None:
-        """End a send in another thread. A request in flight ends by the timeouts of its URL."""
+        """Cancel a send in another thread. A request that has started continues until its timeout."""
         self._calls.close()
 
     def _current(self) -> Any:
-        """Return the Apprise object for the current URLs; raise DeliveryFailed for an unusable URL."""
         urls = tuple(dict.fromkeys(url for line in self._secret.values() for url in line.split()))
         if self._services is None or urls != self._urls:
             self._services = _services(urls, timeout_seconds=self.config.timeout_seconds / 2)
@@ -128,7 +128,6 @@ class AppriseSink(Sink):
 
 
 def _services(urls: Sequence[str], *, timeout_seconds: float) -> Any:
-    """Return an Apprise object for *urls*, each with timeouts of *timeout_seconds* at most."""
     apprise = _apprise()
     # async_mode uses threads that would delay the end of the process.
     services = apprise.Apprise(asset=apprise.AppriseAsset(async_mode=False))
@@ -144,7 +143,7 @@ def _services(urls: Sequence[str], *, timeout_seconds: float) -> Any:
 
 
 def _problem(services: Any, record: TransitionRecord) -> str | None:
-    """Send *record* to *services*; return Apprise's reason for a failure, None if every service accepted it."""
+    """Send *record*. Return the reason for a failure, or None if every service accepted the record."""
     lines: list[str] = []
     _logged.set(lines)
     try:
@@ -157,7 +156,6 @@ def _problem(services: Any, record: TransitionRecord) -> str | None:
 
 
 def _words(urls: Sequence[str]) -> set[str]:
-    """Return the parts of *urls* that may be secret, also unquoted. In Apprise, a host may be a token."""
     texts = set()
     for url in urls:
         rest = url.partition("://")[2] or url
@@ -174,7 +172,6 @@ def _title(record: TransitionRecord) -> str:
 
 
 def _notify_type(record: TransitionRecord) -> str:
-    """Return Apprise's info, success, warning or failure."""
     if record.transition in _WRONG:
         return "warning"
     if record.transition is Transition.COMPLETED:
@@ -186,8 +183,6 @@ def _notify_type(record: TransitionRecord) -> str:
 
 
 class _Catcher(logging.Handler):
-    """Keeps the log lines of the current message."""
-
     def emit(self, record: logging.LogRecord) -> None:
         lines = _logged.get()
         if lines is not None:
@@ -195,7 +190,6 @@ class _Catcher(logging.Handler):
 
 
 def _apprise() -> Any:
-    """Return the Apprise library, with its log redirected, because the lines may contain tokens."""
     log = logging.getLogger("apprise")
     if not any(isinstance(handler, _Catcher) for handler in log.handlers):
         log.addHandler(_Catcher())

@@ -1,7 +1,7 @@
-"""BlockingCalls: calls that may block without end, such as a write to a frozen disk, with a deadline.
+"""Deadlines for calls that can block indefinitely, such as a write to a frozen disk.
 
-The calls run on a thread, one at a time, so that `send` keeps its deadline. A blocked call costs one thread, no matter
-how often the host tries again, and the sink works again as soon as the call returns.
+The calls run one at a time in a separate thread, so `send` can return at its deadline. A blocked call occupies one
+thread, regardless of the number of retries. The sink works again when the blocked call returns.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bridge.sink import DeliveryFailed, RetryReason, run_daemon
 
 
 class BlockingCalls:
-    """The calls of one sink to *target*, its name in messages. For one thread, except `close`."""
+    """Runs the blocking calls of one sink, which is named *target* in error messages."""
 
     def __init__(self, name: str, *, target: str) -> None:
         self._name = name
@@ -24,9 +24,10 @@ class BlockingCalls:
         self._closed: Future[Any] = Future()
 
     def run(self, work: Callable[[], None], *, timeout_seconds: float) -> None:
-        """Call *work* and raise its exceptions; raise DeliveryFailed if it does not return in time.
+        """Call *work* in a separate thread. Raise DeliveryFailed if *work* does not return in time.
 
-        A call that still blocks comes first, and the wait for its end counts.
+        If an earlier call is still blocked, *work* starts after that call returns. The waiting time counts toward the
+        timeout. An exception of *work* is raised unchanged.
         """
         deadline = time.monotonic() + timeout_seconds
         if self._last is not None and not self._is_over(self._last, deadline):
@@ -40,7 +41,7 @@ class BlockingCalls:
         call.result()
 
     def close(self) -> None:
-        """End the wait of another thread, and refuse further calls. A blocked call continues."""
+        """Cancel a `run` in another thread and reject further calls. A blocked call continues."""
         if not self._closed.done():
             self._closed.set_result(None)
 

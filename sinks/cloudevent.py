@@ -1,10 +1,11 @@
-"""A transition record as a CloudEvent 1.0 in structured JSON.
+"""Converts a transition record to a CloudEvent 1.0 in structured JSON, for webhooks and Event Hubs.
 
-The webhook and Event Hubs use this format. The attributes follow the CloudEvents specification 1.0.2. An attribute
-without a value is omitted, because null is not a valid value.
+The attributes follow version 1.0.2 of the CloudEvents specification. An attribute without a value is omitted, because
+the specification does not allow null.
 
-`sequence` is text with leading zeros, because the CloudEvents sequence extension requires values that sort as text. It
-has no `sequencetype`, because "Integer" means 32 bits that start at 1 and wrap.
+The attribute `sequence` is a string with leading zeros, because the sequence extension of CloudEvents requires values
+that sort correctly as text. The attribute `sequencetype` is omitted, because its only defined value, "Integer", limits
+the sequence to 32 bits.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _SEQUENCE_DIGITS = 20
 
 
 def cloud_event_bytes(record: TransitionRecord) -> bytes:
-    """Return *record* as a CloudEvent: compact JSON in UTF-8."""
+    """Return *record* as a CloudEvent in UTF-8."""
     return msgspec.json.encode({**_attributes(record), "data": record})
 
 
@@ -42,7 +43,7 @@ def _attributes(record: TransitionRecord) -> dict[str, str]:
 
 
 def _source(vm: VmIdentity) -> str:
-    """Return the ARM resource id, else ``/vm/NAME``: a URI reference, as `source` must be."""
+    """Return the resource ID of the VM. If the resource ID is unknown, return a URI with the name of the VM."""
     if vm.resource_id:
         return quote(vm.resource_id, safe="/:@!$&'()*+,;=~")
     return f"/vm/{quote(vm.name or vm.vm_id or 'unknown', safe='')}"

@@ -1,29 +1,28 @@
-"""The sink `command`: runs a program for each record, to prepare a VM for an event and to restore it afterwards.
+"""The sink `command`, which runs a program for each record.
 
-The program is started without a shell, with the record as JSON on standard input and its main fields in the environment
-(see `bridge.events.environment`). docs/reference/sinks.md has an example. The exit codes mean:
+Use this sink to drain a VM before an event and to restore the VM after the event. The program runs without a shell. It
+receives the record as JSON on standard input, and the main fields of the record in environment variables. The exit code
+of the program determines what happens to the record:
 
-    0               delivered
-    75              not now (EX_TEMPFAIL of sysexits.h): the program runs again later, until `max_age_seconds`
-    any other       parked: the program does not run again before `outbox retry`
-    too slow        killed with its process group, and parked, because half of its work may be done
+- 0: The record is delivered.
+- 75 (EX_TEMPFAIL of sysexits.h): The agent runs the program again later, until the record reaches `max_age_seconds`.
+- Any other exit code: The record is parked. An operator can send a parked record again with `outbox retry`.
+- No exit before the deadline: The agent kills the program and its process group, and parks the record.
 
-Parking makes drains safe: a command that failed halfway is not repeated before a person has looked. Delivery is still
-at least once. If the agent is killed while the command runs, or if SIGTERM, SIGINT, or SIGHUP ends the command, the
-record comes again with the same `SCHEDULED_EVENT_ID`.
+A failed drain may be half complete, so the agent does not repeat the program before a person has checked the VM. In two
+cases, the agent nevertheless sends the record again with the same `SCHEDULED_EVENT_ID`: when the agent is killed while
+the program runs, and when SIGTERM, SIGINT, or SIGHUP ends the program.
 
-One program runs at a time, and the other records wait, so use a separate table for urgent events. An event that ends
-before its start was delivered is skipped, because there is nothing to drain.
+The sink runs one program at a time, and other records wait until the program ends. Configure a separate table for
+urgent events. If an event ends before its start is delivered, the program receives only the ending.
 
-Standard output is discarded. The end of standard error becomes part of the reason in `outbox list`, so it must not
-contain a secret. `bridge.system.run_and_kill` describes the signals at the deadline. The program inherits the agent's
-environment and user, except variables that contain secrets: those of `*_env` keys.
-`unset_environment` removes further variables.
+Standard output of the program is discarded. `outbox list` shows the end of standard error as the reason for a failure,
+so the program must not write secrets to standard error. The program inherits the environment of the agent, except the
+variables in `unset_environment` and the variables that contain secrets of the configuration.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 from collections.abc import Sequence
@@ -56,7 +55,7 @@ _STOPPED_FROM_OUTSIDE = frozenset({-signal.SIGTERM, -signal.SIGINT, -getattr(sig
 
 
 class CommandConfig(SinkConfig, frozen=True, kw_only=True):
-    """The keys of a ``[[sinks]]`` table of type command."""
+    """The settings of the sink type `command`."""
 
     command: tuple[str, ...]
     """The program and its arguments, without a shell. The program is an absolute path, or a name in PATH."""
@@ -75,9 +74,6 @@ class CommandConfig(SinkConfig, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not self.command or not self.command[0]:
             raise ValueError('command names no program; write command = ["/path/to/program", "argument"]')
-        for text in (*self.command, *self.environment, *self.environment.values(), *self.unset_environment):
-            if "\0" in text:
-                raise ValueError("command and environment cannot hold a NUL character")
         program = self.command[0]
         if os.path.dirname(program) and not os.path.isabs(program):  # noqa: PTH117, PTH120 - Path drops a leading ./
             raise ValueError(f"command names {program!r}; write its whole path, or a bare name to be found in PATH")
@@ -91,7 +87,7 @@ class CommandConfig(SinkConfig, frozen=True, kw_only=True):
 
 
 class CommandSink(Sink):
-    """Runs a program for each record, with a deadline for its whole process group."""
+    """Runs a program for each record."""
 
     Config: ClassVar[type[SinkConfig]] = CommandConfig
     send_test_by_name_only: ClassVar[bool] = True
@@ -99,13 +95,13 @@ class CommandSink(Sink):
 
     @classmethod
     def current_state_only(cls, config: CommandConfig) -> bool:
-        """Return True: after an outage, a program must not drain a VM for an event that has ended."""
+        """Return True, because a program must not drain a VM for an event that has ended."""
         del config
         return True
 
     @classmethod
     def withholding(cls, config: CommandConfig, variables: frozenset[str]) -> CommandConfig:
-        """Return *config* with *variables*, which contain secrets of any table, in `unset_environment`."""
+        """Return a copy of *config* that adds *variables* to `unset_environment`."""
         unset = dict.fromkeys([*config.unset_environment, *sorted(variables)])
         return msgspec.structs.replace(config, unset_environment=tuple(unset))
 
@@ -115,7 +111,7 @@ class CommandSink(Sink):
         self._runner = Runner()
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
-        """Run the program for the one record of *batch*; raise the exception for its exit code."""
+        """Run the program with the record of *batch*. Raise an exception unless the exit code is 0."""
         (record,) = batch
         try:
             finished = self._runner.run(
@@ -132,20 +128,24 @@ class CommandSink(Sink):
 
     @classmethod
     def shown_by_check(cls, config: CommandConfig) -> str:
-        """Return the result of `check`."""
+        """Return the result of `check`, which does not run the program."""
         del config
         return "its program is there; it was not run."
 
     def check(self) -> None:
-        """Raise DeliveryFailed if the program or its directory is missing or not usable. The check runs nothing."""
+        """Raise DeliveryFailed if the program or its working directory is missing."""
         directory = self.config.directory
         if directory is not None and not Path(directory).is_dir():
             raise DeliveryFailed(f"The directory {directory} does not exist. Create it, or fix `directory`.")
         if find_program(self.config.command[0], self.config.environment) is None:
-            raise self._not_found()
+            program = self.config.command[0]
+            raise DeliveryFailed(
+                f"The program {program!r} does not exist or is not executable. Install it, or change `command`.",
+                needs_attention=True,
+            )
 
     def close(self) -> None:
-        """Kill the running program with its process group, and start no other."""
+        """Kill the running program and its process group. The sink starts no further program."""
         self._runner.close()
 
     def _raise_unless_delivered(self, finished: Finished) -> None:
@@ -167,31 +167,16 @@ class CommandSink(Sink):
             raise DeliveryRejected(_message(f"{self._name} failed with exit code {code}", finished))
 
     def _not_started(self, error: OSError) -> DeliveryFailed:
-        """Return the DeliveryFailed for a program that did not start."""
         if error.errno in PASSING_ERRORS:
             return DeliveryFailed(f"{self._name} cannot be started for now: {error.strerror}.")
-        if error.errno == errno.ENOENT and find_program(self.config.command[0], self.config.environment) is None:
-            return self._not_found()
-        hint = ""
-        if error.errno == errno.ENOEXEC:
-            hint = " Does a script begin with a line such as #!/bin/sh?"
-        elif error.errno == errno.ENOENT:
-            hint = " Does the interpreter of its first line exist, and `directory`?"
-        message = f"{self.config.command[0]} cannot be started: {error.strerror or error}.{hint}"
-        return DeliveryFailed(message, needs_attention=True)
-
-    def _not_found(self) -> DeliveryFailed:
-        program = self.config.command[0]
-        if os.path.isabs(program):  # noqa: PTH117
-            there = Path(program).exists()
-            what = "is not executable for the agent" if there else "does not exist"
-            return DeliveryFailed(f"The program {program} {what}. Fix it, or change `command`.", needs_attention=True)
-        message = f"No program called {program!r} is in the PATH of the agent. Install it, or write its whole path."
-        return DeliveryFailed(message, needs_attention=True)
+        return DeliveryFailed(
+            f"{self.config.command[0]} cannot be started: {error.strerror or error}. Check the program, the "
+            "interpreter in its first line (#!/bin/sh), and `directory`.",
+            needs_attention=True,
+        )
 
 
 def _message(text: str, finished: Finished) -> str:
-    """Return *text* with the end of standard error, as far as it fits."""
     output = finished.error_output
     room = _MOST_MESSAGE_CHARACTERS - len(text) - 2
     return f"{text}: {output[-room:]}" if output and room > 0 else f"{text}."

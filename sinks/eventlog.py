@@ -1,13 +1,13 @@
-"""The sink `eventlog`, which writes each record as an event to the Windows event log.
+"""The sink `eventlog`, which writes each record to the Windows event log.
 
-The text of an event is the same sentence as in other sinks, followed by the record as JSON. Each transition has its own
-event ID, so a task or a subscription can wait for one transition. The level depends on the announced event type. An
-event contains one record.
+The text of an entry is a readable sentence, followed by the record as JSON. Each transition has a separate event ID, so
+a scheduled task or a subscription can select one transition. The level of an entry depends on the type of the announced
+event.
 
-The sink requires pywin32, which the installer of the Windows service installs. If the source is not registered, Windows
-stores the text but shows a warning with it (docs/howto/windows.md).
+The sink requires the Python package pywin32, which the installer of the Windows service includes. If the source is not
+registered with Windows, the event log shows a warning above the text (docs/howto/windows.md).
 
-Source: Microsoft, "ReportEventW function" (winbase.h): a string has at most 31,839 characters.
+An entry can contain at most 31,839 characters (Microsoft, "ReportEventW function").
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _LOG = "The Windows event log"
 
 
 class EventLogConfig(SinkConfig, frozen=True, kw_only=True):
-    """The keys of a ``[[sinks]]`` table of type eventlog."""
+    """The settings of the sink type `eventlog`."""
 
     source: str = "scheduled-events-bridge"
     """The source of the events. An unregistered source writes to the Application log."""
@@ -71,7 +71,7 @@ class EventLogConfig(SinkConfig, frozen=True, kw_only=True):
 
 
 class EventLogSink(Sink):
-    """Writes each record as one event."""
+    """Writes each record as one entry to the Windows event log."""
 
     Config: ClassVar[type[SinkConfig]] = EventLogConfig
 
@@ -89,7 +89,7 @@ class EventLogSink(Sink):
         self._calls.run(work, timeout_seconds=self.config.timeout_seconds)
 
     def check(self) -> None:
-        """Open the log without writing an event."""
+        """Open the event log without writing an entry."""
         self._calls.run(partial(self._report, None, _INFORMATION, ""), timeout_seconds=self.config.timeout_seconds)
 
     def close(self) -> None:

@@ -1,11 +1,11 @@
-"""The sink `file`: each record as one line at the end of a file.
+"""The sink `file`, which appends each record to a file as one line.
 
-For a collector that reads files, and for users who want the records on the VM itself. When `send` returns, the lines
-are synced to the disk. The sink opens the file for each send, because events are rare. logrotate and other tools may
-therefore rotate the file without a signal to the agent.
+A record counts as delivered when the line is synced to the disk. The sink opens the file for each send, so tools such
+as logrotate can rotate the file without sending a signal to the agent.
 
-Several tables, or `send-test` and the agent, may write to one file: a writer locks the file (flock). Half a line, which
-a kill or a full disk leaves, is removed or ended before the next line.
+Several sinks can write to the same file, because each writer locks the file. If the agent is killed or the disk becomes
+full during a write, the file can contain an incomplete line. The next write ends the incomplete line before it adds new
+lines.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FLAGS = os.O_RDWR | os.O_APPEND | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O
 
 
 class FileConfig(SinkConfig, frozen=True, kw_only=True):
-    """The keys of a ``[[sinks]]`` table of type file."""
+    """The settings of the sink type `file`."""
 
     path: str
     """The absolute path of the file. Its directory must exist."""
@@ -56,21 +56,25 @@ class FileSink(Sink):
         self._calls = BlockingCalls(f"file:{config.name}", target=config.path)
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
-        """Append *batch*; raise DeliveryFailed if the file cannot be written in time."""
+        """Append *batch* to the file. Raise DeliveryFailed if the write does not finish in time."""
         lines = b"".join(map(self._line, batch))
         self._calls.run(partial(self._append, lines), timeout_seconds=self.config.timeout_seconds)
 
     def check(self) -> None:
-        """Raise DeliveryFailed if the file cannot be written. The check creates and writes nothing."""
+        """Raise DeliveryFailed if the file cannot be written. The check does not create the file."""
         self._calls.run(self._look, timeout_seconds=self.config.timeout_seconds)
 
     def close(self) -> None:
-        """End a send in another thread."""
+        """Cancel a send in another thread."""
         self._calls.close()
 
     def _append(self, lines: bytes) -> None:
-        with self._failing(), _locked(self._path) as descriptor:
-            _write(descriptor, lines)
+        with self._failing():
+            descriptor = _opened(self._path, create=True)
+            try:
+                _write(descriptor, lines)
+            finally:
+                os.close(descriptor)
 
     def _look(self) -> None:
         with self._failing():
@@ -90,62 +94,29 @@ class FileSink(Sink):
             raise DeliveryFailed(message, needs_attention=True) from error
 
 
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[int]:
-    """Yield a descriptor of the current file, locked if the system and the file system support locks."""
-    while True:
-        descriptor = _opened(path, create=True)
-        try:
-            if sys.platform != "win32":
-                with contextlib.suppress(OSError):
-                    fcntl.flock(descriptor, fcntl.LOCK_EX)
-            # Another tool may have moved the file during the wait for the lock.
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(path.stat(), os.fstat(descriptor)):
-                    yield descriptor
-                    return
-        finally:
-            os.close(descriptor)
-
-
 def _opened(path: Path, *, create: bool) -> int:
-    is_new = create and not path.exists()
     descriptor = os.open(path, _FLAGS | (os.O_CREAT if create else 0), _MODE)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(0, "it is not a regular file")  # noqa: TRY301  # closed below
-        if is_new:
-            _sync_directory(path.parent)
     except OSError:
         os.close(descriptor)
         raise
     return descriptor
 
 
-def _sync_directory(directory: Path) -> None:
-    if sys.platform == "win32":
-        return
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _write(descriptor: int, lines: bytes) -> None:
-    """Append *lines* and sync them. On an error, remove the written part."""
+    """Append *lines* to the file and sync the file. On Windows, the file is not locked."""
+    if sys.platform != "win32":
+        with contextlib.suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
     size = os.fstat(descriptor).st_size
     if size and _last_byte(descriptor, size) != b"\n":
         lines = b"\n" + lines
     left = memoryview(lines)
-    try:
-        while left:
-            left = left[os.write(descriptor, left) :]
-        os.fsync(descriptor)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.ftruncate(descriptor, size)
-        raise
+    while left:
+        left = left[os.write(descriptor, left) :]
+    os.fsync(descriptor)
 
 
 def _last_byte(descriptor: int, size: int) -> bytes:

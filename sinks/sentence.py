@@ -1,8 +1,8 @@
-"""One transition record as one readable line.
+"""Converts a transition record to one readable line of text.
 
-The sinks stdout, file, eventlog, webhook, otlp, and apprise use this line. The line contains the evidence, the time
-left, and Microsoft's advice. Control characters and bidirectional characters are escaped, so that a description cannot
-forge a line, color a terminal, or show another name.
+Most sinks show this line to people. The line contains the transition, the event, the remaining time, and the advice
+that Microsoft gives for the event. Control characters and bidirectional characters are escaped, because a description
+from outside could otherwise forge a log line or change the colors of a terminal.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _ASKED_FOR = "A user asked for this: approving the event lets it start now inste
 
 
 def sentence(record: TransitionRecord) -> str:
-    """Return *record* as one line, without a line break at its end."""
+    """Return *record* as one line, without a line break at the end."""
     start = f"{record.observed_at} {_headline(record)}"
     notes = [note for note in (_change(record), _outcome(record), _description(record), _advice(record)) if note]
     return escaped(". ".join([start, *(note.rstrip(".") for note in notes)]))
 
 
 def line_of(kind: Literal["json", "text"]) -> Callable[[TransitionRecord], bytes]:
-    """Return the function that converts a record to a line: its JSON, or its sentence."""
+    """Return the function that converts a record to one line of JSON or text."""
     return _text if kind == "text" else _json
 
 

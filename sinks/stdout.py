@@ -1,10 +1,10 @@
-"""The sink `stdout`: each record as one line on standard output, JSON for a log collector or text for a person.
+"""The sink `stdout`, which writes each record as one line to standard output.
 
-The agent uses this sink without a configuration, and in a container whose output is collected. If the reader of
-standard output stalls, the send fails at its deadline, and the record waits in the outbox.
+The agent uses this sink if no configuration exists. If the process that reads the output stalls, the send fails at its
+deadline, and the record remains in the outbox.
 
-Lines are written to the descriptor and not to `sys.stdout`, which buffers them, so that a kill would lose lines. A
-blocked write continues on its thread and completes its line before the next line begins.
+The sink writes to the file descriptor, because `sys.stdout` buffers its data and a kill would lose the buffered lines.
+A write that blocks beyond the deadline completes its line later, so that lines are never mixed.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _WRITING = threading.Lock()
 
 
 class StdoutConfig(SinkConfig, frozen=True, kw_only=True):
-    """The keys of a ``[[sinks]]`` table of type stdout."""
+    """The settings of the sink type `stdout`."""
 
     format: Literal["json", "text"] = "json"
     """json: one record per line, in the record's schema. text: one readable line per record."""
 
 
 class StdoutSink(Sink):
-    """Writes each record as one line to the process's standard output."""
+    """Writes each record as one line to standard output."""
 
     Config: ClassVar[type[SinkConfig]] = StdoutConfig
 
@@ -44,24 +44,16 @@ class StdoutSink(Sink):
         self._calls = BlockingCalls(f"stdout:{config.name}", target="Standard output")
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
-        """Write *batch*; raise DeliveryFailed if the reader stalls or is gone, or if the disk is full."""
+        """Write *batch* to standard output. Raise DeliveryFailed if the write does not finish in time."""
         lines = b"".join(map(self._line, batch))
         self._calls.run(partial(_write, lines), timeout_seconds=self.config.timeout_seconds)
 
     def check(self) -> None:
-        """Raise DeliveryFailed if standard output is closed or its reader is gone; nothing is written."""
-        _, descriptor = _opened()
-        if descriptor is None:
-            return
-        try:
-            os.fstat(descriptor)
-            if _has_lost_its_reader(descriptor):
-                raise BrokenPipeError
-        except OSError as error:
-            raise _failure(error) from error
+        """Raise DeliveryFailed if standard output is closed. The check writes nothing."""
+        _opened()
 
     def close(self) -> None:
-        """End a send in another thread."""
+        """Cancel a send in another thread."""
         self._calls.close()
 
 
@@ -70,7 +62,8 @@ def _write(lines: bytes) -> None:
         try:
             stream, descriptor = _opened()
             if descriptor is None:
-                _write_to_memory(stream, lines)
+                stream.write(lines.decode())
+                stream.flush()
                 return
             left = memoryview(lines)
             while left:
@@ -82,16 +75,7 @@ def _write(lines: bytes) -> None:
             raise _failure(error) from error
 
 
-def _has_lost_its_reader(descriptor: int) -> bool:
-    if not hasattr(select, "poll"):
-        return False
-    waiting = select.poll()
-    waiting.register(descriptor, select.POLLOUT)
-    return any(event & (select.POLLERR | select.POLLNVAL) for _, event in waiting.poll(0))
-
-
 def _opened() -> tuple[TextIO, int | None]:
-    """Return ``sys.stdout`` and its descriptor, None for a stream in memory; raise DeliveryFailed if it is closed."""
     stream: TextIO | None = sys.stdout
     if stream is None or stream.closed:
         raise DeliveryFailed(
@@ -102,17 +86,6 @@ def _opened() -> tuple[TextIO, int | None]:
         return stream, stream.fileno()
     except (io.UnsupportedOperation, AttributeError):
         return stream, None
-
-
-def _write_to_memory(stream: TextIO, lines: bytes) -> None:
-    try:
-        binary = stream.buffer
-    except AttributeError:
-        stream.write(lines.decode())
-    else:
-        stream.flush()
-        binary.write(lines)
-    stream.flush()
 
 
 def _failure(error: OSError) -> DeliveryFailed:

@@ -1,5 +1,1 @@
-"""The sink `eventhubs`: CloudEvents into Azure Event Hubs, over AMQP, a websocket or HTTPS.
-
-Public: `sink` (EventHubsSink), `config` (EventHubsConfig). `amqp` and `https` are the two transports; `access`
-(address and credential), `message` (partition key and properties) and `errors` serve them.
-"""
+"""The sink `eventhubs`. The public modules are `sink` and `config`."""

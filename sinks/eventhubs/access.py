@@ -1,4 +1,4 @@
-"""The address and the credential of one event hub, for both transports."""
+"""The address and the credential of one event hub."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _RENEW_SECONDS = 600
 
 
 class Access:
-    """The address and the credential of one sink; also the SDK's credential object. Call `prepare` first."""
+    """Provides the address and the credential of one event hub to both transports.
+
+    Call `prepare` before each request. The class also implements the credential interface of the Azure SDK.
+    """
 
     def __init__(self, config: EventHubsConfig) -> None:
         self._config = config
@@ -33,7 +36,7 @@ class Access:
         self.proxy: str | None = None
 
     def prepare(self, *, wait_seconds: float) -> None:
-        """Read the proxy and the connection string, or get a token; raise DeliveryFailed if one is missing."""
+        """Read the proxy, and read or request the credential. Raise DeliveryFailed if a value is missing."""
         self.proxy = self._config.proxy or self._proxy.value()
         if self.proxy is not None:
             try:
@@ -50,30 +53,30 @@ class Access:
 
     @property
     def namespace(self) -> str:
-        """Return the host name of the namespace, with the port if the connection string has one."""
+        """Return the host name of the Event Hubs namespace."""
         return self.string.namespace if self.string is not None else str(self._config.fully_qualified_namespace)
 
     @property
     def eventhub(self) -> str:
-        """Return the event hub's name."""
+        """Return the name of the event hub."""
         return self.string.eventhub if self.string is not None else str(self._config.eventhub)
 
     @property
     def peer(self) -> str:
-        """Return the name of the destination for messages."""
+        """Return the name of the destination for error messages."""
         return f"Event Hubs {self.namespace}/{self.eventhub}"
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """Return the texts that no message may contain."""
+        """Return the values that messages and log lines must not contain."""
         proxy = () if self.proxy is None else tuple(filter(None, url_secrets(self.proxy)))
-        string = () if self.string is None else self.string.secrets
+        string = () if self.string is None else (self.string.text, self.string.key)
         signature = self._token.token.partition("sig=")[2].partition("&")[0]
         token = filter(None, (self._token.token, signature, unquote_plus(signature)))
         return (*proxy, *string, *token)
 
     async def get_token(self, *scopes: str, **options: Any) -> AccessToken:
-        """Return the token. The SDK calls this method of a credential."""
+        """Return the current token. The Azure SDK calls this method."""
         del scopes, options
         return self._token
 
@@ -82,20 +85,22 @@ class Access:
         return self._token.token if self._identity is None else f"Bearer {self._token.token}"
 
     def forget(self) -> None:
-        """Drop the token or the signature, because the service has refused it."""
+        """Discard the current token or signature after the service rejected it."""
         if self._identity is not None:
             self._identity.forget()
         self._token = AccessToken("", 0)
 
+    def close(self) -> None:
+        """Cancel the wait for a token in another thread."""
+        if self._identity is not None:
+            self._identity.close()
+
     def _sign(self, text: str) -> None:
-        """Parse the connection string *text*, and sign a new shared access signature if the last one is too old."""
         if self.string is None or self.string.text != text:
             self.string = parse(text, eventhub=self._config.eventhub)
             self._token = AccessToken("", 0)
         string, now = self.string, int(time.time())
-        if string.signature:
-            self._token = AccessToken(string.signature, 0)
-        elif string.key_name and string.key and self._token.expires_on - now < _RENEW_SECONDS:
+        if self._token.expires_on - now < _RENEW_SECONDS:
             expires_on = now + _SIGNATURE_SECONDS
             uri = f"https://{string.namespace}/{string.eventhub}"
             signature = shared_access_signature(uri, key_name=string.key_name, key=string.key, expires_on=expires_on)

@@ -1,12 +1,15 @@
-"""Event Hubs over AMQP: the SDK's asynchronous producer with one connection on its own loop.
+"""Sends records to Event Hubs over AMQP with the asynchronous client of the Azure SDK.
 
-- The sender connects with the first send and closes an idle connection, because a Standard namespace accepts 5,000.
-- One send is one transfer. Even with `retry_total=0`, the SDK's `send_batch` sends a failed batch again. The override
-  of `_start_producer` prevents this. If a later SDK does not call this method, the record arrives twice.
-- `Access.prepare` fetches the token before the SDK asks for it, so that the wait counts against the deadline.
-- The next batch is encoded while the hub responds, because encoding takes a third of the time of a transfer.
-- The sender keeps a connection only if the hub has responded to the transfer. After other failures, the SDK does not
-  reliably recover.
+The sender connects when it sends the first batch. It closes idle connections, because a Standard namespace accepts at
+most 5,000 connections. After an error, the sender keeps the connection only if the event hub responded to the transfer,
+because the SDK does not always recover from other errors.
+
+The SDK would send a failed batch again even if its number of retries is 0. The client in this module overrides the
+method `_start_producer` to prevent the second transfer. If a future version of the SDK does not call this method, a
+record can arrive twice.
+
+The sender encodes the next batch while the event hub processes the current batch, because encoding takes a third of the
+time of a transfer.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ _CLOSE_SECONDS = 0.5
 
 
 class AmqpSender:
-    """Sends to one event hub. For one thread, except `close`."""
+    """Sends batches to one event hub. All methods except `close` must run in the same thread."""
 
     def __init__(self, config: EventHubsConfig, access: Access) -> None:
         self._config = config
@@ -46,21 +49,22 @@ class AmqpSender:
         self._following: Sequence[TransitionRecord] = ()
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
-        """Send *batch*, records of one event, as one transfer."""
+        """Send *batch* in one transfer. All records must belong to the same event."""
         following, self._following = self._following, ()
         self._run(lambda connection: connection.send(batch, following))
 
     def prepare_next(self, batch: Sequence[TransitionRecord]) -> None:
-        """Encode *batch* while the hub responds to the next `send`."""
+        """Encode *batch* while the event hub processes the batch of the next `send`."""
         self._following = batch
 
     def check(self) -> None:
-        """Open a link to the hub and read its properties; nothing is sent."""
+        """Open a link to the event hub and read the properties of the event hub. Nothing is sent."""
         self._run(lambda connection: connection.check())
 
     def close(self) -> None:
-        """Close the connection, and end a call in another thread."""
+        """Close the connection and cancel a call in another thread."""
         self._is_closed = True
+        self._access.close()
         self._drop(grace_seconds=_CLOSE_SECONDS, wait_seconds=2 * _CLOSE_SECONDS)
 
     def _run(self, work: Callable[[_Connection], Coroutine[Any, Any, None]]) -> None:
@@ -82,7 +86,6 @@ class AmqpSender:
                 return
 
     def _open(self) -> _Connection:
-        """Return the last connection, or a new one if that has ended; it connects with its first use."""
         connection = self._connection
         if connection is None or connection.loop.has_ended:
             connection = self._connection = _Connection(self._config, self._access)
@@ -114,8 +117,6 @@ class AmqpSender:
 
 
 class _Connection:
-    """One connection: a loop, and the SDK's client on this loop."""
-
     def __init__(self, config: EventHubsConfig, access: Access) -> None:
         self._config = config
         self._access = access
@@ -152,7 +153,6 @@ class _Connection:
         await client.get_eventhub_properties()
 
     def _connected(self) -> Any:
-        """Return the client; raise Ended if the peer has closed its connection."""
         if self._client is None:
             self._client = _client(self._config, self._access)
         elif not self.loop.is_connected():
@@ -166,7 +166,6 @@ class _Connection:
 
 
 async def _encode(client: Any, batch: Sequence[TransitionRecord]) -> Any:
-    """Return *batch* as the SDK's batch; the first call connects, because the link sets the largest size."""
     data = await client.create_batch(partition_key=partition_key(batch[0]))
     for record in batch:
         _add(data, record, len(batch))
@@ -174,7 +173,7 @@ async def _encode(client: Any, batch: Sequence[TransitionRecord]) -> Any:
 
 
 async def _encode_early(client: Any, batch: Sequence[TransitionRecord]) -> Any:
-    """Return *batch* as the SDK's batch, or None on an error, which occurs again when the batch is sent."""
+    """Return *batch* in the form that the SDK sends, or None after an error."""
     try:
         return await _encode(client, batch)
     except Exception:  # noqa: BLE001  # the transfer of the batch before must not fail
@@ -200,7 +199,7 @@ def _client(config: EventHubsConfig, access: Access) -> Any:
     from azure.eventhub.aio import EventHubProducerClient  # noqa: PLC0415  # likewise
 
     class Client(EventHubProducerClient):
-        """The SDK's producer without its own retry."""
+        """The client of the SDK without its retries."""
 
         async def _start_producer(self, partition_id: str, send_timeout: float | None) -> None:
             del partition_id, send_timeout
@@ -213,7 +212,7 @@ def _client(config: EventHubsConfig, access: Access) -> Any:
         if config.transport == "amqp_websocket"
         else TransportType.Amqp,
         "http_proxy": _proxy(access.proxy),
-        "custom_endpoint_address": config.endpoint or _address_with_port(access),
+        "custom_endpoint_address": config.endpoint,
         "connection_verify": config.ca_file,
         "user_agent": "scheduled-events-bridge",
     }
@@ -229,17 +228,11 @@ def _client(config: EventHubsConfig, access: Access) -> Any:
     )
 
 
-def _address_with_port(access: Access) -> str | None:
-    """Return the namespace if it names a port, because the SDK ignores this port under TLS; else None."""
-    is_emulator = access.string is not None and access.string.is_emulator
-    return None if is_emulator or urlsplit(f"//{access.namespace}").port is None else access.namespace
-
-
 def _proxy(url: str | None) -> dict[str, Any] | None:
-    """Return *url* as the SDK's setting.
+    """Return *url* in the form that the SDK requires.
 
-    The host name includes the scheme, the user, and the password, because aiohttp needs a URL and the SDK only appends
-    the port. The SDK's separate keys use a feature that aiohttp deprecates.
+    The host name of the result contains the scheme, the user name, and the password, because aiohttp requires a
+    complete URL and the SDK only appends the port.
     """
     if url is None:
         return None

@@ -1,4 +1,4 @@
-"""The keys of the Event Hubs sink and their valid combinations."""
+"""The settings of the sink `eventhubs` and their valid combinations."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sinks.http.config import one_of
 from sinks.http.urls import plain_url
 
 _LONGEST_IDLE_SECONDS = 3_600
-_HOST = re.compile(r"(localhost|[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+)(:[0-9]{1,5})?")
+_HOST = re.compile(r"[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+")
 
 
 class EventHubsConfig(SinkConfig, frozen=True, kw_only=True):
-    """The keys of a ``[[sinks]]`` table of type eventhubs."""
+    """The settings of the sink type `eventhubs`."""
 
     fully_qualified_namespace: str | None = None
     """The host name of the namespace, for example `ns.servicebus.windows.net`. A connection string already contains the
@@ -92,5 +92,5 @@ class EventHubsConfig(SinkConfig, frozen=True, kw_only=True):
             # The message omits the value, because the value may be a connection string with its key.
             raise ValueError(
                 "fully_qualified_namespace is not a complete host name. It has the form NAME.servicebus.windows.net, "
-                "without a scheme or a path"
+                "without a scheme, a port, or a path"
             )

@@ -1,9 +1,8 @@
-"""Connection strings of Event Hubs, and shared access signatures.
+"""Reads connection strings of Event Hubs and creates shared access signatures.
 
-Microsoft's page "Get Event Hubs connection string" defines the form:
-``Endpoint=sb://NAMESPACE/;SharedAccessKeyName=NAME;SharedAccessKey=KEY;EntityPath=HUB``. A ``SharedAccessSignature``
-may replace the name and the key, and ``UseDevelopmentEmulator=true`` selects plain TCP. No message contains a value,
-because a value may be the key.
+A connection string has the form `Endpoint=sb://NAMESPACE/;SharedAccessKeyName=NAME;SharedAccessKey=KEY;EntityPath=HUB`
+(Microsoft, "Get an Event Hubs connection string"). Error messages do not contain values of the connection string,
+because a value can be the key.
 """
 
 from __future__ import annotations
@@ -21,25 +20,20 @@ _WHERE = "Copy it again from the portal: Event Hubs namespace, Shared access pol
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectionString:
-    """The parts of a connection string."""
+    """The values in a connection string."""
 
     text: str = field(repr=False)
     namespace: str
-    """The host, with the port if the string has one."""
     eventhub: str
-    key_name: str | None = None
-    key: str | None = field(default=None, repr=False)
-    signature: str | None = field(default=None, repr=False)
-    is_emulator: bool = False
-
-    @property
-    def secrets(self) -> tuple[str, ...]:
-        """Return the texts that no message may contain."""
-        return tuple(each for each in (self.text, self.key, self.signature) if each)
+    key_name: str
+    key: str = field(repr=False)
 
 
 def parse(text: str, *, eventhub: str | None) -> ConnectionString:
-    """Return the parts of *text*. *eventhub* overrides the EntityPath. Raise DeliveryFailed for a missing part."""
+    """Return the values of the connection string *text*. Raise DeliveryFailed if a value is missing.
+
+    The name *eventhub* replaces the EntityPath of the connection string.
+    """
     parts = {}
     for part in text.split(";"):
         name, _, value = part.strip().partition("=")
@@ -49,9 +43,8 @@ def parse(text: str, *, eventhub: str | None) -> ConnectionString:
     if not namespace:
         raise _wrong("has no Endpoint=sb://...")
     key_name, key = parts.get("sharedaccesskeyname"), parts.get("sharedaccesskey")
-    signature = parts.get("sharedaccesssignature")
-    if not (signature or (key_name and key)):
-        raise _wrong("has neither SharedAccessKeyName and SharedAccessKey nor SharedAccessSignature")
+    if not key_name or not key:
+        raise _wrong("does not have both SharedAccessKeyName and SharedAccessKey")
     hub = eventhub or parts.get("entitypath")
     if not hub:
         raise _wrong("has no EntityPath, and eventhub is not set. Set eventhub to the event hub's name")
@@ -61,13 +54,14 @@ def parse(text: str, *, eventhub: str | None) -> ConnectionString:
         eventhub=hub,
         key_name=key_name,
         key=key,
-        signature=signature,
-        is_emulator=parts.get("usedevelopmentemulator", "").lower() == "true",
     )
 
 
 def shared_access_signature(uri: str, *, key_name: str, key: str, expires_on: int) -> str:
-    """Return a token for *uri*, as Microsoft's page "Generate a Shared Access Signature token" makes it."""
+    """Return a shared access signature for *uri* that is valid until *expires_on*, in Unix seconds.
+
+    Source: Microsoft, "Generate a Shared Access Signature token".
+    """
     resource = quote_plus(uri)
     signed = f"{resource}\n{expires_on}".encode()
     signature = base64.b64encode(hmac.new(key.encode(), signed, hashlib.sha256).digest()).decode()

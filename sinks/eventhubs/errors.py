@@ -1,10 +1,11 @@
-"""Classifies failures of the Event Hubs SDK as failed or rejected.
+"""Classifies errors of the Event Hubs SDK.
 
-The conditions come from Microsoft's pages "AMQP errors in Azure Service Bus and Event Hubs" and "Event Hubs messaging
-exceptions". A failure that concerns the record (too large, invalid argument) is rejected. Every other failure, also an
-unknown one, is failed: a consumer recognizes a duplicate by its id, but a parked record waits for a person.
+If the event hub rejects a record, for example because the record is too large, the error becomes DeliveryRejected and
+the agent parks the record. All other errors become DeliveryFailed and the agent retries, because a duplicate does less
+harm than a record that waits for an operator. Consumers can detect duplicates by the `id` of the record.
 
-This module compares the SDK's exceptions by name, because only `sinks.eventhubs.amqp` imports the SDK.
+The error conditions are described in Microsoft's pages "AMQP errors in Azure Service Bus and Event Hubs" and "Event
+Hubs messaging exceptions". This module compares exceptions by name, because importing the SDK takes a lot of memory.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _ADDRESS = re.compile(r" ssl:<[^<>]*>")
 
 
 def delivery_error(error: BaseException, *, peer: str, secrets: tuple[str, ...]) -> DeliveryError:
-    """Return the SDK's *error* as DeliveryFailed or DeliveryRejected."""
+    """Return the DeliveryFailed or DeliveryRejected for the exception *error* of the SDK."""
     condition, text = _condition(error), _ADDRESS.sub("", _description(error))
     shown = masked(excerpt(" ".join(text.split()).encode()), secrets)
     message = f"{peer}: {shown or type(error).__name__}" + (f" ({condition})" if condition else "")
@@ -54,10 +55,10 @@ def delivery_error(error: BaseException, *, peer: str, secrets: tuple[str, ...])
 
 
 def link_error(client: Any) -> BaseException | None:
-    """Return the reason why the service detached the link of the SDK's *client*, None if it did not.
+    """Return the reason why the event hub closed the link of *client*, or None if the link is open.
 
-    If the service detaches the link, the SDK reports an "unknown error" for the transfer and keeps the reason in a
-    private attribute. If a later SDK keeps the reason elsewhere, the reason stays unknown and the record is retried.
+    In this case, the SDK raises only an "unknown error" for the transfer and keeps the reason in a private attribute.
+    If a future version of the SDK stores the reason elsewhere, the error message contains no reason.
     """
     for producer in getattr(client, "_producers", {}).values():
         found = getattr(getattr(getattr(producer, "_handler", None), "_link", None), "_error", None)
@@ -67,15 +68,15 @@ def link_error(client: Any) -> BaseException | None:
 
 
 def is_about_access(error: BaseException) -> bool:
-    """Return whether the service refused the token.
+    """Return whether the event hub rejected the token.
 
-    With a custom address, the SDK also raises an AuthenticationError for a refused websocket connection.
+    If the address is set by `endpoint`, the SDK also raises an AuthenticationError for a refused connection.
     """
     return _is_a(error, "AuthenticationError") and not _has_cause(error, _NO_CONNECTION)
 
 
 def is_answer(error: BaseException) -> bool:
-    """Return whether *error* is the service's response to a transfer, so that the connection is usable."""
+    """Return whether *error* is a response of the event hub to a transfer. The connection is then usable."""
     return _is_a(error, "EventDataSendError") and _condition(error) not in _MADE_UP
 
 
@@ -88,7 +89,6 @@ def _has_cause(error: BaseException, name: str) -> bool:
 
 
 def _condition(error: Any) -> str:
-    """Return the AMQP condition without its prefix (amqp, com.microsoft); empty without a condition."""
     found = getattr(error, "error", None)
     if not isinstance(found, str):
         raw = getattr(error, "condition", b"")
@@ -97,7 +97,7 @@ def _condition(error: Any) -> str:
 
 
 def _description(error: Any) -> str:
-    """Return the text of the service, which the SDK's own text repeats three times."""
+    """Return the text that the service sent. The text of the SDK repeats it three times."""
     for each in (error, getattr(error, "details", None)):
         description = getattr(each, "description", None)
         if description:

@@ -1,11 +1,11 @@
-"""An event loop on its own thread, whose calls end at their deadline.
+"""An event loop in a separate thread, with a deadline for every call.
 
-The Event Hubs SDK waits without an end in several places: for a silent peer, for an acknowledgment that does not
-arrive, and after an unknown outcome. Therefore each connection gets its own loop. At the deadline of a call, the loop
-resets every connection, cancels every task, and ends, and only then does the call raise. The next call uses a new loop.
+The Event Hubs SDK can wait without a time limit, for example if a server accepts a connection and sends no data. Each
+connection therefore has a separate event loop. If a call exceeds its deadline, the loop resets its connections, cancels
+all tasks, and ends. The next call uses a new loop.
 
-The loop resets connections instead of closing them, because the kernel still sends the buffered bytes of a closed
-socket. A record whose send has failed would then arrive late. With a linger time of 0, the kernel discards these bytes
+The loop resets its connections because the kernel continues to send the buffered data of a closed socket. Without the
+reset, a record could arrive after its send has failed. A socket with a linger time of 0 discards the buffered data
 (socket(7), SO_LINGER).
 """
 
@@ -39,15 +39,15 @@ _LONGEST_GRACE_SECONDS = 1.0
 
 
 class Overdue(Exception):
-    """The call ended at its deadline, and none of its bytes leave this machine afterwards."""
+    """The call exceeded its deadline. Its connections are reset, so no more data is sent."""
 
 
 class Ended(Exception):
-    """The loop has ended, or ended during the call."""
+    """The event loop ended before or during the call."""
 
 
 class LoopThread:
-    """One loop on its own thread. For calls from one thread, except `end`."""
+    """Runs one event loop in a separate thread. All methods except `end` must be called from one thread."""
 
     def __init__(self, name: str, *, idle_seconds: float, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._idle_seconds = idle_seconds
@@ -69,9 +69,9 @@ class LoopThread:
         return self._has_ended
 
     def call(self, work: Callable[[], Coroutine[Any, Any, _T]], *, seconds: float, end_seconds: float) -> _T:
-        """Return the result of *work*; raise Overdue at the deadline, and Ended if the loop has ended.
+        """Return the result of *work*. Raise Overdue at the deadline, or Ended if the loop has ended.
 
-        At the deadline, the call waits at most *end_seconds* for the end of the loop.
+        After the deadline, this method waits up to *end_seconds* for the end of the loop.
         """
         with self._lock:
             if self._has_ended:
@@ -89,7 +89,11 @@ class LoopThread:
             raise Overdue from None
 
     def end(self, *, grace_seconds: float, wait_seconds: float) -> None:
-        """Close the connection within *grace_seconds* and end; wait at most *wait_seconds* for the thread."""
+        """Close the connection and end the loop.
+
+        The connection has *grace_seconds* to close properly. This method waits up to *wait_seconds* for the end of the
+        thread.
+        """
         with self._lock:
             if not self._has_ended:
                 self._has_ended = True
@@ -97,9 +101,9 @@ class LoopThread:
         self._thread.join(wait_seconds)
 
     def is_connected(self) -> bool:
-        """Return whether the loop reads from a socket. The loop stops reading when the peer closes the connection.
+        """Return whether the connection is open. Call this method only in the thread of the loop.
 
-        For the loop's thread.
+        When the server closes a connection, the loop stops reading from its socket.
         """
         return any(descriptor not in self._own_descriptors for descriptor in self._selector.get_map())
 
@@ -150,9 +154,9 @@ class LoopThread:
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """A selector loop that can reset its connections, and that resolves names on daemon threads.
+    """An event loop that can reset its connections and that resolves host names in daemon threads.
 
-    A resolver that hangs on a thread of the default executor would delay the end of the process.
+    The default resolver of asyncio uses threads that can delay the exit of the process.
     """
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
@@ -162,7 +166,6 @@ class _Loop(asyncio.SelectorEventLoop):
         self.set_exception_handler(lambda _, context: logger.debug("%s", context.get("message")))
 
     def reset_connections(self) -> None:
-        """Reset every connection; a connection that is still being made ends with its task."""
         for transport in list(self._connections):
             with contextlib.suppress(Exception):  # a closed TLS transport has no socket
                 transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)

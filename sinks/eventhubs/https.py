@@ -1,9 +1,10 @@
-"""Event Hubs over HTTPS: one POST per record, for networks that allow only HTTPS.
+"""Sends records to Event Hubs over HTTPS, for networks that block AMQP.
 
-Sources: Microsoft's pages "Send event" and "Event Hubs service REST - Common parameters and headers". The service
-responds with 201, accepts a bearer token or a shared access signature, and reads the partition key from
-BrokerProperties and the application properties from headers. The batch form of the service is not used, because its
-events have no content type.
+Each request contains one record. The REST interface can also accept several records in one request, but these records
+would have no content type. The token or the shared access signature is in the Authorization header, and the partition
+key is in the BrokerProperties header.
+
+Sources: Microsoft, "Send event" and "Event Hubs service REST - Common parameters and headers".
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _GONE = frozenset({404, 410})
 
 
 class HttpsSender:
-    """Sends to one event hub over HTTPS."""
+    """Sends records to one event hub over HTTPS."""
 
     def __init__(self, config: EventHubsConfig, access: Access) -> None:
         self._config = config
@@ -43,7 +44,7 @@ class HttpsSender:
         self._is_closed = False
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
-        """POST the one record of *batch*."""
+        """Send the record of *batch* in a POST request."""
         if len(batch) > 1:
             raise DeliveryRejected("Over HTTPS, a request contains one record.")
         record = batch[0]
@@ -62,9 +63,10 @@ class HttpsSender:
             raise
 
     def check(self) -> None:
-        """Connect and authenticate without sending.
+        """Test the connection without sending a record.
 
-        A 401 or 403 passes the check, because reading the hub needs the right Manage.
+        A response with status 401 or 403 passes the test. Only an identity with the Manage permission can read the
+        event hub, and the agent needs only the permission to send.
         """
         endpoint, headers, left = self._prepared("")
         status = endpoint.request("GET", None, headers, deadline_seconds=left).status_code
@@ -73,13 +75,13 @@ class HttpsSender:
             raise DeliveryFailed(message, needs_attention=status not in SERVER_ERROR)
 
     def close(self) -> None:
-        """Close the connections, and end a request in another thread."""
+        """Close the connections and cancel a request in another thread."""
         self._is_closed = True
+        self._access.close()
         if self._endpoint is not None:
             self._endpoint.close()
 
     def _prepared(self, path: str) -> tuple[Endpoint, dict[str, str], float]:
-        """Return the endpoint for *path* of the hub, the headers of every request, and the remaining seconds."""
         limit = self._config.timeout_seconds
         deadline = time.monotonic() + limit
         access = self._access

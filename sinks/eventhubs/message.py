@@ -1,6 +1,7 @@
-"""The partition key and the application properties of a message.
+"""The partition key and the properties of an Event Hubs message.
 
-Event Hubs keeps the order only within a partition, so all records of one event have one partition key.
+Event Hubs keeps the order of messages only within a partition. All records of one event therefore have the same
+partition key.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ _LONGEST_KEY = 128
 
 
 def partition_key(record: TransitionRecord) -> str:
-    """Return the record's event key, or its hash if the key is empty or too long for the service."""
+    """Return the key of the event. If the key is empty or too long, return its hash."""
     key = record.event_key
     return key if 0 < len(key) <= _LONGEST_KEY else hashlib.sha256(key.encode()).hexdigest()
 
 
 def properties(record: TransitionRecord) -> dict[str, str]:
-    """Return the application properties, which consumers use as filters, without unknown values."""
+    """Return the application properties, which consumers can use as filters."""
     event = record.event
     found = {
         "transition": record.transition.value,

@@ -1,11 +1,10 @@
-"""The sink `eventhubs`: records to Azure Event Hubs, with the EventId as their partition key.
+"""The sink `eventhubs`, which sends records to Azure Event Hubs as CloudEvents.
 
-Each record is a CloudEvent (content type application/cloudevents+json). Event Hubs keeps the order only within a
-partition, so a consumer reads all records of one event in order, from every VM that observed the event. One send is one
-transfer, whose batch has one partition key. The transports are AMQP, AMQP through a websocket (port 443), and HTTPS.
+Event Hubs keeps the order of messages only within a partition. The sink therefore uses the EventId as the partition
+key, and a consumer reads all records of one event in order. A batch contains only records of one event, because all
+messages of a batch have the same partition key. The available transports are AMQP, AMQP over WebSockets, and HTTPS.
 
-The modules of Azure are imported with the first send, because azure-eventhub and azure-identity take 40 MB. HTTPS also
-does without asyncio.
+The Azure libraries use 40 MB of memory, so the sink imports them when it sends the first record.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ __all__ = ["EventHubsConfig", "EventHubsSink"]
 
 
 class EventHubsSink(Sink):
-    """Sends to one event hub; connects with the first send."""
+    """Sends records to one event hub. The sink connects when it sends the first record."""
 
     Config: ClassVar[type[SinkConfig]] = EventHubsConfig
     batch_by_event: ClassVar[bool] = True
@@ -42,27 +41,27 @@ class EventHubsSink(Sink):
             self._sender = self._amqp = AmqpSender(config, access)
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
-        """Send *batch* as one transfer; raise DeliveryRejected for records of several events."""
+        """Send *batch* in one transfer. Raise DeliveryRejected if the batch contains several events."""
         if len({record.event_key for record in batch}) > 1:
             raise DeliveryRejected("A batch has one partition key, and these records are of several events.")
         self._sender.send(batch)
 
     def prepare_next(self, batch: Sequence[TransitionRecord]) -> None:
-        """Encode *batch* while the hub responds to the next `send`."""
+        """Encode *batch* while the event hub processes the current batch."""
         if self._amqp is not None:
             self._amqp.prepare_next(batch)
 
     @classmethod
     def shown_by_check(cls, config: EventHubsConfig) -> str:
-        """Return the result of `check`: a GET does not test the permission to send."""
+        """Return the result of `check`. Over HTTPS, the permission to send cannot be tested."""
         if config.transport != "https":
             return "the event hub exists, and lets this identity send."
         return f"it responds. Whether this identity may send was not tried; `send-test {config.name}` sends a record."
 
     def check(self) -> None:
-        """Connect, authenticate, and find the event hub; nothing is sent."""
+        """Test the connection, the credential, and the event hub. The check sends nothing."""
         self._sender.check()
 
     def close(self) -> None:
-        """Close the connections, and end a send in another thread."""
+        """Close the connections and cancel a send in another thread."""
         self._sender.close()

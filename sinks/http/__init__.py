@@ -1,5 +1,5 @@
-"""What the sinks over HTTP share: webhook, otlp, and Event Hubs over HTTPS.
+"""The code that the sinks `webhook`, `otlp`, and `eventhubs` (over HTTPS) share.
 
-Public: `endpoint` (Endpoint: one URL, one request, and what each answer means), `config` (HttpConfig, check_header,
-one_of), `urls` (http_url, plain_url, origin), `signature` (Signer: Standard Webhooks). `errors` belongs to `endpoint`.
+The public modules are `endpoint` (sends requests and classifies responses), `config` (settings), `urls` (validation of
+URLs), and `signature` (webhook signatures).
 """

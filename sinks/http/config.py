@@ -1,6 +1,7 @@
-"""The keys of every HTTP sink and their validation.
+"""The settings that all HTTP sinks share.
 
-No message contains a value that may be a secret: the path of a webhook URL, a header, or the password of a proxy.
+Error messages do not contain values that can be secret, such as the path of a webhook URL, a header, or the password of
+a proxy.
 """
 
 from __future__ import annotations
@@ -12,19 +13,17 @@ from urllib.parse import urlsplit
 import msgspec
 
 from bridge.sink import SinkConfig, check_scope, is_loopback, tls_file_problems
-from sinks.http.urls import origin, plain_url
+from sinks.http.urls import plain_url
 
 #: A field name is a token (RFC 9110 section 5.1).
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 #: Headers that frame a message. Two lengths allow request smuggling (RFC 9112 section 6.3).
 _OURS = frozenset({"content-length", "transfer-encoding", "connection", "expect", "upgrade", "te", "trailer"})
 _Status = Annotated[int, msgspec.Meta(ge=100, le=599)]
-#: Fields that `repr` shortens to the scheme and host.
-_URL_FIELDS = frozenset({"url", "endpoint", "proxy"})
 
 
 class HttpConfig(SinkConfig, frozen=True, kw_only=True):
-    """The keys of every HTTP sink."""
+    """The settings that all HTTP sinks share."""
 
     headers: dict[str, str] = msgspec.field(default_factory=dict)
     """Headers to send with every request. Put secrets into headers_file."""
@@ -55,7 +54,6 @@ class HttpConfig(SinkConfig, frozen=True, kw_only=True):
     """HTTP statuses that reject a record permanently. This setting overrides the default handling."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for an invalid setting. A derived Config calls this method."""
         self._check_files()
         one_of(**self._ways())
         self._check_scope()
@@ -65,19 +63,12 @@ class HttpConfig(SinkConfig, frozen=True, kw_only=True):
         for name, value in self.headers.items():
             check_header(name, value, where="headers")
 
-    def __repr__(self) -> str:
-        """Return the settings without secrets, for tracebacks and debuggers."""
-        values = {name: getattr(self, name) for name in self.__struct_fields__}
-        parts = (f"{name}={_harmless(name, value)!r}" for name, value in values.items() if value not in (None, (), {}))
-        return f"{type(self).__name__}({', '.join(parts)})"
-
     @property
     def token_key(self) -> str | None:
-        """Return the key that requests a token for each request, or None."""
+        """Return the name of the setting that requests a token for each request, or None."""
         return None if self.entra_scope is None else "entra_scope"
 
     def _ways(self) -> dict[str, str | None]:
-        """Return the keys that set the token. At most one of them may be set."""
         return {
             "bearer_token_file": self.bearer_token_file,
             "bearer_token_env": self.bearer_token_env,
@@ -111,7 +102,7 @@ def one_of(**keys: str | None) -> None:
 
 
 def check_token_stays_private(config: HttpConfig, url: str) -> None:
-    """Raise ValueError if a requested token would be sent to *url* without encryption."""
+    """Raise ValueError if the sink would send a token to *url* without encryption."""
     if config.token_key is not None:
         parts = urlsplit(url)
         has_proxy = any(each is not None for each in (config.proxy, config.proxy_file, config.proxy_env))
@@ -121,18 +112,10 @@ def check_token_stays_private(config: HttpConfig, url: str) -> None:
 
 
 def check_header(name: str, value: str, *, where: str) -> None:
-    """Raise ValueError if a header is invalid. The message omits *value*."""
+    """Raise ValueError if a header is invalid. The error message does not contain *value*."""
     if not _HEADER_NAME.fullmatch(name):
         raise ValueError(f"{where}: the name of a header is empty or has an invalid character.")
     if name.lower() in _OURS:
         raise ValueError(f"{where}: the header {name} is set by the sink itself. Remove the header.")
     if not (value.isascii() and value.isprintable()) or value != value.strip():
         raise ValueError(f"{where}: the value of {name} must be printable ASCII without spaces at either end.")
-
-
-def _harmless(name: str, value: object) -> object:
-    if name in _URL_FIELDS and isinstance(value, str):
-        return origin(value)
-    if name == "headers" and isinstance(value, dict):
-        return sorted(value)
-    return value

@@ -1,7 +1,11 @@
-"""Signatures of the Standard Webhooks specification, version 1, with several secrets for rotation.
+"""Signs webhook requests according to the Standard Webhooks specification.
 
-The signed text is ``id.timestamp.body``, and the key is the decoded base64 after ``whsec_``. Each secret makes one
-signature, so receivers with the old and with the new secret can verify the same request.
+The signature is an HMAC-SHA256 of the text `id.timestamp.body`. The header `webhook-signature` contains the signature,
+`webhook-id` contains the record's `id`, and `webhook-timestamp` contains the time in Unix seconds. The key is the
+base64 text after the prefix `whsec_` of a secret.
+
+If several secrets are configured, the header contains one signature for each secret. During a rotation of the secret,
+receivers can therefore verify the request with either the old or the new secret.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ _KEY_BYTES = range(24, 65)
 
 
 class Signer:
-    """Signs with every secret of *secret*, which is read again when its file changes."""
+    """Signs requests with the configured secrets. The secrets are read again when their file changes."""
 
     def __init__(self, secret: Secret) -> None:
         self._secret = secret
@@ -27,9 +31,10 @@ class Signer:
         self._keys: tuple[bytes, ...] = ()
 
     def headers(self, message_id: str, body: bytes, *, timestamp: int) -> dict[str, str]:
-        """Return the headers for *body* at *timestamp*, in Unix seconds. Raise DeliveryFailed for a wrong secret.
+        """Return the headers for *body*. Raise DeliveryFailed if a secret is invalid.
 
-        The id and the time are also sent without a secret, because a receiver detects a duplicate by its `webhook-id`.
+        The *timestamp* is in Unix seconds. Without a secret, the headers contain only the ID and the time. Receivers
+        can use the ID to detect duplicates.
         """
         headers = {"webhook-id": message_id, "webhook-timestamp": str(timestamp)}
         signed = f"{message_id}.{timestamp}.".encode() + body
@@ -39,7 +44,7 @@ class Signer:
         return headers
 
     def keys(self) -> tuple[bytes, ...]:
-        """Return the keys, none without a configured secret; raise DeliveryFailed for a wrong secret."""
+        """Return the signing keys. Raise DeliveryFailed if a secret is invalid."""
         texts = self._secret.values()
         if texts != self._texts:
             self._keys = tuple(_key(text, number) for number, text in enumerate(texts, start=1))

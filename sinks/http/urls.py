@@ -1,4 +1,4 @@
-"""URLs of requests: validation, the part that messages may show, and the parts that may be secret."""
+"""Validates URLs and finds the parts of a URL that can be secret."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SHORTEST_SECRET = 6
 
 
 def http_url(url: str, *, key: str) -> SplitResult:
-    """Return the parts of *url*; raise ValueError, without *url*, for an unusable URL."""
+    """Return the parts of *url*. Raise ValueError if the URL is invalid. The message does not contain *url*."""
     try:
         parts = urlsplit(url)
         is_usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
@@ -23,7 +23,7 @@ def http_url(url: str, *, key: str) -> SplitResult:
 
 
 def plain_url(url: str, *, key: str) -> SplitResult:
-    """Return the parts of *url* from the configuration, which may not contain a password."""
+    """Return the parts of *url*. Raise ValueError if the URL is invalid or contains a password."""
     parts = http_url(url, key=key)
     if parts.username is not None or parts.password is not None:
         raise ValueError(f"{key} holds a user name or a password. Put the whole URL into {key}_file or {key}_env.")
@@ -31,7 +31,7 @@ def plain_url(url: str, *, key: str) -> SplitResult:
 
 
 def origin(url: str) -> str:
-    """Return scheme, host, and port of *url*, which a message may show."""
+    """Return the scheme, the host, and the port of *url*, which messages can contain."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port
@@ -42,7 +42,7 @@ def origin(url: str) -> str:
 
 
 def url_secrets(url: str) -> Iterator[str]:
-    """Yield the parts of *url* that may be secret: all except scheme, host, and port, also encoded."""
+    """Yield the parts of *url* that can be secret: all parts except the scheme, the host, and the port."""
     parts = urlsplit(url)
     has_more = parts.path.strip("/") or parts.query or parts.fragment or "@" in parts.netloc
     yield from (url if has_more else "", parts.path, parts.query, parts.username or "", parts.password or "")
@@ -54,7 +54,7 @@ def url_secrets(url: str) -> Iterator[str]:
 
 
 def _basic(user: str, password: str) -> Iterator[str]:
-    """Yield what Authorization and Proxy-Authorization make of a user and a password (RFC 7617 section 2)."""
+    """Yield the forms in which HTTP headers contain a user name and a password (RFC 7617)."""
     pair = f"{user}:{password}"
     yield pair
     for charset in ("latin-1", "utf-8"):  # requests writes the former

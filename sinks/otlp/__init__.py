@@ -1,4 +1,1 @@
-"""The sink `otlp`: OpenTelemetry logs over HTTP.
-
-Public: `sink` (OtlpSink, OtlpConfig). `encoding` turns records into protobuf, and is imported with the first send.
-"""
+"""The sink `otlp`. The public module is `sink`."""

@@ -1,13 +1,12 @@
-"""Transition records as an OTLP request of log records, and the number of rejected records in the response.
+"""Converts transition records to OTLP log records and reads the response of the receiver.
 
-This module uses the messages of opentelemetry-proto. The SDK's encoder writes the same bytes with twice the memory, and
-its exporter returns success for a redirect and for rejected records.
+This module creates the protobuf messages directly, because the encoder of the OpenTelemetry SDK uses twice the memory.
+The exporter of the SDK is not suitable either, because it reports success for redirects and for rejected records.
 
-The type of an attribute never changes, because backends that index attributes reject a second type. An incarnation,
-which may be a number or text, is always text, and a value without a fixed shape is JSON text.
+Each attribute always has the same type, because backends that index attributes reject values of another type. For
+example, the incarnation of a document can be a number or a text, and this module always sends it as text.
 
-Sources: OpenTelemetry, "Logs Data Model" and "OTLP Specification"; the names of resource attributes from "Semantic
-Conventions" (cloud, host and service; `azure.vm` since 1.35).
+Sources: OpenTelemetry, "Logs Data Model", "OTLP Specification", and "Semantic Conventions" 1.35.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from typing import Any
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
@@ -46,47 +45,36 @@ _ELSEWHERE = frozenset({"id", "incarnation", "previous_incarnation", "event", "p
 
 
 def encode_request(batch: Sequence[TransitionRecord]) -> bytes:
-    """Return *batch* as one ExportLogsServiceRequest, with the records of one resource together and in order."""
-    groups: dict[bytes, ResourceLogs] = {}
-    for record in batch:
-        resource = Resource(attributes=_attributes(resource_attributes(record)))
-        key = resource.SerializeToString(deterministic=True)
-        if key not in groups:
-            scope_logs = ScopeLogs(scope=InstrumentationScope(name=SERVICE_NAME, version=_version()))
-            groups[key] = ResourceLogs(resource=resource, scope_logs=[scope_logs])
-        groups[key].scope_logs[0].log_records.append(log_record(record))
-    encoded: bytes = ExportLogsServiceRequest(resource_logs=groups.values()).SerializeToString()
+    """Return *batch* as one ExportLogsServiceRequest with the records in the same order."""
+    scope = InstrumentationScope(name=SERVICE_NAME, version=_version())
+    logs = [
+        ResourceLogs(
+            resource=Resource(attributes=_attributes(resource_attributes(record))),
+            scope_logs=[ScopeLogs(scope=scope, log_records=[log_record(record)])],
+        )
+        for record in batch
+    ]
+    encoded: bytes = ExportLogsServiceRequest(resource_logs=logs).SerializeToString()
     return encoded
 
 
 def rejection(content: bytes) -> tuple[int, str]:
-    """Return the number of rejected records in the body of a 2xx response, and the receiver's reason.
+    """Return the number of rejected records in the response, and the reason of the receiver.
 
-    A body that is neither an ExportLogsServiceResponse nor its JSON form rejects nothing, because a 2xx means that the
-    receiver accepted the request (OTLP Specification, "OTLP/HTTP Response"). Some receivers respond with "OK", with an
-    empty body, or with other JSON.
+    Some receivers respond with a body that is not an ExportLogsServiceResponse, such as "OK". In this case, the number
+    is 0, because the status 2xx means that the receiver accepted the request.
     """
     response = ExportLogsServiceResponse()
     try:
         response.ParseFromString(content)
     except DecodeError:
-        return _json_rejection(content)
+        return 0, ""
     refused = response.partial_success
     return refused.rejected_log_records, refused.error_message
 
 
-def _json_rejection(content: bytes) -> tuple[int, str]:
-    """Read the JSON form of the response, which some receivers use for every request."""
-    try:
-        refused = json.loads(content)["partialSuccess"]
-        # protobuf's JSON writes a 64-bit number as text
-        return int(refused.get("rejectedLogRecords") or 0), str(refused.get("errorMessage", ""))
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError):
-        return 0, ""
-
-
 def resource_attributes(record: TransitionRecord) -> dict[str, str]:
-    """Return the attributes of the VM and of the agent. No label replaces an attribute of the VM."""
+    """Return the attributes of the VM and the agent. Labels never replace attributes of the VM."""
     vm = record.vm
     service = {"service.name": SERVICE_NAME, "service.version": _version(), "service.instance.id": record.stream_id}
     known = {
@@ -110,15 +98,15 @@ def resource_attributes(record: TransitionRecord) -> dict[str, str]:
 
 @cache
 def _version() -> str:
-    """Return the version of this distribution; empty in a checkout that was never installed."""
-    try:
-        return version("scheduled-events-bridge")
-    except PackageNotFoundError:
-        return ""
+    return version("scheduled-events-bridge")
 
 
 def log_record(record: TransitionRecord) -> LogRecord:
-    """Return *record* as a log record. Both times are `observed_at`, so that a retry sends the same bytes."""
+    """Return *record* as a log record.
+
+    Both timestamps contain the time at which the agent observed the transition, so that every retry sends the same
+    bytes.
+    """
     # protobuf's number has no sign, but a clock that was never set may be before 1970.
     nanoseconds = max(0, (parse_time(record.observed_at) - _EPOCH) // timedelta(microseconds=1)) * 1000
     event_type = None if record.event is None else record.event.event_type

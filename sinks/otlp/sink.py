@@ -1,8 +1,8 @@
-"""The sink `otlp`: OpenTelemetry logs over HTTP and protobuf, to a Collector or an OTLP backend.
+"""The sink `otlp`, which sends records as OpenTelemetry logs over HTTP to a Collector or another OTLP receiver.
 
-The sink reads the response itself, because the SDK's exporter ignores rejected records in a 200. OTLP forbids to send
-the request again and does not name the rejected records, so all records of the request are parked. Therefore
-`max_batch` is 1 by default.
+A receiver can accept a request and reject some of its records (`partial_success`). The response does not name the
+rejected records, and OTLP does not allow the client to send the request again. The agent therefore parks all records of
+the request. For this reason, `max_batch` is 1 by default.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _GRPC_PORT_ADVICE = "Port 4317 usually speaks gRPC. This sink uses OTLP over HTT
 
 
 class OtlpConfig(HttpConfig, frozen=True, kw_only=True):
-    """The keys of a ``[[sinks]]`` table of type otlp."""
+    """The settings of the sink type `otlp`."""
 
     endpoint: str = "http://127.0.0.1:4318"
     """The URL of the receiver for OTLP over HTTP. /v1/logs is added unless the path ends in it."""
@@ -31,13 +31,12 @@ class OtlpConfig(HttpConfig, frozen=True, kw_only=True):
     """The compression of the request body."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a mistake."""
         super().__post_init__()
         check_token_stays_private(self, logs_url(self.endpoint))
 
 
 class OtlpSink(Sink):
-    """Sends each batch as one ExportLogsServiceRequest."""
+    """Sends each batch in one OTLP request."""
 
     Config: ClassVar[type[SinkConfig]] = OtlpConfig
 
@@ -50,7 +49,7 @@ class OtlpSink(Sink):
         self._headers = {"Content-Type": "application/x-protobuf"}
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
-        """POST *batch*; raise DeliveryRejected for all of its records if the receiver rejected one of them."""
+        """Send *batch* in a POST request. Raise DeliveryRejected if the receiver rejects a record."""
         # With the first send, because protobuf takes 3 MB.
         from sinks.otlp.encoding import encode_request, rejection  # noqa: PLC0415
 
@@ -71,11 +70,11 @@ class OtlpSink(Sink):
 
     @classmethod
     def shown_by_check(cls, config: Any) -> str:
-        """Return the result of `check`."""
+        """Return the result of `check`, which sends no record."""
         return f"it took a request without records; `send-test {config.name}` sends one."
 
     def check(self) -> None:
-        """POST a request without records, which every receiver accepts and which writes nothing."""
+        """Send an OTLP request without records, which does not write to the destination."""
         try:
             response = self._endpoint.post(b"", self._headers)
         except DeliveryRejected as error:
@@ -84,14 +83,14 @@ class OtlpSink(Sink):
             raise DeliveryFailed("The endpoint responded with a web page. Is that the OTLP receiver's address?")
 
     def close(self) -> None:
-        """Close the connection. A send in another thread ends with an error."""
+        """Close the connection and cancel a send in another thread."""
         self._endpoint.close()
         if self._token is not None:
             self._token.close()
 
 
 def logs_url(endpoint: str) -> str:
-    """Return the URL for logs; raise ValueError if *endpoint* is not an HTTP URL."""
+    """Return the URL for logs. Raise ValueError if *endpoint* is not an HTTP URL."""
     parts = http_url(endpoint, key="endpoint")
     if parts.username is not None or parts.password is not None:
         raise ValueError("endpoint contains a user name or a password. Put an Authorization header into headers_file.")

@@ -1,15 +1,16 @@
-"""Format for alerts of Prometheus Alertmanager (API v2).
+"""The webhook format for Prometheus Alertmanager (API v2).
 
-Alertmanager identifies an alert by its labels, so the labels contain only values that stay the same for the life of an
-event. If Azure changes the type or the source, the same request resolves the alert with the old labels.
+Alertmanager identifies an alert by its labels. The labels therefore contain only values that do not change during the
+life of an event. If Azure changes the type or the source of an event, one request resolves the alert with the old
+labels and creates an alert with the new labels.
 
-Alertmanager keeps alerts in memory and loses them on a restart, so the host sends each active alert again every
-`refresh_seconds`. As in Prometheus, `endsAt` is four intervals from now, so the alert of a deleted VM ends.
+Alertmanager loses its alerts in a restart, so the agent sends each active alert again every `refresh_seconds`. Each
+alert ends after four intervals without a refresh. Therefore, the alert of a deleted VM also ends.
 
-To resolve an alert, the request sets `endsAt` to ten seconds ago, so the clocks may differ by ten seconds. If `endsAt`
-is in the future, Alertmanager treats the request as a refresh and keeps the later end (provider/mem, Alert.Merge).
+To resolve an alert, the sink sets `endsAt` to a time ten seconds in the past, because the clocks of the two machines
+can differ. Alertmanager treats an `endsAt` in the future as a refresh.
 
-The members of a cluster do not exchange alerts, so configure one sink for each member.
+The members of an Alertmanager cluster do not share alerts. Configure one sink for each member.
 """
 
 from __future__ import annotations
@@ -53,14 +54,14 @@ _NO_LABEL_CHARACTER = re.compile(r"[^a-zA-Z0-9_]")
 
 
 class AlertmanagerFormat(Format):
-    """The alerts for one Alertmanager. The VM's tags *tag_labels* become labels."""
+    """Sends records as alerts. The tags of the VM that *tag_labels* names become labels."""
 
     def __init__(self, *, refresh_seconds: float = REFRESH_SECONDS, tag_labels: Sequence[str] = ()) -> None:
         self._life = timedelta(seconds=refresh_seconds) * _REFRESHES_IN_A_LIFE
         self._tag_labels = tuple(tag_labels)
 
     def message(self, url: str, record: TransitionRecord, now: datetime) -> Message | None:
-        """Return the alert as a list, or None if the transition does not belong to an event."""
+        """Return a list of alerts, or None if the record does not change an alert."""
         event = alerting_event(record)
         if event is None:
             return None
@@ -71,7 +72,7 @@ class AlertmanagerFormat(Format):
         return Message(alerts_url(url), msgspec.json.encode(alerts), "application/json")
 
     def check(self, url: str, endpoint_of: Callable[[str], Endpoint]) -> None:
-        """Ask Alertmanager for its status."""
+        """Request the status of Alertmanager."""
         endpoint = endpoint_of(status_url(url))
         try:
             has_version = "versionInfo" in json.loads(endpoint.check("GET").content)
@@ -89,19 +90,18 @@ class AlertmanagerFormat(Format):
         return now + life
 
     def _labels(self, record: TransitionRecord, event: ScheduledEvent) -> dict[str, str]:
-        """Return the labels. Tags and configured labels never override the labels of this format."""
         labels = _tags(record, self._tag_labels) | record.labels
         spelt = {_label_name(name): value for name, value in labels.items()} | _own_labels(record, event)
         return {name: value for name, value in spelt.items() if name and value}
 
 
 def alerts_url(base: str) -> str:
-    """Return the URL for alerts. *base* is Alertmanager's URL or the URL of its API."""
+    """Return the URL to which alerts are sent. *base* can be the URL of Alertmanager or of its API."""
     return base if base.endswith(_ALERTS_PATH) else base.rstrip("/") + _ALERTS_PATH
 
 
 def status_url(base: str) -> str:
-    """Return the URL of Alertmanager's status."""
+    """Return the URL of the status of Alertmanager."""
     return alerts_url(base).removesuffix(_ALERTS_PATH) + _STATUS_PATH
 
 
@@ -135,13 +135,13 @@ def _own_labels(record: TransitionRecord, event: ScheduledEvent) -> dict[str, st
 
 
 def _tags(record: TransitionRecord, names: Sequence[str]) -> dict[str, str]:
-    """Return the VM's tags with *names*. Tag names in Azure are case-insensitive."""
+    """Return the tags with *names*. The names of Azure tags are case-insensitive."""
     values = {name.casefold(): value for name, value in record.vm.tags.items()}
     return {name: values[name.casefold()] for name in names if name.casefold() in values}
 
 
 def _generator_url(record: TransitionRecord) -> str | None:
-    """Return the URL of the VM in the Azure portal, or None without a resource ID."""
+    """Return the URL of the VM in the Azure portal, or None if the resource ID is unknown."""
     resource_id = record.vm.resource_id
     if not resource_id or not resource_id.startswith("/"):
         return None
@@ -151,7 +151,6 @@ def _generator_url(record: TransitionRecord) -> str | None:
 
 
 def _label_name(name: str) -> str:
-    """Return *name* as a valid Prometheus label name."""
     spelt = _NO_LABEL_CHARACTER.sub("_", name)
     return f"_{spelt}" if spelt[:1].isdigit() else spelt
 
@@ -173,7 +172,7 @@ def _annotations(record: TransitionRecord) -> dict[str, str]:
 
 
 def _earlier(record: TransitionRecord, event: ScheduledEvent) -> ScheduledEvent | None:
-    """Return the event with its previous type and source, or None if neither changed."""
+    """Return the event with its previous type and source, or None if they have not changed."""
     previous = record.previous or {}
     changed = {name: previous.get(name) for name in ("event_type", "event_source") if name in record.changed}
     if not changed or event.event_id is None:  # without an EventId, the changed event is another event

@@ -1,7 +1,7 @@
-"""The severity and the texts of alerts, and the transitions of an alert.
+"""The severity and the texts of alerts, which the formats for Alertmanager and PagerDuty share.
 
-An alert begins with `scheduled` or `started`, `updated` refreshes it, and it ends with `completed`, `canceled`, or
-`ended`. Heartbeats and outcomes of approvals make no request.
+The transition `scheduled` or `started` creates an alert, `updated` refreshes it, and `completed`, `canceled`, or
+`ended` resolves it. Heartbeats and the outcomes of approvals do not change alerts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _BEGINS = frozenset({Transition.SCHEDULED, Transition.STARTED, Transition.UPDATE
 
 
 class Severity(str, Enum):
-    """A pause, an outage that ends, or the end of the VM."""
+    """The severity of an alert."""
 
     INFO = "info"
     WARNING = "warning"
@@ -27,7 +27,7 @@ _MOST_NAMES = 3
 
 
 def alerting_event(record: TransitionRecord) -> ScheduledEvent | None:
-    """Return the event of *record* if the alert formats make a request for its transition."""
+    """Return the event of *record*, or None if the record does not change an alert."""
     transition = record.transition
     is_part = transition in _BEGINS or transition.is_ending or transition is Transition.TEST
     return record.event if is_part else None
@@ -39,7 +39,7 @@ def severity(event_type: str | None) -> Severity:
 
 
 def summary(record: TransitionRecord) -> str:
-    """Return a summary: ``Reboot of WestNO_0 scheduled, not before 2026-11-20 11:15:00 UTC``."""
+    """Return a summary such as `Reboot of WestNO_0 scheduled, not before 2026-11-20 11:15:00 UTC`."""
     event = record.event
     if event is None:
         return escaped(f"{record.transition.value} from {record.vm.name or 'an Azure VM'}")
@@ -52,5 +52,5 @@ def summary(record: TransitionRecord) -> str:
 
 
 def details(record: TransitionRecord) -> str:
-    """Return the sentence of text output, without its time."""
+    """Return the sentence that describes *record*, without the time."""
     return sentence(record).removeprefix(record.observed_at).strip()

@@ -1,4 +1,4 @@
-"""The keys of the sink `webhook`, their validation, and the choice of the format."""
+"""The settings of the sink `webhook`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _REFRESH = msgspec.Meta(ge=0.1, le=24 * 3600.0)
 
 
 class WebhookConfig(HttpConfig, frozen=True, kw_only=True):
-    """The keys of a ``[[sinks]]`` table of type webhook."""
+    """The settings of the sink type `webhook`."""
 
     url: str | None = None
     """The destination of the POST requests. For alertmanager, the base URL is enough. Every format except
@@ -71,7 +71,6 @@ class WebhookConfig(HttpConfig, frozen=True, kw_only=True):
     """template: the Content-Type. For a JSON Content-Type, the body must be valid JSON."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for an invalid setting."""
         super().__post_init__()
         if self.max_batch != 1:
             raise ValueError(
@@ -99,7 +98,7 @@ class WebhookConfig(HttpConfig, frozen=True, kw_only=True):
 
     @property
     def token_key(self) -> str | None:
-        """Return the key that requests a token for each request, or None."""
+        """Return the name of the setting that requests a token for each request, or None."""
         return super().token_key if self.credential is None else "credential"
 
     def _ways(self) -> dict[str, str | None]:
@@ -130,10 +129,7 @@ class WebhookConfig(HttpConfig, frozen=True, kw_only=True):
 
 
 def portal_of(url: str | None) -> str:
-    """Return the URL of the portal that accepts records at *url*.
-
-    Raise ValueError if *url* is not the URL of a portal.
-    """
+    """Return the URL of the portal that accepts records at *url*. Raise ValueError for any other URL."""
     if url is None or not url.endswith(_RECORDS) or "?" in url or "#" in url:
         raise ValueError(
             "credential is for a portal, and the url of a portal ends in /records. Set url, for example "
@@ -143,7 +139,7 @@ def portal_of(url: str | None) -> str:
 
 
 def check_labels(config: WebhookConfig, labels: Mapping[str, str]) -> None:
-    """Raise ValueError if a template cannot render a record with *labels*."""
+    """Raise ValueError if the template cannot render a record with *labels*."""
     if config.format == "template":
         _template(config).try_out(samples(config, labels), config.url)
 

@@ -1,4 +1,4 @@
-"""The interface of a webhook's format: the request for a record, and the meaning of the response."""
+"""The interface of the webhook formats. A format converts a record to a request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sinks.http.endpoint import Endpoint
 
 
 class Message(NamedTuple):
-    """One request."""
+    """The URL, the body, and the content type of one request."""
 
     url: str
     body: bytes
@@ -21,31 +21,31 @@ class Message(NamedTuple):
 
 
 class Format(ABC):
-    """The format of one sink."""
+    """Converts records to requests in one format."""
 
     secrets: tuple[Secret, ...] = ()
     """Secrets that messages mask, in addition to those of the URL and the headers."""
 
     @abstractmethod
     def message(self, url: str, record: TransitionRecord, now: datetime) -> Message | None:
-        """Return the request for *record* at the configured *url*, None if this format needs no request.
+        """Return the request for *record*, or None if the format does not cover the record.
 
-        Raise DeliveryRejected for a record that does not fit this format, and DeliveryFailed for a wrong setting.
+        Raise DeliveryRejected if the record cannot be converted, and DeliveryFailed if a setting is invalid.
         """
 
     def check(self, url: str, endpoint_of: Callable[[str], Endpoint]) -> None:
-        """Test the endpoint at *url* without writing to it; raise DeliveryFailed if it does not fit this format."""
+        """Test the endpoint at *url* without writing to it. Raise DeliveryFailed if the test fails."""
         endpoint_of(url).check()
 
     def refused(self, error: DeliveryRejected) -> DeliveryError:
-        """Return the meaning of *error* in this format; *error* depends only on the status."""
+        """Return the exception to raise after the endpoint rejected a record with *error*."""
         return error
 
 
 class CloudEventsFormat(Format):
-    """The record as a CloudEvent."""
+    """Sends records as CloudEvents."""
 
     def message(self, url: str, record: TransitionRecord, now: datetime) -> Message | None:
-        """Return the CloudEvent in structured mode."""
+        """Return the record as a CloudEvent in structured mode."""
         del now
         return Message(url, cloud_event_bytes(record), CONTENT_TYPE)

@@ -1,10 +1,11 @@
-"""Format for PagerDuty's Events API v2: trigger, resolve, and change events.
+"""The webhook format for PagerDuty (Events API v2).
 
-The `dedup_key` is the event's key, so all VMs of an event share one incident. The first VM that observes the end
-resolves the incident.
+All VMs that an event names use the same `dedup_key`, so each event has one incident. The first VM that observes the end
+of the event resolves the incident.
 
-By default, Preempt and Terminate are change events (`urgent_as`), because no person can act within thirty seconds and
-the VM that would resolve the incident is gone. A test is also a change event, which pages no one.
+By default, Preempt and Terminate events are sent as change events, which do not page anyone. A person cannot respond
+within the notice of 30 seconds, and the deleted VM could not resolve the incident. Set `urgent_as = "alert"` to create
+incidents for these events. Test records are also sent as change events.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _CLIENT = "scheduled-events-bridge"
 
 
 class PagerDutyFormat(Format):
-    """The events for one PagerDuty service."""
+    """Sends records as alert events and change events of one PagerDuty service."""
 
     def __init__(self, routing_key: Secret, *, urgent_as: Literal["change", "alert"]) -> None:
         self._routing_key = routing_key
@@ -50,7 +51,7 @@ class PagerDutyFormat(Format):
         self.secrets = (routing_key,)
 
     def message(self, url: str, record: TransitionRecord, now: datetime) -> Message | None:
-        """Return the message, or None if the transition does not belong to an event."""
+        """Return the event, or None if the record does not change an alert."""
         del now
         event = alerting_event(record)
         if event is None:
@@ -64,11 +65,11 @@ class PagerDutyFormat(Format):
         )
 
     def check(self, url: str, endpoint_of: Callable[[str], Endpoint]) -> None:
-        """Test that a server responds. PagerDuty may respond to OPTIONS with any status."""
+        """Test whether the server responds. PagerDuty does not define a response to OPTIONS."""
         endpoint_of(url).check(failing=_CHECK_FAILS)
 
     def refused(self, error: DeliveryRejected) -> DeliveryError:
-        """Return DeliveryFailed if PagerDuty refused the routing key."""
+        """Return DeliveryFailed if PagerDuty rejected the routing key."""
         if "routing_key" in str(error).lower().replace(" ", "_"):
             return DeliveryFailed(f"{error} Check routing_key_file or routing_key_env.", needs_attention=True)
         return error
@@ -84,10 +85,7 @@ class PagerDutyFormat(Format):
 
 
 def check_url(url: str) -> None:
-    """Raise ValueError unless *url* ends with PagerDuty's path for alerts.
-
-    Change events use another path, so the format replaces the path.
-    """
+    """Raise ValueError unless *url* ends with the path for alert events."""
     parts = urlsplit(url)
     if not url.endswith(_ALERT_PATH) or parts.query or parts.fragment:
         raise ValueError(f"url must end in {_ALERT_PATH} for format = 'pagerduty'. The default is {DEFAULT_URL}.")
@@ -122,7 +120,7 @@ def _alert(record: TransitionRecord, event: ScheduledEvent, *, is_over: bool) ->
 
 
 def dedup_key(record: TransitionRecord) -> str:
-    """Return the incident key, which is the same on all VMs for the lifetime of the event."""
+    """Return the key of the incident, which is the same on all VMs that the event names."""
     key = f"azure-scheduled-event/{record.event_key}"
     if len(key) <= _MOST_KEY_CHARACTERS:
         return key
@@ -130,6 +128,5 @@ def dedup_key(record: TransitionRecord) -> str:
 
 
 def _was_alert(record: TransitionRecord) -> bool:
-    """Return whether the event had an alerting type before this record."""
     before = (record.previous or {}).get("event_type")
     return "event_type" in record.changed and before not in URGENT_EVENT_TYPES

@@ -1,8 +1,8 @@
-"""The records that test a template: each transition of its sink, with all fields and with every null.
+"""Sample records that test a template when the agent reads its configuration.
 
-A template that renders a complete record may still fail on a real one: an event that has started has no NotBefore, an
-event of an older api-version has no description, and a VM whose identity is unknown has no name. EventId, EventType,
-and Resources are never null.
+For each transition, one sample record has a value in every field. Other samples have null in the fields that can be
+null in a real record. For example, a started event has no `not_before`, and a VM whose identity is unknown has no name.
+A template that fails for one of these records is reported as an error of the configuration.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _APPROVAL = {**_BARE_APPROVAL, "decision_id": "d-1", "reason": _AWKWARD, "http_s
 
 
 def samples(config: SinkConfig, labels: Mapping[str, str]) -> Iterator[TransitionRecord]:
-    """Yield the records that a sink with *config* may get, each with *labels*."""
+    """Yield the sample records for the transitions that *config* selects, with *labels* in each record."""
     for transition in Transition:
         is_heartbeat, is_approval = transition is Transition.HEARTBEAT, transition in _APPROVALS
         is_sent = config.transitions is None or transition.value in config.transitions
@@ -68,7 +68,7 @@ def samples(config: SinkConfig, labels: Mapping[str, str]) -> Iterator[Transitio
 
 
 def sample(transition: Transition, **fields: Any) -> TransitionRecord:
-    """Return a record of *transition* with every field that it may have, except for *fields*."""
+    """Return a sample record of *transition* with a value in every field. *fields* replaces values."""
     has_changed = transition in _CHANGED
     before = {"event_status": "Scheduled", "not_before": "2026-11-20T11:15:00Z"}
     values = {

@@ -1,10 +1,10 @@
-"""The sink `webhook`: one request per record to an HTTP endpoint.
+"""The sink `webhook`, which sends each record in an HTTP POST request.
 
-The formats are CloudEvents for programs, Alertmanager and PagerDuty for people on call, and a template for all other
-endpoints. Each format has a module. A record without a request in its format counts as delivered.
+The supported formats are CloudEvents, Alertmanager alerts, PagerDuty events, and custom templates. If a format does not
+cover a record, the sink makes no request and the record counts as delivered.
 
-Each request has the header `webhook-id`, which is the record's id and the same on every retry. If a secret is
-configured, the request has a Standard Webhooks signature.
+Every request has the header `webhook-id`, which contains the `id` of the record and is the same on every retry. If a
+secret is configured, the request also has a Standard Webhooks signature (`sinks.http.signature`).
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ _MOST_ENDPOINTS = 4
 
 
 class WebhookSink(Sink):
-    """POSTs each record to the endpoint of its configuration."""
+    """Sends each record to the configured URL in a POST request."""
 
     Config: ClassVar[type[SinkConfig]] = WebhookConfig
 
     @classmethod
     def current_state_only(cls, config: Any) -> bool:
-        """Return True for the formats of alerts."""
+        """Return True for the formats that send alerts."""
         return config.format in {"alertmanager", "pagerduty"}
 
     @classmethod
     def check_labels(cls, config: Any, labels: Mapping[str, str]) -> None:
-        """Raise ValueError if a template cannot render a record with *labels*."""
+        """Raise ValueError if the template cannot render a record with *labels*."""
         check_labels(config, labels)
 
     @classmethod
@@ -62,7 +62,7 @@ class WebhookSink(Sink):
 
     @classmethod
     def refresh_seconds(cls, config: Any) -> float | None:
-        """Return the refresh interval: Alertmanager loses its alerts on a restart."""
+        """Return the refresh interval. Alertmanager needs refreshes, because it loses alerts in a restart."""
         return refresh_seconds_of(config)
 
     def __init__(self, config: WebhookConfig, *, now: Callable[[], datetime] = utc_now) -> None:
@@ -80,12 +80,12 @@ class WebhookSink(Sink):
         self._is_closed = False
 
     def attest_by(self, tokens: AttestedTokens) -> None:
-        """Use the portal's token if the configuration requires one."""
+        """Use the token of the portal if the setting `credential` requires it."""
         if self.config.credential is not None:
             self._token = tokens(self._post_to_portal, portal=origin(self.config.url))
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
-        """Send the one record of *batch*."""
+        """Send the record of *batch* in a POST request."""
         (record,) = batch
         now = self._now()
         message = self._format.message(self._base_url(), record, now)
@@ -100,10 +100,10 @@ class WebhookSink(Sink):
             raise self._format.refused(error) from None
 
     def check(self) -> None:
-        """Read every secret, then send OPTIONS to the endpoint; ask Alertmanager for its status.
+        """Read all secrets and send an OPTIONS request to the endpoint.
 
-        Raise DeliveryFailed without a response, and for a redirect, 401, 403, 404, 407, 410, and 5xx. Any other
-        response shows that an endpoint exists.
+        Raise DeliveryFailed if the endpoint does not respond, or responds with a redirect, 401, 403, 404, 407, 410, or
+        5xx. Any other response shows that the endpoint exists. Alertmanager is asked for its status instead.
         """
         base = self._base_url()
         self._signer.keys()
@@ -112,7 +112,7 @@ class WebhookSink(Sink):
         self._format.check(base, self._endpoint)
 
     def close(self) -> None:
-        """Close every connection. A send in another thread ends with an error."""
+        """Close every connection and cancel a send in another thread."""
         self._is_closed = True
         if self._token is not None:
             self._token.close()
@@ -121,7 +121,7 @@ class WebhookSink(Sink):
             endpoint.close()
 
     def _post_to_portal(self, path: str, body: bytes) -> Any:
-        """Return the portal's response to *body*, whatever its status. The token's thread calls this method."""
+        """Return the response of the portal to *body*. This method runs in the thread of the token."""
         endpoint = self._attesting = self._new_endpoint(portal_of(self.config.url) + path, token=None)
         try:
             return endpoint.request("POST", body, {"Content-Type": "application/json", "Accept": "application/json"})
@@ -130,7 +130,6 @@ class WebhookSink(Sink):
             endpoint.close()
 
     def _base_url(self) -> str:
-        """Return the current URL of the configuration."""
         if self.config.url is not None or not self._url.is_set:
             return self.config.url or DEFAULT_URL
         url = self._url.value() or ""
@@ -148,7 +147,6 @@ class WebhookSink(Sink):
         return url
 
     def _endpoint(self, url: str) -> Endpoint:
-        """Return the endpoint of *url*, which keeps its connection."""
         if self.config.credential is not None and self._token is None:
             raise DeliveryFailed("credential is set, but the host provides no token for it.", needs_attention=True)
         endpoint = self._endpoints.get(url)

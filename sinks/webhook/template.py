@@ -1,13 +1,13 @@
-"""A record as the JSON or text of a user's endpoint, by Jinja2 templates for the body and the URL path.
+"""The webhook format that creates the body from a Jinja2 template.
 
-The template belongs to the user, but its values do not. The template therefore runs in Jinja2's sandbox, and an unknown
-name is an error instead of an empty string. When the configuration is read, the template is rendered once for each
-transition of the sink with all fields, and once with every null of real records (`sinks.webhook.samples`). A template
-that fails on a quotation mark then fails at the check and not at the first eviction.
+The path of the URL can also be a template. The host name must precede the first brace, because a record must not
+determine which server receives the headers.
 
-The host of the URL comes before the first brace, so that no record determines who receives the headers.
+The template runs in the sandbox of Jinja2, and an unknown name is an error. When the agent reads the configuration, it
+renders the template with sample records of all transitions (`sinks.webhook.samples`). A template with an error is
+therefore detected before the first event.
 
-Jinja2 comes with the extra [template] and is imported only where a template is configured.
+Jinja2 is part of the extra `template` and is imported only if a template is configured.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _HOST = re.compile(r"https?://[^/?#]+/")
 
 
 class TemplateFormat(Format):
-    """The format of the template *text*. Raises ValueError for a wrong template, and without Jinja2."""
+    """Creates requests from the template *text*. Raise ValueError if the template is invalid."""
 
     def __init__(self, text: str, *, content_type: str) -> None:
         try:
@@ -63,16 +63,16 @@ class TemplateFormat(Format):
         self._url: jinja2.Template | None = None
 
     def message(self, url: str, record: TransitionRecord, now: datetime) -> Message | None:
-        """Return the rendered request for *record*. *url* may also be a template."""
+        """Return the request with the rendered body and the rendered URL."""
         del now
         return Message(self.url(url, record), self.render(record), self._content_type)
 
     def check(self, url: str, endpoint_of: Callable[[str], Endpoint]) -> None:
-        """Test the URL of a test record."""
+        """Test the URL that the template creates for a test record."""
         endpoint_of(self.url(url, sample(Transition.TEST))).check()
 
     def render(self, record: TransitionRecord) -> bytes:
-        """Return the body for *record*; raise DeliveryRejected if the template cannot render it."""
+        """Return the body for *record*. Raise DeliveryRejected if the template cannot render the record."""
         text = self._filled(self._body, record, "The template")
         try:
             if self._is_json:
@@ -82,14 +82,13 @@ class TemplateFormat(Format):
                 f"The template makes no valid JSON: {error.msg} at line {error.lineno}, column {error.colno}: "
                 f"{excerpt(_around(text, error.pos).encode())} Quote values with | tojson."
             ) from None
-        except RecursionError:
-            raise DeliveryRejected("The template makes JSON that is nested too deep.") from None
         return text.encode()
 
     def url(self, text: str, record: TransitionRecord) -> str:
-        """Return the URL for *record* by the template *text*; raise DeliveryRejected for an invalid URL.
+        """Return the URL for *record*. Raise DeliveryRejected if the rendered URL is invalid.
 
-        Raise DeliveryFailed for an invalid template, which may come from a file or a variable.
+        Raise DeliveryFailed if the template *text* is invalid. The text can come from a file or an environment
+        variable.
         """
         if not is_url_template(text):
             return text
@@ -107,7 +106,7 @@ class TemplateFormat(Format):
         return made
 
     def try_out(self, records: Iterable[TransitionRecord], url: str | None) -> None:
-        """Raise ValueError with the first of *records* that the templates, or *url* as a template, cannot render."""
+        """Raise ValueError if the templates cannot render one of *records*."""
         for record in records:
             try:
                 self.message(url or "", record, _ANY_TIME)
@@ -135,12 +134,12 @@ class TemplateFormat(Format):
 
 
 def is_url_template(text: str) -> bool:
-    """Return whether *text* has anything in it that Jinja2 fills in."""
+    """Return whether *text* contains an expression of Jinja2."""
     return _BRACES.search(text) is not None
 
 
 def check_url_template(text: str) -> None:
-    """Raise ValueError unless the host of *text* stands before its first brace."""
+    """Raise ValueError unless the host name in *text* precedes the first brace."""
     braces = _BRACES.search(text)
     if braces and not _HOST.match(text[: braces.start()]):
         raise ValueError(
@@ -158,7 +157,7 @@ def _environment() -> jinja2.sandbox.SandboxedEnvironment:
 
 
 def variables(record: TransitionRecord) -> dict[str, Any]:
-    """Return what a template may name: ``record``, the wire record, each of its fields, and the words of alerts."""
+    """Return the variables of a template: `record`, each field of the record, and the texts of alerts."""
     fields: dict[str, Any] = msgspec.to_builtins(record)
     event = None if record.transition is Transition.TEST else record.event
     words = {
@@ -170,7 +169,7 @@ def variables(record: TransitionRecord) -> dict[str, Any]:
 
 
 def _not_json(value: object) -> str:
-    """Raise what `tojson` shall say of *value*: an undefined one names itself when it is made a text."""
+    """Raise TypeError for a value that has no JSON form, such as an undefined variable."""
     raise TypeError(f"{value} is no JSON")
 
 

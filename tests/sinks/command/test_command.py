@@ -157,10 +157,10 @@ def test_freeze_longer_than_the_rest_of_the_timeout_runs_no_program_again(
 def test_missing_program_needs_a_person_and_the_record_waits(tmp_path: Path) -> None:
     missing = str(tmp_path / "missing")
     for attempt in (lambda: send(missing), CommandSink(CommandConfig(command=(missing,))).check):
-        with pytest.raises(DeliveryFailed, match="missing does not exist") as caught:
+        with pytest.raises(DeliveryFailed, match=r"missing(' does not exist| cannot be started)") as caught:
             attempt()
         assert caught.value.needs_attention
-    with pytest.raises(DeliveryFailed, match="No program called 'no-such-drain' is in the PATH") as caught:
+    with pytest.raises(DeliveryFailed, match="no-such-drain cannot be started") as caught:
         send("no-such-drain")
     assert caught.value.needs_attention
 
@@ -168,15 +168,15 @@ def test_missing_program_needs_a_person_and_the_record_waits(tmp_path: Path) -> 
 def test_program_that_cannot_be_executed_needs_a_person(script: WriteScript, tmp_path: Path) -> None:
     program = script("exit 0")
     Path(program).write_text("exit 0\n")
-    with pytest.raises(DeliveryFailed, match=r"Exec format error\. Does a script begin with a line") as caught:
+    with pytest.raises(DeliveryFailed, match=r"Exec format error\. Check the program") as caught:
         send(program)
     assert caught.value.needs_attention
     Path(program).write_text(f"#!{tmp_path}/no-shell\n")
-    with pytest.raises(DeliveryFailed, match="Does the interpreter of its first line exist") as caught:
+    with pytest.raises(DeliveryFailed, match="the interpreter in its first line") as caught:
         send(program)
     Path(program).chmod(0o644)
     for attempt in (lambda: send(program), CommandSink(CommandConfig(command=(program,))).check):
-        with pytest.raises(DeliveryFailed, match=r"Permission denied|is not executable for the agent") as caught:
+        with pytest.raises(DeliveryFailed, match=r"Permission denied|is not executable") as caught:
             attempt()
         assert caught.value.needs_attention
 
@@ -211,7 +211,6 @@ def test_program_sees_the_record_and_the_environment_it_was_given(
         ('command = "drain --now"', "a list in square brackets"),
         ("command = []", "command names no program"),
         ('command = ["./drain"]', "write its whole path, or a bare name"),
-        ('command = ["drain", "a\\u0000b"]', "cannot hold a NUL character"),
         ('command = ["drain"]\nmax_batch = 2', "a command runs for one record at a time"),
         ('command = ["drain"]\nenvironment = {SCHEDULED_EVENT_ID = "x"}', "does not begin with SCHEDULED_EVENT_"),
         ('command = ["drain"]\ncommnad = 1', "Did you mean 'command'?"),
