@@ -37,6 +37,7 @@ from bridge.metrics.metrics import Metrics, own_version
 from bridge.outbox import deliveries, records
 from bridge.outbox.lock import DirectoryLock
 from bridge.outbox.outbox import Outbox
+from bridge.outbox.state import stored_state
 from bridge.polling.identity import IdentityResolver
 from bridge.polling.poller import Poller
 from bridge.system.boot import boot_id, seconds_since_boot
@@ -78,6 +79,7 @@ class Agent:
         self.turn = threading.Event()
         """Set when `run_due` is to be called before its time."""
         self._ran_at: dict[str, float] = {}
+        """Monotonic time of the last run of each periodic task."""
         self._log = ThrottledLog(logger)
         self.metrics = Metrics()
         self.outbox = Outbox(
@@ -159,6 +161,8 @@ class Agent:
             self._health_server.open()
         if not self._load(stop):
             return
+        good_at = self.outbox.read(stored_state).last_good_at
+        self.imds.answered_at = None if good_at is None else good_at.timestamp()
         self.identity.start(stop, timeout_seconds=self._settings.imds.timeout_seconds)
         self._route()
         if stop():
@@ -256,34 +260,37 @@ class Agent:
         except OSError as error:
             logger.debug("The state directory cannot be locked: %s", error)  # the saver reports the disk
         self._control.open()
-        self._run_tasks()
-
-    def _run_tasks(self) -> None:
-        """Run the periodic tasks that are due. An interval of 0 turns a task off."""
-        tasks: dict[str, tuple[float, Callable[[], object]]] = {
-            "approval files": (_TEND_SECONDS, self.approvals.check_files),
-            "workers": (_TEND_SECONDS, lambda: self.pool.start_missing(self._settings.sinks)),
-            "heartbeat": (self._settings.heartbeat.interval_seconds, self.send_heartbeat),
-            "old events": (_FORGET_SECONDS, lambda: self.outbox.change(records.forget_events, time.time())),
-        }
         if self._health_server is not None:
-            tasks["status pages"] = (_TEND_SECONDS, self._health_server.open)
+            self._health_server.open()
+        self._run_every(_TEND_SECONDS, "approval files", self.approvals.check_files)
+        self._run_every(_TEND_SECONDS, "workers", self._start_missing_workers)
+        heartbeat_seconds = self._settings.heartbeat.interval_seconds
+        if heartbeat_seconds:
+            self._run_every(heartbeat_seconds, "heartbeat", self.send_heartbeat)
+        self._run_every(_FORGET_SECONDS, "old events", self._forget_events)
+
+    def _run_every(self, seconds: float, name: str, task: Callable[[], object]) -> None:
         now = time.monotonic()
-        for name, (seconds, run) in tasks.items():
-            if not seconds or now - self._ran_at.get(name, -math.inf) < seconds:
-                continue
-            self._ran_at[name] = now
-            try:
-                run()
-            except Exception as error:  # noqa: BLE001  # logged with its traceback; the other tasks must run
-                message = f"A periodic task failed: {name}. The agent tries again. {error}"
-                self._log.problem(name, logging.ERROR, message, exc_info=error)
-            else:
-                self._log.recovered(name, f"The periodic task succeeded again: {name}.")
+        if now - self._ran_at.get(name, -math.inf) < seconds:
+            return
+        self._ran_at[name] = now
+        try:
+            task()
+        except Exception as error:  # noqa: BLE001  # logged with its traceback; the other tasks must run
+            message = f"A periodic task failed: {name}. The agent tries again. {error}"
+            self._log.problem(name, logging.ERROR, message, exc_info=error)
+        else:
+            self._log.recovered(name, f"The periodic task succeeded again: {name}.")
 
     def send_heartbeat(self) -> None:
-        """Add a heartbeat for the sinks that request heartbeats."""
+        """Add a heartbeat record for the sinks that set `heartbeat = true`."""
         self.outbox.append_heartbeat(incarnation=self.poller.incarnation)
+
+    def _start_missing_workers(self) -> None:
+        self.pool.start_missing(self._settings.sinks)
+
+    def _forget_events(self) -> None:
+        self.outbox.change(records.forget_events, time.time())
 
     @property
     def feed_within_seconds(self) -> float:
@@ -328,6 +335,7 @@ class Agent:
         """Use the configured metadata service; raise RuntimeError, and keep the old one, if no thread is free."""
         settings = self._settings
         imds = client_of(settings.imds)
+        imds.answered_at = self.imds.answered_at
         self.identity.stop(timeout_seconds=CUT_SECONDS)
         identity = IdentityResolver(imds, self.outbox, settings.vm)
         identity.start(stop, timeout_seconds=settings.imds.timeout_seconds)

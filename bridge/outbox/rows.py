@@ -132,6 +132,11 @@ class SinkRow(msgspec.Struct, frozen=True, kw_only=True):
         """Return the number of records in *state*."""
         return int(getattr(self, state.value))
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """Return the number of accepted records, and the number of records in each state."""
+        return {"accepted": self.accepted, **{state.value: self.count(state) for state in DeliveryState}}
+
 
 class DecisionStage(str, Enum):
     """The progress of a decision. The values are stored."""
