@@ -137,6 +137,7 @@ class Submitter:
                 "look",
                 logging.WARNING,
                 f"Nothing is approved, because the metadata service did not respond before the request. {error}",
+                kind="look",
             )
             if isinstance(error, ImdsStatus) and error.retry_after_seconds is not None:
                 self._gap_seconds = min(max(error.retry_after_seconds, _RETRY_SECONDS), _LONGEST_GAP_SECONDS)
@@ -177,7 +178,11 @@ class Submitter:
         self, approval: PendingApproval, error: ImdsError, *, status: int | None, retry_after: float | None
     ) -> Evaluation:
         self._log.problem(
-            approval.key, logging.WARNING, f"The approval could not be posted: {error}", event_id=approval.event_id
+            approval.key,
+            logging.WARNING,
+            f"The approval could not be posted: {error}",
+            kind="post",
+            event_id=approval.event_id,
         )
         self._back_off(approval, retry_after)
         is_told = approval.is_told or status is not None

@@ -342,6 +342,7 @@ class DeliveryWorker:
                 f"{self.name}: refused",
                 logging.ERROR,
                 f"The sink rejected records permanently. They are parked; see `outbox list --state parked`. {reason}",
+                kind=error.reason,
                 sink=self.name,
                 records=[row.record.id for row in refused],
             )
@@ -384,4 +385,6 @@ class DeliveryWorker:
         if error.held:
             next_step = "Nothing is sent until `outbox retry` or a restart."
         reason = str(error)[:_REASON_CHARACTERS]
-        self._report.problem(self.name, level, f"Sending failed: {reason} {next_step}".rstrip(), sink=self.name)
+        self._report.problem(
+            self.name, level, f"Sending failed: {reason} {next_step}".rstrip(), kind=error.reason, sink=self.name
+        )
