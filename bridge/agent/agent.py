@@ -21,8 +21,9 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from bridge.agent.control import ControlClient, ControlServer, RequestRefused
-from bridge.agent.requests import Source, read_status
+from bridge.agent.control_requests import Source, read_status
+from bridge.agent.control_socket import ControlClient, ControlServer, RequestRefused
+from bridge.agent.heartbeat import send_heartbeat
 from bridge.approval.service import ApprovalService
 from bridge.config.loader import Settings
 from bridge.config.secret_keys import readable_secrets
@@ -266,7 +267,7 @@ class Agent:
         self._run_every(_TEND_SECONDS, "workers", self._start_missing_workers)
         heartbeat_seconds = self._settings.heartbeat.interval_seconds
         if heartbeat_seconds:
-            self._run_every(heartbeat_seconds, "heartbeat", self.send_heartbeat)
+            self._run_every(heartbeat_seconds, "heartbeat", lambda: send_heartbeat(self.outbox, self.poller))
         self._run_every(_FORGET_SECONDS, "old events", self._forget_events)
 
     def _run_every(self, seconds: float, name: str, task: Callable[[], object]) -> None:
@@ -281,10 +282,6 @@ class Agent:
             self._log.problem(name, logging.ERROR, message, exc_info=error)
         else:
             self._log.recovered(name, f"The periodic task succeeded again: {name}.")
-
-    def send_heartbeat(self) -> None:
-        """Add a heartbeat record for the sinks that set `heartbeat = true`."""
-        self.outbox.append_heartbeat(incarnation=self.poller.incarnation)
 
     def _start_missing_workers(self) -> None:
         self.pool.start_missing(self._settings.sinks)

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import msgspec
 
-from bridge.agent.requests import Status
+from bridge.agent.control_requests import Status
 from bridge.approval.digest import digest
 from bridge.clock import format_time, parse_time
-from bridge.events.diff import is_over
 from bridge.events.event import ScheduledEvent, VmIdentity, names_vm
 from bridge.events.record import TransitionRecord
+from bridge.events.transitions import is_over
 from bridge.health.readiness import STUCK_SECONDS, Readiness, SinkReadiness, directory_text
 from bridge.outbox.approvals import DISABLED_FILE
 from bridge.outbox.rows import ApprovalStage, DecisionStage, PendingApproval, SinkRow, StoredDecision

@@ -1,10 +1,11 @@
-"""The requests of commands: each is a function over a `Source`, with keyword arguments and one answer.
+"""The requests that the control socket accepts, with one function for each request.
 
-    answer = client.ask(read_events, limit=20)
+`_REQUESTS`, at the end of this file, lists all requests. A command passes one of these functions to
+`bridge.agent.control_socket.ControlClient`, for example ``client.ask(read_events, limit=20)``. The agent calls the
+function with its own `Source` and returns the result. If no agent runs, the command opens a `Source` and calls the same
+function directly. The type annotations of a function define the JSON format of its arguments and its result.
 
-A command passes the function to the running agent (`bridge.agent.control.ControlClient`), or without an agent to a
-`Source` that it opened itself. On the way to an agent, the annotations of the function decode its arguments and its
-answer. A function returns at once. Only `read_events` and `import_records` read a file.
+Every function returns at once. Only `read_events` and `import_records` read a file.
 """
 
 from __future__ import annotations

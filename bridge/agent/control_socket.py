@@ -1,14 +1,15 @@
-"""Both ends of the control socket, over which commands use the running agent.
+"""The control socket, over which commands such as `status` and `approve` use the running agent.
 
-    page = ControlClient(directory).ask(read_events, limit=20)
+`ControlServer` is the end of the agent, and `ControlClient` is the end of a command. Each connection carries one
+request and one response in JSON. A request contains the name of a function in `bridge.agent.control_requests` and the
+arguments of this function.
 
-One connection carries one request and one response, both as JSON. A request is the name of a function of
-`bridge.agent.requests` with its keyword arguments. Only root and the agent's user may connect: the socket has mode
-0600, and both ends check the user of their peer. On Windows, the socket is a named pipe.
+Only root and the user of the agent can connect. The socket has mode 0600, and both ends check the user at the other
+end. On Windows, a named pipe replaces the socket.
 
-The agent and the commands use the same two locations. The first is ``control.sock`` in the state directory. The second
-is ``/run/scheduled-events-bridge/control-HASH.sock``, for a directory that is read-only or whose path is too long. HASH
-is a hash of the state directory, because several agents can share /run.
+The agent creates ``control.sock`` in the state directory. If the directory is read-only or its path is too long, the
+agent creates ``/run/scheduled-events-bridge/control-HASH.sock`` instead. Several agents can share this directory, so
+HASH is a hash of the path of the state directory. Commands try both locations in this order.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 
 import msgspec
 
-from bridge.agent.requests import Source, why_unsaved
+from bridge.agent.control_requests import Source, why_unsaved
 from bridge.errors import BridgeError
 from bridge.health.readiness import directory_text
 from bridge.logs import ThrottledLog
@@ -206,7 +207,7 @@ class ControlClient:
         self._directory, self._seconds = directory, seconds
 
     def ask(self, request: Callable[Concatenate[Source, P], A], /, *_: P.args, **arguments: P.kwargs) -> A:
-        """Return the agent's answer to *request*, a function of `bridge.agent.requests`.
+        """Return the agent's answer to *request*, a function of `bridge.agent.control_requests`.
 
         Raises NoAgent if no agent runs, AgentSilent if the agent does not respond in time, AccessDenied if this user
         may not use the agent, and RequestRefused with the agent's message.
