@@ -215,24 +215,6 @@ class RefusalReason(str, Enum):
     SUPERSEDED = "superseded"
     TOO_FEW_APPROVERS = "too_few_approvers"
 
-    @property
-    def is_verified(self) -> bool:
-        """Return whether the signature was verified before this check."""
-        return self not in _BEFORE_THE_SIGNATURE
-
-
-_BEFORE_THE_SIGNATURE = frozenset(
-    {
-        RefusalReason.MALFORMED,
-        RefusalReason.BAD_ALGORITHM,
-        RefusalReason.BAD_TYPE,
-        RefusalReason.BAD_HEADER,
-        RefusalReason.UNKNOWN_KEY,
-        RefusalReason.KEY_UNUSABLE,
-        RefusalReason.FORGED,
-    }
-)
-
 
 class RefusedDecision(BridgeError):
     """A signed decision is refused because of *reason*.
