@@ -118,6 +118,16 @@ def test_start_without_a_configuration_reports_the_effect_of_the_first_request(t
     assert len(said) == (0 if has_file else 1)
 
 
+def test_restart_after_a_good_response_does_not_use_the_long_deadline_of_the_first_request(agent):
+    assert wait_until(lambda: agent.poller.good_at is not None)
+    agent.stop()
+    agent.simulator.close()
+    restarted = Agent(agent._settings, agent.outbox.directory)
+    restarted.start()
+    restarted.stop()
+    assert restarted.imds.deadline_seconds == 5
+
+
 def ask(agent, request, **arguments):
     return ControlClient(agent.outbox.directory).ask(request, **arguments)
 
