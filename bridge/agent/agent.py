@@ -1,14 +1,16 @@
-"""The agent: start, reload, and stop of its parts, each in a fixed order.
+"""The agent: start, reload, and stop of all parts, each in a fixed order.
 
-Start: the lock on the state directory, because another agent may use the directory. Then the pages and the control
-socket, which respond during the rest of the start. Then the load of the outbox: nothing polls before the stored state
-is in memory. Then one attempt to learn the identity of this VM, because IDs and filters depend on it. Then the workers,
-so that pending records are sent even if IMDS does not respond. Then the approver and the poll. Last, systemd is
-notified.
+The start locks the state directory first, because another agent may use the directory. Then the status pages and the
+control socket open, so that they respond during the rest of the start. Then the outbox loads, because no poll may run
+before the stored state is in memory. Then the agent requests the identity of this VM once, because the IDs of records
+and the filters of sinks depend on the identity. Finally, the workers, the approver, and the poll start.
 
-Stop: the poll and the approver, so that nothing new arrives. Then the workers drain. Then the outbox saves everything
-and closes, and the lock is released. A stop ends within `stop_grace_seconds` and one second more, regardless of which
-call hangs: every wait is bounded, and every thread is a daemon.
+The stop ends the poll and the approver first, so that no new records arrive. Then the workers drain, the outbox saves
+everything, and the agent releases the lock. A stop takes at most one second longer than `stop_grace_seconds`, even if a
+call hangs, because every wait has a limit and every thread is a daemon thread.
+
+A hung disk blocks the thread that calls `run_due` every second, but not the polls and the sinks. The watchdog of the
+service manager therefore depends only on the poll, because a restart does not repair a disk.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ _STOP_MARGIN_SECONDS = 5.0
 
 
 class Agent:
-    """Everything that `run` runs; raise StateDirectoryError if the state directory cannot be used."""
+    """The agent of one VM. Raises StateDirectoryError if the state directory cannot be used."""
 
     def __init__(self, settings: Settings, directory: Path) -> None:
         self._settings = self._started_with = settings
@@ -154,7 +156,7 @@ class Agent:
     # Start.
 
     def start(self, stop: Callable[[], bool] = lambda: False) -> None:
-        """Load the outbox, deliver, approve, and poll; give up, so that `stop` can follow, once *stop* returns True."""
+        """Load the outbox, and start the workers, the approver, and the poll. Return early if *stop* returns True."""
         self.metrics.watch_outbox(self.health.outbox)
         self.metrics.watch_vm(self.vm_name)
         self._control.open()
@@ -179,7 +181,7 @@ class Agent:
         self._log_running()
 
     def _load(self, stop: Callable[[], bool]) -> bool:
-        """Wait until the outbox is in memory; return False if *stop* returned True before."""
+        """Wait until the outbox is in memory. Return False if *stop* returned True first."""
         began_at = time.monotonic()
         report_at, notify_at = began_at + _LOAD_REPORT_SECONDS, began_at
         while not self.outbox.wait_loaded(_LOAD_TICK_SECONDS):
@@ -198,7 +200,6 @@ class Agent:
         return not stop()
 
     def _route(self) -> None:
-        """Route records to the configured sinks."""
         sinks = self._settings.sinks
         self.outbox.configure(
             Router([sink.config for sink in sinks]),
@@ -241,15 +242,15 @@ class Agent:
     # While the agent runs.
 
     def wait_for_turn(self, stop: threading.Event) -> bool:
-        """Wait until `run_due` is due; return False if *stop* is set instead."""
+        """Wait until the next call of `run_due` is due. Return False if *stop* is set."""
         self.turn.wait(TURN_SECONDS)
         self.turn.clear()
         return not stop.is_set()
 
     def run_due(self) -> None:
-        """Compare the directory at the path with the locked one, and run the periodic tasks. Called every second.
+        """Check the lock on the state directory, and run the periodic tasks. Called every second.
 
-        Raises StateDirectoryError if another agent holds the lock of the directory at the path.
+        Raises StateDirectoryError if another agent has locked the directory that is now at the path.
         """
         self._loop_watch.expect_within(TURN_SECONDS)
         try:
@@ -297,7 +298,8 @@ class Agent:
     def feed_watchdog(self) -> None:
         """Notify the service manager that the agent is alive, unless the poll is late.
 
-        For another thread than `run_due`, which hangs if the state directory hangs. Polls and sinks continue then.
+        The main thread calls this method. The thread of `run_due` must not call it, because a hung disk can block that
+        thread.
         """
         if not self.poller.loop_watch.late_seconds:
             self._notifier.alive()
@@ -305,10 +307,7 @@ class Agent:
     # Reload.
 
     def reload(self, settings: Settings, stop: Callable[[], bool] = lambda: False) -> None:
-        """Apply *settings*. Settings that need a restart are logged and keep their values.
-
-        Gives up, so that `stop` can follow, once *stop* returns True.
-        """
+        """Apply *settings*, and log the changed settings that need a restart. Return early if *stop* returns True."""
         before, self._in_force = self._in_force, None
         self._loop_watch.expect_call_within(max(self._settings.imds.timeout_seconds, settings.imds.timeout_seconds) * 2)
         self._settings = settings
@@ -329,7 +328,7 @@ class Agent:
         logger.info("The configuration was reloaded.", extra={"sinks": [sink.name for sink in settings.sinks]})
 
     def _exchange_imds(self, stop: Callable[[], bool]) -> None:
-        """Use the configured metadata service; raise RuntimeError, and keep the old one, if no thread is free."""
+        """Replace the IMDS client. Raises RuntimeError, and keeps the old client, if no thread can be started."""
         settings = self._settings
         imds = client_of(settings.imds)
         imds.answered_at = self.imds.answered_at
@@ -341,7 +340,7 @@ class Agent:
         old.close()
 
     def _exchange_approver(self, stop: Callable[[], bool]) -> None:
-        """End one approver before another one may start on the same decisions."""
+        """Replace the approver. The old approver ends first, because both would work on the same decisions."""
         self.approvals.stop()
         self.approvals.drain(self._settings.imds.timeout_seconds, stop)
         if not stop():
@@ -369,15 +368,15 @@ class Agent:
                 )
 
     def _pending(self) -> Mapping[str, int]:
-        """Return the number of pending records of each sink."""
         return {name: row.pending for name, row in self.outbox.read(deliveries.totals).sinks.items()}
 
     # Stop.
 
     def stop(self, *, spent_seconds: float = 0.0) -> None:
-        """Stop polling, let the sinks drain for `stop_grace_seconds`, save, and release the directory.
+        """Stop polling, let the sinks drain for `stop_grace_seconds`, save the outbox, and release the directory.
 
-        *spent_seconds* of the grace period are over already. If another agent uses the directory, nothing is sent.
+        *spent_seconds* is the part of the grace period that has passed already. If another agent has locked the
+        directory, this agent sends no more records.
         """
         grace_seconds = 0.0 if self._is_displaced else max(self._settings.stop_grace_seconds - spent_seconds, 0.0)
         deadline = time.monotonic() + grace_seconds
@@ -410,7 +409,7 @@ class Agent:
 
 
 def _time_left(deadline: float, *, at_most: float = _JOIN_SECONDS) -> float:
-    """Return the seconds until *deadline*, at most *at_most* and at least 0.05."""
+    """Return the seconds until *deadline*, but at least 0.05 and at most *at_most*."""
     return min(max(deadline - time.monotonic(), _LEAST_WAIT_SECONDS), at_most)
 
 
@@ -425,5 +424,5 @@ def _responds(directory: Path) -> bool:
 
 
 def _approval_settings(settings: Settings) -> tuple[object, ...]:
-    """Return the settings that the approver depends on."""
+    """Return all settings that the approver depends on."""
     return settings.approval, settings.file, settings.secret_variables
