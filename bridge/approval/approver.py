@@ -206,7 +206,7 @@ class Approver:
                     self._log.problem("approver", logging.ERROR, f"Approvals failed: {error}")
             except Exception as error:  # noqa: BLE001  # logged with its traceback; the thread must continue
                 message = f"The approver failed and tries again. {type(error).__name__}: {error}"
-                self._log.problem("approver", logging.ERROR, message, exc_info=error)
+                self._log.problem("approver", logging.ERROR, message, kind=repr(type(error)), exc_info=error)
             self.loop_watch.expect_within(wait_seconds)
             self._wake.wait(wait_seconds)
             self._wake.clear()

@@ -193,7 +193,7 @@ class PortalPoller:
         self._metrics.failed()
         self._client.drop_connections()
         level = logging.ERROR if error.needs_attention else logging.WARNING
-        self._log.problem("portal", level, f"{error} The agent tries again.")
+        self._log.problem("portal", level, f"{error} The agent tries again.", kind=repr(type(error)))
         return self._backoff(error.retry_after_seconds)
 
     def _backoff(self, retry_after_seconds: float | None) -> float:

@@ -114,6 +114,7 @@ class Submitter:
                 "look",
                 logging.WARNING,
                 f"Nothing is approved, because the metadata service did not respond before the request. {error}",
+                kind="look",
             )
             return None
         self._log.recovered("look", "The metadata service responds before approvals again.")
@@ -152,7 +153,11 @@ class Submitter:
         self, approval: PendingApproval, error: ImdsError, *, status: int | None, retry_after: float | None
     ) -> Changes:
         self._log.problem(
-            approval.key, logging.WARNING, f"The approval could not be posted: {error}", event_id=approval.event_id
+            approval.key,
+            logging.WARNING,
+            f"The approval could not be posted: {error}",
+            kind="post",
+            event_id=approval.event_id,
         )
         self._back_off(approval, retry_after)
         is_told = approval.is_told or status is not None

@@ -19,8 +19,8 @@ from collections.abc import Iterable
 
 import click
 
-from bridge.agent.control import ControlClient, NoAgent
-from bridge.agent.requests import decide, find_decision, read_status
+from bridge.agent.control_requests import decide, find_decision, read_status
+from bridge.agent.control_socket import ControlClient, NoAgent
 from bridge.approval.digest import digest
 from bridge.cli.connect import advice, user_name
 from bridge.cli.stderr import complain, say

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
-from bridge.agent.control import AccessDenied, ControlClient, NoAgent, NotSaved
-from bridge.agent.requests import Source
+from bridge.agent.control_requests import Source
+from bridge.agent.control_socket import AccessDenied, ControlClient, NoAgent, NotSaved
 from bridge.config.loader import service_directory
 from bridge.errors import OutboxError, StateDirectoryError
 
@@ -41,7 +41,7 @@ class Reader:
         self._stored: Source | None = None
 
     def ask(self, request: Callable[Concatenate[Source, P], A], /, *args: P.args, **arguments: P.kwargs) -> A:
-        """Return the answer to *request*, a function of `bridge.agent.requests`; raise BridgeError."""
+        """Return the answer to *request*, a function of `bridge.agent.control_requests`; raise BridgeError."""
         try:
             answer = self._client.ask(request, *args, **arguments)
         except NoAgent:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from bridge.agent.requests import EVERY_RECORD, FIRST, LAST, RecordFilter, read_events
+from bridge.agent.control_requests import EVERY_RECORD, FIRST, LAST, RecordFilter, read_events
 from bridge.cli.connect import Reader
 from bridge.cli.stderr import say
 from bridge.cli.terminal import Table, utc

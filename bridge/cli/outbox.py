@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from bridge.agent.requests import (
+from bridge.agent.control_requests import (
     PAGE_ROWS,
     OutboxRow,
     discard_records,

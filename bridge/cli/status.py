@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from bridge.agent.requests import read_status
+from bridge.agent.control_requests import read_status
 from bridge.cli.connect import Reader
 from bridge.cli.status_json import ConfigurationReport, build_report
 from bridge.cli.status_screen import screen

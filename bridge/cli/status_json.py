@@ -11,18 +11,17 @@ from pathlib import Path
 
 import msgspec
 
-from bridge.agent.requests import Status
+from bridge.agent.control_requests import Status
 from bridge.approval.digest import digest
 from bridge.clock import format_time, parse_time
-from bridge.events.diff import is_over
 from bridge.events.event import ScheduledEvent, VmIdentity, names_vm
 from bridge.events.record import TransitionRecord
-from bridge.health.readiness import STUCK_SECONDS, Readiness, directory_text
+from bridge.events.transitions import is_over
+from bridge.health.readiness import STUCK_SECONDS, Readiness, SinkReadiness, directory_text
 from bridge.outbox.approvals import DISABLED_FILE
 from bridge.outbox.rows import ApprovalStage, DecisionStage, PendingApproval, SinkRow, StoredDecision
 
 SCHEMA_VERSION = 1
-_TOTALS = ("accepted", "delivered", "pending", "parked", "expired", "evicted", "discarded")
 
 
 class ConfigurationReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,23 +68,14 @@ class EventReport(ScheduledEvent, frozen=True, kw_only=True):
     """The open decisions on the current version, and the holds on the event."""
 
 
-class SinkReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The totals of one sink, and its last error."""
+class SinkReport(SinkReadiness, frozen=True, kw_only=True):
+    """The state of one sink, and its last error."""
 
     name: str
     configured: bool | None
     """Null: the configuration is unknown."""
-    accepted: int
-    delivered: int
-    pending: int
-    parked: int
-    expired: int
-    evicted: int
-    discarded: int
-    oldest_pending_seconds: float
     last_error: str | None
     last_error_at: str | None
-    needs_attention: bool | None
 
     @property
     def is_stuck(self) -> bool:
@@ -184,7 +174,7 @@ def _sinks(answer: Status, configuration: ConfigurationReport, now: datetime) ->
         yield SinkReport(
             name=name,
             configured=None if configured is None else name in configured,
-            **{total: getattr(row, total) for total in _TOTALS},
+            **row.counts,
             oldest_pending_seconds=0.0 if oldest_at is None else round(max(now.timestamp() - oldest_at, 0.0), 3),
             last_error=None if error is None else error.message,
             last_error_at=None if error is None else _time(error.at),

@@ -341,6 +341,7 @@ class DeliveryWorker:
                 f"{self.name}: refused",
                 logging.ERROR,
                 f"The sink rejected records permanently. They are parked; see `outbox list --state parked`. {reason}",
+                kind=error.reason,
                 sink=self.name,
                 records=[row.record.id for row in refused],
             )
@@ -383,7 +384,9 @@ class DeliveryWorker:
         if error.gone:
             next_step = "Nothing is sent until `outbox retry` or a restart."
         reason = str(error)[:_REASON_CHARACTERS]
-        self._report.problem(self.name, level, f"Sending failed: {reason} {next_step}".rstrip(), sink=self.name)
+        self._report.problem(
+            self.name, level, f"Sending failed: {reason} {next_step}".rstrip(), kind=error.reason, sink=self.name
+        )
 
 
 def _urgency(

@@ -72,18 +72,15 @@ class ImdsClient:
         self._identity_connection = self._connection()
         self._approval_connection = self._connection()
         self._events_path = f"/metadata/scheduledevents?api-version={quote(api_version, safe='')}"
-        self._answered_at: float | None = None
+        self.answered_at: float | None = None
+        """Unix time of the last response with status 200. Set it if an earlier client received such a response."""
         self._last: tuple[bytes, Document] | None = None
 
     @property
     def deadline_seconds(self) -> float:
         """Return the deadline of the next call of `scheduled_events`."""
-        is_on = self._answered_at is not None and self._clock() - self._answered_at < SERVICE_OFF_AFTER_SECONDS
+        is_on = self.answered_at is not None and self._clock() - self.answered_at < SERVICE_OFF_AFTER_SECONDS
         return self._timeout_seconds if is_on else max(self._timeout_seconds, self._first_timeout_seconds)
-
-    def go_on_from(self, before: ImdsClient) -> None:
-        """Take over the time of the last good response from *before*, a client of the same service."""
-        self._answered_at = before._answered_at
 
     def scheduled_events(self) -> Document:
         """Return the Scheduled Events document. While its bytes do not change, return the same object.
@@ -92,7 +89,7 @@ class ImdsClient:
         body is not a document. These errors mean that the state is unknown. They never mean that there are no events.
         """
         response = self._send(self._poll_connection, "GET", self._events_path, deadline_seconds=self.deadline_seconds)
-        self._answered_at = self._clock()
+        self.answered_at = self._clock()
         last = self._last
         if last is None or response.body != last[0]:
             last = self._last = (response.body, parse_document(response.body))

@@ -25,10 +25,10 @@ from typing import Concatenate, ParamSpec, TypeVar
 import msgspec
 
 from bridge.clock import REAL_CLOCK, Clock, format_time, parse_time
-from bridge.events.diff import Change
 from bridge.events.event import Document, Incarnation, VmIdentity, encode
 from bridge.events.record import Transition, TransitionRecord
 from bridge.events.stream import new_stream_id
+from bridge.events.transitions import Change
 from bridge.logs import ThrottledLog
 from bridge.outbox import approvals, deliveries, records, retention
 from bridge.outbox.approvals import DISABLED_FILE

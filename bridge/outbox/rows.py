@@ -120,6 +120,11 @@ class SinkRow(msgspec.Struct, frozen=True, kw_only=True):
         """Return the number of all records that were ever added for the sink."""
         return self.delivered + self.pending + self.parked + self.expired + self.evicted + self.discarded
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """Return the number of accepted records, and the number of records in each state."""
+        return {"accepted": self.accepted, **{state.value: self.count(state) for state in DeliveryState}}
+
 
 class DecisionStage(str, Enum):
     """The progress of a decision. The file contains these values."""

@@ -181,7 +181,7 @@ class IdentityResolver:
             name = self._configured.name
             meanwhile = "" if name is None else f" The configured name {name!r} is used."
             message = f"IMDS does not return the identity of this VM: {error}{meanwhile}"
-            self._report.problem("identity", logging.WARNING, message)
+            self._report.problem("identity", logging.WARNING, message, kind=repr(type(error)))
 
     def _report_untrusted(self) -> None:
         if self._clock.monotonic() - self._started_at >= _UNTRUSTED_ERROR_SECONDS:

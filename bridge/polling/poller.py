@@ -200,7 +200,9 @@ class Poller:
             delay = self._failed(error)
         except Exception as error:  # noqa: BLE001  # logged with its traceback; the poll survives every error
             result = PollResult.ERROR.value
-            self._report.problem("poll", logging.ERROR, f"The poll failed: {error!r}", exc_info=error)
+            self._report.problem(
+                "poll", logging.ERROR, f"The poll failed: {error!r}", kind=repr(type(error)), exc_info=error
+            )
         self._publish_active_events()
         self._metrics.polled(result, duration_seconds=self._clock.monotonic() - started)
         is_confirming = self._tracker is not None and self._tracker.has_unconfirmed
@@ -217,7 +219,7 @@ class Poller:
             return 0.0  # the stop closed the connection
         self._failures += 1
         self.refused_answer = str(error) if isinstance(error, DocumentInvalid) else None
-        self._report.problem("imds", logging.WARNING, str(error))
+        self._report.problem("imds", logging.WARNING, str(error), kind=_reason(error))
         status = error.status if isinstance(error, ImdsStatus) else None
         retry_after = error.retry_after_seconds if isinstance(error, ImdsStatus) else None
         is_confirming = self._tracker is not None and self._tracker.has_unconfirmed

@@ -21,9 +21,9 @@ from bridge.clock import Clock, Instant
 from bridge.config.approval import ApprovalSettings, KeySettings, RemoteSettings, RuleSettings
 from bridge.config.settings import Settings
 from bridge.errors import ImdsStatus
-from bridge.events.diff import Change
 from bridge.events.event import Document, Incarnation, ScheduledEvent, VmIdentity
 from bridge.events.record import Evidence, Transition, TransitionRecord
+from bridge.events.transitions import Change
 from bridge.imds.client import ImdsClient
 from bridge.metrics.metrics import Metrics
 from bridge.outbox import approvals

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from bridge.clock import Clock
-from bridge.events.diff import Change
 from bridge.events.event import Document, ScheduledEvent
 from bridge.events.record import Evidence, Transition, TransitionRecord
+from bridge.events.transitions import Change
 from bridge.outbox import deliveries
 from bridge.outbox.deliveries import DeliveryResult
 from bridge.outbox.outbox import Outbox

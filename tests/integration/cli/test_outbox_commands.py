@@ -10,8 +10,8 @@ from datetime import datetime, timedelta, timezone
 import click
 import pytest
 
-from bridge.agent.control import ControlServer
-from bridge.agent.requests import RecordFilter, Source, read_events, read_undelivered
+from bridge.agent.control_requests import RecordFilter, Source, read_events, read_undelivered
+from bridge.agent.control_socket import ControlServer
 from bridge.approval.digest import digest
 from bridge.cli.connect import Reader
 from bridge.cli.events import moment, print_events

@@ -194,14 +194,6 @@ def test_the_first_timeout_holds_until_the_first_answer_and_again_after_a_day_wi
         client.scheduled_events()
 
 
-def test_client_that_goes_on_from_another_gives_no_answer_the_time_of_a_first_one(connect):
-    before, client = connect(timeout_seconds=0.2), connect(timeout_seconds=0.2)
-    assert client.deadline_seconds == 20.0
-    before.scheduled_events()
-    client.go_on_from(before)
-    assert client.deadline_seconds == 0.2
-
-
 def test_identity_is_read_from_the_instance_document(service, connect):
     service.answers = [(200, {}, b'{"name": "web_0", "vmId": "V-1", "vmScaleSetName": "web", "zone": ""}')]
     identity = connect().identity()
