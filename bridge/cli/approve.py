@@ -10,7 +10,6 @@ asks for that separately, `--yes` alone is not enough, and the record names it.
 
 from __future__ import annotations
 
-import getpass
 import os
 import sys
 import time
@@ -22,8 +21,8 @@ import click
 from bridge.agent.control import ControlClient, NoAgent
 from bridge.agent.requests import decide, find_decision, read_status
 from bridge.approval.digest import digest
-from bridge.cli.connect import advice, user_name
-from bridge.cli.stderr import complain, say
+from bridge.cli.connect import advice
+from bridge.cli.terminal import complain, say
 from bridge.config.approval import ApprovalSettings
 from bridge.config.loader import Settings, state_directory
 from bridge.errors import BridgeError
@@ -31,6 +30,7 @@ from bridge.events.event import Document, ScheduledEvent
 from bridge.events.record import Verdict
 from bridge.exit_codes import ExitCode
 from bridge.outbox.rows import ApprovalResult, StoredDecision
+from bridge.system.permissions import user_name
 from bridge.text import EXCERPT_CHARACTERS, escaped, one_line
 
 #: The agent does not follow an older decision, because the person no longer waits.
@@ -151,11 +151,9 @@ def _event(document: Document | None, event_id: str) -> ScheduledEvent:
 
 def _user() -> str:
     """Return the user, and under sudo also the user who called sudo."""
-    if sys.platform == "win32":
-        return getpass.getuser()
-    name = user_name(os.getuid())  # getpass trusts the environment
+    name = user_name()
     caller = os.environ.get("SUDO_USER")
-    return f"{name} ({caller})" if caller and os.getuid() == 0 else name
+    return f"{name} ({caller})" if caller and sys.platform != "win32" and os.getuid() == 0 else name
 
 
 def _outcome(agent: ControlClient, decision: StoredDecision) -> int:

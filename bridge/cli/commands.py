@@ -1,7 +1,7 @@
-"""The agent's commands with their options and help. `bridge.cli.approver_commands` has the commands for approvers.
+"""Every command with its options and help. The `portal` commands are in `bridge.cli.portal`.
 
-Standard output gets the requested output, and standard error everything else. The work of a command is in the module
-with its name, which is imported on use: `run` stays small, and `--help` imports neither requests nor the configuration.
+Requested output goes to standard output, and everything else to standard error. The module that does the work of a
+command is imported when the command runs, because `--help` must not load requests or the configuration.
 """
 
 from __future__ import annotations
@@ -9,21 +9,26 @@ from __future__ import annotations
 import os
 import sys
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from bridge.cli.approver_commands import decide, keygen, portal_check
 from bridge.cli.help import GroupedCommands, add_examples
-from bridge.cli.options import FILE, config, log_options, option, runs, state_directory, with_config, with_state
-from bridge.cli.portal import library, portal
-from bridge.cli.stderr import complain
+from bridge.cli.options import (
+    DIRECTORY,
+    FILE,
+    config,
+    log_options,
+    option,
+    runs,
+    state_directory,
+    with_config,
+    with_state,
+)
+from bridge.cli.portal import portal
+from bridge.cli.terminal import complain
 from bridge.errors import BridgeError, ConfigurationError, StateDirectoryError
 from bridge.exit_codes import ExitCode
-
-if TYPE_CHECKING:
-    from bridge.config.settings import Settings
 
 _NAME = "scheduled-events-bridge"
 
@@ -70,56 +75,37 @@ def commands() -> None:
 @with_config
 @log_options
 @option("--allow-second-agent", is_flag=True, help="Start even if another agent already watches this VM.")
-def run(settings: Settings, log_format: str, log_level: str, *, allow_second_agent: bool) -> None:
+@runs("run.run_agent")
+def run() -> None:
     """Watch this VM's events and deliver them, until SIGTERM or SIGINT. SIGHUP reloads the configuration.
 
     The first request turns Scheduled Events on for the VM: a reboot or redeploy that you request may then wait up to 15
     minutes for an approval. If another agent on this machine watches the same VM, the command exits with 73, because
     two agents would send every record twice.
     """
-    from bridge import logs  # noqa: PLC0415
-    from bridge.cli.run import run_agent  # noqa: PLC0415
-    from bridge.config.loader import find_config  # noqa: PLC0415
-
-    logs.configure(form=log_format, level=log_level.upper())
-    # The file at the start: if it is deleted later, a reload must not use the defaults instead.
-    config = find_config(click.get_current_context().params.get("path"), os.environ)
-    run_agent(settings, config, allow_second_agent=allow_second_agent)
 
 
 @commands.command(short_help="Show a live migration, on a simulated VM.")
 @option("--portal", "with_portal", is_flag=True, help="Decide on the events of three VMs in the portal, in a browser.")
-def demo(*, with_portal: bool) -> None:
+@runs("demo.demo")
+def demo() -> None:
     """Show a live migration from announcement to completion, on a simulated VM. It needs no configuration.
 
     With --portal, three agents wait for your decisions in a browser, until Ctrl-C.
     """
-    from bridge.cli.demo import run_demo  # noqa: PLC0415
-
-    if sys.stdout is None:
-        raise BridgeError("Standard output is closed. Run the demo with an open standard output.")
-    if not with_portal:
-        run_demo()
-        return
-    library()  # reports a missing library
-    from bridge.cli.demo_portal import run_portal_demo  # noqa: PLC0415  # the libraries of the portal
-
-    run_portal_demo()
 
 
 @commands.command("check-config", short_help="Check the configuration.")
 @config
 @option("--connect", is_flag=True, help="Also try IMDS, the portal, and every destination, without writing to them.")
-def check_config(path: Path | None, *, connect: bool) -> int:
+@runs("check_config.report.check_configuration")
+def check_config() -> None:
     """Check the configuration and report all mistakes at once.
 
     Exit 78 if `run` would refuse the configuration. Exit 1 if a file, secret, variable, program, or destination that
     the configuration names cannot be used, or if other users can change the files that approvals depend on. Scheduled
     Events are requested only if an agent is running, because the first request turns them on.
     """
-    from bridge.cli.check_config.report import check_configuration  # noqa: PLC0415
-
-    return ExitCode.OK if check_configuration(path, connect=connect) else ExitCode.FAILED
 
 
 @commands.command(short_help="Show the agent's state.")
@@ -288,16 +274,83 @@ def schema(*, of_config: bool) -> None:
 )
 @option("--output", "-o", type=FILE, help="Create this file.  [default: print the configuration]")
 @option("--list", "list_recipes", is_flag=True, help="List the recipes, and exit.")
-def init(sinks: tuple[str, ...], output: Path | None, *, list_recipes: bool) -> None:
+@runs("init.init")
+def init() -> None:
     """Write a first configuration with comments and the given sinks, such as eventhubs and webhook:slack."""
-    from bridge.cli.init import recipe_names, write_configuration  # noqa: PLC0415
-
-    if list_recipes:
-        click.echo("\n".join(recipe_names()))
-        return
-    write_configuration(sinks or ("stdout",), output)
 
 
-for each in (keygen, decide, portal, portal_check):
-    commands.add_command(each)
+@commands.command(short_help="Create a key pair for signing decisions.")
+@click.argument("private_file", required=False, type=FILE)
+@option("--directory", type=DIRECTORY, help="Write decisions.key and decisions.key.pub to this directory.")
+@option("--kid", help="The ID of the key in decisions.  [default: the name of the file]")
+@option("--approver", default="portal", help="The approver who signs with the key.")
+@runs("decide.keygen")
+def keygen() -> None:
+    """Create an Ed25519 key pair for signing decisions, and print the configuration for the VMs that trust the key.
+
+    The private key goes to PRIVATE_FILE, and the public key to PRIVATE_FILE with .pub appended. The command never
+    overwrites a file.
+    """
+
+
+@commands.command("portal-check", short_help="Check a portal against the protocol.")
+@click.argument("url")
+@option("--vm-id", required=True, help="The vmId of a VM that the portal knows, preferably a test VM.")
+@option("--token-file", type=FILE, help="The VM's bearer token for the portal.")
+@option("--token-env", help="An environment variable with this token.")
+@option("--attested", is_flag=True, help="Instead: authenticate as this machine, with an attested document from Azure.")
+@option("--imds", default="http://169.254.169.254", help="With --attested: the metadata service.")
+@option("--entra-scope", help="Instead: request an Entra ID token with this scope for this machine's managed identity.")
+@option("--client-cert-file", type=FILE, help="Instead: a client certificate.")
+@option("--client-key-file", type=FILE, help="The key of the certificate, unless the same file contains it.")
+@option("--ca-file", type=FILE, help="The certificate authorities to trust instead of those of requests.")
+@option(
+    "--wait",
+    "wait_seconds",
+    type=click.IntRange(2, 600),
+    default=5,
+    help="Seconds for which the portal holds requests.",
+)
+@option("--public-key", type=FILE, help="The public key that verifies decisions.")
+@option("--kid", help="The ID of the key in decisions.  [default: the name of the file]")
+@option("--approver", default="portal", help="The approver who signs with the key.")
+@option("--records-url", help="The URL that accepts records. It receives records of an event that does not exist.")
+@option("--decision-by", metavar="COMMAND|person", help="How to decide in the portal.  [default: not tried]")
+@option("--decision-seconds", type=click.FloatRange(min=1), default=300.0, help="Time limit for each decision.")
+@option("--json", "as_json", is_flag=True, help="Print one requirement per line.")
+@runs("portal_check.portal_check")
+def portal_check() -> None:
+    """Act as an agent for the portal at URL, and report each requirement of PROTOCOL.md that the portal does not meet.
+
+    URL is the value that you would set as approval.remote.url. The command runs the program of --decision-by twice:
+    with PORTAL_CHECK_DECISION=approve, and with hold. The program also gets PORTAL_CHECK_VM_ID, PORTAL_CHECK_EVENT_ID,
+    and the record of the event on standard input. Exit 1 if the portal does not meet a requirement.
+    """
+
+
+@commands.command(short_help="Sign and print a decision.")
+@option("--key", required=True, type=FILE, help="The private key from `keygen`.")
+@option("--kid", required=True, help="The ID of the key in the VM's configuration.")
+@option("--approver", required=True, help="The approver of the key in the VM's configuration.")
+@option("--vm-id", help="The vmId of the VM.  [default: the VM of the record]")
+@option(
+    "--event-file",
+    required=True,
+    type=click.File("rb"),
+    help="Records or a Scheduled Events document, or - for stdin.",
+)
+@option("--event-id", help="The EventId.  [default: the only event of the file]")
+@option("--decision", required=True, type=click.Choice(["approve", "hold"]))
+@option("--reason", help="A reason of one line for records and logs.")
+@option("--valid-seconds", type=float, default=3600.0, help="Seconds for which agents accept it, at most one day.")
+@option("--all", "for_all", is_flag=True, help="Sign a decision for every VM in the file, one per line.")
+@runs("decide.print_decisions")
+def decide() -> None:
+    """Sign a decision on an event for one VM, and print the token that a portal passes to the VM's agent.
+
+    With --all, sign for every VM in the file: an approval where the event is Scheduled, a hold where it is not over.
+    """
+
+
+commands.add_command(portal)
 add_examples(commands)

@@ -18,9 +18,7 @@ from bridge.agent.control import AccessDenied, ControlClient, NoAgent, NotSaved
 from bridge.agent.requests import Source
 from bridge.config.loader import service_directory
 from bridge.errors import OutboxError, StateDirectoryError
-
-if sys.platform != "win32":
-    import pwd
+from bridge.system.permissions import user_name
 
 P = ParamSpec("P")
 A = TypeVar("A")
@@ -129,16 +127,6 @@ def _owner(directory: Path) -> os.stat_result:
         ) from error
     except OSError as error:
         raise OutboxError(f"The state directory {directory} cannot be read: {error.strerror or error}.") from error
-
-
-def user_name(uid: int) -> str:
-    """Return the name of the user *uid*, or the number if there is no name."""
-    if sys.platform == "win32":
-        return str(uid)
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"uid {uid}"
 
 
 def advice(directory: Path) -> str:

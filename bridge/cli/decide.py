@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import click
 import msgspec
@@ -25,7 +25,7 @@ from bridge.events.record import TransitionRecord, Verdict, decode_record
 from bridge.imds.document import parse_document
 from bridge.text import one_line
 
-DEFAULT_KEY_NAME = "decisions.key"
+_DEFAULT_KEY_NAME = "decisions.key"
 
 
 class EventNotFound(BridgeError):
@@ -46,30 +46,37 @@ class Sighting(msgspec.Struct, frozen=True, kw_only=True):
         return not self.is_over and self.event.event_status == "Scheduled"
 
 
-def make_key(private_key_file: Path, *, kid: str | None, approver: str) -> str:
-    """Write a key pair and return the lines for a VM's configuration; raise SigningFailed if a file exists."""
+def keygen(private_file: Path | None, directory: Path | None, kid: str | None, approver: str) -> None:
+    """Write a key pair and print the lines for a VM's configuration; raise SigningFailed if a file exists."""
+    if private_file is not None and directory is not None:
+        raise click.UsageError("Use either PRIVATE_FILE or --directory, not both.")
+    private_key_file = private_file or (directory or Path()) / _DEFAULT_KEY_NAME
     kid = kid or private_key_file.stem
     for option, name in (("--kid", kid), ("--approver", approver)):
         if not (1 <= len(name) <= MAX_NAME_CHARACTERS and name.isprintable() and (name.isascii() or name is approver)):
             raise click.UsageError(f"{name[:40]!r} cannot be used in decisions. Choose a plain name with {option}.")
     pair = generate_key(private_key_file)
     public = pair.public_key_file.absolute()
-    return "\n".join(
-        (
-            "# The private key, which only you can read. Keep it where decisions are signed:",
-            f"#   {pair.private_key_file.absolute()}",
-            "# Every VM gets the public key and these lines:",
-            "[[approval.remote.keys]]",
-            f"kid = {_toml(kid)}",
-            f"approver = {_toml(approver)}",
-            f"public_key_file = {_toml(str(public))}",
-        )
-    )
+    click.echo("# The private key, which only you can read. Keep it where decisions are signed:")
+    click.echo(f"#   {pair.private_key_file.absolute()}")
+    click.echo("# Every VM gets the public key and these lines:")
+    click.echo("[[approval.remote.keys]]")
+    click.echo(f"kid = {_toml(kid)}")
+    click.echo(f"approver = {_toml(approver)}")
+    click.echo(f"public_key_file = {_toml(str(public))}")
 
 
 def _toml(text: str) -> str:
     """Return *text* as a basic string of TOML, which has the escapes of JSON. TOML also requires an escape for DEL."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def print_decisions(event_file: BinaryIO, *, vm_id: str | None, for_all: bool, **options: Any) -> None:
+    """Print one signed decision per line."""
+    if for_all and vm_id is not None:
+        raise click.UsageError("Use either --all or --vm-id, not both.")
+    for token in decide(event_file.read(), vm_id=vm_id, for_all=for_all, **options):
+        click.echo(token)
 
 
 def decide(

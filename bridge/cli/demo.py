@@ -23,6 +23,7 @@ import msgspec
 
 from bridge import logs
 from bridge.agent.agent import Agent
+from bridge.cli.portal import library
 from bridge.cli.signals import set_by_signals
 from bridge.config.loader import Settings, SinkSettings, read
 from bridge.errors import BridgeError, DeliveryFailed, StateDirectoryError
@@ -38,12 +39,20 @@ _TICK_SECONDS = 0.1
 _PATIENCE_SECONDS = 10.0
 
 
-def run_demo() -> None:
+def demo(*, with_portal: bool) -> None:
     """Show a live migration from announcement to completion, in about 20 seconds.
 
     Raises KeyboardInterrupt on a signal, BrokenPipeError if the reader of standard output is gone, and BridgeError if a
     change was not delivered.
     """
+    if sys.stdout is None:
+        raise BridgeError("Standard output is closed. Run the demo with an open standard output.")
+    if with_portal:
+        library()  # reports a missing library
+        from bridge.cli.demo_portal import run_portal_demo  # noqa: PLC0415  # the libraries of the portal
+
+        run_portal_demo()
+        return
     stop = set_by_signals()
     scenario = load_scenario(_SCENARIO)
     with temporary_directory() as directory:

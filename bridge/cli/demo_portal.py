@@ -20,14 +20,11 @@ from bridge.agent.agent import Agent
 from bridge.approval.signing import generate_key
 from bridge.cli.demo import temporary_directory
 from bridge.cli.signals import set_by_signals
-from bridge.clock import format_time, utc_now
 from bridge.config.loader import Settings, read
 from bridge.errors import BridgeError
-from bridge.portal import settings as portal_settings
+from bridge.portal.command import add_user
 from bridge.portal.serve import Portal
-from bridge.portal.store.database import Store
-from bridge.portal.store.users import User, add_user
-from bridge.portal.users import Role, hashed
+from bridge.portal.settings import load
 from bridge.testing import EventSpec, Simulator
 
 VMS = ("web-0", "web-1", "web-2")
@@ -51,6 +48,13 @@ EVENTS = (
 )
 _NAME = "ann"
 _KID = "portal"
+_PORTAL = """\
+server.listen = "127.0.0.1:0"
+operator.listen = "127.0.0.1:0"
+database.file = '{directory}/portal.db'
+agents.token_file = '{directory}/token'
+signing = {{kid = "{kid}", approver = "{kid}", private_key_file = '{key}'}}
+"""
 _TICK_SECONDS = 0.1
 _UP_SECONDS = 30.0
 #: The pause between the end of the events and the next announcement.
@@ -95,18 +99,11 @@ def _portal(directory: Path) -> Iterator[tuple[str, str]]:
     pair = generate_key(directory / f"{_KID}.key")
     (directory / "token").write_text(secrets.token_urlsafe(32), encoding="utf-8")
     (directory / "token").chmod(0o600)
-    settings = portal_settings.read(
-        {
-            "server": {"listen": "127.0.0.1:0"},
-            "operator": {"listen": "127.0.0.1:0"},
-            "database": {"file": str(directory / "portal.db")},
-            "agents": {"token_file": str(directory / "token")},
-            "signing": {"kid": _KID, "approver": _KID, "private_key_file": str(pair.private_key_file)},
-        }
-    )
+    config = directory / "portal.toml"
+    config.write_text(_PORTAL.format(directory=directory, key=pair.private_key_file, kid=_KID), encoding="utf-8")
     password = secrets.token_urlsafe(9)
-    _add_approver(portal_settings.database_file(settings), password)
-    portal = Portal(settings)
+    add_user(config, _NAME, password=password, role="approver", scope=())
+    portal = Portal(load(config))
     thread = threading.Thread(target=portal.run, name="portal", daemon=True)
     thread.start()
     try:
@@ -116,22 +113,6 @@ def _portal(directory: Path) -> Iterator[tuple[str, str]]:
     finally:
         portal.stop()
         thread.join()
-
-
-def _add_approver(database: Path, password: str) -> None:
-    store = Store.of_file(database)
-    try:
-        store.migrate()
-        user = User(
-            user_name=_NAME,
-            password_hash=hashed(password),
-            role=Role.APPROVER.value,
-            scope="",
-            made_at=format_time(utc_now()),
-        )
-        store.write(add_user, user)
-    finally:
-        store.close()
 
 
 @contextmanager
@@ -146,22 +127,14 @@ def _agent(directory: Path, vm: str, endpoint: str, url: str) -> Iterator[Agent]
 
 
 def _settings(directory: Path, endpoint: str, url: str) -> Settings:
-    token_file = str(directory / "token")
+    token = str(directory / "token")
     key = {"kid": _KID, "approver": _KID, "public_key_file": str(directory / f"{_KID}.key.pub")}
     return read(
         {
             "imds": {"endpoint": endpoint},
             "status": {"listen": ""},
             "stop_grace_seconds": 1.0,
-            "sinks": [
-                {
-                    "type": "webhook",
-                    "name": "portal",
-                    "scope": "all",
-                    "url": f"{url}/records",
-                    "bearer_token_file": token_file,
-                }
-            ],
-            "approval": {"remote": {"url": url, "token_file": token_file, "wait_seconds": 30, "keys": [key]}},
+            "sinks": [{"type": "webhook", "scope": "all", "url": f"{url}/records", "bearer_token_file": token}],
+            "approval": {"remote": {"url": url, "token_file": token, "keys": [key]}},
         }
     )

@@ -12,8 +12,7 @@ import click
 
 from bridge.agent.requests import EVERY_RECORD, FIRST, LAST, RecordFilter, read_events
 from bridge.cli.connect import Reader
-from bridge.cli.stderr import say
-from bridge.cli.terminal import Table, utc
+from bridge.cli.terminal import Table, say, utc
 from bridge.clock import parse_time, utc_now
 from bridge.errors import BridgeError
 from bridge.events.event import check_event_type, encode
@@ -55,13 +54,16 @@ def list_events(
     follow: bool,
     as_json: bool,
 ) -> None:
-    """Print the newest records that match, oldest first, and with *follow* also each new record."""
+    """Check the options, and print the records that match."""
     try:
         begin = moment(since, utc_now()).timestamp() if since else None
-        for each in event_types:
-            check_event_type(each)
     except ValueError as error:
-        raise click.UsageError(f"--since or --type is not {error}." if event_types else str(error)) from None
+        raise click.BadParameter(str(error), param_hint="--since") from None
+    for each in event_types:
+        try:
+            check_event_type(each)
+        except ValueError as error:
+            raise click.BadParameter(f"Use {error}.", param_hint="--type") from None
     wanted = RecordFilter(since=begin, event_id=event_id, event_types=event_types)
     print_events(directory, wanted, limit=limit, follow=follow, as_json=as_json)
 

@@ -61,9 +61,12 @@ def configuration(sinks: Sequence[str]) -> str:
     return _HEAD + "\n".join(recipe(name) for name in dict.fromkeys(sinks)) + _APPROVAL
 
 
-def write_configuration(sinks: Sequence[str], output: Path | None) -> None:
+def init(sinks: Sequence[str], output: Path | None, *, list_recipes: bool = False) -> None:
     """Print the configuration, or write it to the new file *output*. A file is never overwritten."""
-    text = configuration(sinks)
+    if list_recipes:
+        click.echo("\n".join(recipe_names()))
+        return
+    text = configuration(sinks or ("stdout",))
     if output is None:
         click.echo(text, nl=False)
         return

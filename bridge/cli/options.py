@@ -49,9 +49,9 @@ state_directory = option(
 def runs(target: str) -> Callable[[Callable[[], None]], Any]:
     """Run *target*, a function of a module of `bridge.cli`, with the values of the options.
 
-    The module is imported on use. The decorated function has only the help of the command.
+    The module is imported when the command runs. The decorated function contains only the help of the command.
     """
-    module, name = target.split(".")
+    module, name = target.rsplit(".", 1)
 
     def with_target(described: Callable[[], None]) -> Any:
         @wraps(described)

@@ -17,6 +17,9 @@ from collections.abc import Callable
 from concurrent.futures import wait as wait_for
 from pathlib import Path
 
+import click
+
+from bridge import logs
 from bridge.agent.agent import Agent
 from bridge.cli.second_agent import refuse_second_agent
 from bridge.cli.signals import RunSignals
@@ -33,12 +36,15 @@ _LONGEST_WAIT_SECONDS = 1.0 if os.name == "nt" else 60.0
 _LAST_TURN_SECONDS = 1.0
 
 
-def run_agent(settings: Settings, config: Path | None, *, allow_second_agent: bool = False) -> None:
-    """Run the agent with *settings*, read from the file *config*, until a signal stops it.
+def run_agent(settings: Settings, *, log_format: str, log_level: str, allow_second_agent: bool) -> None:
+    """Run the agent with *settings* until a signal stops it.
 
     Raises StateDirectoryError if another agent uses the state directory, or if the service's agent runs, unless
     *allow_second_agent*.
     """
+    logs.configure(form=log_format, level=log_level.upper())
+    # If this file is deleted later, a reload must report an error instead of using the defaults.
+    config = find_config(click.get_current_context().params["path"], os.environ)
     signals = RunSignals()
     directory = state_directory(settings, os.environ)
     if not allow_second_agent:
@@ -106,14 +112,9 @@ def reload_configuration(agent: Agent, config: Path | None, stop: Callable[[], b
 def _read_again(config: Path | None) -> Settings:
     """Return the settings of the file; raise ConfigurationError if the file is incomplete or cannot be read again."""
     path = find_config(config, os.environ)
-    if path is None or not path.exists():
-        return load(path, os.environ)  # raises the error of a missing file
-    if not path.is_file():  # the end of a pipe may never come
+    if path is not None and path.exists() and not path.is_file():  # the end of a pipe may never come
         raise ConfigurationError(f"{path} is not a regular file, so it cannot be read again. Restart the agent.")
-    before = path.read_bytes()
     settings = load(path, os.environ)
-    if not before.strip():
+    if path is not None and not path.read_bytes().strip():
         raise ConfigurationError(f"The configuration {path} is empty. To run with the defaults, restart the agent.")
-    if path.read_bytes() != before:
-        raise ConfigurationError(f"The configuration {path} changed during the read. Send SIGHUP again.")
     return settings

@@ -9,7 +9,7 @@ from functools import partial
 
 import click
 
-from bridge.cli.stderr import say
+from bridge.cli.terminal import say
 from bridge.clock import format_time, utc_now
 from bridge.config.loader import Settings, SinkSettings
 from bridge.delivery.sender import Sender

@@ -17,7 +17,7 @@ from typing import Literal, TextIO
 
 import click
 
-from bridge.text import duration, one_line
+from bridge.text import duration, escaped, one_line
 
 #: Readable on a dark and on a light background.
 Colour = Literal["green", "bright_red"]
@@ -109,3 +109,18 @@ def size(count: int) -> str:
 def counted(number: int, noun: str) -> str:
     """Return "1 record", "2 records"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def say(*sentences: str) -> None:
+    """Print each of the *sentences* on standard error, wrapped on a terminal. Control characters are escaped."""
+    for text in (escaped(line) for sentence in sentences for line in sentence.split("\n")):
+        # A command stays on one line, so that it can be copied.
+        is_whole = "runuser " in text or not is_terminal(sys.stderr)
+        for line in [text] if is_whole else wrapped(text, first="", indent="  ", to=sys.stderr):
+            click.echo(line, err=True)
+
+
+def complain(*sentences: str, code: int) -> int:
+    """Print the *sentences* on standard error; return *code*."""
+    say(*sentences)
+    return code

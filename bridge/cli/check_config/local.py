@@ -7,7 +7,6 @@ that checks as the agent's user.
 
 from __future__ import annotations
 
-import getpass
 import os
 import shlex
 import sys
@@ -25,6 +24,7 @@ from bridge.config.secret_keys import readable_secrets
 from bridge.config.trusted_keys import unusable_keys
 from bridge.errors import CredentialFailed, SecretUnavailable, StateDirectoryError
 from bridge.outbox.lock import DirectoryLock, is_locked
+from bridge.system.permissions import user_name
 from bridge.system.run_and_kill import find_program
 from bridge.system.secrets import Secret
 
@@ -41,16 +41,6 @@ class Problem(NamedTuple):
 
     where: str
     message: str
-
-
-def who() -> str:
-    """Return the name of the current user."""
-    if sys.platform == "win32":
-        return getpass.getuser()
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return f"uid {os.geteuid()}"
 
 
 def local_problems(settings: Settings, directory: Path) -> list[Problem]:
@@ -94,7 +84,7 @@ def advice_for_root(directory: Path) -> Iterator[str]:
         name = pwd.getpwuid(directory.stat().st_uid).pw_name
     except (OSError, KeyError):  # no directory yet, or a user without a name, as in a container
         return
-    if name != who():
+    if name != user_name():
         yield (
             f"Root can read every file, but the state directory belongs to {name}. If the agent runs as {name}, check "
             f"as that user: runuser -u {name} -- {shlex.join(sys.orig_argv)}"
@@ -115,7 +105,7 @@ def _state(path: Path) -> Iterator[str]:
             for each in missing:
                 each.rmdir()
     if path.exists() and not os.access(path, os.W_OK | os.X_OK):
-        yield f"{who()} may not write to the state directory {path}."
+        yield f"{user_name()} may not write to the state directory {path}."
 
 
 def _sink(sink: SinkSettings) -> Iterator[str]:
@@ -142,7 +132,7 @@ def _program(command: Sequence[str] | None) -> Iterator[str]:
     if not os.path.isabs(program):  # noqa: PTH117  # Path drops a leading ./
         yield f"No program called {program!r} is in the PATH. Install it, or write its full path."
     elif os.path.lexists(program):
-        yield f"The program {program} is not executable for {who()}. Change its mode, or change `command`."
+        yield f"The program {program} is not executable for {user_name()}. Change its mode, or change `command`."
     else:
         yield f"The program {program} does not exist. Install it, or change `command`."
 
