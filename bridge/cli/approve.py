@@ -109,7 +109,6 @@ def cli_decision(
 
 
 def _by_approver(holds: Iterable[StoredDecision]) -> list[str]:
-    """Return each approver with the reason of the newest hold."""
     newest = {each.approver: each for each in sorted(holds, key=lambda hold: hold.issued_at)}
     return [f"{each.approver}: {each.reason}" if each.reason else each.approver for each in newest.values()]
 
@@ -150,7 +149,6 @@ def _event(document: Document | None, event_id: str) -> ScheduledEvent:
 
 
 def _user() -> str:
-    """Return the user, and under sudo also the user who called sudo."""
     name = user_name()
     caller = os.environ.get("SUDO_USER")
     return f"{name} ({caller})" if caller and sys.platform != "win32" and os.getuid() == 0 else name

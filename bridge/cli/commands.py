@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from bridge.cli.help import GroupedCommands, add_examples
+from bridge.cli.help import EPILOG, GroupedCommands, add_examples
 from bridge.cli.options import (
     DIRECTORY,
     FILE,
@@ -65,7 +65,7 @@ def _end_of_output(error: OSError) -> int:
     return complain(f"Failed: {error.strerror or error}.", code=ExitCode.FAILED)
 
 
-@click.group(cls=GroupedCommands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=GroupedCommands, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name=_NAME, prog_name=_NAME)
 def commands() -> None:
     """Forward Azure scheduled events from this VM to Event Hubs, webhooks, OTLP, and other sinks."""

@@ -26,6 +26,7 @@ A = TypeVar("A")
 LOCK_SECONDS = 5.0
 LOAD_SECONDS = 60.0
 SAVE_SECONDS = 5.0
+_UNIT = "systemd/system/scheduled-events-bridge.service"
 #: A command never evicts records. The next agent applies the limits of its configuration.
 _NO_LIMIT = 2**62
 
@@ -91,7 +92,6 @@ def _opened(directory: Path) -> Iterator[Source]:
 
 @contextmanager
 def _as_owner(directory: Path) -> Iterator[None]:
-    """Check that this user may use the outbox, and let root act as its owner."""
     owner = _owner(directory)
     if sys.platform == "win32" or os.geteuid() == owner.st_uid:
         yield
@@ -137,4 +137,6 @@ def advice(directory: Path) -> str:
         may_open = os.access(service, os.R_OK | os.X_OK)
         how = f"Use --state-directory {service}." if may_open else "Run the command as root, with sudo."
         return f"The service's agent uses {service}. {how}"
-    return "Start the agent with `run`, or use --state-directory or --config."
+    is_service = any(Path(root, _UNIT).exists() for root in ("/etc", "/usr/lib", "/lib"))
+    how = "the service with `systemctl start scheduled-events-bridge`" if is_service else "the agent with `run`"
+    return f"Start {how}, or use --state-directory or --config."

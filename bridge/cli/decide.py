@@ -212,7 +212,6 @@ def _of_document(content: bytes) -> list[Sighting]:
 
 
 def _records(content: bytes) -> list[TransitionRecord]:
-    """Return the records of *content*: one indented record, or one record per line."""
     lines = [line for line in content.splitlines() if line.strip()] if b"\n{" in content else [content]
     records = []
     for number, line in enumerate(lines, start=1):

@@ -14,8 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +25,7 @@ from bridge.agent.agent import Agent
 from bridge.cli.portal import library
 from bridge.cli.signals import set_by_signals
 from bridge.config.loader import Settings, SinkSettings, read
-from bridge.errors import BridgeError, DeliveryFailed, StateDirectoryError
+from bridge.errors import BridgeError, DeliveryFailed
 from bridge.outbox import deliveries
 from bridge.testing import Change, Scenario, Simulator, load_scenario
 
@@ -37,6 +36,10 @@ _SCENARIO = "live-migration"
 _TICK_SECONDS = 0.1
 #: Five responses confirm the ending of an event.
 _PATIENCE_SECONDS = 10.0
+#: On Windows, a virus scanner can keep a file open, and the file then cannot be deleted.
+temporary_directory = partial(
+    tempfile.TemporaryDirectory, prefix="scheduled-events-bridge-demo-", ignore_cleanup_errors=True
+)
 
 
 def demo(*, with_portal: bool) -> None:
@@ -56,7 +59,7 @@ def demo(*, with_portal: bool) -> None:
     stop = set_by_signals()
     scenario = load_scenario(_SCENARIO)
     with temporary_directory() as directory:
-        _play(scenario, _view(scenario), directory, stop)
+        _play(scenario, _view(scenario), Path(directory), stop)
     if stop.is_set():
         raise KeyboardInterrupt
 
@@ -133,7 +136,6 @@ def _watch(
     *,
     stop: threading.Event,
 ) -> bool:
-    """Return whether every change was delivered, at the latest some seconds after the last change."""
     give_up_at: float | None = None
     while not stop.wait(_TICK_SECONDS):
         agent.run_due()
@@ -148,18 +150,3 @@ def _watch(
         if time.monotonic() >= give_up_at:
             break
     return False
-
-
-@contextmanager
-def temporary_directory() -> Iterator[Path]:
-    """Yield a directory that is deleted at the end."""
-    try:
-        # On Windows, a virus scanner can keep a file open, so that the file cannot be deleted.
-        directory = tempfile.TemporaryDirectory(prefix="scheduled-events-bridge-demo-", ignore_cleanup_errors=True)
-    except OSError as error:
-        raise StateDirectoryError(
-            f"The demo cannot create a temporary directory: {error.strerror or error}. Set TMPDIR to a writable "
-            "directory."
-        ) from error
-    with directory as name:
-        yield Path(name)

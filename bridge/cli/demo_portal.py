@@ -30,21 +30,8 @@ from bridge.testing import EventSpec, Simulator
 VMS = ("web-0", "web-1", "web-2")
 #: An event of all VMs, like the VMs of one host, and an event of one VM.
 EVENTS = (
-    EventSpec(
-        event_type="Freeze",
-        resources=VMS,
-        duration_seconds=5,
-        impact_seconds=20,
-        approval_delay_seconds=2,
-        description="Virtual machine is being paused because of a memory-preserving Live Migration operation.",
-    ),
-    EventSpec(
-        event_type="Reboot",
-        resources=VMS[:1],
-        impact_seconds=20,
-        approval_delay_seconds=2,
-        description="Virtual machine is going to be restarted as requested by maintenance.",
-    ),
+    EventSpec(event_type="Freeze", resources=VMS, duration_seconds=5, impact_seconds=20, approval_delay_seconds=2),
+    EventSpec(event_type="Reboot", resources=VMS[:1], impact_seconds=20, approval_delay_seconds=2),
 )
 _NAME = "ann"
 _KID = "portal"
@@ -66,7 +53,7 @@ def run_portal_demo() -> None:
     logs.configure(level=logging.WARNING)
     stop = set_by_signals()
     with ExitStack() as stack:
-        directory = stack.enter_context(temporary_directory())
+        directory = Path(stack.enter_context(temporary_directory()))
         simulator = stack.enter_context(Simulator(vms=VMS, rate_limit=False))
         url, password = stack.enter_context(_portal(directory))
         agents = [stack.enter_context(_agent(directory, vm, simulator.endpoints[vm], url)) for vm in VMS]
@@ -117,7 +104,6 @@ def _portal(directory: Path) -> Iterator[tuple[str, str]]:
 
 @contextmanager
 def _agent(directory: Path, vm: str, endpoint: str, url: str) -> Iterator[Agent]:
-    """Run the agent of *vm* with the metadata service at *endpoint* and the portal at *url*."""
     agent = Agent(_settings(directory, endpoint, f"{url}/api/v1"), directory / vm)
     try:
         agent.start()

@@ -115,8 +115,6 @@ def _meaning(record: TransitionRecord) -> str:
 
 
 def _sink_into(queue: SimpleQueue[TransitionRecord]) -> SinkSettings:
-    """Return a sink that puts each record into *queue*."""
-
     class ScreenSink(Sink):
         Config: ClassVar[type[SinkConfig]] = SinkConfig
 

@@ -94,7 +94,6 @@ def print_events(directory: Path, wanted: RecordFilter, *, limit: int, follow: b
 def _records(
     reader: Reader, wanted: RecordFilter, *, after: int = FIRST, limit: int = _NO_LIMIT
 ) -> list[TransitionRecord]:
-    """Return the newest records that match, the oldest first."""
     records: list[TransitionRecord] = []
     before = LAST
     while limit > len(records):

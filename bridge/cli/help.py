@@ -14,7 +14,7 @@ _GROUPS = {
     "Try": ("demo", "simulate"),
 }
 
-_EPILOG = """\b
+EPILOG = """\b
 Configuration: --config FILE, else $SCHEDULED_EVENTS_BRIDGE_CONFIG, else
   /etc/scheduled-events-bridge/config.toml
   (Windows: %ProgramData%\\scheduled-events-bridge\\config.toml), else defaults.
@@ -49,10 +49,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 
 class GroupedCommands(click.Group):
     """The top level, whose help lists the commands in groups."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Add the location of the configuration below the commands."""
-        super().__init__(*args, epilog=_EPILOG, **kwargs)
 
     def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the groups in the order of `_GROUPS`."""

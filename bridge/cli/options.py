@@ -23,14 +23,10 @@ option = partial(click.option, show_default=True)
 
 def log_options(command: Command) -> Command:
     """Add the options of the log."""
-    formats, levels = (
-        click.Choice(["auto", "json", "text", "journal"]),
-        click.Choice(["debug", "info", "warning", "error"]),
-    )
-    command = option("--log-level", type=levels, default="info")(command)
-    return option(
-        "--log-format", type=formats, default="auto", help="auto: text on a terminal, journal under systemd."
-    )(command)
+    formats, levels = ["auto", "json", "text", "journal"], ["debug", "info", "warning", "error"]
+    auto = "auto: text on a terminal, journal under systemd."
+    command = option("--log-level", type=click.Choice(levels), default="info")(command)
+    return option("--log-format", type=click.Choice(formats), default="auto", help=auto)(command)
 
 
 config = option(

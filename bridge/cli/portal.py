@@ -199,7 +199,6 @@ def _print_user(user: Any) -> None:
 
 
 def _password() -> str:
-    """Prompt for a password twice, or read the first line of standard input."""
     if sys.stdin.isatty():
         return str(click.prompt("Password", hide_input=True, confirmation_prompt=True))
     return sys.stdin.readline().rstrip("\r\n")

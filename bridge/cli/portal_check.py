@@ -88,7 +88,6 @@ def _vm_id(text: str) -> str:
 
 
 def _remote(table: Mapping[str, object]) -> RemoteSettings:
-    """Return the settings in *table*; raise UsageError with all mistakes."""
     problems = Problems()
     unused = {"kid": "unused", "approver": "unused", "public_key_file": "unused"}
     given = {

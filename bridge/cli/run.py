@@ -16,16 +16,18 @@ import time
 from collections.abc import Callable
 from concurrent.futures import wait as wait_for
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import click
 
 from bridge import logs
 from bridge.agent.agent import Agent
-from bridge.cli.second_agent import refuse_second_agent
 from bridge.cli.signals import RunSignals
-from bridge.config.loader import Settings, find_config, load, state_directory
+from bridge.config.loader import Settings, find_config, load, service_directory, state_directory
 from bridge.config.secret_keys import readable_secrets
-from bridge.errors import BridgeError, ConfigurationError
+from bridge.errors import BridgeError, ConfigurationError, StateDirectoryError
+from bridge.http.failures import is_loopback
+from bridge.outbox.lock import is_locked
 from bridge.system.threads import run_daemon
 
 logger = logging.getLogger(__name__)
@@ -48,7 +50,7 @@ def run_agent(settings: Settings, *, log_format: str, log_level: str, allow_seco
     signals = RunSignals()
     directory = state_directory(settings, os.environ)
     if not allow_second_agent:
-        refuse_second_agent(settings, directory)
+        _refuse_second_agent(settings, directory)
     agent = Agent(settings, directory)
     signals.wake(agent.turn)
     stop = signals.stop
@@ -66,6 +68,22 @@ def run_agent(settings: Settings, *, log_format: str, log_level: str, allow_seco
     finally:
         agent.stop(spent_seconds=max(time.monotonic() - began_to_stop_at, 0.0))
         signals.ignore()
+
+
+def _refuse_second_agent(settings: Settings, directory: Path) -> None:
+    """Raise StateDirectoryError if the service's agent runs and *directory* is not its state directory.
+
+    An agent with a metadata service on this machine is allowed, because a simulator is another VM.
+    """
+    service = service_directory()
+    if directory.absolute() == service or is_loopback(urlsplit(settings.imds.endpoint).hostname or ""):
+        return
+    if is_locked(service) is not False:  # None: the directory exists, but this user has no access
+        raise StateDirectoryError(
+            f"The service's agent already watches this VM, with the state directory {service}. Two agents would send "
+            "every record twice. Use `status` for the service's agent, with sudo. To start this agent as well, use "
+            "--allow-second-agent."
+        )
 
 
 def _run_turns(agent: Agent, config: Path | None, stop: threading.Event, reload_wanted: threading.Event) -> None:

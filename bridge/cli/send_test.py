@@ -14,11 +14,12 @@ from bridge.clock import format_time, utc_now
 from bridge.config.loader import Settings, SinkSettings
 from bridge.delivery.sender import Sender
 from bridge.errors import BridgeError
-from bridge.events.event import ScheduledEvent, VmIdentity
-from bridge.events.record import Evidence, Transition, TransitionRecord, record_id, transition_key
+from bridge.events.event import VmIdentity
+from bridge.events.record import Transition, TransitionRecord, record_id, transition_key
 from bridge.exit_codes import ExitCode
 from bridge.imds.client import attested_document, attested_tokens, client_of
 from bridge.sink import AttestedTokens
+from bridge.testing.records import sample_event, sample_record
 
 _IDENTITY_SECONDS = 2.0
 
@@ -45,7 +46,6 @@ def send_test(settings: Settings, names: Sequence[str]) -> int:
 
 
 def _send(sink: SinkSettings, record: TransitionRecord, attested: AttestedTokens) -> bool:
-    """Send *record* to *sink*, and print and return the result."""
     timeout_seconds = sink.config.timeout_seconds
     problem = ""
     with closing(Sender(sink.build, name=sink.name, timeout_seconds=timeout_seconds, attested=attested)) as sender:
@@ -70,11 +70,8 @@ def _test_record(settings: Settings) -> TransitionRecord:
     now = utc_now()
     vm = _identity(settings).with_overrides(settings.vm)
     name = vm.name or "this-vm"
-    event = ScheduledEvent(
+    event = sample_event(
         event_id=f"TEST-{now:%Y%m%dT%H%M%S.%fZ}",
-        event_type="Freeze",
-        event_status="Scheduled",
-        resource_type="VirtualMachine",
         resources=(name,),
         not_before=(now + timedelta(minutes=15)).replace(microsecond=0),
         not_before_raw=None,
@@ -82,21 +79,18 @@ def _test_record(settings: Settings) -> TransitionRecord:
         event_source="User",
         duration_seconds=0,
     )
-    return TransitionRecord(
+    return sample_record(
+        0,
         id=record_id(vm_key=name, event_key=event.key, transition=Transition.TEST, event=event, n=0),
         transition_key=transition_key(event.key, Transition.TEST, event, n=0),
         stream_id="00000000-0000-0000-0000-000000000000",
-        sequence=0,
+        active_event_ids=None,
         transition=Transition.TEST,
-        evidence=Evidence.OBSERVED,
         observed_at=format_time(now),
         incarnation=None,
         previous_incarnation=None,
         event=event,
-        previous=None,
-        changed=(),
         notice_seconds=900.0,
-        affects_this_vm=True,
         vm=vm,
         labels=dict(settings.labels),
     )

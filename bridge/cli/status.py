@@ -39,7 +39,6 @@ def show_status(*, path: Path | None, state_directory: Path | None, as_json: boo
 
 
 def _configuration(config: Path | None, directory: Path | None) -> tuple[Path, ConfigurationReport]:
-    """Return the state directory and its configuration, unless *directory* without *config* leaves it unknown."""
     if directory is not None and config is None:
         problem = "The configured sinks are unknown. Use --config to name the configuration of this directory."
         return directory, ConfigurationReport(problem=problem)
@@ -71,7 +70,6 @@ def _sink_names(table: Mapping[str, Any]) -> tuple[str, ...]:
 def _approval_files(
     table: Mapping[str, Any], file: Path | None, directory: Path
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the files that make approvals unsafe, and the unusable keys."""
     if "approval" not in table:
         return (), ()
     from bridge.approval.files import agent_user, unsafe_files  # noqa: PLC0415  # only with approvals

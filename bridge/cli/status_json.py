@@ -150,7 +150,6 @@ def _known_at(answer: Status) -> str | None:
 
 
 def _urgency(event: ScheduledEvent) -> tuple[bool, float]:
-    """Return the sort key of events: started events first, then by NotBefore."""
     is_ahead = event.event_status == "Scheduled"
     return is_ahead, float("inf") if event.not_before is None else event.not_before.timestamp()
 

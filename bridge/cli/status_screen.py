@@ -194,7 +194,6 @@ _RED = frozenset({"needs attention", "stuck"})
 
 
 def _state_of(sink: SinkReport) -> str:
-    """Return the most severe state of *sink*."""
     if sink.configured is False:
         return "not configured"
     if sink.needs_attention:

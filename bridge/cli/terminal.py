@@ -114,9 +114,7 @@ def counted(number: int, noun: str) -> str:
 def say(*sentences: str) -> None:
     """Print each of the *sentences* on standard error, wrapped on a terminal. Control characters are escaped."""
     for text in (escaped(line) for sentence in sentences for line in sentence.split("\n")):
-        # A command stays on one line, so that it can be copied.
-        is_whole = "runuser " in text or not is_terminal(sys.stderr)
-        for line in [text] if is_whole else wrapped(text, first="", indent="  ", to=sys.stderr):
+        for line in wrapped(text, first="", indent="  ", to=sys.stderr):
             click.echo(line, err=True)
 
 

@@ -92,7 +92,6 @@ def advice_for_root(directory: Path) -> Iterator[str]:
 
 
 def _state(path: Path) -> Iterator[str]:
-    """Yield why `run` cannot use the state directory *path*, or cannot write to it."""
     missing = [each for each in (path, *path.parents) if not each.exists()]
     try:
         if is_locked(path) is not True:
@@ -125,7 +124,6 @@ def _sink(sink: SinkSettings) -> Iterator[str]:
 
 
 def _program(command: Sequence[str] | None) -> Iterator[str]:
-    """Yield why the program of *command* cannot be started."""
     if command is None or find_program(command[0]) is not None:
         return
     program = command[0]

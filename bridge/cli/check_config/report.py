@@ -55,7 +55,6 @@ def check_configuration(path: Path | None, *, connect: bool) -> int:
 
 
 def _show(text: str, *, colour: Colour | None = None, bold: bool = False) -> None:
-    """Print *text*, wrapped and coloured on a terminal."""
     for line in wrapped(text, first="", indent="  "):
         click.echo(styled(line, colour=colour, bold=bold))
 
