@@ -26,7 +26,7 @@ from bridge.cli.options import (
     with_state,
 )
 from bridge.cli.portal import portal
-from bridge.cli.terminal import complain
+from bridge.cli.terminal import complain, wrapped
 from bridge.errors import BridgeError, ConfigurationError, StateDirectoryError
 from bridge.exit_codes import ExitCode
 
@@ -229,9 +229,9 @@ def import_() -> None:
 @option(
     "--first-call",
     "first_call_seconds",
-    type=click.FloatRange(min=0),
+    type=click.FloatRange(0),
     default=0.0,
-    help="Seconds of the first request.",
+    help="The delay of the first response, in seconds.",
 )
 @option("--allow-remote", is_flag=True, help="Listen on an address that is not loopback.")
 def simulate(*, list_scenarios: bool, **options: Any) -> None:
@@ -240,7 +240,6 @@ def simulate(*, list_scenarios: bool, **options: Any) -> None:
     /control on the same port adds, starts, and cancels events. docs/reference/simulator.md lists its routes.
     """
     from bridge.cli.signals import set_by_signals  # noqa: PLC0415
-    from bridge.cli.terminal import wrapped  # noqa: PLC0415
     from bridge.testing.simulator.scenario import load_scenario, scenario_names  # noqa: PLC0415
     from bridge.testing.simulator.serving import serve  # noqa: PLC0415
 
@@ -265,13 +264,7 @@ def schema(*, of_config: bool) -> None:
 
 
 @commands.command(short_help="Write a first configuration with comments.")
-@option(
-    "--sink",
-    "sinks",
-    multiple=True,
-    metavar="RECIPE",
-    help="Repeat it for several sinks. [default: stdout]",
-)
+@option("--sink", "sinks", multiple=True, metavar="RECIPE", help="A sink. Can be repeated.  [default: stdout]")
 @option("--output", "-o", type=FILE, help="Create this file.  [default: print the configuration]")
 @option("--list", "list_recipes", is_flag=True, help="List the recipes, and exit.")
 @runs("init.init")
@@ -304,13 +297,7 @@ def keygen() -> None:
 @option("--client-cert-file", type=FILE, help="Instead: a client certificate.")
 @option("--client-key-file", type=FILE, help="The key of the certificate, unless the same file contains it.")
 @option("--ca-file", type=FILE, help="The certificate authorities to trust instead of those of requests.")
-@option(
-    "--wait",
-    "wait_seconds",
-    type=click.IntRange(2, 600),
-    default=5,
-    help="Seconds for which the portal holds requests.",
-)
+@option("--wait", "wait_seconds", type=click.IntRange(2, 600), default=5, help="Seconds that a long poll may take.")
 @option("--public-key", type=FILE, help="The public key that verifies decisions.")
 @option("--kid", help="The ID of the key in decisions.  [default: the name of the file]")
 @option("--approver", default="portal", help="The approver who signs with the key.")
@@ -333,12 +320,7 @@ def portal_check() -> None:
 @option("--kid", required=True, help="The ID of the key in the VM's configuration.")
 @option("--approver", required=True, help="The approver of the key in the VM's configuration.")
 @option("--vm-id", help="The vmId of the VM.  [default: the VM of the record]")
-@option(
-    "--event-file",
-    required=True,
-    type=click.File("rb"),
-    help="Records or a Scheduled Events document, or - for stdin.",
-)
+@option("--event-file", required=True, type=click.File("rb"), help="Records or a document of IMDS, or - for stdin.")
 @option("--event-id", help="The EventId.  [default: the only event of the file]")
 @option("--decision", required=True, type=click.Choice(["approve", "hold"]))
 @option("--reason", help="A reason of one line for records and logs.")

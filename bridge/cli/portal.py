@@ -22,9 +22,7 @@ config = option(
     show_default=False,
 )
 _scope = option("--scope", multiple=True, help="resource_group:NAME or labels.NAME:VALUE. Can be repeated.")
-_no_password = option(
-    "--no-password", is_flag=True, help="Only a proxy authenticates the user (`people.proxy_header`)."
-)
+_no_password = option("--no-password", is_flag=True, help="Only a proxy authenticates (`people.proxy_header`).")
 
 
 def library() -> Any:
