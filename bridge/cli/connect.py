@@ -1,8 +1,8 @@
-"""Connects a command to the running agent, or to the outbox on disk if no agent runs.
+"""Connects a command to the running agent, or to the outbox on disk if no agent is running.
 
-Only the process that holds the lock on the state directory writes the outbox. A command without a running agent
-therefore takes the lock and opens the outbox as an agent does. Root becomes the owner of the outbox first, because the
-agent could not use files that belong to root.
+Only the process that holds the lock on the state directory may write the outbox. If no agent is running, a command that
+changes the outbox takes the lock and opens the outbox itself. If root runs the command, the process first changes to
+the owner of the outbox, because the agent cannot use files that belong to root.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ LOCK_SECONDS = 5.0
 LOAD_SECONDS = 60.0
 SAVE_SECONDS = 5.0
 _UNIT = "systemd/system/scheduled-events-bridge.service"
-#: A command never evicts records. The next agent applies the limits of its configuration.
+#: A command never evicts records. The next agent applies the configured limits.
 _NO_LIMIT = 2**62
 
 
 class Reader:
-    """Asks the running agent, or reads the stored outbox in *directory* if no agent runs."""
+    """Reads from the running agent, or from the outbox on disk."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -40,7 +40,7 @@ class Reader:
         self._stored: Source | None = None
 
     def ask(self, request: Callable[Concatenate[Source, P], A], /, *args: P.args, **arguments: P.kwargs) -> A:
-        """Return the answer to *request*, a function of `bridge.agent.requests`; raise BridgeError."""
+        """Return the result of *request*, a function of `bridge.agent.requests`."""
         try:
             answer = self._client.ask(request, *args, **arguments)
         except NoAgent:
@@ -52,7 +52,7 @@ class Reader:
 
 
 def change(directory: Path, request: Callable[Concatenate[Source, P], A], /, *args: P.args, **arguments: P.kwargs) -> A:
-    """Return the answer of the running agent to *request*, or of the opened outbox; the change is saved then."""
+    """Run *request*, which changes the outbox, and return its result after the change is saved."""
     try:
         return ControlClient(directory).change(request, *args, **arguments)
     except NoAgent:
@@ -130,7 +130,7 @@ def _owner(directory: Path) -> os.stat_result:
 
 
 def advice(directory: Path) -> str:
-    """Return what to do if *directory* has no agent or no outbox."""
+    """Return advice for a *directory* without an agent or an outbox."""
     service = service_directory()
     # lexists: systemd makes a link into a directory that only root can open.
     if service != directory and os.path.lexists(service):

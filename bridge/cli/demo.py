@@ -1,10 +1,10 @@
-"""`demo`: a simulated Azure and the real agent in one process. The demo ends automatically and leaves nothing behind.
+"""The command `demo`, which runs the agent and a simulated IMDS in one process.
 
-The agent is the agent of `run`: it polls, writes its outbox, and delivers. Three things differ: IMDS is the simulator,
-the state directory is temporary, and the status listener is off. The demo reads no configuration.
+The demo reads no configuration. It uses a temporary state directory, ends after about 20 seconds, and deletes its
+files.
 
-If standard output is piped, the records go through the stdout sink as JSON lines. On a terminal, `bridge.cli.demo_view`
-shows the records with their meaning. Only the terminal needs rich, which some installations leave out.
+On a terminal, `bridge.cli.demo_view` explains each record. If standard output is piped, or if the Python package rich
+is not installed, the demo prints the records as JSON lines.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ temporary_directory = partial(
 
 
 def demo(*, with_portal: bool) -> None:
-    """Show a live migration from announcement to completion, in about 20 seconds.
+    """Run the demo.
 
-    Raises KeyboardInterrupt on a signal, BrokenPipeError if the reader of standard output is gone, and BridgeError if a
-    change was not delivered.
+    Raises KeyboardInterrupt on a signal, BrokenPipeError if standard output is a closed pipe, and BridgeError if the
+    agent did not deliver every record.
     """
     if sys.stdout is None:
         raise BridgeError("Standard output is closed. Run the demo with an open standard output.")
@@ -87,7 +87,7 @@ class JsonLines:
         """Print nothing."""
 
     def refresh(self) -> None:
-        """Raise BrokenPipeError if the reader is gone, so that `demo | head -n 1` ends at once."""
+        """Raise BrokenPipeError if standard output is a closed pipe."""
         for probe in self._probes:
             try:
                 probe.check()
@@ -99,7 +99,6 @@ class JsonLines:
 
 
 def _play(scenario: Scenario, view: JsonLines | Screen, directory: Path, stop: threading.Event) -> None:
-    """Run the simulator and the agent until the end of the scenario or until *stop* is set."""
     changes: list[Change] = []
     simulator = Simulator(scenario, speed=scenario.demo_speed)
     simulator.world.listen(changes.append)

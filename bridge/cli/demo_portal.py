@@ -1,7 +1,8 @@
-"""`demo --portal`: a simulated Azure, three agents, and the ops portal in one process. Ctrl-C ends the demo.
+"""The command `demo --portal`, which runs a simulated IMDS, three agents, and the portal in one process.
 
-Only Azure is simulated. The agents send their records to the portal and wait there for decisions, the portal signs the
-decisions of its pages, and an agent posts the approval. All addresses are on loopback, and nothing is left behind.
+The agents send records to the portal and poll the portal for decisions. The user decides in a browser, and an agent
+then posts the approval to the simulated IMDS. All addresses are on loopback. Ctrl-C ends the demo and deletes its
+files.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from bridge.portal.settings import load
 from bridge.testing import EventSpec, Simulator
 
 VMS = ("web-0", "web-1", "web-2")
-#: An event of all VMs, like the VMs of one host, and an event of one VM.
+#: The first event affects all VMs, because they share a host. The second event affects one VM.
 EVENTS = (
     EventSpec(event_type="Freeze", resources=VMS, duration_seconds=5, impact_seconds=20, approval_delay_seconds=2),
     EventSpec(event_type="Reboot", resources=VMS[:1], impact_seconds=20, approval_delay_seconds=2),
@@ -49,7 +50,7 @@ _QUIET_SECONDS = 20.0
 
 
 def run_portal_demo() -> None:
-    """Serve the portal with undecided events until a signal, and then raise KeyboardInterrupt."""
+    """Run the demo until a signal, and then raise KeyboardInterrupt."""
     logs.configure(level=logging.WARNING)
     stop = set_by_signals()
     with ExitStack() as stack:
@@ -68,7 +69,7 @@ def run_portal_demo() -> None:
 
 
 def _play(simulator: Simulator, agents: list[Agent], stop: threading.Event) -> None:
-    """Announce the events repeatedly, with a pause after their end, until *stop* is set."""
+    """Announce the events again after each ending, until *stop* is set."""
     quiet_since = -_QUIET_SECONDS
     while not stop.wait(_TICK_SECONDS):
         for agent in agents:
@@ -82,7 +83,7 @@ def _play(simulator: Simulator, agents: list[Agent], stop: threading.Event) -> N
 
 @contextmanager
 def _portal(directory: Path) -> Iterator[tuple[str, str]]:
-    """Run a portal in *directory*; yield its address and the password of the approver."""
+    """Run a portal, and yield its URL and the approver's password."""
     pair = generate_key(directory / f"{_KID}.key")
     (directory / "token").write_text(secrets.token_urlsafe(32), encoding="utf-8")
     (directory / "token").chmod(0o600)

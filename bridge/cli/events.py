@@ -1,4 +1,4 @@
-"""`events`: the transition records of this VM, as a table or as JSON lines."""
+"""The command `events`, which lists the transition records of this VM."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
 def moment(text: str, now: datetime) -> datetime:
-    """Return *text* as a time: a duration before *now*, such as 90s, 30m, 1h, or 2d, or an ISO 8601 time.
+    """Parse a duration before *now*, such as 90s, 30m, 1h, or 2d, or an ISO 8601 time.
 
     A time without an offset is in UTC. Raises ValueError.
     """
@@ -54,7 +54,7 @@ def list_events(
     follow: bool,
     as_json: bool,
 ) -> None:
-    """Check the options, and print the records that match."""
+    """Print the records that match the options."""
     try:
         begin = moment(since, utc_now()).timestamp() if since else None
     except ValueError as error:
@@ -69,7 +69,7 @@ def list_events(
 
 
 def print_events(directory: Path, wanted: RecordFilter, *, limit: int, follow: bool, as_json: bool) -> None:
-    """Print the newest records that match *wanted*, oldest first, and with *follow* also each new record."""
+    """Print the newest *limit* records that match, oldest first."""
     table = None if as_json else Table(_HEADER, widths=_WIDTHS)
     reader = Reader(directory)
     records = _records(reader, wanted, limit=limit)

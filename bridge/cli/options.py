@@ -1,7 +1,4 @@
-"""The options that several commands share. They give a command the settings or the state directory.
-
-The configuration is imported on first use, so that `--help` does not import it.
-"""
+"""Options and decorators that several commands share."""
 
 from __future__ import annotations
 
@@ -43,9 +40,9 @@ state_directory = option(
 
 
 def runs(target: str) -> Callable[[Callable[[], None]], Any]:
-    """Run *target*, a function of a module of `bridge.cli`, with the values of the options.
+    """Run the function *target*, such as ``events.list_events``, when the command is called.
 
-    The module is imported when the command runs. The decorated function contains only the help of the command.
+    The module is imported only then, which keeps `--help` fast. The decorated function contains only the help text.
     """
     module, name = target.rsplit(".", 1)
 
@@ -60,7 +57,7 @@ def runs(target: str) -> Callable[[Callable[[], None]], Any]:
 
 
 def with_config(command: Command) -> Any:
-    """Pass the settings of `--config` to *command*, as `settings`. All of these commands use HTTP."""
+    """Add `--config`, and pass the settings to *command*, which uses HTTP."""
 
     @config
     @wraps(command)
@@ -76,7 +73,7 @@ def with_config(command: Command) -> Any:
 
 
 def with_state(command: Command) -> Any:
-    """Pass the state directory to *command*, from its own option or from the configuration."""
+    """Add `--config` and `--state-directory`, and pass the directory to *command*."""
 
     @config
     @state_directory

@@ -1,8 +1,8 @@
-"""`run`: the agent from start to stop, and the reload of its configuration on SIGHUP.
+"""The command `run`, which starts and stops the agent and reloads the configuration on SIGHUP.
 
-The main thread touches no file while the agent runs. Python handles signals on this thread, and an access to a file
-server that does not respond never returns, so a stop would have no effect. The main thread waits for the stop and feeds
-the service manager's watchdog. Periodic tasks and reloads have their own thread.
+The main thread waits for a stop signal and feeds the watchdog of the service manager. While the agent runs, the main
+thread opens no files, because a file server that hangs would block the thread and the agent could not be stopped.
+Another thread runs the periodic tasks and reloads the configuration.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ logger = logging.getLogger(__name__)
 
 #: On Windows, no signal ends a wait of the main thread.
 _LONGEST_WAIT_SECONDS = 1.0 if os.name == "nt" else 60.0
-#: A stop waits at most this long for a reload.
+#: The longest time that a stop waits for a reload.
 _LAST_TURN_SECONDS = 1.0
 
 
 def run_agent(settings: Settings, *, log_format: str, log_level: str, allow_second_agent: bool) -> None:
-    """Run the agent with *settings* until a signal stops it.
+    """Run the agent until a signal stops it.
 
-    Raises StateDirectoryError if another agent uses the state directory, or if the service's agent runs, unless
-    *allow_second_agent*.
+    Raises StateDirectoryError, which ends the command with exit code 73, if another agent holds the state directory.
+    The function raises the same error if the service's agent is running, unless *allow_second_agent* is true.
     """
     logs.configure(form=log_format, level=log_level.upper())
     # If this file is deleted later, a reload must report an error instead of using the defaults.
@@ -71,11 +71,9 @@ def run_agent(settings: Settings, *, log_format: str, log_level: str, allow_seco
 
 
 def _refuse_second_agent(settings: Settings, directory: Path) -> None:
-    """Raise StateDirectoryError if the service's agent runs and *directory* is not its state directory.
-
-    An agent with a metadata service on this machine is allowed, because a simulator is another VM.
-    """
+    """Raise StateDirectoryError if the service's agent already watches this VM."""
     service = service_directory()
+    # An IMDS endpoint on loopback is a simulator, which stands for another VM.
     if directory.absolute() == service or is_loopback(urlsplit(settings.imds.endpoint).hostname or ""):
         return
     if is_locked(service) is not False:  # None: the directory exists, but this user has no access
@@ -87,7 +85,7 @@ def _refuse_second_agent(settings: Settings, directory: Path) -> None:
 
 
 def _run_turns(agent: Agent, config: Path | None, stop: threading.Event, reload_wanted: threading.Event) -> None:
-    """Run the periodic tasks and the reloads until *stop* is set. An error sets *stop*."""
+    """Run periodic tasks and reloads until *stop* is set or an error occurs."""
     try:
         while agent.wait_for_turn(stop):
             agent.run_due()
@@ -99,14 +97,17 @@ def _run_turns(agent: Agent, config: Path | None, stop: threading.Event, reload_
 
 
 def _freeze_start_objects() -> None:
-    """Enable the garbage collection, without the objects of the start, which would make it take 20 ms."""
+    """Exclude the objects of the start from garbage collection, which is otherwise slow."""
     gc.collect()
     gc.freeze()
     gc.enable()
 
 
 def reload_configuration(agent: Agent, config: Path | None, stop: Callable[[], bool]) -> None:
-    """Read the configuration again and apply it. An invalid configuration is logged and changes nothing."""
+    """Read the configuration again and apply it.
+
+    If the new configuration is invalid, the agent logs each mistake and continues with the old configuration.
+    """
     try:
         settings = _read_again(config)
         warnings = readable_secrets(settings.secret_files)
@@ -128,7 +129,6 @@ def reload_configuration(agent: Agent, config: Path | None, stop: Callable[[], b
 
 
 def _read_again(config: Path | None) -> Settings:
-    """Return the settings of the file; raise ConfigurationError if the file is incomplete or cannot be read again."""
     path = find_config(config, os.environ)
     if path is not None and path.exists() and not path.is_file():  # the end of a pipe may never come
         raise ConfigurationError(f"{path} is not a regular file, so it cannot be read again. Restart the agent.")

@@ -1,4 +1,4 @@
-"""`send-test`: sends a record with transition `test` directly to each sink, without the outbox."""
+"""The command `send-test`, which sends a test record to the sinks without the outbox."""
 
 from __future__ import annotations
 
@@ -25,10 +25,7 @@ _IDENTITY_SECONDS = 2.0
 
 
 def send_test(settings: Settings, names: Sequence[str]) -> int:
-    """Send a test record to the sinks *names*, or to all sinks that do not start a program.
-
-    Prints the result of each sink, and returns 0 if every sink accepted the record.
-    """
+    """Send a test record to the sinks *names*, or to all sinks that do not start a program."""
     by_name = {sink.name: sink for sink in settings.sinks}
     unknown = [name for name in names if name not in by_name]
     if unknown:
@@ -58,7 +55,6 @@ def _send(sink: SinkSettings, record: TransitionRecord, attested: AttestedTokens
 
 
 def _identity(settings: Settings) -> VmIdentity:
-    """Return the identity of this VM, empty outside Azure."""
     try:
         with closing(client_of(settings.imds, at_most_seconds=_IDENTITY_SECONDS)) as imds:
             return imds.identity()

@@ -1,8 +1,11 @@
-"""`status`: the state of the agent, its events, and its sinks, on a screen or as JSON.
+"""The command `status`, which prints the state of the agent, its events, and its sinks.
 
-The exit code is 0 for every state, because /readyz reports health. The exit code is 1 if there is no outbox, or if it
-cannot be read. The running agent answers. Without an agent, the command reads the stored outbox. The configuration adds
-the names of the configured sinks and the checks of the files that approvals depend on.
+The output has four parts: whether the agent is running and ready, facts about the VM and the configuration, the
+scheduled events, and a table of the sinks. `bridge.cli.status_json` contains the data of all parts and the output of
+`--json`. No text is cut off on a narrow terminal.
+
+The command asks the running agent. If no agent is running, the command reads the outbox on disk. The exit code is 0 in
+every state, because `/readyz` reports the health of the agent. The exit code is 1 if the command cannot read a state.
 """
 
 from __future__ import annotations
@@ -42,11 +45,7 @@ _RED = frozenset({"needs attention", "stuck"})
 
 
 def show_status(*, path: Path | None, state_directory: Path | None, as_json: bool) -> None:
-    """Print the status of the outbox in *state_directory*, by default the directory of the configuration.
-
-    Raises ConfigurationError if the configuration is invalid, and BridgeError if no agent responds and no outbox can be
-    read. *state_directory* without *path* needs no configuration.
-    """
+    """Print the status of the agent or of the outbox on disk."""
     where, configuration = _configuration(path, state_directory)
     answer = Reader(where).ask(read_status)
     report = build_report(answer, directory=where, configuration=configuration, now=utc_now())
@@ -76,7 +75,7 @@ def _configuration(config: Path | None, directory: Path | None) -> tuple[Path, C
 
 
 def _sink_names(table: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the configured sinks; reading the sinks themselves would import their types."""
+    # The complete configuration is not loaded here, because that would import the modules of all sinks.
     tables = table.get("sinks") or [{"type": "stdout"}]
     if not isinstance(tables, list):
         raise ConfigurationError("`sinks` is not a list of tables. Write each sink as [[sinks]].")

@@ -1,7 +1,7 @@
-"""Output for a person: tables, wrapped lines, colors, and readable times and sizes. Plain if it is piped.
+"""Tables, wrapped lines, colors, and messages for a terminal. Output to a pipe is plain.
 
-Tables do not use rich, which breaks an EventId at the width of a narrow terminal. A long line that the terminal wraps
-can be copied. A table keeps its column widths, so that the rows of `--follow` stay aligned.
+The tables do not use rich, because rich splits a long EventId on a narrow terminal, and the EventId can then not be
+copied.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _KIB = 1_024
 
 
 class Table:
-    """Rows in aligned columns. The header is printed with the first rows."""
+    """A table that prints its header with the first rows and keeps its column widths."""
 
     def __init__(self, header: Sequence[str], *, widths: Sequence[int] = ()) -> None:
         """Create a table with columns of at least *widths*."""
@@ -55,22 +55,22 @@ class Table:
 
 
 def styled(text: str, *, bold: bool = False, colour: Colour | None = None, to: TextIO | None = None) -> str:
-    """Return *text* with a style if the stream *to* (default: standard output) shows styles."""
+    """Return *text* with a style if the stream *to* is a terminal."""
     if not (is_terminal(to) and "NO_COLOR" not in os.environ):
         return text
     return click.style(text, bold=bold or None, fg=colour)
 
 
 def is_terminal(to: TextIO | None = None) -> bool:
-    """Return whether the stream *to* (default: standard output, which can be closed) is a terminal."""
+    """Return whether *to*, by default standard output, is a terminal."""
     stream = to or sys.stdout
     return stream is not None and stream.isatty()
 
 
 def wrapped(text: str, *, indent: str = "", first: str | None = None, to: TextIO | None = None) -> list[str]:
-    """Return *text* in lines of the terminal's width: *first* before the first line, *indent* before the others.
+    """Wrap *text* at the width of the terminal *to*. If *to* is a pipe, return one line.
 
-    If the stream *to* (default: standard output) is piped, the text is one line, because a program may search it.
+    *first* precedes the first line, and *indent* precedes the other lines.
     """
     first = indent if first is None else first
     if not is_terminal(to):
@@ -112,7 +112,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def say(*sentences: str) -> None:
-    """Print each of the *sentences* on standard error, wrapped on a terminal. Control characters are escaped."""
+    """Print *sentences* on standard error, and escape control characters."""
     for text in (escaped(line) for sentence in sentences for line in sentence.split("\n")):
         for line in wrapped(text, first="", indent="  ", to=sys.stderr):
             click.echo(line, err=True)

@@ -1,8 +1,8 @@
-"""`check-config --connect`: tries IMDS, the portal, and the destination of every sink at once, without writing.
+"""The connection tests of `check-config --connect`: IMDS, the portal, and the destinations of the sinks.
 
-The Scheduled Events document is requested only if an agent is running: the first request turns the feature on for the
-VM, and a reboot that a user requests may then wait for minutes. The portal gets the first request of an agent, which
-changes nothing there and acknowledges nothing (PROTOCOL.md, section 3).
+All tests run at the same time, and no test writes to a destination. IMDS turns Scheduled Events on for the VM when it
+receives the first request for the document. Therefore, the command requests the document only if an agent is running.
+The portal receives the same first request that an agent sends (PROTOCOL.md, section 3). This request changes nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def try_destinations(settings: Settings, *, is_running: bool, broken: Collection[str]) -> Iterator[Tried]:
-    """Yield the results in the order of the configuration. Sinks whose `Sink NAME` is in *broken* are not tried."""
+    """Yield the results in the order of the configuration, without the sinks in *broken*."""
     imds_seconds = settings.imds.timeout_seconds * 2
     trials: list[tuple[str, float, Callable[[], str]]] = []
     trials.append(("IMDS", imds_seconds, partial(_imds, settings, is_running=is_running)))

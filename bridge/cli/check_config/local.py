@@ -1,8 +1,8 @@
-"""The checks of a configuration on this machine: files, variables, programs, and the state directory.
+"""The checks of `check-config` that need no network: files, variables, programs, and the state directory.
 
-The checks leave nothing behind. `run` starts with most of these problems and tries again, because a token can arrive
-later than the agent. The checks run as the current user. The agent can run as another user, so root gets the command
-that checks as the agent's user.
+The checks change nothing on the machine. Most of these problems do not stop `run`, because a secret file can appear
+after the agent has started. The checks apply to the current user. Root can read every file, so `check-config` prints a
+command that repeats the checks as the user of the agent.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ENVIRONMENT_HINT = " (This command's environment can differ from the agent's en
 
 
 class Problem(NamedTuple):
-    """One problem on this machine. *where* is `State`, `Approvals`, `Portal`, or a sink or rule with its name."""
+    """A problem on this machine. An example of *where* is ``Sink sre-alerts``."""
 
     where: str
     message: str
@@ -77,7 +77,7 @@ def _secret_urls(sink: SinkSettings) -> Iterator[str]:
 
 
 def advice_for_root(directory: Path) -> Iterator[str]:
-    """Yield the command that checks as the owner of the state *directory*, because root can read every file."""
+    """Yield the command that repeats the checks as the owner of *directory*."""
     if sys.platform == "win32" or os.geteuid() != 0:
         return
     try:
@@ -136,7 +136,6 @@ def _program(command: Sequence[str] | None) -> Iterator[str]:
 
 
 def _approval_files(settings: Settings, directory: Path) -> Iterator[str]:
-    """Yield why nothing may be approved, and why decisions of a key do not count. The agent starts with both."""
     keys = () if settings.approval is None else settings.approval.trusted_keys()
     users = {agent_user(directory)}
     for why in unsafe_files(keys, configuration=settings.file, directory=directory, users=users):

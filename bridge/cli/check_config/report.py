@@ -1,7 +1,7 @@
-"""Prints the report of `check-config`: the settings in effect, and the problems on this machine.
+"""The report of `check-config`, with the settings in effect and the problems on this machine.
 
-A configuration that `run` refuses exits with 78 before the report. `run` starts despite the problems of the report and
-tries again, so these problems exit with 1.
+If `run` would reject the configuration, the command exits with 78 and prints no report. If the report contains a
+problem, the command exits with 1. The agent starts in spite of such a problem and checks the cause again later.
 """
 
 from __future__ import annotations
@@ -26,10 +26,7 @@ _NAME = "scheduled-events-bridge"
 
 
 def check_configuration(path: Path | None, *, connect: bool) -> int:
-    """Print the report of the configuration at *path*, with destinations if *connect*; return the exit code.
-
-    Raises ConfigurationError if `run` would refuse the configuration.
-    """
+    """Print the report, and return the exit code."""
     settings = load(find_config(path, os.environ), os.environ)
     directory = state_directory(settings, os.environ)
     problems = local_problems(settings, directory)
