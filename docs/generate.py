@@ -117,7 +117,7 @@ def _argument(argument: click.Argument) -> str:
 
 def _options(options: list[click.Option]) -> str:
     rows = [f"| {_option(each)} | {_default_of(each)} | {_cell(each.help or '')} |" for each in options]
-    return "\n".join(["| option | default | meaning |", "|---|---|---|", *rows]) if rows else "It takes no option."
+    return "\n".join(["| option | default | meaning |", "|---|---|---|", *rows]) if rows else "There are no options."
 
 
 def _option(option: click.Option) -> str:

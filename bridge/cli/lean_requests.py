@@ -1,9 +1,8 @@
-"""Imports requests without its character set detection, which needs 3 MB of the agent's 40 MB.
+"""Imports the library requests without its character set detection, which would use 3 MB of memory.
 
-All bodies are bytes, JSON, or UTF-8. requests looks for a detection library during its own import, and works without
-one: it warns, and ``Response.text`` then assumes UTF-8. This module hides the libraries during that import. Only
-commands that use HTTP call it, before anything else imports requests. Programs that import `bridge` as a library get
-requests as installed.
+The agent does not need the detection, because every body that it reads is JSON or UTF-8. requests imports a detection
+library if one is installed. This module hides the detection libraries while requests is imported. Commands that use
+HTTP call this module first. A program that imports `bridge` as a library is not affected.
 """
 
 from __future__ import annotations

@@ -18,7 +18,9 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
-if sys.platform != "win32":
+if sys.platform == "win32":
+    import getpass
+else:
     import pwd
 
 _MOST_LINKS = 40
@@ -61,7 +63,7 @@ def why_writable(path: Path, *, users: Collection[int], mounts: Path = _MOUNTS) 
 
 def _why(here: Path, found: os.stat_result, trusted: Collection[int], mounts: Path, *, is_end: bool) -> str | None:
     if found.st_uid not in trusted:
-        return f"{here} belongs to {_name(found.st_uid)}. Change its owner to root or the agent's user (chown)."
+        return f"{here} belongs to {user_name(found.st_uid)}. Change its owner to root or the agent's user (chown)."
     if not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return None
     is_directory = stat.S_ISDIR(found.st_mode)
@@ -74,9 +76,13 @@ def _why(here: Path, found: os.stat_result, trusted: Collection[int], mounts: Pa
     return f"{who} can write to {here}: its mode is {mode:04o}. Run `chmod go-w {here}`."
 
 
-def _name(uid: int) -> str:
+def user_name(uid: int | None = None) -> str:
+    """Return the name of the user *uid*, by default the current user, or the number if there is no name."""
+    if sys.platform == "win32":
+        return getpass.getuser()
+    uid = os.geteuid() if uid is None else uid
     try:
-        return pwd.getpwuid(uid).pw_name
+        return pwd.getpwuid(uid).pw_name  # getpass trusts the environment
     except KeyError:
         return f"uid {uid}"
 

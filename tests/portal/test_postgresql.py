@@ -212,7 +212,7 @@ def test_a_database_without_tables_is_said(tmp_path, postgresql):
         config = written(tmp_path, empty.table)
         with pytest.raises(BridgeError, match=r"There is no database at postgresql:.* `portal migrate` creates it"):
             run("export", "--config", config)
-        assert "brought from nothing to step" in run("migrate", "--config", config).stdout
+        assert "migrated from an empty database to step" in run("migrate", "--config", config).stdout
         assert run("export", "--config", config).stdout == ""
 
 

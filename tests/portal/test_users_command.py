@@ -83,10 +83,10 @@ def session(run, tmp_path):
             ("user_changed", {"scope": ["resource_group:west", "labels.team:B"]}),
         ),
         (("change", "Ann", "--all-vms"), "Ann  approver  all VMs\n", ("user_changed", {"scope": []})),
-        (("password", "Ann"), "Ann has another password now.\n", ("user_password_changed", {"by": "password"})),
+        (("password", "Ann"), "Ann has a new password.\n", ("user_password_changed", {"by": "password"})),
         (
             ("password", "Ann", "--no-password"),
-            "Ann has no password any more.\n",
+            "Ann has no password now.\n",
             ("user_password_changed", {"by": "proxy"}),
         ),
         (("disable", "Ann"), "Ann is disabled.\n", ("user_disabled", {})),
