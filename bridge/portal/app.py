@@ -26,12 +26,12 @@ from bridge.portal.pages import Pages
 from bridge.portal.pending_decisions import PendingDecisions
 from bridge.portal.poll import PREFIX, LongPoll
 from bridge.portal.requests import RequestRefused, error_answer
-from bridge.portal.sentences import too_few
 from bridge.portal.server_sent_events import LiveUpdates
 from bridge.portal.settings import PortalSettings
 from bridge.portal.signing import PortalKey
 from bridge.portal.store.database import StoreThreads, StoreUnavailable
 from bridge.portal.store.event_details import approvers_here
+from bridge.portal.two_person_rule import too_few
 from bridge.portal.users import Users
 from bridge.portal.verdicts_api import VerdictsApi
 
@@ -124,7 +124,7 @@ class Application:
             logger.error("No event can be approved: %s", why_not)
 
     def stop(self) -> None:
-        """Answer every held poll, and end every stream."""
+        """Answer every open poll, and end every stream."""
         self.pending_decisions.stop()
         self._live.stop()
 

@@ -16,8 +16,8 @@ import msgspec
 from bridge.approval.digest import digest
 from bridge.clock import parse_time
 from bridge.events.record import Transition, TransitionRecord
+from bridge.portal.connected_agents import AgentSeen
 from bridge.portal.fleet import State
-from bridge.portal.signing import AgentSeen
 from bridge.portal.store.event_details import EventDetails, SignedDecision
 from bridge.portal.verdicts import Choice, Verdict, people_of
 

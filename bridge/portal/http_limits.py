@@ -5,7 +5,7 @@ would keep its connection forever. `bridge.portal.requests` limits the size of a
 other limits, such as slow readers and connections per client (deploy/portal/nginx.conf).
 
 An application finds its connection in the scope under CONNECTION, and can register a call for its end. A task for each
-connection would use more memory than the held polls.
+connection would use more memory than the open polls.
 """
 
 from __future__ import annotations

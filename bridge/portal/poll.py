@@ -1,7 +1,7 @@
 """The long poll of PROTOCOL.md, sections 2 to 4: ``GET /api/v1/vms/{vmId}/decisions``, as a raw ASGI application.
 
 A process holds thousands of polls, so each one consists of a future and a timer, without a framework and without the
-database. A held poll ends after a decision for its VM, after 0.8 to 1.0 of its wait, when its client disconnects, and
+database. A poll ends after a decision for its VM, after 0.8 to 1.0 of its wait, when its client disconnects, and
 when the portal stops. The random time spreads the polls of a fleet that restarted at once.
 """
 
@@ -76,7 +76,7 @@ class LongPoll:
             poll = asked
             if poll.index > self._pending_decisions.index:
                 await self._pending_decisions.catch_up()  # the agent may have polled at another process
-            if not self._is_due(poll) and not await self._held(poll, scope[CONNECTION]):
+            if not self._is_due(poll) and not await self._wait_for_decision(poll, scope[CONNECTION]):
                 return
         except RequestRefused as error:
             response = error_answer(error.status, str(error))
@@ -118,7 +118,7 @@ class LongPoll:
             or self._pending_decisions.has_new(poll.vm_key, poll.index)
         )
 
-    async def _held(self, poll: Poll, connection: LimitedHttp) -> bool:
+    async def _wait_for_decision(self, poll: Poll, connection: LimitedHttp) -> bool:
         """Wait for a response to *poll*; return False if the client has disconnected."""
         loop = asyncio.get_running_loop()
         woken: asyncio.Future[None] = loop.create_future()
@@ -131,11 +131,11 @@ class LongPoll:
         share = _LEAST_OF_WAIT + (1.0 - _LEAST_OF_WAIT) * self._clock.random()
         timer = loop.call_later(poll.wait_seconds * share, wake)
         self._pending_decisions.wait(poll.vm_key, woken)
-        self._metrics.held_polls.inc()
+        self._metrics.open_polls.inc()
         try:
             await woken
         finally:
-            self._metrics.held_polls.dec()
+            self._metrics.open_polls.dec()
             self._pending_decisions.stop_waiting(poll.vm_key, woken)
             timer.cancel()
             connection.call_when_gone(None)

@@ -13,10 +13,12 @@ import msgspec
 
 from bridge.clock import parse_time
 from bridge.events.event import ScheduledEvent
+from bridge.portal.connected_agents import AgentSeen
 from bridge.portal.decision_progress import AcceptedApproval, DecisionProgress, Stage, is_accepted
 from bridge.portal.fleet import EventState, State, undecidable
-from bridge.portal.signing import NO_AGENT, AgentSeen, why_unreachable
+from bridge.portal.signing import NO_AGENT, why_unreachable
 from bridge.portal.store.event_details import EventDetails
+from bridge.portal.two_person_rule import too_few
 from bridge.portal.user_names import folded_name
 from bridge.portal.users import Person
 from bridge.portal.verdicts import NO_KEY, WITHDRAW_HOLD, Choice, Outcome, Ruling, people_of
@@ -155,14 +157,6 @@ def buttons(
         why_not = too_few(context.required, context.approvers)
         return Buttons(approve=f"starts after {others}, for {names}", hold=hold, why_not=why_not)
     return Buttons(approve=f"starts now, for {names}", hold=hold)
-
-
-def too_few(required: int, approvers: int | None) -> str:
-    """Return a warning if fewer people may approve than an approval needs; empty otherwise."""
-    if approvers is None or approvers >= required:
-        return ""
-    people = "person" if required == 1 else "different people"
-    return f"{required} {people} must approve, and only {approvers} may. Add approvers with `portal users`."
 
 
 def _why_not_approve(

@@ -1,7 +1,7 @@
 """Runs the portal: two listeners on one event loop. A stop takes at most five seconds.
 
-A held poll with TLS takes 50 KB on uvloop, and 300 KB on the standard library's loop. uvicorn runs from here because
-it would wait for held polls without a limit: the portal becomes not ready, answers held polls, closes the listeners,
+An open poll with TLS takes 50 KB on uvloop, and 300 KB on the standard library's loop. uvicorn runs from here because
+it would wait for open polls without a limit: the portal becomes not ready, answers open polls, closes the listeners,
 and closes the database last.
 """
 
@@ -265,7 +265,7 @@ def _collect_garbage_rarely() -> None:
 
 
 def _allow_connections() -> None:
-    """Raise the limit of open files to its maximum, because each held poll is one."""
+    """Raise the limit of open files to its maximum, because each open poll is one."""
     if sys.platform != "win32":
         import resource  # noqa: PLC0415  # not on Windows
 

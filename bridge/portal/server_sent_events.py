@@ -16,12 +16,11 @@ from starlette.types import Receive, Scope, Send
 
 from bridge.clock import Clock
 from bridge.logs import ThrottledLog
-from bridge.portal.connected_agents import ConnectedAgents
+from bridge.portal.connected_agents import AgentSeen, ConnectedAgents
 from bridge.portal.form_fields import KEY
 from bridge.portal.http_limits import CONNECTION
 from bridge.portal.rendering import SECURITY_HEADERS
 from bridge.portal.requests import error_answer
-from bridge.portal.signing import AgentSeen
 from bridge.portal.store.database import StoreThreads, StoreUnavailable
 from bridge.portal.store.event_details import Marks, marks, subjects_after, vm_keys_of
 from bridge.portal.users import AccessDenied, Users

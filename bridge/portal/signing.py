@@ -12,10 +12,9 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
-import msgspec
-
 from bridge.approval.signing import DecisionSigner
 from bridge.clock import format_time
+from bridge.portal.connected_agents import AgentSeen
 from bridge.portal.fleet import EventState, State, VmOfEvent
 from bridge.portal.store.decisions import NewDecision
 from bridge.portal.verdicts import Choice, Ruling, reason_of
@@ -25,31 +24,6 @@ from bridge.text import one_line
 _ASKED_TO_APPROVE = 2
 _HOLD_SECONDS = 86_400.0
 _STREAM = "stream:"
-
-
-class AgentSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """The header of an agent's last poll; None: the header has no such member."""
-
-    is_connected: bool
-    version: str | None = None
-    kids: tuple[str, ...] | None = None
-    required_approvals: int | None = None
-    dry_run: bool | None = None
-    disabled: bool | None = None
-    received_index: int = 0
-    """The agent has received every decision up to this number."""
-
-    def why_not(self, kid: str) -> str | None:
-        """Return the reason why the agent would not act on an approval by the key *kid*; None if it would."""
-        if not self.is_connected:
-            return "is not connected"
-        if self.kids is not None and kid not in self.kids:
-            return f"does not trust the key {kid}"
-        if self.disabled:
-            return "approves nothing, because its file approvals.disabled exists"
-        if self.dry_run:
-            return "does not approve, because dry_run is set"
-        return None
 
 
 def addressees(event: EventState, agents: Mapping[str, AgentSeen], kid: str) -> tuple[VmOfEvent, ...]:

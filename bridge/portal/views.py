@@ -9,6 +9,7 @@ import msgspec
 
 from bridge.clock import format_time, parse_time
 from bridge.events.event import ScheduledEvent
+from bridge.portal.connected_agents import AgentSeen
 from bridge.portal.decision_progress import AcceptedApproval, DecisionProgress, accepted_approval, progress_of
 from bridge.portal.fleet import EventState, State, VmState, groups_of
 from bridge.portal.sentences import (
@@ -22,9 +23,9 @@ from bridge.portal.sentences import (
     vm_names,
     why_not_yet,
 )
-from bridge.portal.signing import AgentSeen
 from bridge.portal.store.event_details import EventDetails
-from bridge.portal.verdicts import Choice, Verdict, rule
+from bridge.portal.two_person_rule import rule
+from bridge.portal.verdicts import Choice, Verdict
 from bridge.text import duration
 
 STATE_WORDS = {

@@ -81,7 +81,7 @@
       address.searchParams.set("part", keys && follows === "events" ? [...keys].join(",") : "");
       const answer = await fetch(address).catch(() => null);
       const text = answer?.ok ? await answer.text().catch(() => null) : null;
-      // A button that is replaced while it is held down is never clicked, and nobody would hear of it.
+      // The browser sends no click for a button that is replaced while the pointer presses it.
       if (pressed) await new Promise((done) => { released = done; setTimeout(done, PRESS_MS); });
       if (text !== null) {
         merge(new DOMParser().parseFromString(text, "text/html"), keys);

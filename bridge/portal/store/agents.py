@@ -19,7 +19,7 @@ class SharedAgent(msgspec.Struct, frozen=True, kw_only=True):
     """The time of this state, in UTC with milliseconds."""
     received_index: int
     body: str
-    """The contents of the agent's header and whether a poll is held, as JSON."""
+    """The contents of the agent's header and whether a poll is open, as JSON."""
 
 
 def store_agents(connection: Connection, changed: Sequence[SharedAgent], *, process: str) -> None:

@@ -19,8 +19,9 @@ from bridge.portal.store.audit import entries
 from bridge.portal.store.database import in_parts
 from bridge.portal.store.events import EventFilter, list_events, records_of
 from bridge.portal.store.users import names_barred
+from bridge.portal.two_person_rule import counting
 from bridge.portal.user_names import folded_name
-from bridge.portal.verdicts import Choice, Verdict, counting
+from bridge.portal.verdicts import Choice, Verdict
 
 _OUTCOMES = tuple(each.value for each in (Transition.APPROVED, Transition.APPROVAL_REFUSED, Transition.APPROVAL_FAILED))
 _MOST_OPEN = 1_000

@@ -25,7 +25,8 @@ from bridge.portal.store.decisions import NewDecision, add_decisions, lock_decis
 from bridge.portal.store.event_details import details_of, known_vms, verdicts_of
 from bridge.portal.store.events import event_of
 from bridge.portal.store.users import names_barred
-from bridge.portal.verdicts import WITHDRAW_HOLD, Choice, Outcome, Ruling, Verdict, counting, people_of, rule
+from bridge.portal.two_person_rule import counting, rule
+from bridge.portal.verdicts import WITHDRAW_HOLD, Choice, Outcome, Ruling, Verdict, people_of
 
 UNKNOWN_EVENT = "No record reports this event."
 

@@ -1,0 +1,58 @@
+"""The two-person rule: an approval needs `people.required_approvals` different people, and one person can hold. Pure.
+
+These rules apply to the verdicts on one event:
+
+- While one person holds the event, the event cannot be approved. No further person is necessary for a hold.
+- An approval counts until it expires or is withdrawn, and only for the event with the digest that its person saw.
+- An approval does not count if its user is disabled or is no longer an approver.
+- Several spellings of a name count as one person.
+
+The agents do not see how many people have approved, because the portal signs one decision with its own key. An agent
+has a separate rule, which counts the approvers of the keys that signed decisions (`bridge.approval.evaluate`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+
+from bridge.portal.user_names import folded_name
+from bridge.portal.verdicts import Choice, Outcome, Ruling, Verdict
+
+
+def counting(verdicts: Iterable[Verdict], barred: Container[str]) -> tuple[Verdict, ...]:
+    """Return the verdicts that count: all holds, and the approvals of people who may still approve.
+
+    *barred* contains the folded names of people who may not approve.
+    """
+    return tuple(each for each in verdicts if each.choice is Choice.HOLD or folded_name(each.user_name) not in barred)
+
+
+def rule(verdicts: Iterable[Verdict], *, digest: str, at: str, required: int) -> Ruling:
+    """Return the ruling at the time *at* on an event with *digest*.
+
+    An approval needs *required* different people. One person with several spellings of a name counts once.
+    """
+    standing = sorted(
+        (each for each in verdicts if each.withdrawn_at is None), key=lambda each: (each.made_at, each.verdict_id)
+    )
+    holds = tuple(each for each in standing if each.choice is Choice.HOLD)
+    if holds:
+        return Ruling(outcome=Outcome.HELD, verdicts=holds, needed=0)
+    newest = {
+        folded_name(each.user_name): each
+        for each in standing
+        if each.choice is Choice.APPROVE and each.digest == digest and at < each.expires_at
+    }
+    approvals = tuple(sorted(newest.values(), key=lambda each: (each.made_at, each.verdict_id)))
+    needed = max(0, required - len(approvals))
+    if not approvals:
+        return Ruling(outcome=Outcome.UNDECIDED, verdicts=(), needed=needed)
+    return Ruling(outcome=Outcome.WAITING if needed else Outcome.APPROVED, verdicts=approvals, needed=needed)
+
+
+def too_few(required: int, approvers: int | None) -> str:
+    """Return a warning if fewer people may approve than an approval needs; empty otherwise."""
+    if approvers is None or approvers >= required:
+        return ""
+    people = "person" if required == 1 else "different people"
+    return f"{required} {people} must approve, and only {approvers} may. Add approvers with `portal users`."
