@@ -92,19 +92,12 @@ class Authenticator:
             raise self.refused(AuthenticationFailure.NO_CREDENTIALS, "The request has no bearer token.")
         if self._agent_token.is_set and self._is_one_of(token, self._agent_token):
             return Agent(None)
-        vm_id = self._attested_vm(token)
-        if vm_id is None:
-            raise self.refused(AuthenticationFailure.WRONG_TOKEN, "The token is invalid.")
-        return Agent(vm_id)
-
-    def _attested_vm(self, token: str) -> str | None:
-        """Return the VM for which the portal issued *token*; None if it did not issue *token*."""
         if self._attested is None:
-            return None
+            raise self.refused(AuthenticationFailure.WRONG_TOKEN, "The token is invalid.")
         try:
-            return self._attested.vm_id_of(token)
-        except TokenRefused:
-            return None
+            return Agent(self._attested.vm_id_of(token))
+        except TokenRefused as error:
+            raise self.refused(AuthenticationFailure.WRONG_TOKEN, str(error)) from error
         except SecretUnavailable as error:
             raise self._unavailable(str(error)) from error
 

@@ -55,7 +55,6 @@ _OF_ENDING = {
     Transition.ENDED: State.ENDED,
 }
 
-
 #: Orders the records of one VM: the time of the stream, its id, the sequence, and the id of the record.
 Position = tuple[int, str, int, str]
 _FIRST: Position = (-1, "", -1, "")

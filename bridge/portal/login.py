@@ -22,8 +22,6 @@ from bridge.portal.users import COOKIE, AccessDenied, Person, Users
 logger = logging.getLogger(__name__)
 
 _SEE_OTHER = 303
-
-
 Answer = Callable[[Request, Person], Awaitable[Response]]
 
 

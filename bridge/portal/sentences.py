@@ -38,8 +38,6 @@ _ENDS = {
     State.CANCELED: "Azure canceled the event.",
     State.ENDED: "The event is over. No VM reported how it ended.",
 }
-
-
 _ON_ITS_WAY = frozenset({Stage.QUEUED, Stage.RECEIVED})
 
 

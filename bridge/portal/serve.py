@@ -108,8 +108,7 @@ class Portal:
     def stop(self) -> None:
         """End `run` within five seconds."""
         self._stopping.set()
-        with contextlib.suppress(RuntimeError):  # the loop is closed: it has stopped
-            self._wake()
+        self._wake()
 
     async def _serve(
         self,
@@ -120,7 +119,7 @@ class Portal:
         operator: socket.socket,
     ) -> None:
         wanted, loop = asyncio.Event(), asyncio.get_running_loop()
-        self._wake = lambda: loop.call_soon_threadsafe(wanted.set)
+        self._wake = _called_on(loop, wanted.set)
         _on_signals(loop, self.stop)
         await app.load()
         log = ThrottledLog(logger, clock=self._clock)

@@ -25,6 +25,8 @@ _ASKED_TO_APPROVE = 2
 _HOLD_SECONDS = 86_400.0
 _STREAM = "stream:"
 
+NO_AGENT = "No agent would follow an approval now"
+
 
 def addressees(event: EventState, agents: Mapping[str, AgentSeen], kid: str) -> tuple[VmOfEvent, ...]:
     """Return the VMs that get an approval: at most two, the best first; empty if no agent would act on it."""
@@ -38,9 +40,6 @@ def addressees(event: EventState, agents: Mapping[str, AgentSeen], kid: str) -> 
         and seen.why_not(kid) is None
     ]
     return tuple(sorted(able, key=lambda vm: (vm.affects_this_vm is not True, vm.vm_key))[:_ASKED_TO_APPROVE])
-
-
-NO_AGENT = "No agent would follow an approval now"
 
 
 def why_unreachable(event: EventState, agents: Mapping[str, AgentSeen], kid: str) -> str:

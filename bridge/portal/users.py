@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import msgspec
 from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
+from sqlalchemy import Connection
 from starlette.requests import Request
 
 from bridge.clock import Clock, format_time
@@ -50,7 +51,6 @@ NOBODYS_HASH = "$argon2id$v=19$m=65536,t=3,p=4$NODTa3+FH8YWtHER2am/vg$4iqmJnJsGY
 _HASHES_AT_ONCE = 2
 #: Some seconds' work.
 _MOST_SIGNING_IN = 50
-
 
 VIEWER = "You are a viewer. Only an approver can decide."
 
@@ -97,7 +97,7 @@ class Person(msgspec.Struct, frozen=True, kw_only=True):
         return f"The event includes VMs outside your scope: {', '.join(outside)}." if outside else None
 
 
-def still(person: Person, connection: store_users.Connection, *, at: str) -> Person:
+def still(person: Person, connection: Connection, *, at: str) -> Person:
     """Return *person* with the current role and scope; raise AccessDenied if the access has ended."""
     if person.session_sha256 is not None:
         found = store_users.session_of(connection, person.session_sha256, at=at)
@@ -275,9 +275,7 @@ class _Wrong:
         return [each for each in self._times.get(whom, ()) if each > since]
 
 
-def _begin_session(
-    connection: store_users.Connection, /, *, user: store_users.User, old_sha256: str, **session: str
-) -> None:
+def _begin_session(connection: Connection, /, *, user: store_users.User, old_sha256: str, **session: str) -> None:
     """Start a session unless *user* was disabled or changed during the password check."""
     if store_users.user_of(connection, user.user_name) != user:
         raise AccessDenied(401, "The name or the password is wrong.")
@@ -288,7 +286,7 @@ def _begin_session(
     )
 
 
-def _end_session(connection: store_users.Connection, name: str, session_sha256: str, *, at: str) -> None:
+def _end_session(connection: Connection, name: str, session_sha256: str, *, at: str) -> None:
     store_users.end_session(connection, session_sha256)
     add_entries(connection, [NewEntry(actor=name, action="signed_out", subject="", details={})], at=at)
 

@@ -8,7 +8,6 @@ from datetime import datetime
 import msgspec
 
 from bridge.clock import format_time, parse_time
-from bridge.events.event import ScheduledEvent
 from bridge.portal.connected_agents import AgentSeen
 from bridge.portal.decision_progress import AcceptedApproval, DecisionProgress, accepted_approval, progress_of
 from bridge.portal.fleet import EventState, State, VmState, groups_of
@@ -77,7 +76,13 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def impact(self) -> str:
         """Return the duration that Azure expects: "5 s pause" for a Freeze."""
-        return _impact(self.event.event)
+        event = self.event.event
+        seconds = event.duration_seconds
+        if seconds is None or seconds < 0:
+            return "unknown"
+        if seconds == 0:
+            return "none"
+        return f"{duration(seconds)} pause" if event.event_type == "Freeze" else duration(seconds)
 
     @property
     def facts(self) -> list[tuple[str, str]]:
@@ -168,15 +173,6 @@ def _verb(verdict: Verdict, details: EventDetails, now: datetime, accepted: Acce
     if accepted is not None and (not is_withdrawn if is_hold else is_withdrawn and verdict in accepted.verdicts):
         note += f" too late: posted to Azure at {accepted.clock}"
     return verb + note
-
-
-def _impact(event: ScheduledEvent) -> str:
-    seconds = event.duration_seconds
-    if seconds is None or seconds < 0:
-        return "unknown"
-    if seconds == 0:
-        return "none"
-    return f"{duration(seconds)} pause" if event.event_type == "Freeze" else duration(seconds)
 
 
 class AgentView(msgspec.Struct, frozen=True, kw_only=True):

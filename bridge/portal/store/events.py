@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 from sqlalchemy import Connection, func, or_, select
@@ -44,14 +44,6 @@ def event_of(connection: Connection, key: str) -> EventState | None:
     """Return the event with that key; None if no record reports it."""
     body = connection.execute(select(events.c.body).where(events.c.event_key == key)).scalar_one_or_none()
     return None if body is None else _decode(body)
-
-
-def every_event(connection: Connection) -> Iterator[EventState]:
-    """Yield every event, a page in memory at a time."""
-    page = list_events(connection, EventFilter())
-    while page:
-        yield from page
-        page = list_events(connection, EventFilter(before=place_in_list(page[-1])))
 
 
 def place_in_list(event: EventState) -> tuple[str, str]:

@@ -12,8 +12,6 @@ from bridge.portal.schema import properties, sessions, users
 from bridge.portal.store.database import insert, upsert
 from bridge.portal.user_names import folded_name
 
-__all__ = ["Connection", "User", "add_session", "add_user", "csrf_key", "end_session", "session_of"]
-
 _CSRF_KEY = "csrf_key"
 _APPROVER = "approver"
 
