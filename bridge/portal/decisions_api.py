@@ -33,11 +33,11 @@ logger = logging.getLogger(__name__)
 _VERIFIED_AT_ONCE = 16
 
 
-class _Brought(msgspec.Struct, frozen=True):
+class _Submitted(msgspec.Struct, frozen=True):
     decisions: list[str]
 
 
-_decode = msgspec.json.Decoder(_Brought).decode
+_decode = msgspec.json.Decoder(_Submitted).decode
 
 
 class DecisionsApi:
@@ -69,11 +69,11 @@ class DecisionsApi:
             return error_answer(400, 'The body must be {"decisions": ["...", ...]}.')
         if not 1 <= len(tokens) <= MAX_DECISIONS:
             return error_answer(400, f"The body must contain 1 to {MAX_DECISIONS} decisions.")
-        looked_at = await self._verify(tokens)
-        good = [each for each in looked_at if isinstance(each, NewDecision)]
+        verified = await self._verify(tokens)
+        good = [each for each in verified if isinstance(each, NewDecision)]
         numbers = await self._store.write(add_decisions, good, at=format_time(self._clock.now())) if good else {}
         await self._pending_decisions.catch_up()
-        results = [_result(each, numbers) for each in looked_at]
+        results = [_result(each, numbers) for each in verified]
         return json_answer({"decisions": results}, status=200 if good else 400)
 
     async def _verify(self, tokens: Sequence[str]) -> list[NewDecision | RefusedDecision]:

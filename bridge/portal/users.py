@@ -46,7 +46,7 @@ _MOST_WRONG = 5
 _WRONG_SECONDS = 300.0
 _MOST_REMEMBERED = 10_000
 #: The hash of an unused password. The check of an unknown name must take as long as that of a known name.
-NOBODYS_HASH = "$argon2id$v=19$m=65536,t=3,p=4$NODTa3+FH8YWtHER2am/vg$4iqmJnJsGYRtmaLk+wzwN/Pwv000lt7CzysQeENAI+I"
+UNUSED_HASH = "$argon2id$v=19$m=65536,t=3,p=4$NODTa3+FH8YWtHER2am/vg$4iqmJnJsGYRtmaLk+wzwN/Pwv000lt7CzysQeENAI+I"
 #: Each takes 64 MiB and about 50 ms.
 _HASHES_AT_ONCE = 2
 #: Some seconds' work.
@@ -228,7 +228,7 @@ class Users:
             raise AccessDenied(429, "Too many wrong passwords. Wait five minutes.")
         user = None if name is None else await self._store.read(store_users.user_of, name)
         known = user.password_hash if user is not None and user.disabled_at is None else None
-        is_right = len(password) <= _LONGEST_PASSWORD and await self._is_right(known or NOBODYS_HASH, password)
+        is_right = len(password) <= _LONGEST_PASSWORD and await self._is_right(known or UNUSED_HASH, password)
         if user is not None and known is not None and is_right:
             return user
         for whom in both:

@@ -104,13 +104,13 @@ class StoreThreads:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._subscribers = ThreadPoolExecutor(_THREADS, thread_name_prefix="store-reader")
+        self._readers = ThreadPoolExecutor(_THREADS, thread_name_prefix="store-reader")
         self._writers = ThreadPoolExecutor(store.kind.writers, thread_name_prefix="store-writer")
         self._waiting = 0
 
     async def read(self, work: Callable[Concatenate[Connection, _P], _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Run `Store.read` in a thread; raise StoreUnavailable if too many requests wait."""
-        return await self._run(self._subscribers, lambda: self.store.read(work, *args, **kwargs))
+        return await self._run(self._readers, lambda: self.store.read(work, *args, **kwargs))
 
     async def write(
         self, work: Callable[Concatenate[Connection, _P], _T], /, *args: _P.args, **kwargs: _P.kwargs
@@ -120,7 +120,7 @@ class StoreThreads:
 
     def close(self) -> None:
         """Start nothing more, and wait for the running functions."""
-        for pool in (self._writers, self._subscribers):
+        for pool in (self._writers, self._readers):
             pool.shutdown(wait=True, cancel_futures=True)
 
     async def _run(self, pool: ThreadPoolExecutor, work: Callable[[], _T]) -> _T:

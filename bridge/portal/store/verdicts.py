@@ -100,9 +100,9 @@ def withdraw(
         raise VerdictRefused(f"Too late: {event.undecidable_because}.", event=event)
     _refuse_too_late(connection, event)
     verdict = next(each for each in verdicts_of(connection, [key]) if each.verdict_id == verdict_id)
-    was_told = verdict.choice is Choice.APPROVE and _was_told(connection, verdict)
-    ruling = Ruling(outcome=Outcome.HELD if was_told else Outcome.UNDECIDED, verdicts=(verdict,), needed=0)
-    signed = sign(event, ruling, _vms_of_groups(connection, event)) if was_told else ()
+    has_decisions = verdict.choice is Choice.APPROVE and _has_decisions(connection, verdict)
+    ruling = Ruling(outcome=Outcome.HELD if has_decisions else Outcome.UNDECIDED, verdicts=(verdict,), needed=0)
+    signed = sign(event, ruling, _vms_of_groups(connection, event)) if has_decisions else ()
     lock_decisions(connection)
     details = {"verdict_id": verdict_id, "verdict": verdict.choice.value, "of": verdict.user_name}
     add_entries(connection, [NewEntry(actor=by, action="withdrew", subject=key, details=details)], at=at)
@@ -116,7 +116,7 @@ def _counting(connection: Connection, event_key: str) -> tuple[Verdict, ...]:
     return counting(verdicts_of(connection, [event_key]), names_barred(connection))
 
 
-def _was_told(connection: Connection, verdict: Verdict) -> bool:
+def _has_decisions(connection: Connection, verdict: Verdict) -> bool:
     """Return whether a decision rests on *verdict*, alone or together with other approvals.
 
     A decision names only the last of its verdicts.
