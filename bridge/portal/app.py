@@ -1,4 +1,4 @@
-"""The portal's ASGI application, built from the settings. `bridge.portal.serve` listens."""
+"""Builds the portal's ASGI application from the settings. `bridge.portal.serve` runs the application."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _NOTHING_HERE = "This address does not exist."
 
 
 class Application:
-    """The application of the public listener. Call `load` first, and run the `followers` meanwhile."""
+    """The application of the public listener. Call `load` first, and run a task for each of the `followers`."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Application:
             self._live,
             AgentExchange(threads, self._connected_agents, clock=clock),
         )
-        """The tasks that follow the database."""
+        """Objects with a method `follow`, which runs until the portal stops."""
         authenticator = Authenticator(
             attested=None if self._agents is None else self._agents.tokens,
             agent_token=settings.agents.token(),
@@ -99,7 +99,7 @@ class Application:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, and count the response by route and status. The long poll counts its own responses.
 
-        A path with an encoded slash gets a 404, because a proxy may have checked another path.
+        The response to a path with an encoded slash is 404, because a proxy may have checked a different path.
         """
         if scope["path"].startswith(PREFIX):
             await self._poll(scope, receive, send)
@@ -134,7 +134,6 @@ class Application:
             self._agents.close()
 
     def _machine_routes(self, authenticator: Authenticator) -> list[Route]:
-        """Return the routes for agents and for programs."""
         ingest = Ingest(store=self._threads, authenticator=authenticator, metrics=self._metrics, clock=self._clock)
         api = Api(store=self._threads, authenticator=authenticator, connected_agents=self._connected_agents)
         decisions_api = DecisionsApi(
@@ -152,7 +151,6 @@ class Application:
         ]
 
     def _person_routes(self) -> list[Route]:
-        """Return the routes for people: verdicts as JSON, and the pages."""
         key, signing = None, self._settings.signing
         if signing is not None:
             key = PortalKey(DecisionSigner(signing.private_key_file, kid=signing.kid, approver=signing.approver))
@@ -195,5 +193,4 @@ async def _not_allowed(_request: Request, error: Any) -> Response:
 
 
 async def _failed(_request: Request, _error: Exception) -> Response:
-    # uvicorn logs the error.
-    return error_answer(500, "The request failed. See the portal's log.")
+    return error_answer(500, "The request failed. See the portal's log.")  # uvicorn logs the error

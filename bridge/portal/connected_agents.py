@@ -30,7 +30,6 @@ HEADER = "scheduled-events-agent"
 _MOST_HEADER_CHARACTERS = 8_192
 #: An agent is removed when its last poll ended this long ago. A poll lasts at most 600 s.
 FORGOTTEN_SECONDS = 700.0
-#: An open poll at another process counts for this long after the last update by that process.
 _OPEN_POLL_SECONDS = 90.0
 _RECONNECT_SECONDS = 15.0
 _EXCHANGE_SECONDS = 1.0
@@ -69,7 +68,6 @@ class AgentSeen(AgentReport, frozen=True, kw_only=True):
 
 class _Polls(msgspec.Struct):
     at: float
-    """The monotonic time of the last start or end of a poll."""
     reported: AgentReport
     open_polls: int = 0
     received_index: int = 0
@@ -211,7 +209,6 @@ def _recency(seen: _Polls) -> tuple[bool, float]:
 
 @lru_cache(maxsize=64)  # most agents of a fleet send the same header
 def _read(header: str) -> AgentReport:
-    """Return the contents of *header*; empty if *header* is malformed."""
     try:
         return _reported_of(header[:_MOST_HEADER_CHARACTERS].encode())
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):

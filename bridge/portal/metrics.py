@@ -1,4 +1,4 @@
-"""The metrics of the portal. No label contains an event, a VM, or a name, because their number has no limit."""
+"""The metrics of the portal. Labels contain no events, VMs, or users, because their number has no limit."""
 
 from __future__ import annotations
 

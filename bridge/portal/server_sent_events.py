@@ -1,7 +1,8 @@
-"""``/live``: notifies open pages about changes by server-sent events. A page then fetches the changed part of itself.
+"""``/live``: notifies open pages about changes by server-sent events. A page then loads its changed part.
 
-A message contains only keys of events or the word ``agents``. While a page is open, the portal looks for changes in the
-database once a second. At most a hundred keys wait for a slow subscriber; more become ``all``.
+A message contains only the keys of changed events or a word such as ``agents``. While at least one page is open, the
+portal looks for changes in the database once a second. If more than a hundred keys wait for a slow page, the portal
+sends ``all`` instead.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Subscriber:
         self._woken.set()
 
     async def changes(self, seconds: float) -> set[str]:
-        """Return the keys of the next message; empty if there are none within *seconds*."""
+        """Return the keys of the next message. Return an empty set if nothing changes within *seconds*."""
         await _wait(self._woken, seconds)
         self._woken.clear()
         found, self._pending = self._pending, set()
@@ -189,6 +190,5 @@ def _different(before: Mapping[str, object], now: Mapping[str, object]) -> set[s
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:
-    """Wait for *event* for at most *seconds*."""
     with contextlib.suppress(asyncio.TimeoutError):
         await asyncio.wait_for(event.wait(), seconds)

@@ -1,14 +1,15 @@
-"""The two-person rule: an approval needs `people.required_approvals` different people, and one person can hold. Pure.
+"""The two-person rule: an approval needs `people.required_approvals` different people. A hold needs one person. Pure.
 
 These rules apply to the verdicts on one event:
 
-- While one person holds the event, the event cannot be approved. No further person is necessary for a hold.
-- An approval counts until it expires or is withdrawn, and only for the event with the digest that its person saw.
+- While a person holds the event, no one can approve it. Any approver can withdraw the hold.
+- An approval counts until it expires or is withdrawn, and only for the version of the event that its person saw.
 - An approval does not count if its user is disabled or is no longer an approver.
 - Several spellings of a name count as one person.
 
-The agents do not see how many people have approved, because the portal signs one decision with its own key. An agent
-has a separate rule, which counts the approvers of the keys that signed decisions (`bridge.approval.evaluate`).
+Agents do not check this rule, because the portal signs one decision with its own key for all of these people. Agents
+have their own setting `required_approvals`, which counts the approvers of the signing keys
+(`bridge.approval.evaluate`).
 """
 
 from __future__ import annotations
@@ -20,18 +21,12 @@ from bridge.portal.verdicts import Choice, Outcome, Ruling, Verdict
 
 
 def counting(verdicts: Iterable[Verdict], barred: Container[str]) -> tuple[Verdict, ...]:
-    """Return the verdicts that count: all holds, and the approvals of people who may still approve.
-
-    *barred* contains the folded names of people who may not approve.
-    """
+    """Return all holds, and the approvals of people whose folded names are not in *barred*."""
     return tuple(each for each in verdicts if each.choice is Choice.HOLD or folded_name(each.user_name) not in barred)
 
 
 def rule(verdicts: Iterable[Verdict], *, digest: str, at: str, required: int) -> Ruling:
-    """Return the ruling at the time *at* on an event with *digest*.
-
-    An approval needs *required* different people. One person with several spellings of a name counts once.
-    """
+    """Return the ruling at the time *at* on an event with *digest*, which needs *required* approvals."""
     standing = sorted(
         (each for each in verdicts if each.withdrawn_at is None), key=lambda each: (each.made_at, each.verdict_id)
     )
@@ -51,7 +46,7 @@ def rule(verdicts: Iterable[Verdict], *, digest: str, at: str, required: int) ->
 
 
 def too_few(required: int, approvers: int | None) -> str:
-    """Return a warning if fewer people may approve than an approval needs; empty otherwise."""
+    """Return a warning if fewer people may approve than an approval needs. Otherwise, return ""."""
     if approvers is None or approvers >= required:
         return ""
     people = "person" if required == 1 else "different people"

@@ -12,7 +12,7 @@ from enum import Enum
 import msgspec
 
 WITHDRAW_HOLD = "Withdraw the hold to approve the event."
-NO_KEY = "This portal has no key. Sign with `decide --to`. The portal forwards the decision."
+NO_KEY = "This portal has no key. Sign the decision with `decide --to`, and the portal forwards it."
 
 
 class Choice(str, Enum):
@@ -27,7 +27,7 @@ class Outcome(str, Enum):
 
     UNDECIDED = "undecided"
     WAITING = "waiting"
-    """One person approved, and another person must approve too."""
+    """At least one person has approved, and further people must approve."""
     APPROVED = "approved"
     HELD = "held"
 
@@ -55,7 +55,7 @@ class Ruling(msgspec.Struct, frozen=True, kw_only=True):
     verdicts: tuple[Verdict, ...]
     """The holds, or one approval of each person, oldest first."""
     needed: int
-    """The number of people who must still approve; 0 if the event is approved or held."""
+    """The number of people who must still approve. It is 0 if the event is approved or held."""
 
 
 def people_of(verdicts: Iterable[Verdict]) -> str:
@@ -64,6 +64,6 @@ def people_of(verdicts: Iterable[Verdict]) -> str:
 
 
 def reason_of(ruling: Ruling, *, most_characters: int = 256) -> str:
-    """Return the reason of a decision: the names and reasons of its verdicts, cut to the length that an agent keeps."""
+    """Return the names and reasons of the verdicts as the reason of a decision, with at most *most_characters*."""
     said = "; ".join(f"{each.user_name}: {each.reason}" if each.reason else each.user_name for each in ruling.verdicts)
     return said if len(said) <= most_characters else f"{said[: most_characters - 1]}…"
