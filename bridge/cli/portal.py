@@ -1,4 +1,4 @@
-"""The command `portal` and its subcommands, which import the portal only when they run."""
+"""The options of `portal` and its commands. A command imports the portal and its libraries only when it runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def library() -> Any:
     """Return the module `bridge.portal.command`, or report a missing library."""
     if sys.version_info < (3, 11):
         version = ".".join(map(str, sys.version_info[:3]))
-        raise BridgeError(f"The portal needs Python 3.11 or newer, and this is {version}. The agent runs on both.")
+        raise BridgeError(f"The portal needs Python 3.11 or newer, but this is Python {version}.")
     import logging  # noqa: PLC0415
 
     from bridge.system.extras import how_to_install  # noqa: PLC0415
@@ -51,7 +51,9 @@ def library() -> Any:
 @log_options
 @click.pass_context
 def portal(context: click.Context, path: Path | None, log_format: str, log_level: str) -> None:
-    """Serve the reference ops portal, which receives the records of a fleet and displays the events.
+    """Serve the reference ops portal until SIGTERM or SIGINT.
+
+    The portal receives the records of a fleet, shows the events, and forwards decisions to the agents.
 
     SIGTERM and SIGINT stop the portal. The portal has its own configuration file, which --config or the variable
     SCHEDULED_EVENTS_PORTAL_CONFIG names. The default is /etc/scheduled-events-portal/portal.toml.
@@ -75,20 +77,19 @@ def migrate(path: Path | None) -> None:
     if before == now:
         click.echo(f"The database is already at step {now}.")
     else:
-        start = f"step {before}" if before else "an empty database"
-        click.echo(f"The database was migrated from {start} to step {now}.")
+        click.echo(f"The {f'database at step {before}' if before else 'empty database'} was migrated to step {now}.")
 
 
-@portal.command(short_help="Copy the database, even while the portal is running.")
+@portal.command(short_help="Copy the database.")
 @config
 @click.argument("target", type=FILE)
 def backup(path: Path | None, target: Path) -> None:
-    """Copy the database to the file TARGET, even while the portal is running. It never overwrites a file.
+    """Copy the database to the file TARGET. The portal can run during the copy. TARGET must not exist.
 
-    If you start a portal with the copy, the agents request all decisions again.
+    After a portal starts with the copy, all agents request their decisions again.
     """
     library().backup(path, target)
-    click.echo(f"{target} contains the database.")
+    click.echo(f"The database was copied to {target}.")
 
 
 @portal.command(short_help="Verify the audit.")
@@ -100,7 +101,7 @@ def audit(what: str, path: Path | None) -> int:  # noqa: ARG001  # `verify` is t
     if found.fault is not None:
         click.echo(f"Entry {found.fault.entry} of {found.entries} is invalid: {found.fault.why}.", err=True)
         return ExitCode.FAILED
-    click.echo(f"All {found.entries} entries are unchanged. The last hash is {found.last_hash or 'none'}.")
+    click.echo(f"All {found.entries} entries are valid. The last hash is {found.last_hash or 'none'}.")
     return ExitCode.OK
 
 
@@ -125,13 +126,15 @@ def users() -> None:
 @_scope
 @_no_password
 def add_user(name: str, path: Path | None, role: str, scope: tuple[str, ...], *, no_password: bool) -> None:
-    """Add or replace the user NAME. The command prompts for a password, or reads it from standard input.
+    """Add or replace the user NAME.
 
-    Without --scope, the user sees all VMs.
+    On a terminal, the command prompts for the password. Otherwise, it reads one line from standard input.
+
+    Without --scope, the user can see all VMs.
     """
     password = None if no_password else _password()
     library().add_user(path, name, password=password, role=role, scope=scope)
-    click.echo(f"{name} is {'an approver' if role == 'approver' else 'a viewer'} now.")
+    click.echo(f"{name} is now {'an approver' if role == 'approver' else 'a viewer'}.")
 
 
 @users.command("list", short_help="List all users.")
@@ -147,11 +150,11 @@ def list_users(path: Path | None) -> None:
 @config
 @option("--role", type=click.Choice(["viewer", "approver"]), help="Only an approver can decide.")
 @_scope
-@option("--all-vms", is_flag=True, help="Remove the scope, so that the user sees all VMs.")
+@option("--all-vms", is_flag=True, help="Remove the scope. The user can then see all VMs.")
 def change_user(name: str, path: Path | None, role: str | None, scope: tuple[str, ...], *, all_vms: bool) -> None:
     """Change the role or the scope of the user NAME, and end the user's sessions. --scope replaces all scopes."""
     if scope and all_vms:
-        raise click.UsageError("Give --scope or --all-vms, not both.")
+        raise click.UsageError("--scope and --all-vms are mutually exclusive. Use only one of them.")
     _print_user(library().change_user(path, name, role=role, scope=scope if scope or all_vms else None))
 
 
@@ -162,10 +165,10 @@ def change_user(name: str, path: Path | None, role: str | None, scope: tuple[str
 def set_password(name: str, path: Path | None, *, no_password: bool) -> None:
     """Change the password of the user NAME, and end the user's sessions.
 
-    The command prompts for the password, or reads it from standard input.
+    On a terminal, the command prompts for the password. Otherwise, it reads one line from standard input.
     """
     library().set_password(path, name, None if no_password else _password())
-    click.echo(f"{name} has {'no password now' if no_password else 'a new password'}.")
+    click.echo(f"{name} has {'no password' if no_password else 'a new password'}.")
 
 
 @users.command("disable", short_help="Disable a user.")
