@@ -55,8 +55,8 @@ def portal(context: click.Context, path: Path | None, log_format: str, log_level
 
     The portal receives the records of a fleet, shows the events, and forwards decisions to the agents.
 
-    SIGTERM and SIGINT stop the portal. The portal has its own configuration file, which --config or the variable
-    SCHEDULED_EVENTS_PORTAL_CONFIG names. The default is /etc/scheduled-events-portal/portal.toml.
+    The portal has its own configuration file, which --config or the variable SCHEDULED_EVENTS_PORTAL_CONFIG names. The
+    default is /etc/scheduled-events-portal/portal.toml.
     """
     if context.invoked_subcommand is None:
         from bridge import logs  # noqa: PLC0415
