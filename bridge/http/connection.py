@@ -14,8 +14,6 @@ from collections.abc import Mapping
 from email.message import Message
 from typing import NamedTuple
 
-from urllib3.util import wait_for_read
-
 from bridge.errors import DeadlineExceeded
 from bridge.http.watchdog import Call, Watched, address_shares, cut_calls_of
 
@@ -81,7 +79,7 @@ class _Connection(Watched):
     def begin(self, call: Call) -> None:
         """Let *call* use this connection. If the server has closed it, the request opens a new one."""
         self._call = call
-        if self.sock is not None and wait_for_read(self.sock, timeout=0):
+        if self.sock is not None and _is_readable(self.sock):
             self.close()
         if self.sock is not None:
             self.sock.settimeout(call.remaining_seconds())
@@ -118,6 +116,18 @@ class _Connection(Watched):
             response.close()
             self.close()
         return Response(response.status, response.reason, response.headers, b"" if unread else body, unread)
+
+
+def _is_readable(idle: socket.socket) -> bool:
+    """Return whether the server has closed the *idle* connection, or sent bytes that no request asked for."""
+    idle.settimeout(0)
+    try:
+        idle.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def _raise_if_cut(call: Call, exc: Exception | None) -> None:

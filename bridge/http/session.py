@@ -9,9 +9,7 @@ import math
 import ssl
 import time
 from collections.abc import Mapping
-from datetime import datetime, timedelta, timezone
-from email.message import Message
-from email.utils import parsedate_to_datetime
+from datetime import timedelta
 from typing import Any, cast
 
 import requests
@@ -21,7 +19,8 @@ from urllib3.connectionpool import ConnectionPool
 
 from bridge.errors import DeadlineExceeded
 from bridge.http.failures import causes
-from bridge.http.watchdog import POOL_CLASSES, Call, cut_calls_of
+from bridge.http.pools import POOL_CLASSES
+from bridge.http.watchdog import Call, cut_calls_of
 
 MAX_BODY_BYTES = 1024 * 1024
 
@@ -124,23 +123,6 @@ class DeadlineSession(requests.Session):
         """Close the idle connections, and end the calls of other threads."""
         cut_calls_of(self)
         super().close()
-
-
-def retry_after_seconds(headers: Mapping[str, str] | Message, *, now: datetime | None = None) -> float | None:
-    """Return the value of the Retry-After header in seconds; None if it is missing or invalid.
-
-    The value is a number of seconds or an HTTP date (RFC 9110 section 10.2.3). A past date is 0.
-    """
-    text = headers.get("Retry-After", "").strip()
-    if text.isascii() and text.isdigit():
-        return float(text[:18])
-    try:
-        moment = parsedate_to_datetime(text)
-    except (TypeError, ValueError, IndexError, OverflowError):
-        return None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=timezone.utc)
-    return max(0.0, (moment - (now or datetime.now(timezone.utc))).total_seconds())
 
 
 def _read_body(response: requests.Response, max_body_bytes: int) -> None:

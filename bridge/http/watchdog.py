@@ -21,11 +21,6 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
-
-from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
-from urllib3.exceptions import ConnectTimeoutError, LocationParseError, NameResolutionError, NewConnectionError
 
 
 class Call:
@@ -126,6 +121,11 @@ _in_flight = _InFlight()
 _watchdog = _Watchdog()
 
 
+def current_call() -> Call | None:
+    """Return the call of this thread."""
+    return _in_flight.call
+
+
 def cut_calls_of(session: object) -> None:
     """Cut every call of *session* that is in flight."""
     _watchdog.cut_session(session)
@@ -171,52 +171,3 @@ def address_shares(call: Call, host: str, port: int) -> Iterator[tuple[str, floa
     found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
     for number, (*_, address) in enumerate(found):
         yield str(address[0]), call.remaining_seconds() / (len(found) - number)
-
-
-class _WatchedConnection(Watched, HTTPConnection):
-    def _new_conn(self) -> socket.socket:
-        call = _in_flight.call
-        if call is None:
-            return super()._new_conn()
-        connected = self._connect(call)
-        self.watch_new(call, connected)
-        return connected
-
-    def request(self, *args: Any, **kwargs: Any) -> None:
-        call = _in_flight.call
-        if call is not None and self.sock is not None:
-            self.watch(call)
-        super().request(*args, **kwargs)
-
-    def _connect(self, call: Call) -> socket.socket:
-        name = self._dns_host
-        error: Exception = LocationParseError(self.host)
-        try:
-            for address, seconds in address_shares(call, name, self.port):
-                self._dns_host, self.timeout = address, seconds
-                try:
-                    return super()._new_conn()
-                except (ConnectTimeoutError, NewConnectionError) as exc:
-                    error = exc
-        except socket.gaierror as exc:
-            error = NameResolutionError(name, self, exc)
-        except UnicodeError:
-            pass
-        finally:
-            self._dns_host = name
-        raise error
-
-
-class _WatchedTlsConnection(_WatchedConnection, HTTPSConnection):
-    """The same with TLS."""
-
-
-class _WatchedPool(HTTPConnectionPool):
-    ConnectionCls = _WatchedConnection
-
-
-class _WatchedTlsPool(HTTPSConnectionPool):
-    ConnectionCls = _WatchedTlsConnection
-
-
-POOL_CLASSES = {"http": _WatchedPool, "https": _WatchedTlsPool}

@@ -22,7 +22,7 @@ from bridge.config.settings import ImdsSettings
 from bridge.errors import DeadlineExceeded, DocumentInvalid, ImdsStatus, ImdsUnreachable
 from bridge.events.event import SERVICE_OFF_AFTER_SECONDS, Document, Incarnation, VmIdentity
 from bridge.http.connection import DeadlineConnection, Response
-from bridge.http.session import retry_after_seconds
+from bridge.http.retry_after import retry_after_seconds
 from bridge.imds.document import MAX_DOCUMENT_BYTES, parse_attested, parse_document, parse_identity
 from bridge.sink import AttestedTokens
 from bridge.system.access_tokens import RenewedToken
