@@ -40,6 +40,7 @@ from bridge.errors import (
 from bridge.events.environment import ENVIRONMENT_PREFIX, environment_of
 from bridge.events.event import URGENT_EVENT_TYPES, ScheduledEvent, VmIdentity, encode
 from bridge.events.record import Evidence, Transition, TransitionRecord
+from bridge.http.connection import DeadlineConnection, HttpResponse
 from bridge.http.failures import causes, is_loopback, root_cause
 from bridge.http.retry_after import retry_after_seconds
 from bridge.http.tls_files import tls_file_problems
@@ -64,6 +65,7 @@ __all__ = [
     "AttestedTokens",
     "BridgeError",
     "CredentialFailed",
+    "DeadlineConnection",
     "DeadlineExceeded",
     "DeadlineSession",
     "DeliveryError",
@@ -72,6 +74,7 @@ __all__ = [
     "Ending",
     "Evidence",
     "Finished",
+    "HttpResponse",
     "RenewedToken",
     "ResponseEncoded",
     "ResponseTooLarge",

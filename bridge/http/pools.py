@@ -12,7 +12,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import ConnectTimeoutError, LocationParseError, NameResolutionError, NewConnectionError
 
-from bridge.http.watchdog import Call, Watched, address_shares, current_call
+from bridge.http.watchdog import Watched, connected_socket, current_call
 
 
 class _WatchedConnection(Watched, HTTPConnection):
@@ -20,7 +20,16 @@ class _WatchedConnection(Watched, HTTPConnection):
         call = current_call()
         if call is None:
             return super()._new_conn()
-        connected = self._connect(call)
+        try:
+            connected = connected_socket(call, self._dns_host, self.port)
+        except socket.gaierror as exc:
+            raise NameResolutionError(self._dns_host, self, exc) from exc
+        except UnicodeError:
+            raise LocationParseError(self.host) from None
+        except TimeoutError as exc:
+            raise ConnectTimeoutError(self, f"Connection to {self.host} timed out.") from exc
+        except OSError as exc:
+            raise NewConnectionError(self, f"Failed to establish a new connection: {exc}") from exc
         self.watch_new(call, connected)
         return connected
 
@@ -29,24 +38,6 @@ class _WatchedConnection(Watched, HTTPConnection):
         if call is not None and self.sock is not None:
             self.watch(call)
         super().request(*args, **kwargs)
-
-    def _connect(self, call: Call) -> socket.socket:
-        name = self._dns_host
-        error: Exception = LocationParseError(self.host)
-        try:
-            for address, seconds in address_shares(call, name, self.port):
-                self._dns_host, self.timeout = address, seconds
-                try:
-                    return super()._new_conn()
-                except (ConnectTimeoutError, NewConnectionError) as exc:
-                    error = exc
-        except socket.gaierror as exc:
-            error = NameResolutionError(name, self, exc)
-        except UnicodeError:
-            pass
-        finally:
-            self._dns_host = name
-        raise error
 
 
 class _WatchedTlsConnection(_WatchedConnection, HTTPSConnection):

@@ -20,7 +20,6 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Iterator
 
 
 class Call:
@@ -153,6 +152,19 @@ class Watched(http.client.HTTPConnection):
             _watchdog.watch(call, self._duplicate)
             self._watched_for = call
 
+    def is_readable(self) -> bool:
+        """Return whether the peer has closed the idle connection, or sent bytes that no request asked for."""
+        if self._duplicate is None:
+            return True
+        self._duplicate.settimeout(0)
+        try:
+            self._duplicate.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass
+        return True
+
     def close(self) -> None:
         """Close the connection. A call in flight keeps the duplicate, because its response can use the socket."""
         super().close()
@@ -163,11 +175,24 @@ class Watched(http.client.HTTPConnection):
             duplicate.close()
 
 
-def address_shares(call: Call, host: str, port: int) -> Iterator[tuple[str, float]]:
-    """Yield each address of *host* with an equal share of the time left.
+def connected_socket(call: Call, host: str, port: int) -> socket.socket:
+    """Return a socket that is connected to one of the addresses of *host*. Each gets an equal share of the time left.
 
     With the whole time for each address, a name with two dead addresses would take twice the deadline.
     """
-    found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
-    for number, (*_, address) in enumerate(found):
-        yield str(address[0]), call.remaining_seconds() / (len(found) - number)
+    error = OSError("the name has no address")
+    name = host.strip("[]")
+    encoded = name.encode() if name.isascii() else name.encode("idna")  # bytes: the codec for a str needs 1 MB
+    found = socket.getaddrinfo(encoded, port, type=socket.SOCK_STREAM)
+    for number, (family, kind, protocol, _, address) in enumerate(found):
+        candidate = socket.socket(family, kind, protocol)
+        try:
+            candidate.settimeout(call.remaining_seconds() / (len(found) - number))
+            candidate.connect(address)
+            candidate.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError as exc:
+            candidate.close()
+            error = exc
+        else:
+            return candidate
+    raise error
