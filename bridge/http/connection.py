@@ -98,15 +98,19 @@ class _Connection(Watched):
     _call: Call
     tls: Callable[[], ssl.SSLContext] | None
     tls_host: str
+    _unsent: list[bytes] | None = None
 
     def begin(self, call: Call) -> None:
-        """Let *call* use this connection. If the server has closed it, the request opens a new one."""
-        self._call = call
+        """Open a connection for *call*, or use the open one unless the server has closed it."""
+        self._call, self._unsent = call, None
         if self.sock is not None and self.is_readable():
             self.close()
-        if self.sock is not None:
+        if self.sock is None:
+            self.connect()
+        else:
             self.sock.settimeout(call.remaining_seconds())
             self.watch(call)
+        self._unsent = []
 
     def connect(self) -> None:
         context = None if self.tls is None else self.tls()  # first: it may raise an error of the configuration
@@ -118,13 +122,20 @@ class _Connection(Watched):
             self.sock = context.wrap_socket(self.sock, server_hostname=self.tls_host)
 
     def send(self, data: Any) -> None:
-        """Send *data*. The response of a server that closes before it has read the whole request still counts."""
-        if self.sock is None:
-            self.connect()
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        """Collect the request, because the headers and the body in one packet save the server a read."""
+        if self._unsent is None:  # the request for a tunnel
             super().send(data)
+        else:
+            self._unsent.append(data)
+
+    def _send_collected(self) -> None:
+        """Send the request. The response of a server that closes before it has read everything still counts."""
+        request, self._unsent = b"".join(self._unsent or ()), None
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            super().send(request)
 
     def read_response(self, max_body_bytes: int) -> HttpResponse:
+        self._send_collected()
         response = self.getresponse()
         coding = response.headers.get("Content-Encoding", "identity").strip().lower()
         unread = None
