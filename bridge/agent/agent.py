@@ -163,8 +163,8 @@ class Agent:
             self._health_server.open()
         if not self._load(stop):
             return
-        good_at = self.outbox.read(stored_state).last_good_at
-        self.imds.answered_at = None if good_at is None else good_at.timestamp()
+        good_at = self.outbox.read(lambda state: state.get("last_good_at"))
+        self.imds.answered_at = None if good_at is None else parse_time(good_at).timestamp()
         self.identity.start(stop, timeout_seconds=self._settings.imds.timeout_seconds)
         self._route()
         if stop():

@@ -123,7 +123,7 @@ class SinkRow(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def counts(self) -> dict[str, int]:
         """Return the number of accepted records, and the number of records in each state."""
-        return {"accepted": self.accepted, **{state.value: self.count(state) for state in DeliveryState}}
+        return {"accepted": self.accepted, **{state.value: getattr(self, state.value) for state in DeliveryState}}
 
 
 class DecisionStage(str, Enum):

@@ -20,10 +20,10 @@ from typing import Protocol
 from bridge.backoff import poll_delay
 from bridge.clock import REAL_CLOCK, Clock, Instant, format_time, parse_time
 from bridge.errors import DocumentInvalid, ImdsError, ImdsStatus
-from bridge.events.diff import Step, classify_shown
 from bridge.events.event import Document, Incarnation, ScheduledEvent
 from bridge.events.record import TransitionRecord
 from bridge.events.tracker import DocumentTracker, Update
+from bridge.events.transitions import Step, classify_shown
 from bridge.imds.client import ImdsClient
 from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import Metrics
@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 _LEAST_GAP_SECONDS = 10.0
 _GAP_POLLS = 5
+#: Threads of one Python process run in turn. The saver and the sinks run first, then this thread logs and counts.
+_HEAD_START_SECONDS = 0.004
 _CONFIRMING_SECONDS = 1.0
 #: The time of the last good response is stored this often, so that an idle agent does not write to the disk.
 _LIVENESS_SECONDS = 600.0
@@ -257,6 +259,7 @@ class Poller:
             new_records = self._outbox.append_observation(
                 update.document, update.changes, active_event_ids=update.active_event_ids
             )
+            self._stop.wait(_HEAD_START_SECONDS)
         tracker.commit(update)
         self._note(new_records)
 
