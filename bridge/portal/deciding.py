@@ -3,7 +3,7 @@
 One transaction checks that the person may decide on every VM of the event, that the event is the one that the person
 saw, and that a connected agent would act on an approval. It stores the verdict and its decisions. Then the polls are
 woken. With `required_approvals` above 1, the approval of one person waits for approvals by other people
-(`bridge.portal.verdicts`). The agents verify this rule again (`bridge.approval.evaluate`).
+(`bridge.portal.verdicts`). The agents verify this rule again (`bridge.approval.two_person_rule`).
 """
 
 from __future__ import annotations
