@@ -50,7 +50,7 @@ class Requirement(Enum):
     )
     REPLAYED = Sentence(2, "A document gets a token once.", "A document of this VM with this nonce was taken before")
     REFUSAL = Sentence(
-        2, "A refusal has its word, and the status that goes with it.", "The body of each of these responses is `{"
+        2, "A refusal has its word, and the status that goes with it.", "A refusal of a document has the body `{"
     )
     JSON = Sentence(
         3,
