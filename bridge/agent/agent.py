@@ -27,6 +27,7 @@ from bridge.agent.control_requests import Source, read_status
 from bridge.agent.control_socket import ControlClient, ControlServer, RequestRefused
 from bridge.agent.heartbeat import send_heartbeat
 from bridge.approval.service import ApprovalService
+from bridge.clock import parse_time
 from bridge.config.loader import Settings
 from bridge.config.secret_keys import readable_secrets
 from bridge.delivery.pool import CUT_SECONDS, WorkerPool

@@ -118,7 +118,6 @@ class Approver:
         return frozenset(each.event.key for each in known if each.attempts)
 
     def _waiting_seconds(self) -> float:
-        """Return the age of the oldest accepted approval whose event has not started."""
         scheduled = {key for key, event in self._events.items() if event.event_status == "Scheduled"}
         known = self._outbox.read(approvals.read_state).approvals.values()
         since = [each.changed_at for each in known if each.state is ApprovalStage.POSTED and each.event_id in scheduled]
@@ -362,7 +361,6 @@ class Approver:
         return None if self._answer is None else self._answer.document
 
     def _start_commands(self, state: ApprovalState, context: Context) -> None:
-        """Start the commands of the approvals that wait for a command."""
         for approval in state.approvals.values():
             is_draining = approval.state is ApprovalStage.DRAINING
             if not is_draining or self._commands.is_running(approval) or self._commands.is_full:

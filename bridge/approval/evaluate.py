@@ -282,7 +282,6 @@ class _Step:
         return self._context.now >= ends_at
 
     def _why_not_trusted(self, approval: PendingApproval) -> RefusalReason | None:
-        """Return the reason why *approval* is no longer trusted, or None. The approval of a rule needs no key."""
         if not approval.arrivals:
             return None
         decisions = self._behind(approval)

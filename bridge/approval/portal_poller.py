@@ -180,7 +180,6 @@ class PortalPoller:
         return before is not None and abs(self._wall_ahead_seconds - before) > CLOCK_SKEW_SECONDS
 
     def _is_other_epoch(self, answer: PortalAnswer, before: int) -> bool:
-        """Return whether the index *before* belongs to another epoch. A response may omit the epoch."""
         known = self._epoch
         if answer.epoch is None or answer.epoch == known:
             return False

@@ -30,8 +30,6 @@ QUIET_SECONDS = 60.0
 
 
 class _Refusals(msgspec.Struct, kw_only=True):
-    """The refusals for one reason that no record reports yet."""
-
     first: ApprovalRecord | None = None
     count: int = 0
     quiet_until: float = -math.inf

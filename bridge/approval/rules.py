@@ -89,7 +89,6 @@ class RuleEngine:
         return [PendingApproval(event_id=key[0], event_digest=key[1], state=stage, source=source, event=event)]
 
     def _withdraw_stale(self, state: ApprovalState, index: DocumentIndex, result: Changes) -> None:
-        """Withdraw each approval whose rule was removed or is no longer the first match."""
         for approval in state.approvals.values():
             is_open = approval.state in (ApprovalStage.WANTED, ApprovalStage.DRAINING)
             if not is_open or not approval.source.startswith(_PREFIX) or approval.event_id in index.unsettled:

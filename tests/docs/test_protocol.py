@@ -176,7 +176,7 @@ def test_the_limits_of_attested_tokens_are_those_of_the_code():
     assert f"{nonce.type.min_length} to {nonce.type.max_length} of the characters" in text
     assert f"{token.type.min_length} to {token.type.max_length:,} visible ASCII characters" in text
     assert f"a whole number from {expires_in.type.ge} to {expires_in.type.le:,}" in text
-    assert f"each response to {access_tokens.MAX_ANSWER_BYTES // 1024} KiB" in text
-    assert f"each of these requests to {TOKEN_DEADLINE_SECONDS:g} seconds" in text
+    assert f"its response to {access_tokens.MAX_ANSWER_BYTES // 1024} KiB" in text
+    assert f"a challenge or a token to {TOKEN_DEADLINE_SECONDS:g} seconds" in text
     for path in (access_tokens.CHALLENGE_PATH, access_tokens.TOKEN_PATH):
         assert f"POST {{url}}{path} HTTP/1.1" in text
