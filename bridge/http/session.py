@@ -12,10 +12,10 @@ from typing import Any, cast
 import requests
 import requests.adapters
 import urllib3
-from urllib3.connectionpool import ConnectionPool
 
 from bridge.errors import DeadlineExceeded
-from bridge.http.watchdog import POOL_CLASSES, Call, cut_calls_of
+from bridge.http.pools import POOL_CLASSES
+from bridge.http.watchdog import Call, cut_calls_of
 
 MAX_BODY_BYTES = 1024 * 1024
 
@@ -77,8 +77,7 @@ class DeadlineSession(requests.Session):
     ) -> requests.Response:
         """Send *request* and return the response, which can have any status and has its body in ``content``.
 
-        You can send a prepared request several times, because preparing a request takes a third of the CPU time of a
-        call. Raises DeadlineExceeded at the deadline, ResponseUnread, and the exceptions of `requests.Session.send`.
+        Raises DeadlineExceeded at the deadline, ResponseUnread, and the exceptions of `requests.Session.send`.
         """
         if not 0 < deadline_seconds < math.inf:
             raise ValueError(f"deadline_seconds is {deadline_seconds}; a call needs a positive, finite deadline.")
@@ -130,45 +129,11 @@ def _unread(response: requests.Response, reason: str) -> ResponseUnread:
 
 
 class _DeadlineAdapter(requests.adapters.HTTPAdapter):
-    """The HTTP adapter of requests, with connections that the watchdog can cut.
-
-    The adapter keeps the connection pool of the last request. The lookup of a pool takes a tenth of the CPU time of a
-    call, and each sink sends the same prepared request every time.
-    """
-
-    _last: tuple[requests.PreparedRequest, Any, Any, ConnectionPool] | None = None
+    """The HTTP adapter of requests, with connections that the watchdog can cut."""
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
         super().init_poolmanager(*args, **kwargs)
         self.poolmanager.pool_classes_by_scheme = POOL_CLASSES
-
-    def get_connection_with_tls_context(
-        self,
-        request: requests.PreparedRequest,
-        verify: Any,
-        proxies: Mapping[str, str] | None = None,
-        cert: Any = None,
-    ) -> ConnectionPool:
-        last = self._last
-        if last is not None and last[0] is request and last[1:3] == (verify, cert) and not proxies:
-            return last[3]
-        found = super().get_connection_with_tls_context(request, verify, proxies, cert)
-        self._last = None if proxies else (request, verify, cert, found)
-        return found
-
-    def close(self) -> None:
-        self._last = None  # a pool closes its connections when it has no references
-        super().close()
-
-    def build_response(self, req: requests.PreparedRequest, resp: urllib3.BaseHTTPResponse) -> requests.Response:
-        """Return the response without its cookies, because the session does not keep cookies."""
-        response = requests.Response()
-        response.status_code, response.reason = resp.status, resp.reason or ""
-        response.headers = requests.structures.CaseInsensitiveDict(resp.headers)
-        response.encoding = requests.utils.get_encoding_from_headers(response.headers)
-        response.raw, response.url, response.request = resp, str(req.url), req
-        response.connection = self
-        return response
 
     def proxy_manager_for(self, proxy: str, **proxy_kwargs: Any) -> Any:
         manager = super().proxy_manager_for(proxy, **proxy_kwargs)
