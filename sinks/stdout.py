@@ -49,8 +49,10 @@ class StdoutSink(Sink):
         self._calls.run(partial(_write, lines), timeout_seconds=self.config.timeout_seconds)
 
     def check(self) -> None:
-        """Raise DeliveryFailed if standard output is closed. The check writes nothing."""
-        _opened()
+        """Raise DeliveryFailed if standard output is closed or a pipe without a reader. The check writes nothing."""
+        _, descriptor = _opened()
+        if descriptor is not None and _has_no_reader(descriptor):
+            raise _failure(BrokenPipeError())
 
     def close(self) -> None:
         """Cancel a send in another thread."""
@@ -73,6 +75,14 @@ def _write(lines: bytes) -> None:
                     select.select([], [descriptor], [])
         except OSError as error:
             raise _failure(error) from error
+
+
+def _has_no_reader(descriptor: int) -> bool:
+    if not hasattr(select, "poll"):  # Windows
+        return False
+    output = select.poll()
+    output.register(descriptor, select.POLLOUT)
+    return any(event & (select.POLLERR | select.POLLNVAL) for _, event in output.poll(0))
 
 
 def _opened() -> tuple[TextIO, int | None]:
