@@ -1,4 +1,4 @@
-"""The command `portal` and its subcommands, which import the portal only when they run."""
+"""Defines the command `portal` and its subcommands. They import the portal only when they run."""
 
 from __future__ import annotations
 
@@ -83,9 +83,9 @@ def migrate(path: Path | None) -> None:
 @config
 @click.argument("target", type=FILE)
 def backup(path: Path | None, target: Path) -> None:
-    """Copy the database to the file TARGET, even while the portal is running. It never overwrites a file.
+    """Copy the database to the file TARGET, even while the portal is running.
 
-    If you start a portal with the copy, the agents request all decisions again.
+    The command never overwrites a file. If you start a portal with the copy, the agents request all decisions again.
     """
     library().backup(path, target)
     click.echo(f"{target} contains the database.")
