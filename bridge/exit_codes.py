@@ -1,4 +1,4 @@
-"""The exit codes of every command."""
+"""The exit codes of all commands. The codes 73 and 78 come from the Unix header `sysexits.h`."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """The exit code of a command. 73 and 78 are those of `sysexits.h`."""
+    """The exit codes of all commands."""
 
     OK = 0
     FAILED = 1
+    """The command failed. Standard error contains the reason."""
     WRONG_USAGE = 2
-    """The command line is invalid. click uses this code."""
+    """The command line is invalid. click returns this code."""
     STATE_DIRECTORY = 73
-    """The state directory cannot be created, or another `run` holds it, at the start or after the directory was
-    replaced, or the service on this machine already watches the same VM. A full or read-only disk is no reason."""
+    """The agent cannot use its state directory. The directory cannot be created or locked, another agent holds the lock
+    of the directory, or the service's agent already watches this VM.
+
+    A full or read-only disk does not cause this code, because the agent then continues from memory."""
     CONFIGURATION = 78
     """The configuration is invalid."""
     INTERRUPTED = 130
+    """A signal interrupted a command other than `run`."""

@@ -111,8 +111,9 @@ def _commands(_: str) -> str:
 def _argument(argument: click.Argument) -> str:
     if isinstance(argument.type, click.Choice):
         return "|".join(map(str, argument.type.choices))
-    word = (argument.metavar or argument.name or "").upper()
-    word += "..." if argument.nargs == -1 else ""
+    if argument.metavar is not None:
+        return argument.metavar
+    word = (argument.name or "").upper()
     return word if argument.required else f"[{word}]"
 
 

@@ -1,11 +1,11 @@
-"""The command `approve EVENT_ID`, with which a person on this VM approves an event.
+"""Implements the command `approve EVENT_ID`. A person on this VM uses it to approve an event.
 
 The command sends a decision to the running agent and waits for the result. The agent checks and records this decision
 like a decision from a portal, and then posts the approval to Azure. If the event changes or a hold arrives after the
 command displayed the event, the agent does not approve the event.
 
-The command can end a hold, and it does not need a second approver, because root and the agent's user control this VM
-anyway. In these two cases, `--yes` requires `--overrule`, and the record contains the reason.
+Root and the agent's user control this VM. Therefore, the command can end a hold, and does not need a second approver.
+In both cases, the option `--yes` works only together with the option `--overrule`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ def approve(settings: Settings, event_id: str, *, yes: bool, overrule: bool) -> 
     if yes and overruled and not overrule:
         raise BridgeError(f"{' '.join(overruled)} To approve the event anyway, add --overrule.")
     if not yes:
-        click.confirm("Overrule this and approve the event?" if overruled else "Approve it?", abort=True, err=True)
+        click.confirm(
+            "Overrule this and approve the event?" if overruled else "Approve this event?", abort=True, err=True
+        )
     decision = cli_decision(
         approver=_user(),
         decision_id=str(uuid.uuid4()),

@@ -212,7 +212,7 @@ def discard() -> None:
 @click.argument("new")
 @runs("outbox.move")
 def move() -> None:
-    """Move undelivered records from the sink OLD to the sink NEW, for example after you renamed a sink.
+    """Move undelivered records from the sink OLD to the sink NEW, for example after you rename a sink.
 
     The counters of OLD report these records as discarded. Records that NEW already received are not sent again.
     """
@@ -285,8 +285,8 @@ def init() -> None:
 def keygen() -> None:
     """Create an Ed25519 key pair that signs decisions, and print the configuration for the VMs that trust the key.
 
-    The command writes the private key to PRIVATE_FILE, and the public key to a file with the same name and the suffix
-    .pub. It never overwrites a file.
+    The command writes the private key to PRIVATE_FILE, and the public key to PRIVATE_FILE.pub. The command never
+    overwrites a file.
     """
 
 

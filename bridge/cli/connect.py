@@ -1,8 +1,8 @@
 """Connects a command to the running agent, or to the outbox on disk if no agent is running.
 
 Only the process that holds the lock on the state directory may write the outbox. If no agent is running, a command that
-changes the outbox takes the lock and opens the outbox itself. If root runs the command, the process first changes to
-the owner of the outbox, because the agent cannot use files that belong to root.
+changes the outbox takes the lock and opens the outbox itself. If root runs the command, the process first takes
+the user ID of the owner, because the agent cannot use files that belong to root.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The commands `keygen` and `decide`, which create signing keys and sign decisions.
+"""Implements the commands `keygen` and `decide`, which create signing keys and sign decisions.
 
 Approvers use these commands on their own machines, so the commands read neither a configuration nor an outbox. `keygen`
 prints lines for the configuration of the VMs. `decide` prints one token per VM on standard output, and a summary for
@@ -91,8 +91,8 @@ def decide(
 ) -> list[str]:
     """Return signed decisions on an event, and print a summary of each decision.
 
-    *content* is a Scheduled Events document, a list of records in JSON lines, or a list of CloudEvents. If *for_all* is
-    false, the function signs one decision, for *vm_id* or for the only VM in *content*.
+    *content* is a Scheduled Events document, or contains transition records or CloudEvents as JSON lines. If *for_all*
+    is false, the function signs one decision, for *vm_id* or for the only VM in *content*.
     """
     found = _sightings(content.removeprefix(codecs.BOM_UTF8))
     event_id = event_id or _only_event(found)

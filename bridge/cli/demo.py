@@ -1,4 +1,4 @@
-"""The command `demo`, which runs the agent and a simulated IMDS in one process.
+"""Implements the command `demo`, which runs the agent and a simulated IMDS in one process.
 
 The demo reads no configuration. It uses a temporary state directory, ends after about 20 seconds, and deletes its
 files.

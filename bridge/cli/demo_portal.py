@@ -1,4 +1,4 @@
-"""The command `demo --portal`, which runs a simulated IMDS, three agents, and the portal in one process.
+"""Implements the command `demo --portal`, which runs a simulated IMDS, three agents, and the portal in one process.
 
 The agents send records to the portal and poll the portal for decisions. The user decides in a browser, and an agent
 then posts the approval to the simulated IMDS. All addresses are on loopback. Ctrl-C ends the demo and deletes its

@@ -1,4 +1,4 @@
-"""The command `init`, which writes a first configuration with comments and the chosen sinks.
+"""Implements the command `init`, which writes a first configuration with comments and the chosen sinks.
 
 The directory `bridge/config/recipes` contains one recipe per destination. The documentation includes the same recipes,
 and a test sends a record with each recipe to a stub of the destination.

@@ -42,7 +42,8 @@ state_directory = option(
 def runs(target: str) -> Callable[[Callable[[], None]], Any]:
     """Run the function *target*, such as ``events.list_events``, when the command is called.
 
-    The module is imported only then, which keeps `--help` fast. The decorated function contains only the help text.
+    The module of *target* is imported at that time, because `--help` must be fast. The decorated function contains only
+    the help text.
     """
     module, name = target.rsplit(".", 1)
 

@@ -1,4 +1,4 @@
-"""The commands `outbox list`, `retry`, `discard`, `move`, and `import`."""
+"""Implements the commands `outbox list`, `retry`, `discard`, `move`, and `import`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of `portal` and its commands. A command imports the portal and its libraries only when it runs."""
+"""Defines the command `portal` and its subcommands. They import the portal only when they run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `portal-check`, which tests a portal against PROTOCOL.md."""
+"""Implements the command `portal-check`, which tests a portal against PROTOCOL.md."""
 
 from __future__ import annotations
 

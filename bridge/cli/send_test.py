@@ -1,4 +1,4 @@
-"""The command `send-test`, which sends a test record to the sinks without the outbox."""
+"""Implements the command `send-test`, which sends a test record to the sinks without the outbox."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 On SIGHUP, the agent reads the configuration again and applies the new settings without a restart. If the new
 configuration is invalid, the agent logs the mistakes and continues with the old settings. See `bridge.cli.run`.
 
-The Python signal handlers in this module do nothing. `signal.set_wakeup_fd` writes the number of each signal to a pipe,
+The signal handlers of `SignalEvents` do nothing. `signal.set_wakeup_fd` writes the number of each signal to a pipe,
 and a thread reads the pipe and sets a `threading.Event`. A handler cannot set the event itself, because a handler that
 interrupts `Event.wait` on the main thread would wait forever for the lock of the event.
 """
@@ -56,7 +56,7 @@ def set_by_signals() -> threading.Event:
 
 
 class RunSignals:
-    """The signals of `run`. Before the call of `wake`, a stop signal ends the process at once."""
+    """The signals of `run`. Until `wake` is called, a stop signal ends the process at once."""
 
     def __init__(self) -> None:
         self.stop = threading.Event()

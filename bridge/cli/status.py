@@ -1,4 +1,4 @@
-"""The command `status`, which prints the state of the agent, its events, and its sinks.
+"""Implements the command `status`, which prints the state of the agent, its events, and its sinks.
 
 The output has four parts: whether the agent is running and ready, facts about the VM and the configuration, the
 scheduled events, and a table of the sinks. `bridge.cli.status_json` contains the data of all parts and the output of
@@ -36,8 +36,8 @@ _UNDER = "  "
 _MOST_NAMES = 3
 _BEHIND = "The outbox is not saved for {}: {} The agent continues from memory and approves nothing."
 _UNCONFIGURED = (
-    "{name} is not configured, so nothing is sent to it. To send the records to another sink, run "
-    "`outbox move {name} NEW`. To give them up, run `outbox discard --sink {name}`."
+    "The sink {name} is not configured, so its records are not sent. To send the records to another sink, run "
+    "`outbox move {name} NEW`. To discard the records, run `outbox discard --sink {name}`."
 )
 _EVENT_WIDTHS = (9, 9, 14, 20)
 #: Only a person can end these states.
@@ -111,7 +111,7 @@ def _agent(report: StatusReport, now: datetime) -> list[str]:
     agent = report.agent
     if agent is None:
         known = report.known_at
-        when = "" if known is None else f" Its last stored change: {_moment(known, now)}."
+        when = "" if known is None else f" The last saved change was at {_moment(known, now)}."
         return _loud(f"The agent is not running.{when}", "bright_red")
     if agent.is_ready:
         lines = _loud("The agent is running and ready.", "green")
@@ -156,7 +156,7 @@ def _warnings(report: StatusReport) -> Iterator[str]:
     is_known = found.file is not None or found.looked_for is not None
     if agent is not None and is_known and agent.configuration != (found.file or ""):
         own = found.file or "no file, so the defaults"
-        yield f"The agent uses another configuration than this command ({own}). Name it with --config."
+        yield f"The agent uses another configuration than this command ({own}). Add --config to name the other file."
     if state.approvals_disabled:
         yield "Nothing is approved, because the file approvals.disabled exists."
     yield from (f"Nothing is approved. {why}" for why in found.approvals_unsafe)
@@ -260,7 +260,7 @@ def _sinks(report: StatusReport, now: datetime) -> list[str]:
         if sink.configured is False:
             lines += wrapped(_UNCONFIGURED.format(name=one_line(sink.name)), indent=_UNDER)
     if any(_state_of(sink) != "ok" for sink in shown):
-        lines += ["", *wrapped("`outbox list` lists the records. After a fix, `outbox retry` sends them at once.")]
+        lines += ["", *wrapped("To list the records, run `outbox list`. After you fix a sink, run `outbox retry`.")]
     return lines
 
 

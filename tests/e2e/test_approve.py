@@ -127,7 +127,7 @@ def test_a_person_can_decline(agent, azure):
     agent.wait_for(lambda: told(agent) == ["scheduled"])
     code, _, err = agent.call("approve", event_id, "--config", agent.config)  # standard input is empty
     assert code != 0
-    assert "Approve it?" in err
+    assert "Approve this event?" in err
     assert approvals(azure) == []
 
 
@@ -170,7 +170,7 @@ def test_a_hold_that_comes_while_a_person_is_asked_stops_the_approval(agent, azu
                 asking, stdin=subprocess.PIPE, stdout=output, stderr=output, env=agent.env, cwd=tmp_path
             ) as person,
         ):
-            agent.wait_for(lambda: "Approve it?" in said.read_text())
+            agent.wait_for(lambda: "Approve this event?" in said.read_text())
             portal.decide(record.event, vm_id=record.vm.vm_id, decision="hold", reason="backup runs")
             agent.wait_for(lambda: "backup runs" in agent.call("status", "--config", agent.config)[1])
             person.communicate(b"y\n", timeout=60)

@@ -146,7 +146,7 @@ def test_the_stored_state_is_shown_after_a_kill_and_after_a_stop(agent, azure, p
     agent.kill()
     for starts in (2, 3):
         text = status(agent)
-        assert re.match(r"The agent is not running\. Its last stored change: \S+ \S+Z \(.* ago\)\.\n", text)
+        assert re.match(r"The agent is not running\. The last saved change was at \S+ \S+Z \(.* ago\)\.\n", text)
         assert re.search(r"^Redeploy +Scheduled +in 9 min", text, re.MULTILINE)
         assert re.search(r"^alerts +failing +1 +\d+ s +0 +0$", text, re.MULTILINE)
         assert "503" in text

@@ -44,7 +44,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def try_destinations(settings: Settings, *, is_running: bool, broken: Collection[str]) -> Iterator[Tried]:
-    """Yield the results in the order of the configuration, without the sinks in *broken*."""
+    """Yield the result of each test. The sinks in *broken* are not tested."""
     imds_seconds = settings.imds.timeout_seconds * 2
     trials: list[tuple[str, float, Callable[[], str]]] = []
     trials.append(("IMDS", imds_seconds, partial(_imds, settings, is_running=is_running)))

@@ -37,7 +37,7 @@ _ENVIRONMENT_HINT = " (This command's environment can differ from the agent's en
 
 
 class Problem(NamedTuple):
-    """A problem on this machine. An example of *where* is ``Sink sre-alerts``."""
+    """A problem on this machine. *where* names the affected part, such as ``Sink sre-alerts``."""
 
     where: str
     message: str

@@ -1,4 +1,4 @@
-"""`init`: a configuration that is printed or made, and never written over another."""
+"""`init` prints a configuration, or writes it to a new file."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ def run(*arguments):
     return CliRunner().invoke(commands, ["init", *arguments], standalone_mode=False, catch_exceptions=True)
 
 
-def test_it_prints_the_sinks_in_the_order_they_were_asked_for(tmp_path):
+def test_sinks_keep_the_order_of_the_options(tmp_path):
     result = run("--sink", "webhook:pagerduty", "--sink", "eventhubs")
     (tmp_path / "c.toml").write_text(result.output)
     assert [sink.name for sink in load(tmp_path / "c.toml").sinks] == ["pagerduty", "eventhubs"]
 
 
-def test_without_a_sink_it_is_standard_output(tmp_path):
+def test_default_sink_is_stdout(tmp_path):
     (tmp_path / "c.toml").write_text(run().output)
     assert [sink.type_name for sink in load(tmp_path / "c.toml").sinks] == ["stdout"]
 
 
-def test_it_creates_a_file_and_never_overwrites_one(tmp_path):
+def test_init_creates_a_file_and_never_overwrites_a_file(tmp_path):
     file = tmp_path / "c.toml"
     init(["stdout"], file)
     text = file.read_text()
@@ -36,7 +36,7 @@ def test_it_creates_a_file_and_never_overwrites_one(tmp_path):
 
 
 @pytest.mark.parametrize("wrong", ["slack", "webhook:slak"])
-def test_a_recipe_that_there_is_not_is_answered_with_the_nearest(wrong):
+def test_unknown_recipe_suggests_the_nearest_name(wrong):
     result = run("--sink", wrong)
     assert "webhook:slack" in str(result.exception)
     assert "Did you mean" in str(result.exception)

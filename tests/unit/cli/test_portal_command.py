@@ -1,4 +1,4 @@
-"""The command `portal` where the portal is not installed, and what it costs an agent: nothing."""
+"""The command `portal` without the libraries of the portal, which the agent never imports."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def _python(code, env):
     )
 
 
-def test_neither_the_agent_nor_help_loads_anything_of_the_portal(agent_env):
+def test_help_imports_no_module_of_the_portal(agent_env):
     done = _python(_LOADED, agent_env)
     assert json.loads(done.stdout) == [], done.stderr
 
 
-def test_without_its_libraries_one_sentence_says_how_to_get_them(agent_env):
+def test_missing_library_is_reported_with_the_extra_to_install(agent_env):
     done = _python(_WITHOUT, agent_env)
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
@@ -54,7 +54,7 @@ _TRY_TREE = Path(__file__).parents[3] / "deploy/systemd/try_tree.py"
 
 
 @pytest.mark.skipif(not _TRY_TREE.exists(), reason="the tests run without the files of deploy/")
-def test_what_an_installer_tries_to_load_needs_no_library_of_the_portal(agent_env):
+def test_modules_that_the_installer_imports_need_no_library_of_the_portal(agent_env):
     missing = (*_LIBRARIES, "argon2", "jinja2", "asn1crypto")
     tried = (
         "import importlib, json, pkgutil, runpy, sys; from importlib.abc import MetaPathFinder\n"

@@ -1,4 +1,4 @@
-"""A signal sets its event wherever the main thread just is, inside the wait for that very event included."""
+"""A signal sets its event, even while the main thread waits for this event."""
 
 import signal
 import subprocess
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-#: Lets thousands of signals come about when the wait for the event begins or ends.
+#: Sends thousands of signals at the times when the wait for the event begins or ends.
 STRIKE = """
 import random, signal, threading, time
 from bridge.cli.signals import SignalEvents
@@ -23,13 +23,13 @@ print(came)
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers that send signals")
-def test_signals_that_strike_the_wait_for_their_event_never_block_it():
+def test_signals_during_the_wait_for_their_event_never_block_the_wait():
     done = subprocess.run([sys.executable, "-c", STRIKE], check=False, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert int(done.stdout) > 100
 
 
-#: The system gives a signal to another thread while the main one has another; a service host has none to send.
+#: Delivers a signal to another thread, or raises a signal without a sender as a Windows service host does.
 ELSEWHERE = """
 import _thread, signal, sys, threading, time
 from bridge.cli.signals import SignalEvents
@@ -49,7 +49,7 @@ print(event.wait(20))
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="no signals to threads")
 @pytest.mark.parametrize("how", ["signal", "interrupt"])
-def test_signal_that_another_thread_gets_or_raises_ends_the_wait_of_the_main_thread(how):
+def test_signal_in_another_thread_ends_the_wait_of_the_main_thread(how):
     argv = [sys.executable, "-c", ELSEWHERE, how]
     done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr, done.stdout.strip()) == (0, "", "True")
