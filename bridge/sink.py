@@ -140,8 +140,8 @@ class SinkConfig(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     """Name of this sink in logs, metrics, and the outbox. Default: the type. A new name creates a new sink."""
     scope: Literal["mine", "all"] = "mine"
-    """mine: send events that name this VM or no VM. While this VM's name is unknown, send all events. all: send all
-    events."""
+    """mine: send events that name this VM or no VM. all: send all events. While the name of this VM is unknown, mine
+    also sends all events."""
     speak: Literal["each", "first"] = "each"
     """each: every VM that an event names sends the event. first: only the first VM in Resources sends the event. Use
     first for chat and mail, to send one message per transition instead of one per VM. The VM that sent an approval also
@@ -159,7 +159,7 @@ class SinkConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_batch: int = 1
     """Maximum number of records in one send."""
     max_age_seconds: float | None = None
-    """Expire and count a record this many seconds after it was observed. Default: never."""
+    """Maximum age of a record in seconds. Older records expire and are counted. Default: no limit."""
     heartbeat: bool = False
     """Also send heartbeats."""
 
@@ -168,18 +168,18 @@ class Sink(ABC):
     """A destination for transition records. The agent creates one instance for each `[[sinks]]` table."""
 
     Config: ClassVar[type[SinkConfig]] = SinkConfig
-    """A frozen struct. Its fields are the keys of the table."""
+    """The settings of the sink. Each field is a key of the `[[sinks]]` table."""
 
     batch_by_event: ClassVar[bool] = False
-    """True: a batch contains one EventId, because a request to this destination has one key."""
+    """True if a batch must contain only records of one event."""
 
     send_test_by_name_only: ClassVar[bool] = False
-    """True: `send-test` skips this sink unless named, because the sink runs a command."""
+    """True if `send-test` must skip this sink unless the command line names the sink."""
 
     sent_nothing: bool = False
-    """True after a `send` that made no request because the format does not cover the record.
+    """True if the last `send` made no request, because the format does not cover the record.
 
-    The record counts as delivered, but does not prove that the destination accepts records.
+    Such a record counts as delivered, but it does not show that the destination accepts records.
     """
 
     @classmethod

@@ -39,10 +39,10 @@ from sinks.blocking import BlockingCalls
 from sinks.sentence import sentence
 
 _MISSING = "The sink type 'apprise' needs the Python package 'apprise', which is not installed."
-_INVALID = "no URL that Apprise can use. Fix or remove it; see the Apprise wiki."
+_INVALID = "Apprise cannot use this URL. Correct or remove the URL. The Apprise wiki lists the valid forms."
 _MOST_REASON_CHARACTERS = 256
 _SHORTEST_SECRET = 4
-#: The log format of most plugins for a refusal.
+#: Most plugins of Apprise log the status of a rejected request in this form.
 _NEEDS_A_PERSON = re.compile(r"error=(401|403|404|407)\b")
 _DANGEROUS = frozenset({Transition.SCHEDULED, Transition.STARTED, Transition.UPDATED, Transition.TEST})
 _WRONG = frozenset({Transition.APPROVAL_REFUSED, Transition.APPROVAL_FAILED})
@@ -55,15 +55,15 @@ class AppriseConfig(SinkConfig, frozen=True, kw_only=True):
     """The settings of the sink type `apprise`."""
 
     urls_file: str | None = None
-    """A file of Apprise URLs, one per line. The sink reads the file again when it changes."""
+    """A file with Apprise URLs, one per line. The agent reads the file again after a change."""
     urls_env: str | None = None
-    """An environment variable with Apprise URLs, separated by white space."""
+    """An environment variable with Apprise URLs, separated by spaces."""
 
     def __post_init__(self) -> None:
         if (self.urls_file is None) == (self.urls_env is None):
-            raise ValueError("set one of urls_file and urls_env: Apprise URLs hold secrets")
+            raise ValueError("Set urls_file or urls_env, because Apprise URLs contain secrets.")
         if self.max_batch != 1:
-            raise ValueError(f"max_batch is {self.max_batch}; Apprise sends one record at a time, so leave it out")
+            raise ValueError(f"max_batch is {self.max_batch}, but Apprise sends one record at a time.")
         if importlib.util.find_spec("apprise") is None:
             raise ValueError(f"{_MISSING} {how_to_install('apprise')}.")
 
@@ -95,7 +95,7 @@ class AppriseSink(Sink):
         self._calls.run(work, timeout_seconds=self.config.timeout_seconds)
 
     def _notify(self, services: Any, record: TransitionRecord) -> None:
-        if record.id == self._accepted_id:  # every service accepted it after the deadline of the last attempt
+        if record.id == self._accepted_id:  # accepted after the deadline of the last attempt
             return
         problem = _problem(services, record)
         if problem is not None:
@@ -109,7 +109,7 @@ class AppriseSink(Sink):
     @classmethod
     def shown_by_check(cls, config: AppriseConfig) -> str:
         """Return the result of `check`, which does not contact the services."""
-        return f"Apprise can use its URLs. No service was asked; `send-test {config.name}` sends each a message."
+        return f"Apprise can use the URLs. To test the services, send a message with `send-test {config.name}`."
 
     def check(self) -> None:
         """Raise DeliveryFailed if Apprise cannot use a URL. The check sends nothing."""
@@ -150,9 +150,9 @@ def _problem(services: Any, record: TransitionRecord) -> str | None:
         is_taken = services.notify(
             body=sentence(record), title=_title(record), notify_type=_notify_type(record), body_format="text"
         )
-    except Exception as error:  # noqa: BLE001  # a hundred plugins under it
+    except Exception as error:  # noqa: BLE001  # a plugin can raise any exception
         return f"{type(error).__name__}: {error}"
-    return None if is_taken else " ".join(" ".join(lines).split()) or "it failed without a reason."
+    return None if is_taken else " ".join(" ".join(lines).split()) or "The send failed without a reason."
 
 
 def _words(urls: Sequence[str]) -> set[str]:

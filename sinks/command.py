@@ -47,7 +47,7 @@ from bridge.sink import (
     find_program,
 )
 
-#: The host's limit for a reason. The message keeps the end of standard error.
+#: The limit for the reason of a failure. The message contains the end of standard error.
 _MOST_MESSAGE_CHARACTERS = 256
 _TRY_AGAIN = 75
 #: A service manager that stops the agent also sends these signals to its programs.
@@ -58,31 +58,31 @@ class CommandConfig(SinkConfig, frozen=True, kw_only=True):
     """The settings of the sink type `command`."""
 
     command: tuple[str, ...]
-    """The program and its arguments, without a shell. The program is an absolute path, or a name in PATH."""
+    """The program and its arguments. The program is an absolute path or a name in PATH, and runs without a shell."""
     timeout_seconds: float = 600.0
-    """The deadline of the program in seconds, without the time of a freeze of the VM. Then its process group is killed,
-    and the record is parked."""
+    """The deadline of the program in seconds. Time in which the VM is frozen does not count. At the deadline, the agent
+    kills the process group of the program and parks the record."""
     max_age_seconds: float | None = 900.0
-    """The largest age of a record in seconds. The program does not run for an older record, which expires."""
+    """The maximum age of a record in seconds. Older records expire, and the program does not run for them."""
     environment: dict[str, str] = msgspec.field(default_factory=dict)
-    """Variables for the program, in addition to SCHEDULED_EVENT_*, which cannot be set here."""
+    """Environment variables for the program, in addition to SCHEDULED_EVENT_*."""
     unset_environment: tuple[str, ...] = ()
-    """Further variables of the agent that the program does not get. It never gets a variable of a `*_env` key."""
+    """Environment variables of the agent to remove. Variables that a `*_env` key names are always removed."""
     directory: str | None = None
-    """The working directory of the program. Default: the agent's."""
+    """The working directory of the program. Default: the working directory of the agent."""
 
     def __post_init__(self) -> None:
         if not self.command or not self.command[0]:
-            raise ValueError('command names no program; write command = ["/path/to/program", "argument"]')
+            raise ValueError('command is empty. Set a program, such as command = ["/path/to/program", "argument"].')
         program = self.command[0]
         if os.path.dirname(program) and not os.path.isabs(program):  # noqa: PTH117, PTH120 - Path drops a leading ./
-            raise ValueError(f"command names {program!r}; write its whole path, or a bare name to be found in PATH")
+            raise ValueError(f"command is the relative path {program!r}. Set an absolute path, or a name in PATH.")
         if self.max_batch != 1:
-            raise ValueError(f"max_batch is {self.max_batch}; a command runs for one record at a time, so leave it out")
+            raise ValueError(f"max_batch is {self.max_batch}, but a command runs for one record. Remove max_batch.")
         for name in self.environment:
             if not name or "=" in name or name.startswith(ENVIRONMENT_PREFIX):
                 raise ValueError(
-                    f"environment sets {name!r}; a name has no '=' and does not begin with {ENVIRONMENT_PREFIX}"
+                    f"environment sets {name!r}. A name must not contain '=' or begin with {ENVIRONMENT_PREFIX}."
                 )
 
 
@@ -130,13 +130,13 @@ class CommandSink(Sink):
     def shown_by_check(cls, config: CommandConfig) -> str:
         """Return the result of `check`, which does not run the program."""
         del config
-        return "its program is there; it was not run."
+        return "The program exists. The check did not run the program."
 
     def check(self) -> None:
         """Raise DeliveryFailed if the program or its working directory is missing."""
         directory = self.config.directory
         if directory is not None and not Path(directory).is_dir():
-            raise DeliveryFailed(f"The directory {directory} does not exist. Create it, or fix `directory`.")
+            raise DeliveryFailed(f"The directory {directory} does not exist. Create it, or change `directory`.")
         if find_program(self.config.command[0], self.config.environment) is None:
             program = self.config.command[0]
             raise DeliveryFailed(
@@ -151,15 +151,15 @@ class CommandSink(Sink):
     def _raise_unless_delivered(self, finished: Finished) -> None:
         code = finished.exit_code
         if finished.ending is Ending.CLOSED:
-            raise DeliveryFailed(f"{self._name} was killed, because the agent let go of it.")
+            raise DeliveryFailed(f"{self._name} was killed, because the agent closed the sink.")
         if finished.ending is Ending.DEADLINE:
             how = "was killed with its process group" if code is not None else "cannot be killed"
             text = f"{self._name} did not end within {self.config.timeout_seconds:g} s and {how}"
             raise DeliveryRejected(_message(text, finished))
         if code == _TRY_AGAIN:
-            raise DeliveryFailed(_message(f"{self._name} asks to be run again (exit 75)", finished))
+            raise DeliveryFailed(_message(f"{self._name} requested a retry (exit code 75)", finished))
         if code is not None and code in _STOPPED_FROM_OUTSIDE:
-            text = f"{self._name} was stopped from outside by {_signal_name(-code)}"
+            text = f"{self._name} was stopped by {_signal_name(-code)}"
             raise DeliveryFailed(_message(text, finished))
         if code is not None and code < 0:
             raise DeliveryRejected(_message(f"{self._name} was killed by {_signal_name(-code)}", finished))
@@ -168,7 +168,7 @@ class CommandSink(Sink):
 
     def _not_started(self, error: OSError) -> DeliveryFailed:
         if error.errno in PASSING_ERRORS:
-            return DeliveryFailed(f"{self._name} cannot be started for now: {error.strerror}.")
+            return DeliveryFailed(f"{self._name} cannot start now: {error.strerror}.")
         return DeliveryFailed(
             f"{self.config.command[0]} cannot be started: {error.strerror or error}. Check the program, the "
             "interpreter in its first line (#!/bin/sh), and `directory`.",

@@ -50,7 +50,7 @@ _ANNOUNCING = frozenset({Transition.SCHEDULED, Transition.STARTED, Transition.UP
 _FAILING = frozenset({Transition.APPROVAL_REFUSED, Transition.APPROVAL_FAILED})
 _INTERRUPTING = frozenset({"Reboot", "Redeploy"})
 _MOST_CHARACTERS = 31_839
-#: winerror.h: access denied, or the log is corrupt, cannot be opened, or is full.
+#: Access is denied, or the log is corrupt, cannot be opened, or is full (winerror.h).
 _NEEDS_A_PERSON = frozenset({5, 1500, 1501, 1502})
 _LOG = "The Windows event log"
 
@@ -63,7 +63,7 @@ class EventLogConfig(SinkConfig, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.max_batch != 1:
-            raise ValueError(f"max_batch is {self.max_batch}, but an event holds one record. Remove max_batch.")
+            raise ValueError(f"max_batch is {self.max_batch}, but an entry contains one record. Remove max_batch.")
         if not self.source.strip() or "\\" in self.source or not self.source.isprintable():
             raise ValueError("source must be a name without backslashes.")
         if importlib.util.find_spec("win32evtlog") is None:

@@ -37,7 +37,7 @@ class FileConfig(SinkConfig, frozen=True, kw_only=True):
     path: str
     """The absolute path of the file. Its directory must exist."""
     format: Literal["json", "text"] = "json"
-    """json: one record per line, in the record's schema. text: one readable line per record."""
+    """json: each line is a record as JSON. text: each line is a readable sentence."""
 
     def __post_init__(self) -> None:
         if not Path(self.path).is_absolute() or self.path.endswith(("/", os.sep)) or "\0" in self.path:

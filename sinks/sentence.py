@@ -14,13 +14,13 @@ from bridge.sink import Evidence, ScheduledEvent, Transition, TransitionRecord, 
 
 _MOST_NAMES = 5
 
-#: Azure announces an ordinary Redeploy ten minutes ahead, and only a predicted failure earlier than this.
+#: Azure announces only a predicted hardware failure more than an hour ahead.
 _PREDICTED_SECONDS = 3_600
 _PREDICTED = (
     "A hardware failure is predicted: Microsoft recommends to redeploy the VM yourself as soon as possible, "
     "because the hardware may fail before NotBefore."
 )
-_ASKED_FOR = "A user asked for this: approving the event lets it start now instead of at NotBefore."
+_ASKED_FOR = "A user requested this event. An approval starts the event now instead of at NotBefore."
 
 
 def sentence(record: TransitionRecord) -> str:

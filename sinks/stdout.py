@@ -30,7 +30,7 @@ class StdoutConfig(SinkConfig, frozen=True, kw_only=True):
     """The settings of the sink type `stdout`."""
 
     format: Literal["json", "text"] = "json"
-    """json: one record per line, in the record's schema. text: one readable line per record."""
+    """json: each line is a record as JSON. text: each line is a readable sentence."""
 
 
 class StdoutSink(Sink):
@@ -89,7 +89,7 @@ def _opened() -> tuple[TextIO, int | None]:
     stream: TextIO | None = sys.stdout
     if stream is None or stream.closed:
         raise DeliveryFailed(
-            "Standard output is closed. Start the agent with one, or remove the stdout sink from the configuration.",
+            "Standard output is closed. Redirect standard output to a file or a pipe, or remove the stdout sink.",
             needs_attention=True,
         )
     try:

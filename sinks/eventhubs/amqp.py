@@ -30,7 +30,7 @@ from sinks.eventhubs.errors import delivery_error, is_about_access, is_answer, l
 from sinks.eventhubs.event_loop import Ended, LoopThread, Overdue
 from sinks.eventhubs.message import partition_key, properties
 
-#: The share of the deadline for ending an overdue call, and the part of it for the wait for the thread.
+#: Shares of the deadline: for ending an overdue call, and for waiting for its thread.
 _MARGIN, _END = 0.08, 0.03
 _MOST_MARGIN_SECONDS = 0.5
 #: Time to close the connection when the sink is closed.
@@ -103,7 +103,7 @@ class AmqpSender:
         access = self._access
         if isinstance(error, Overdue):
             doing = "send" if was_sending else "connection attempt"
-            message = f"{access.peer}: no answer within {self._config.timeout_seconds:g} s; the {doing} was cut."
+            message = f"{access.peer}: no answer within {self._config.timeout_seconds:g} s. The {doing} was canceled."
             return DeliveryFailed(message, reason=RetryReason.TIMEOUT)
         failure = delivery_error(error, peer=access.peer, secrets=access.secrets)
         if is_about_access(error):
@@ -176,7 +176,7 @@ async def _encode_early(client: Any, batch: Sequence[TransitionRecord]) -> Any:
     """Return *batch* in the form that the SDK sends, or None after an error."""
     try:
         return await _encode(client, batch)
-    except Exception:  # noqa: BLE001  # the transfer of the batch before must not fail
+    except Exception:  # noqa: BLE001  # an error must not affect the current transfer
         return None
 
 

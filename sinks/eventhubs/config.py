@@ -70,7 +70,7 @@ class EventHubsConfig(SinkConfig, frozen=True, kw_only=True):
         given = next((key for key, value in keys.items() if value is not None), None)
         if given is not None and self.transport == "amqp":
             raise ValueError(
-                f'{given} needs transport = "amqp_websocket" or "https": plain AMQP cannot use an HTTP proxy'
+                f'{given} needs transport = "amqp_websocket" or "https". Plain AMQP cannot use an HTTP proxy.'
             )
 
     def _check_credential(self) -> None:
@@ -78,19 +78,19 @@ class EventHubsConfig(SinkConfig, frozen=True, kw_only=True):
         one_of(connection_string_file=self.connection_string_file, connection_string_env=self.connection_string_env)
         if self.credential == "connection_string":
             if not has_string:
-                raise ValueError("credential connection_string needs connection_string_file or connection_string_env")
+                raise ValueError("credential connection_string needs connection_string_file or connection_string_env.")
             if self.client_id is not None:
-                raise ValueError("client_id belongs to a managed identity. Remove client_id or change credential")
+                raise ValueError("client_id is for a managed identity. Remove client_id or change credential.")
             return
         if has_string:
-            raise ValueError('connection_string_file and connection_string_env need credential = "connection_string"')
+            raise ValueError('connection_string_file and connection_string_env need credential = "connection_string".')
         for key in ("fully_qualified_namespace", "eventhub"):
             if not getattr(self, key):
-                raise ValueError(f"{key} is missing; credential {self.credential} needs it")
+                raise ValueError(f"{key} is missing. credential {self.credential} needs this setting.")
         # With a custom endpoint, such as an emulator, the namespace may have any name.
         if self.endpoint is None and not _HOST.fullmatch(self.fully_qualified_namespace or ""):
             # The message omits the value, because the value may be a connection string with its key.
             raise ValueError(
                 "fully_qualified_namespace is not a complete host name. It has the form NAME.servicebus.windows.net, "
-                "without a scheme, a port, or a path"
+                "without a scheme, a port, or a path."
             )

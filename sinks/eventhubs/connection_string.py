@@ -1,8 +1,9 @@
 """Reads connection strings of Event Hubs and creates shared access signatures.
 
-A connection string has the form `Endpoint=sb://NAMESPACE/;SharedAccessKeyName=NAME;SharedAccessKey=KEY;EntityPath=HUB`
-(Microsoft, "Get an Event Hubs connection string"). Error messages do not contain values of the connection string,
-because a value can be the key.
+A connection string has the form `Endpoint=sb://NAMESPACE/;SharedAccessKeyName=NAME;SharedAccessKey=KEY;EntityPath=HUB`.
+Error messages do not contain values of the connection string, because a value can be the key.
+
+Sources: Microsoft, "Get an Event Hubs connection string" and "Generate a Shared Access Signature token".
 """
 
 from __future__ import annotations
@@ -30,10 +31,7 @@ class ConnectionString:
 
 
 def parse(text: str, *, eventhub: str | None) -> ConnectionString:
-    """Return the values of the connection string *text*. Raise DeliveryFailed if a value is missing.
-
-    The name *eventhub* replaces the EntityPath of the connection string.
-    """
+    """Return the values of *text*, with *eventhub* instead of the EntityPath unless *eventhub* is None."""
     parts = {}
     for part in text.split(";"):
         name, _, value = part.strip().partition("=")
@@ -58,10 +56,7 @@ def parse(text: str, *, eventhub: str | None) -> ConnectionString:
 
 
 def shared_access_signature(uri: str, *, key_name: str, key: str, expires_on: int) -> str:
-    """Return a shared access signature for *uri* that is valid until *expires_on*, in Unix seconds.
-
-    Source: Microsoft, "Generate a Shared Access Signature token".
-    """
+    """Return a shared access signature for *uri* that expires at *expires_on*, in Unix seconds."""
     resource = quote_plus(uri)
     signed = f"{resource}\n{expires_on}".encode()
     signature = base64.b64encode(hmac.new(key.encode(), signed, hashlib.sha256).digest()).decode()

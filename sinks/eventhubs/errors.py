@@ -15,21 +15,21 @@ from typing import Any
 
 from bridge.sink import DeliveryError, DeliveryFailed, DeliveryRejected, RetryReason, causes, excerpt, masked
 
-#: The SDK removes the text up to the first colon of a condition.
+#: The SDK removes the part of a condition before the first colon.
 _ABOUT_THE_RECORD = frozenset({"link:message-size-exceeded", "argument-error", "argument-out-of-range"})
 _NEEDS_A_PERSON = frozenset(
     {"unauthorized-access", "auth-failed", "not-found", "entity-disabled", "resource-deleted", "not-allowed"}
 )
 _BUSY = "server-busy"
-#: The service reports a quota with "Please wait 4 seconds and try again.", and the SDK waits as long by default.
+#: If a quota is exceeded, the service responds with "Please wait 4 seconds and try again."
 _BUSY_SECONDS = 4.0
 _WAIT = re.compile(r"wait (\d{1,4}) seconds")
-#: Conditions that the SDK uses if the service sent none.
+#: The SDK uses these conditions if the service sent no condition.
 _MADE_UP = frozenset({"", "unknown-error", "client-error", "socket-error", "connection:forced"})
 _CERTIFICATE = "CERTIFICATE_VERIFY_FAILED"
 #: aiohttp's exceptions for a refused connection, and for an HTTP error of the proxy.
 _NO_CONNECTION, _PROXY_REFUSES = "ClientConnectorError", "ClientHttpProxyError"
-#: Part of aiohttp's texts that differs at each attempt, so that one fault would fill the log.
+#: This part of an aiohttp message differs at each attempt, and would make each log line different.
 _ADDRESS = re.compile(r" ssl:<[^<>]*>")
 
 
@@ -70,7 +70,7 @@ def link_error(client: Any) -> BaseException | None:
 def is_about_access(error: BaseException) -> bool:
     """Return whether the event hub rejected the token.
 
-    If the address is set by `endpoint`, the SDK also raises an AuthenticationError for a refused connection.
+    If the setting `endpoint` is used, the SDK also raises an AuthenticationError for a refused connection.
     """
     return _is_a(error, "AuthenticationError") and not _has_cause(error, _NO_CONNECTION)
 

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 _NO_LINGER = struct.pack("hh" if sys.platform == "win32" else "ii", 1, 0)
-#: A task may ignore a cancellation, and a transport closes its socket one turn after it is aborted.
+#: A task can ignore a cancellation, and an aborted transport closes its socket later.
 _TURNS = 8
 _TURN_SECONDS = 0.006
 _LONGEST_GRACE_SECONDS = 1.0
@@ -83,7 +83,7 @@ class LoopThread:
         except CancelledError:
             raise Ended from None
         except FutureTimeoutError:
-            if call.done():  # just in time, or with a TimeoutError of *work*, which may be the same class
+            if call.done():  # *work* returned at the deadline, or raised a TimeoutError
                 return call.result()
             self.end(grace_seconds=0.0, wait_seconds=end_seconds)
             raise Overdue from None
@@ -101,10 +101,7 @@ class LoopThread:
         self._thread.join(wait_seconds)
 
     def is_connected(self) -> bool:
-        """Return whether the connection is open. Call this method only in the thread of the loop.
-
-        When the server closes a connection, the loop stops reading from its socket.
-        """
+        """Return whether the connection is open: the loop stops reading when the server closes it."""
         return any(descriptor not in self._own_descriptors for descriptor in self._selector.get_map())
 
     def _run(self) -> None:
@@ -162,7 +159,7 @@ class _Loop(asyncio.SelectorEventLoop):
     def __init__(self, selector: selectors.BaseSelector) -> None:
         super().__init__(selector)
         self._connections: weakref.WeakSet[Any] = weakref.WeakSet()
-        # asyncio logs the errors of a reset connection as errors of the program.
+        # By default, asyncio logs an error for each reset connection.
         self.set_exception_handler(lambda _, context: logger.debug("%s", context.get("message")))
 
     def reset_connections(self) -> None:

@@ -43,7 +43,7 @@ class EventHubsSink(Sink):
     def send(self, batch: Sequence[TransitionRecord]) -> None:
         """Send *batch* in one transfer. Raise DeliveryRejected if the batch contains several events."""
         if len({record.event_key for record in batch}) > 1:
-            raise DeliveryRejected("A batch has one partition key, and these records are of several events.")
+            raise DeliveryRejected("A batch must not contain records of several events.")
         self._sender.send(batch)
 
     def prepare_next(self, batch: Sequence[TransitionRecord]) -> None:
@@ -55,8 +55,8 @@ class EventHubsSink(Sink):
     def shown_by_check(cls, config: EventHubsConfig) -> str:
         """Return the result of `check`. Over HTTPS, the permission to send cannot be tested."""
         if config.transport != "https":
-            return "the event hub exists, and lets this identity send."
-        return f"it responds. Whether this identity may send was not tried; `send-test {config.name}` sends a record."
+            return "The event hub exists, and this identity can send to it."
+        return f"The event hub responds. To test the permission to send, use `send-test {config.name}`."
 
     def check(self) -> None:
         """Test the connection, the credential, and the event hub. The check sends nothing."""

@@ -99,7 +99,7 @@ def one_of(**keys: str | None) -> None:
     """Raise ValueError if more than one of *keys* is set."""
     given = [name for name, value in keys.items() if value is not None]
     if len(given) > 1:
-        raise ValueError(f"{' and '.join(given)} are both set; keep one.")
+        raise ValueError(f"{' and '.join(given)} are both set. Remove one.")
 
 
 def check_token_stays_private(config: HttpConfig, url: str) -> None:
@@ -109,7 +109,9 @@ def check_token_stays_private(config: HttpConfig, url: str) -> None:
         has_proxy = any(each is not None for each in (config.proxy, config.proxy_file, config.proxy_env))
         if parts.scheme != "https" and (has_proxy or not is_loopback(parts.hostname or "")):
             reader = "the proxy" if has_proxy else "the network"
-            raise ValueError(f"{config.token_key} needs an https URL: over plain http {reader} can read the token.")
+            raise ValueError(
+                f"{config.token_key} needs an https URL, because {reader} can read a token over plain http."
+            )
 
 
 def check_header(name: str, value: str, *, where: str) -> None:
@@ -117,6 +119,6 @@ def check_header(name: str, value: str, *, where: str) -> None:
     if not _HEADER_NAME.fullmatch(name):
         raise ValueError(f"{where}: the name of a header is empty or has an invalid character.")
     if name.lower() in _OURS:
-        raise ValueError(f"{where}: the header {name} is set by the sink itself. Remove the header.")
+        raise ValueError(f"{where}: the sink sets the header {name}. Remove the header.")
     if not (value.isascii() and value.isprintable()) or value != value.strip():
         raise ValueError(f"{where}: the value of {name} must be printable ASCII without spaces at either end.")

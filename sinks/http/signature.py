@@ -59,8 +59,8 @@ def _key(text: str, number: int) -> bytes:
         key = b""
     if len(key) not in _KEY_BYTES:
         raise DeliveryFailed(
-            f"Secret {number} of secret_file or secret_env is not {_PREFIX} and base64 of 24 to 64 bytes, all on one "
-            'line. Make one with: echo "whsec_$(openssl rand -base64 32)"',
+            f"Secret {number} of secret_file or secret_env is invalid. A secret is {_PREFIX} and the base64 of 24 to "
+            '64 bytes, on one line. To create a secret, run: echo "whsec_$(openssl rand -base64 32)"',
             needs_attention=True,
         )
     return key

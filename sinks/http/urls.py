@@ -18,7 +18,7 @@ def http_url(url: str, *, key: str) -> SplitResult:
     except ValueError:
         is_usable = False
     if not is_usable or not url.isprintable() or any(character.isspace() for character in url):
-        raise ValueError(f"{key} must be a URL such as https://example.net/hook, without blanks.")
+        raise ValueError(f"{key} must be a URL such as https://example.net/hook, without spaces.")
     return parts
 
 
@@ -26,7 +26,7 @@ def plain_url(url: str, *, key: str) -> SplitResult:
     """Return the parts of *url*. Raise ValueError if the URL is invalid or contains a password."""
     parts = http_url(url, key=key)
     if parts.username is not None or parts.password is not None:
-        raise ValueError(f"{key} holds a user name or a password. Put the whole URL into {key}_file or {key}_env.")
+        raise ValueError(f"{key} contains a user name or a password. Put the whole URL into {key}_file or {key}_env.")
     return parts
 
 

@@ -89,7 +89,7 @@ def resource_attributes(record: TransitionRecord) -> dict[str, str]:
         "azure.resource_group.name": vm.resource_group,
         "azure.vm.scaleset.name": vm.scale_set,
         "azure.vm.placement_group.id": vm.placement_group_id,
-        # The names of the Collector's Azure detector.
+        # The Azure detector of the Collector uses the same names.
         **{f"azure.tag.{name}": value for name, value in vm.tags.items()},
     }
     found = {**service, **record.labels, **{name: text for name, text in known.items() if text}}
@@ -102,12 +102,8 @@ def _version() -> str:
 
 
 def log_record(record: TransitionRecord) -> LogRecord:
-    """Return *record* as a log record.
-
-    Both timestamps contain the time at which the agent observed the transition, so that every retry sends the same
-    bytes.
-    """
-    # protobuf's number has no sign, but a clock that was never set may be before 1970.
+    """Return *record* as a log record. A retry has the same bytes, because both times are `observed_at`."""
+    # The number in protobuf is unsigned, but a clock that was never set can be before 1970.
     nanoseconds = max(0, (parse_time(record.observed_at) - _EPOCH) // timedelta(microseconds=1)) * 1000
     event_type = None if record.event is None else record.event.event_type
     number, text = _SEVERITIES.get(event_type or "", _INFO)
@@ -129,7 +125,7 @@ def _record_attributes(record: TransitionRecord) -> dict[str, Any]:
     found |= plain["event"] or {}
     for part in ("previous", "approval"):
         found |= {f"{part}.{name}": value for name, value in (plain[part] or {}).items()}
-    # An empty list of active events means that no event is open, and an absent list that the open events are unknown.
+    # An empty list means that no event is open. If the open events are unknown, the list is absent.
     attributes = {
         f"{PREFIX}{name}": value
         for name, value in found.items()

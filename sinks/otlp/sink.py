@@ -19,14 +19,14 @@ from sinks.http.urls import http_url
 
 _PATH = "/v1/logs"
 _GRPC_PORT = 4317
-_GRPC_PORT_ADVICE = "Port 4317 usually speaks gRPC. This sink uses OTLP over HTTP, whose usual port is 4318."
+_GRPC_PORT_ADVICE = "Port 4317 is usually for gRPC. This sink uses OTLP over HTTP, and the usual port is 4318."
 
 
 class OtlpConfig(HttpConfig, frozen=True, kw_only=True):
     """The settings of the sink type `otlp`."""
 
     endpoint: str = "http://127.0.0.1:4318"
-    """The URL of the receiver for OTLP over HTTP. /v1/logs is added unless the path ends in it."""
+    """The URL of the OTLP receiver. The agent adds /v1/logs unless the URL ends with this path."""
     compression: Literal["none", "gzip"] = "none"
     """The compression of the request body."""
 
@@ -50,7 +50,7 @@ class OtlpSink(Sink):
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
         """Send *batch* in a POST request. Raise DeliveryRejected if the receiver rejects a record."""
-        # With the first send, because protobuf takes 3 MB.
+        # Imported with the first send, because protobuf takes 3 MB.
         from sinks.otlp.encoding import encode_request, rejection  # noqa: PLC0415
 
         body = encode_request(batch)
@@ -60,18 +60,18 @@ class OtlpSink(Sink):
             headers = {**headers, "Content-Encoding": "gzip"}
         count, reason = rejection(self._endpoint.post(body, headers).content)
         if count > 0:
-            # Masked before it is cut, because half of a secret is not recognized as one.
+            # Masked before the text is shortened, because a part of a secret is also a secret.
             shown = excerpt(self._endpoint.mask(reason).encode())
             raise DeliveryRejected(
                 f"The OTLP receiver accepted the request and rejected {count} of {len(batch)} log records: "
-                f"{shown or 'it gives no reason.'}",
+                f"{shown or 'The receiver gave no reason.'}",
                 records=list(batch),
             )
 
     @classmethod
     def shown_by_check(cls, config: Any) -> str:
         """Return the result of `check`, which sends no record."""
-        return f"it took a request without records; `send-test {config.name}` sends one."
+        return f"The receiver accepted an empty request. To test a record, use `send-test {config.name}`."
 
     def check(self) -> None:
         """Send an OTLP request without records, which does not write to the destination."""
@@ -80,7 +80,7 @@ class OtlpSink(Sink):
         except DeliveryRejected as error:
             raise DeliveryFailed(str(error), needs_attention=True) from error
         if response.headers.get("Content-Type", "").startswith("text/html"):
-            raise DeliveryFailed("The endpoint responded with a web page. Is that the OTLP receiver's address?")
+            raise DeliveryFailed("The endpoint responded with a web page instead of an OTLP response.")
 
     def close(self) -> None:
         """Close the connection and cancel a send in another thread."""

@@ -175,6 +175,6 @@ def _earlier(record: TransitionRecord, event: ScheduledEvent) -> ScheduledEvent 
     """Return the event with its previous type and source, or None if they have not changed."""
     previous = record.previous or {}
     changed = {name: previous.get(name) for name in ("event_type", "event_source") if name in record.changed}
-    if not changed or event.event_id is None:  # without an EventId, the changed event is another event
+    if not changed or event.event_id is None:  # the type is part of the key of such an event
         return None
     return msgspec.structs.replace(event, **changed)

@@ -74,7 +74,7 @@ class WebhookConfig(HttpConfig, frozen=True, kw_only=True):
         super().__post_init__()
         if self.max_batch != 1:
             raise ValueError(
-                f"max_batch is {self.max_batch}, but a webhook carries one record per request. Remove max_batch."
+                f"max_batch is {self.max_batch}, but a webhook sends one record per request. Remove max_batch."
             )
         one_of(secret_file=self.secret_file, secret_env=self.secret_env)
         self._check_url()

@@ -53,7 +53,7 @@ def samples(config: SinkConfig, labels: Mapping[str, str]) -> Iterator[Transitio
                 transition,
                 labels=dict(labels),
                 event=_BARE_EVENT,
-                # Null only in a `started` record without an announcement.
+                # Only the `started` record of an unannounced event has no previous state.
                 previous=full.previous and {**full.previous, "not_before": None}
                 if transition is not Transition.STARTED
                 else None,

@@ -58,7 +58,7 @@ class WebhookSink(Sink):
     @classmethod
     def shown_by_check(cls, config: Any) -> str:
         """Return the result of `check`, which sends no record."""
-        return f"a server answers. Whether it takes records was not tried; `send-test {config.name}` sends one."
+        return f"The server responds. To test whether it accepts records, use `send-test {config.name}`."
 
     @classmethod
     def refresh_seconds(cls, config: Any) -> float | None:
@@ -75,7 +75,7 @@ class WebhookSink(Sink):
         self._secrets = (self._url, secret, *self._format.secrets)
         self._token = entra_token(config)
         self._attesting: Endpoint | None = None
-        """The endpoint of a running request for a portal's token, on another thread."""
+        """The endpoint of a token request that is running in another thread."""
         self._endpoints: dict[str, Endpoint] = {}
         self._is_closed = False
 
@@ -148,10 +148,10 @@ class WebhookSink(Sink):
 
     def _endpoint(self, url: str) -> Endpoint:
         if self.config.credential is not None and self._token is None:
-            raise DeliveryFailed("credential is set, but the host provides no token for it.", needs_attention=True)
+            raise DeliveryFailed("credential is set, but the agent provides no token for it.", needs_attention=True)
         endpoint = self._endpoints.get(url)
         if endpoint is None:
-            if len(self._endpoints) >= _MOST_ENDPOINTS:  # a template may make a URL for each event
+            if len(self._endpoints) >= _MOST_ENDPOINTS:  # a template can create a URL for each event
                 self._endpoints.pop(next(iter(self._endpoints))).close()
             endpoint = self._endpoints[url] = self._new_endpoint(url, token=self._token)
         return endpoint

@@ -35,7 +35,7 @@ from sinks.webhook.alerts import Severity, details, severity, summary
 from sinks.webhook.format import Format, Message
 from sinks.webhook.samples import sample
 
-if TYPE_CHECKING:  # it belongs to an extra
+if TYPE_CHECKING:  # part of an extra
     import jinja2
     import jinja2.sandbox
 
@@ -49,7 +49,7 @@ class TemplateFormat(Format):
 
     def __init__(self, text: str, *, content_type: str) -> None:
         try:
-            # Inside: it costs memory, and belongs to an extra.
+            # Imported here, because Jinja2 is part of an extra.
             import jinja2  # noqa: F401, PLC0415
         except ImportError:
             raise ValueError(
@@ -79,7 +79,7 @@ class TemplateFormat(Format):
                 json.loads(text)
         except json.JSONDecodeError as error:
             raise DeliveryRejected(
-                f"The template makes no valid JSON: {error.msg} at line {error.lineno}, column {error.colno}: "
+                f"The template does not create valid JSON: {error.msg} at line {error.lineno}, column {error.colno}: "
                 f"{excerpt(_around(text, error.pos).encode())} Quote values with | tojson."
             ) from None
         return text.encode()
@@ -102,7 +102,9 @@ class TemplateFormat(Format):
         try:
             plain_url(made, key="url")
         except ValueError as error:
-            raise DeliveryRejected(f"url makes none that can be used: {error} Quote values with | urlencode.") from None
+            raise DeliveryRejected(
+                f"The template creates an invalid URL: {error} Quote values with | urlencode."
+            ) from None
         return made
 
     def try_out(self, records: Iterable[TransitionRecord], url: str | None) -> None:
@@ -122,13 +124,13 @@ class TemplateFormat(Format):
             return self._environment.from_string(text)
         except jinja2.TemplateError as error:
             line = getattr(error, "lineno", None)
-            raise ValueError(f"{what} is wrong{f' in line {line}' if line else ''}: {error}") from None
+            raise ValueError(f"{what} is invalid{f' in line {line}' if line else ''}: {error}") from None
 
     def _filled(self, template: jinja2.Template, record: TransitionRecord, what: str) -> str:
         try:
             text = template.render(variables(record))
             text.encode()
-        except Exception as error:  # noqa: BLE001  # the template is a program of the user's: it may raise anything
+        except Exception as error:  # noqa: BLE001  # a template of the user can raise any exception
             raise DeliveryRejected(f"{what} fails: {type(error).__name__}: {error}") from None
         return text
 
@@ -143,14 +145,14 @@ def check_url_template(text: str) -> None:
     braces = _BRACES.search(text)
     if braces and not _HOST.match(text[: braces.start()]):
         raise ValueError(
-            "Only what follows the host of a URL may be a template, such as https://example.net/{{ event.event_id }}."
+            "A template may follow the host name of a URL, such as https://example.net/{{ event.event_id }}."
         )
 
 
 def _environment() -> jinja2.sandbox.SandboxedEnvironment:
     import jinja2.sandbox  # noqa: PLC0415  # likewise
 
-    # No autoescape: JSON is not HTML; `tojson` quotes values.
+    # No autoescape, because JSON is not HTML. The filter `tojson` quotes values.
     made = jinja2.sandbox.ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, autoescape=False)
     made.policies["json.dumps_kwargs"] = {"default": _not_json}
     return made

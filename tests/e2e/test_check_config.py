@@ -229,7 +229,7 @@ def test_connect_reports_one_line_per_destination(agent, check, azure):
     assert starting(lines, "broken") == ["not tried because of the problem above."]
     assert starting(lines, "mine") == ["cannot be tried without writing to it; `send-test mine` sends a record."]
     assert starting(lines, "stdout") == ["not tried: it writes to the agent's standard output."]
-    assert starting(lines, "drain") == ["its program is there; it was not run."]
+    assert starting(lines, "drain") == ["The program exists. The check did not run the program."]
     assert lines[-1] == "Failed from this machine: dead."
 
 
@@ -249,12 +249,14 @@ def test_connect_reports_only_what_it_tried(agent, check, azure):
     assert lines[0] == "The configuration is valid. The results of the destinations follow."
     assert not [line for line in lines if line.startswith("Failed from")]
     assert starting(lines, "events") == [
-        "a server answers. Whether it takes records was not tried; `send-test events` sends one."
+        "The server responds. To test whether it accepts records, use `send-test events`."
     ]
     assert starting(lines, "pager") == [
-        "a server answers. Whether it takes records was not tried; `send-test pager` sends one."
+        "The server responds. To test whether it accepts records, use `send-test pager`."
     ]
-    assert starting(lines, "otlp") == ["it took a request without records; `send-test otlp` sends one."]
+    assert starting(lines, "otlp") == [
+        "The receiver accepted an empty request. To test a record, use `send-test otlp`."
+    ]
     assert asked == {("OPTIONS", "/hook", b""), ("OPTIONS", "/v2/enqueue", b""), ("POST", "/v1/logs", b"")}
 
 

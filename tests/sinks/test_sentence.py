@@ -35,9 +35,9 @@ def test_sentence_advises_to_redeploy_before_a_predicted_failure() -> None:
 
 
 def test_sentence_says_that_a_users_event_waits_for_approval() -> None:
-    assert "approving the event lets it start now" in sentence(record(event=event(event_source="User")))
+    assert "An approval starts the event now" in sentence(record(event=event(event_source="User")))
     started = event(event_source="User", event_status="Started")
-    assert "approving" not in sentence(record(event=started, transition=Transition.STARTED))
+    assert "An approval" not in sentence(record(event=started, transition=Transition.STARTED))
 
 
 def test_sentence_never_takes_an_unreadable_time_for_now() -> None:

@@ -163,7 +163,7 @@ def test_refusal_that_a_person_must_mend_is_told_as_such(library: Library, tmp_p
 def test_invalid_url_needs_a_person_before_anything_is_sent(library: Library, tmp_path: Path) -> None:
     sink = sink_for(tmp_path, "slack://a", "hunter2-no-url")
     for call in (sink.check, lambda: sink.send([sample_record()])):
-        with pytest.raises(DeliveryFailed, match=r"^URL 2: no URL that Apprise can use") as caught:
+        with pytest.raises(DeliveryFailed, match=r"^URL 2: Apprise cannot use this URL") as caught:
             call()
         assert caught.value.needs_attention
         assert "hunter2" not in str(caught.value)
@@ -224,8 +224,8 @@ def test_missing_package_names_the_extra_at_the_start(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        ("", "set one of urls_file and urls_env"),
-        ('urls_env = "A"\nurls_file = "b"', "set one of urls_file and urls_env"),
+        ("", "Set urls_file or urls_env"),
+        ('urls_env = "A"\nurls_file = "b"', "Set urls_file or urls_env"),
         ('urls_env = "A"\nmax_batch = 5', "Apprise sends one record at a time"),
         ('urls = "slack://hunter2"', "Unknown key `sinks[0].urls` (sink 'apprise')"),
     ],

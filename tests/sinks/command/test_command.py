@@ -57,7 +57,7 @@ def test_exit_0_delivers_and_the_record_was_on_standard_input(script: WriteScrip
 
 
 def test_exit_75_is_tried_again_and_may_have_begun(script: WriteScript) -> None:
-    with pytest.raises(DeliveryFailed, match=r"^on-event asks to be run again \(exit 75\): pods are left$") as caught:
+    with pytest.raises(DeliveryFailed, match=r"^on-event requested a retry \(exit code 75\): pods are left$") as caught:
         send(script("echo pods are left >&2; exit 75"))
     assert not caught.value.needs_attention
 
@@ -80,7 +80,7 @@ def test_any_other_end_parks(script: WriteScript, body: str, said: str) -> None:
 
 @pytest.mark.parametrize("signal_name", ["TERM", "INT", "HUP"])
 def test_program_stopped_by_the_service_manager_is_run_again(script: WriteScript, signal_name: str) -> None:
-    with pytest.raises(DeliveryFailed, match=f"was stopped from outside by SIG{signal_name}"):
+    with pytest.raises(DeliveryFailed, match=f"was stopped by SIG{signal_name}"):
         send(script(f"trap - INT; kill -{signal_name} $$; sleep 10"))
 
 
@@ -209,10 +209,13 @@ def test_program_sees_the_record_and_the_environment_it_was_given(
     [
         ("", "is missing. It must be a list"),
         ('command = "drain --now"', "a list in square brackets"),
-        ("command = []", "command names no program"),
-        ('command = ["./drain"]', "write its whole path, or a bare name"),
-        ('command = ["drain"]\nmax_batch = 2', "a command runs for one record at a time"),
-        ('command = ["drain"]\nenvironment = {SCHEDULED_EVENT_ID = "x"}', "does not begin with SCHEDULED_EVENT_"),
+        ("command = []", "command is empty"),
+        ('command = ["./drain"]', "Set an absolute path, or a name in PATH"),
+        ('command = ["drain"]\nmax_batch = 2', "a command runs for one record"),
+        (
+            'command = ["drain"]\nenvironment = {SCHEDULED_EVENT_ID = "x"}',
+            "must not contain '=' or begin with SCHEDULED_EVENT_",
+        ),
         ('command = ["drain"]\ncommnad = 1', "Did you mean 'command'?"),
     ],
 )

@@ -33,9 +33,12 @@ def mistakes(**keys: Any) -> str:
         ({**IDENTITY, "connection_string_env": "X"}, 'need credential = "connection_string"'),
         (
             {"credential": "connection_string", "connection_string_env": "X", "connection_string_file": "y"},
-            "both set; keep one",
+            "both set. Remove one",
         ),
-        ({"credential": "connection_string", "connection_string_env": "X", "client_id": "c"}, "client_id belongs"),
+        (
+            {"credential": "connection_string", "connection_string_env": "X", "client_id": "c"},
+            "client_id is for a managed identity",
+        ),
         *(
             ({**IDENTITY, "fully_qualified_namespace": name}, "It has the form NAME.servicebus.windows.net")
             for name in ("fleet", "sb://fleet.servicebus.windows.net/", "fleet.", ".net", "a b.net", "a.net:port")
@@ -47,7 +50,7 @@ def mistakes(**keys: Any) -> str:
         ({**IDENTITY, "proxy_env": "PROXY"}, "proxy_env needs transport"),
         ({**IDENTITY, "transport": "https", "proxy": "proxy:3128"}, "proxy must be a URL"),
         ({**IDENTITY, "transport": "https", "proxy": "http://me:hunter2@proxy:3128"}, "proxy_file or proxy_env"),
-        ({**IDENTITY, "transport": "https", "proxy": "http://a:1", "proxy_file": "/b"}, "both set; keep one"),
+        ({**IDENTITY, "transport": "https", "proxy": "http://a:1", "proxy_file": "/b"}, "both set. Remove one"),
     ],
 )
 def test_configuration_that_cannot_work_is_refused(keys, said) -> None:

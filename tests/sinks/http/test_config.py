@@ -14,13 +14,13 @@ from sinks.http.config import HttpConfig
 @pytest.mark.parametrize(
     ("keys", "sentence"),
     [
-        ({"headers": {"Content-Length": "3"}}, "set by the sink itself"),
+        ({"headers": {"Content-Length": "3"}}, "the sink sets the header"),
         ({"headers": {"X-Key": "SECRET\nX-Other: 1"}}, "value of X-Key"),
         ({"headers": {"X Key": "SECRET"}}, "invalid character"),
         ({"client_key_file": __file__}, "client_key_file needs client_cert_file"),
         ({"ca_file": "/no/such/file"}, "/no/such/file does not exist"),
         ({"bearer_token_file": "a", "bearer_token_env": "B"}, "bearer_token_file and bearer_token_env are both set"),
-        ({"proxy": "http://me:SECRET@proxy"}, "proxy holds a user name or a password"),
+        ({"proxy": "http://me:SECRET@proxy"}, "proxy contains a user name or a password"),
         ({"proxy": "socks5://proxy"}, "proxy must be a URL"),
         ({"proxy": "http://proxy:SECRET"}, "proxy must be a URL"),
     ],

@@ -162,7 +162,7 @@ def test_token_goes_over_plain_http_to_this_machine_only(kind):
 def test_token_goes_over_plain_http_through_no_proxy(kind, key):
     keys = {"entra_scope": SCOPE, key: "http://proxy.example.net:3128"}
     read({"sinks": [{**TABLES[kind]("https://localhost"), **keys}]})
-    with pytest.raises(ConfigurationError, match="https URL: over plain http the proxy can read the token"):
+    with pytest.raises(ConfigurationError, match="https URL, because the proxy can read a token"):
         read({"sinks": [{**TABLES[kind]("http://localhost:8080"), **keys}]})
 
 

@@ -33,7 +33,7 @@ URL = {"url": "https://example.net/hook"}
         ({**URL, "url_env": "HOOK"}, "url and url_env are both set"),
         ({**URL, "secret_env": "A", "secret_file": "b"}, "secret_file and secret_env are both set"),
         ({**URL, "secret": "whsec_SECRET"}, "secret_file or secret_env"),
-        ({**URL, "max_batch": 2}, "max_batch is 2, but a webhook carries one record"),
+        ({**URL, "max_batch": 2}, "max_batch is 2, but a webhook sends one record"),
         ({**URL, "format": "pagerdutty"}, "pagerduty"),
         ({**URL, "routing_key_env": "KEY"}, "routing_key_env is for format = 'pagerduty'"),
         ({**URL, "template": "{}"}, "template is for format = 'template'"),

@@ -51,10 +51,10 @@ def test_a_record_becomes_what_the_template_says() -> None:
         ({}, "template or template_file is missing"),
         ({"template": "{}", "template_file": "x"}, "template and template_file are both set"),
         ({"template_file": "/no/such/template"}, "/no/such/template cannot be read: No such file"),
-        ({"template": "{% if %}"}, "The template is wrong in line 1"),
+        ({"template": "{% if %}"}, "The template is invalid in line 1"),
         ({"template": '{"a": {{ record.evnt | tojson }}}'}, "has no attribute 'evnt'"),
         ({"template": '{"a": {{ nothing | tojson }}}'}, "'nothing' is undefined"),
-        ({"template": '{"a": "{{ event.event_type if event }}"'}, "makes no valid JSON"),
+        ({"template": '{"a": "{{ event.event_type if event }}"'}, "does not create valid JSON"),
         ({"template": '{"a": "{{ event.description if event }}"}'}, "Quote values with | tojson"),
         ({"template": '{"a": {{ event.event_type | tojson }}}'}, "Put {% if event %}"),
         ({"template": '{"a": {{ "".__class__.__mro__ | tojson }}}'}, "unsafe"),
@@ -164,12 +164,12 @@ def test_an_alert_is_closed_at_the_url_that_the_template_makes(monkeypatch: pyte
 @pytest.mark.parametrize(
     ("keys", "sentence"),
     [
-        ({"url": "http://{{ vm.name }}/x"}, "Only what follows the host of a URL may be a template"),
-        ({"url": "http://example.net{{ vm.name }}"}, "Only what follows the host of a URL may be a template"),
+        ({"url": "http://{{ vm.name }}/x"}, "A template may follow the host name"),
+        ({"url": "http://example.net{{ vm.name }}"}, "A template may follow the host name"),
         ({"url": "http://user:secret@example.net/{{ vm.name }}"}, "user name or a password"),
         ({"url": "http://example.net/{{ event.description }}"}, "Quote values with | urlencode"),
         ({"url": "http://example.net/{{ event.nothing }}"}, "url fails"),
-        ({"url": "http://example.net/{% if %}"}, "url is wrong"),
+        ({"url": "http://example.net/{% if %}"}, "url is invalid"),
     ],
 )
 def test_a_url_that_would_fail_is_found_when_the_configuration_is_read(keys: dict[str, Any], sentence: str) -> None:
