@@ -62,7 +62,7 @@ def _batch(
     first = first or _first(rows, blocked, taken)
     if first is None:
         return []
-    # A failing event goes alone: neither the failure of another event nor the size of a batch may count against it.
+    # Send a failing event alone, so that its next result does not depend on other events.
     if batching.max_batch == 1 or first.sequence in batching.alone or first.event_key in failing:
         return [first]
     batch = [first]

@@ -20,7 +20,7 @@ from bridge.system.threads import LoopWatch
 
 logger = logging.getLogger(__name__)
 
-#: After the wait, hanging sends are cut, and a command and its children are killed.
+#: The time to cut hanging sends and to kill the programs of command sinks.
 CUT_SECONDS = 0.4
 _TICK_SECONDS = 0.05
 _RELOAD_SECONDS = 2.0
@@ -71,7 +71,7 @@ class WorkerPool:
 
     def _start(self, sink: SinkSettings) -> None:
         metrics = self._metrics.sink(sink.name)
-        metrics.set_needs_attention(needed=False)  # the cause may be fixed in the new configuration
+        metrics.set_needs_attention(needed=False)  # the new configuration may fix the cause
         worker = DeliveryWorker(
             config=sink.config,
             sink_class=sink.sink_class,
@@ -80,7 +80,7 @@ class WorkerPool:
             has_seen_document=self._has_seen_document,
             attested=self._attested,
         )
-        worker.start()  # first: without a thread there is no worker, and the caller tries again
+        worker.start()  # raises an error if no thread is free, and the caller then tries again
         self._workers[sink.name] = (sink, worker)
 
     def end_all_but(self, sinks: Sequence[SinkSettings], *, grace_seconds: float, stop: Callable[[], bool]) -> None:

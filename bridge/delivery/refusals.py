@@ -90,5 +90,5 @@ def configuration_digest(sink_class: type[Sink], config: SinkConfig) -> str:
 def _content(path: Path) -> bytes | None:
     try:
         return ChangingFile(path, bytes).value()
-    except (OSError, ValueError):  # the sink reports it; a ValueError comes from an invalid path
+    except (OSError, ValueError):  # the sink reports this error; an invalid path causes a ValueError
         return None

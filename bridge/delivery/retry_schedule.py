@@ -164,7 +164,7 @@ class RetrySchedule:
             delay.urgent = delay.urgent or urgent
         if self._probe_at is None:
             return
-        self._bring_probe_forward(now, seconds_to_not_before)  # for the end of a Retry-After
+        self._bring_probe_forward(now, seconds_to_not_before)  # matters after the end of a Retry-After
         if urgent:
             self._urgent_at = _LONG_AGO
         elif now >= self._bound_until:
@@ -270,7 +270,7 @@ class RetrySchedule:
 
     def _set_urgent(self, now: float, during: SendMode, *, has_urgent: bool) -> None:
         self._urgent_was_last = during is SendMode.URGENT
-        # Soon, because the next urgent record may not have been tried, but not a hundred of them at once.
+        # Soon, because the next urgent record may be untried. The minimum delay limits the rate.
         soon = min(now + MINIMUM_DELAY_SECONDS, self._urgent_deadline())
         if not has_urgent:
             self._urgent_at = _NEVER
@@ -297,7 +297,7 @@ class RetrySchedule:
             urgent=event.urgent,
         )
         if event.urgent:
-            # Urgent events wait for one another, and that time counts.
+            # Urgent events are sent one by one, so the time of the others counts.
             queue_seconds = MINIMUM_DELAY_SECONDS * len(self.urgent_failing)
             gap = max(min(gap, URGENT_CAP_SECONDS - queue_seconds), MINIMUM_DELAY_SECONDS)
         delay.tried_at, delay.until = now, now + gap

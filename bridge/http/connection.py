@@ -83,7 +83,7 @@ class DeadlineConnection:
                 self._connection.close()
                 call.raise_if_cut(exc, is_timeout=isinstance(exc, TimeoutError))
                 raise
-            # A body that ends with its connection looks complete after the watchdog has shut down the socket.
+            # If the watchdog shuts down the socket, a body without a length looks complete.
             call.raise_if_cut()
             return response
 

@@ -98,7 +98,7 @@ class DeadlineSession(requests.Session):
             if isinstance(exc, urllib3.exceptions.HTTPError):
                 raise requests.ConnectionError(exc, request=request) from exc
             raise
-        # A body that ends with its connection looks complete after the watchdog has shut down the socket.
+        # If the watchdog shuts down the socket, a body without a length looks complete.
         _raise_if_cut(call, request, None)
         return response
 

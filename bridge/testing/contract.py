@@ -45,7 +45,7 @@ from bridge.testing.watching import Census, agent_logs, in_time
 
 _PATIENCE_SECONDS = 10.0
 _QUICK_SECONDS = 0.5
-#: Half of what a send that is not broken off goes on for.
+#: Half of the time that a send takes if close does not end it.
 _CLOSE_SECONDS = 5.0
 _RETRY_AFTER_SECONDS = 7
 _SILENCES = 3
@@ -88,7 +88,7 @@ class SinkContract:
             if reason:
                 setattr(cls, name, _skipped(reason))
 
-    # What a sink author fills in.
+    # For the sink author.
 
     def table(self, address: Address) -> Mapping[str, Any]:
         """Return the sink's ``[[sinks]]`` table for a peer at *address*, without type, name, and timeout."""
@@ -98,7 +98,7 @@ class SinkContract:
         """Return a peer that accepts all records."""
         raise NotImplementedError
 
-    # The suite.
+    # The tests.
 
     def test_accepted_records_reach_the_peer_once_and_in_order(self) -> None:
         batch = self._batch()
@@ -217,7 +217,7 @@ class SinkContract:
             peer.accept()
             expect_accepted(host.send(batch))
             wanted = [record.id for record in batch]
-            # A peer may refuse before it has read what it refuses, but what it accepts it has read.
+            # A peer can reject a request before it has read the body.
             seen = [list(ids) for ids in peer.received]
             if not seen or any(ids != wanted for ids in seen):
                 fail(f"The suite sent {wanted} {_RETRIES} times, but the peer received {seen}.")
@@ -294,7 +294,7 @@ class SinkContract:
         with nobody() as address, self._host(address) as host:
             expect(DeliveryFailed, host.check())
 
-    # How the suite does it.
+    # Helpers.
 
     def _batch(self) -> list[TransitionRecord]:
         return [sample_record(number + 1) for number in range(self.batch_size)]
