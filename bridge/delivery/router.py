@@ -1,4 +1,4 @@
-"""Selects the sinks that receive a record, by the filters in each ``[[sinks]]`` table. Pure.
+"""Selects the sinks that receive a record, by the filters in each ``[[sinks]]`` table.
 
 The filters use the current form of the event, which can change. For example, Azure can change a Reboot to a Freeze or
 remove a VM from Resources. A record without an event, such as the refusal of an approval for an unknown event, passes

@@ -4,12 +4,12 @@ Each sink has its own thread, and the delivery loop runs on this thread. Another
 the time of each call into the sink. If a call passes its deadline, the watching thread abandons the sink's thread and
 closes the sink on a third thread. The next call uses a new instance of the sink on a new thread.
 
-An abandoned thread ends when its call returns, and it changes nothing more. A call may never return. If eight abandoned
-threads are still running, the agent sends nothing to this sink until one of them ends, because a leak of threads would
-also affect healthy sinks.
+An abandoned thread ends when its call returns, and the agent ignores its result. Some calls never return. If eight
+abandoned threads of a sink are still running, the agent sends nothing to this sink until one of them ends. Otherwise,
+the threads would use up the resources of the healthy sinks.
 
-The deadline does not include the time in which Azure froze the VM. Otherwise, the agent would abort a command that is
-half finished, and run the command again.
+The deadline does not count the time in which the VM was frozen. Otherwise, the agent would abort a command that is half
+finished, and run the command again.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ class DeliveryWorker:
         self._woken.set()
 
     def stop(self, *, grace_seconds: float) -> None:
-        """Let the worker send due records for *grace_seconds* more. Do not wait for its end."""
+        """Let the worker continue for *grace_seconds*. This method returns immediately."""
         self._stop_at = self._clock.monotonic() + grace_seconds
         self._woken.set()
 
@@ -178,7 +178,7 @@ class DeliveryWorker:
         self._is_over = True
 
     def _run_once(self, thread: SinkThread) -> float:
-        """Send one batch. Return the seconds until the next call is useful."""
+        """Send one batch, and return the seconds to wait."""
         now = self._clock.monotonic()
         is_woken = self._woken.is_set()
         self._woken.clear()

@@ -104,7 +104,7 @@ class RenewedToken:
         self._token = None
 
     def refuse(self, token: AccessToken) -> bool:
-        """Drop the refused *token*, at most once in five minutes. Return whether `current` has another token."""
+        """Drop the refused *token*, at most once in five minutes. Return whether another token is used next."""
         now = self._clock.monotonic()
         if token == self._token and now - self._refused_at >= _REPLACEMENT_SECONDS:
             self._refused_at = now
@@ -163,7 +163,7 @@ def fetch_token(scope: str, *, client_id: str | None = None, is_default: bool = 
 
     *client_id* selects one of several user-assigned identities. With *is_default*, azure-identity uses the first
     credential that it finds. The exceptions of azure-identity are raised unchanged. This function has no cache, because
-    a cache would return a refused token again, and no retries, because the caller retries.
+    a cache could return a refused token again. It does not retry, because its callers do.
     """
     import requests  # noqa: PLC0415  # likewise
     from azure.core.pipeline.transport import RequestsTransport  # noqa: PLC0415  # 11 to 20 MB and a second, where used

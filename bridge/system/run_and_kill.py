@@ -89,10 +89,10 @@ class Runner:
         without: Collection[str] = (),
         directory: str | None = None,
     ) -> Finished:
-        """Run *argv* without a shell, and return after at most *deadline_seconds* of this process's running time.
+        """Run *argv* without a shell, and return within *deadline_seconds* of this process's running time.
 
-        The program gets *environment* and the environment of this process except for the names in *without*. Raises
-        OSError if the program cannot be started.
+        The program inherits the environment of this process without the variables in *without*, and also gets the
+        variables in *environment*. Raises OSError if the program cannot be started.
         """
         started = time.monotonic()
         # Without this, the program could still run when the next agent starts its own programs.
@@ -187,7 +187,7 @@ class _Program:
             return self._process.poll() is not None
 
     def _signal(self, number: int) -> bool:
-        """Send *number* to the process group, and return whether the group still has a member."""
+        """Send a signal, and return whether the group has a member."""
         with self._lock:
             if not self._is_group_gone:
                 try:

@@ -24,7 +24,7 @@ _MAX_BYTES = 65_536
 
 
 class ChangingFile(Generic[_T]):
-    """The result of *parse* for the content of a file. A changed file is parsed again."""
+    """Parses a file with *parse*, and parses the file again after a change."""
 
     def __init__(self, path: Path, parse: Callable[[bytes], _T]) -> None:
         self.path = path

@@ -14,7 +14,7 @@ For a sink over HTTP, use `bridge.testing.http_contract`. For another protocol, 
 test that does not apply to your sink is skipped, and the test report shows the reason. The suite calls the sink through
 the same `Sender` as the agent.
 
-This module does not import pytest, because the installed package also contains it.
+This module does not import pytest, because users can install the package without pytest.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class SinkContract:
             expect_accepted(self._sent_at_last(host))
 
     def test_sink_keeps_its_own_deadline(self) -> None:
-        """Without the host, which would cut the send, the sink ends the send itself."""
+        """This test calls the sink without the host, so that only the sink can end the send."""
         self._warm_up()
         with self._silent() as address, ExitStack() as sinks:
             settings = self._settings(address, timeout_seconds=self.deadline_seconds)
@@ -339,7 +339,7 @@ class SinkContract:
         expect(self.after_silence, error)
 
     def _sent_at_last(self, host: Host) -> DeliveryError | None:
-        """Send again several times, because the previous send can take a moment to end."""
+        """Send up to three times, because a canceled send can take a moment to end."""
         for _ in range(_RETRIES):
             error = host.send(self._batch())
             if error is None:

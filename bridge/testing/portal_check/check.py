@@ -231,7 +231,7 @@ class _Play:
         return None
 
     def _expect_kept(self, answer: PollAnswer, index: int, tokens: frozenset[str]) -> None:
-        """Send the request again, like an agent that lost *answer*, and like an agent that has restarted."""
+        """Repeat the request. An agent does this after it lost a response, and after a restart."""
         if answer.index is None or answer.index <= index:
             self._report.broken(
                 Requirement.GROWS, answer.exchange, f"The index changed from {index} to {answer.index}."
