@@ -1,4 +1,4 @@
-"""Selects the records for the next request to one sink. Urgent records are first. Pure.
+"""Selects the records for the next request to one sink, with urgent records first.
 
 The agent sends Preempt and Terminate records before all others, because Azure gives only 30 seconds of notice before a
 Preempt. `bridge.outbox.state.DueRows` therefore returns their rows first. The records of one event are sent strictly in
@@ -41,7 +41,7 @@ def next_batch(
 ) -> list[Delivery]:
     """Return the rows for the next request, or for the request after the rows in *after*; [] if no row is due.
 
-    *fresh_event* is the result of `RetrySchedule.take_fresh` if the schedule is in the mode FRESH.
+    *fresh_event* is an event with a new record, which a paused sink tries immediately.
     """
     if fresh_event is not None:
         return list(rows.of_event(fresh_event))[:1]
@@ -62,7 +62,7 @@ def _batch(
     first = first or _first(rows, blocked, taken)
     if first is None:
         return []
-    # A failing event goes alone: neither the failure of another event nor the size of a batch may count against it.
+    # Send a failing event alone, so that its next result does not depend on other events.
     if batching.max_batch == 1 or first.sequence in batching.alone or first.event_key in failing:
         return [first]
     batch = [first]

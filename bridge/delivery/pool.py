@@ -20,14 +20,14 @@ from bridge.system.threads import LoopWatch
 
 logger = logging.getLogger(__name__)
 
-#: After the wait, hanging sends are cut, and a command and its children are killed.
+#: The time to cut hanging sends and to kill the programs of command sinks.
 CUT_SECONDS = 0.4
 _TICK_SECONDS = 0.05
 _RELOAD_SECONDS = 2.0
 
 
 class WorkerPool:
-    """One worker for each configured sink. One thread owns the pool; other threads may read and notify it.
+    """One worker for each configured sink. Only one thread may start and end workers.
 
     *has_seen_document* returns whether this run has received a good document. Before the first good document, the agent
     does not send active events again. *attested* provides tokens of a portal for this VM.
@@ -71,7 +71,7 @@ class WorkerPool:
 
     def _start(self, sink: SinkSettings) -> None:
         metrics = self._metrics.sink(sink.name)
-        metrics.set_needs_attention(needed=False)  # the cause may be fixed in the new configuration
+        metrics.set_needs_attention(needed=False)  # the new configuration may fix the cause
         worker = DeliveryWorker(
             config=sink.config,
             sink_class=sink.sink_class,
@@ -80,11 +80,11 @@ class WorkerPool:
             has_seen_document=self._has_seen_document,
             attested=self._attested,
         )
-        worker.start()  # first: without a thread there is no worker, and the caller tries again
+        worker.start()  # raises an error if no thread is free, and the caller then tries again
         self._workers[sink.name] = (sink, worker)
 
     def end_all_but(self, sinks: Sequence[SinkSettings], *, grace_seconds: float, stop: Callable[[], bool]) -> None:
-        """End the worker of each sink that is not in *sinks* or has changed, in at most two seconds."""
+        """End the workers of removed and changed sinks within two seconds. *sinks* has the new settings."""
         wanted = {sink.name: sink for sink in sinks}
         names = [name for name, (sink, _) in self._workers.items() if wanted.get(name) != sink]
         workers = [self._workers.pop(name)[1] for name in names]
@@ -108,7 +108,7 @@ class WorkerPool:
 def _end(
     workers: Sequence[DeliveryWorker], deadline: float, stop: Callable[[], bool] = lambda: False
 ) -> list[DeliveryWorker]:
-    """Wait until *deadline* or until *stop* returns True. Then cut the workers, and return those that did not end."""
+    """Wait for the workers until *deadline*, then cut the rest. Return the workers that still run."""
     running = list(workers)
     while running and time.monotonic() < deadline and not stop():
         running[0].join(max(min(deadline - time.monotonic(), _TICK_SECONDS), 0.0))

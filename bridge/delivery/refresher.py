@@ -1,8 +1,8 @@
-"""Selects the records to send again to a sink whose destination loses its alerts on a restart. Pure.
+"""Selects the records to send again to a destination that loses its alerts on a restart.
 
-When the interval of a refresh has passed since a sink accepted the newest record of an active event, the agent makes
-this record pending again with the same ID. The agent then treats it like every other pending record, and counts it
-again as accepted and as delivered.
+Some destinations, such as Alertmanager, forget an alert after a restart or after a timeout. For such a sink, the agent
+sends the newest record of each active event again after `refresh_seconds`, with the same ID. The record becomes pending
+again, so that retries and pauses apply to it as usual.
 """
 
 from __future__ import annotations

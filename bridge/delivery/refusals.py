@@ -9,7 +9,8 @@ cases, a wrong setting would park every record of a fleet. A sink marks such a r
 - The endpoint rejects records of different events in a row, and accepts no record in between. The agent parked the
   first of these records before it could detect this case, so this record becomes pending again.
 
-If the endpoint accepts another record and then rejects the same record again, the record is the cause.
+If the endpoint accepts other records but rejects one record again, the agent parks this record, because the record
+itself is the cause.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Refusals:
         """Sequence of each record that was parked since the last acceptance -> the key of its event."""
 
     def accepted(self, sequences: Iterable[int], *, under: str) -> bool:
-        """Note accepted records. Return whether they are the first records under this configuration."""
+        """Note that the endpoint accepted records. Return whether the configuration is new to it."""
         is_first, self._accepted_under = self._accepted_under != under, under
         self._acceptances += 1
         self._is_blamed = False
@@ -90,5 +91,5 @@ def configuration_digest(sink_class: type[Sink], config: SinkConfig) -> str:
 def _content(path: Path) -> bytes | None:
     try:
         return ChangingFile(path, bytes).value()
-    except (OSError, ValueError):  # the sink reports it; a ValueError comes from an invalid path
+    except (OSError, ValueError):  # the sink reports this error; an invalid path causes a ValueError
         return None

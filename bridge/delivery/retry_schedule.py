@@ -1,4 +1,4 @@
-"""The retry delay of one sink: when the agent tries again after a failed send, and with which records.
+"""The retry delay of one sink: the times and the records of the next attempts after a failed send.
 
 The delay between two attempts (`bridge.backoff.delivery_gap`) follows these rules:
 
@@ -9,15 +9,14 @@ The delay between two attempts (`bridge.backoff.delivery_gap`) follows these rul
 - For a Preempt or Terminate event, the delay is at most 2 s, regardless of all other rules.
 
 A failure delays only its own event. Two failures in a row on different events pause the sink, because the destination
-is probably down. A paused sink gets probes, which are single records. These records have a separate timer for urgent
-events (Preempt and Terminate), so that the two kinds of probes alternate. Any response about a record ends the pause
-and makes all records due.
+is probably down. A paused sink gets only probes, which are single records. Urgent events (Preempt and Terminate) have a
+separate timer for their probes. Any response about a record ends the pause and makes all records due.
 
-After a failure, the next send is of another event, and a probe uses the record with the fewest attempts. Otherwise, an
-event that always fails would stop the other events. A response makes each failing event due once, because the
-destination may have caused the failure.
+After a failure, the agent sends a record of another event next, and a probe uses the record with the fewest attempts.
+Otherwise, one event that always fails could block the other events. After a response, each failing event gets one more
+attempt, because the destination may have caused its failure.
 
-The schedule is pure: callers pass the time, in seconds on one monotonic clock.
+The schedule reads no clock. Callers pass the current time in seconds of a monotonic clock.
 """
 
 from __future__ import annotations
@@ -164,7 +163,7 @@ class RetrySchedule:
             delay.urgent = delay.urgent or urgent
         if self._probe_at is None:
             return
-        self._bring_probe_forward(now, seconds_to_not_before)  # for the end of a Retry-After
+        self._bring_probe_forward(now, seconds_to_not_before)  # matters after the end of a Retry-After
         if urgent:
             self._urgent_at = _LONG_AGO
         elif now >= self._bound_until:
@@ -204,7 +203,7 @@ class RetrySchedule:
                 delay.until, delay.was_released = _LONG_AGO, True
 
     def needed_no_request(self, event_keys: Iterable[str]) -> None:
-        """Note that the sink made no request for these events. This is no sign of its destination."""
+        """Note that the sink had nothing to send. This gives no information about the destination."""
         for event_key in event_keys:
             self._delays.pop(event_key, None)
 
@@ -251,7 +250,7 @@ class RetrySchedule:
             self._set_urgent(now, during, has_urgent=has_urgent)
 
     def _pause(self, now: float, during: SendMode, seconds_to_notice: float | None) -> None:
-        """Set the time of the next probe. A send of an urgent or new record does not delay the next probe."""
+        """Schedule the next probe. A failed send of an urgent or new record does not delay it."""
         if self._probe_at is None or during is SendMode.PROBE:
             self._probes += 1
             outage_seconds = self._outage_seconds(now)
@@ -270,7 +269,7 @@ class RetrySchedule:
 
     def _set_urgent(self, now: float, during: SendMode, *, has_urgent: bool) -> None:
         self._urgent_was_last = during is SendMode.URGENT
-        # Soon, because the next urgent record may not have been tried, but not a hundred of them at once.
+        # Soon, because the next urgent record may be untried. The minimum delay limits the rate.
         soon = min(now + MINIMUM_DELAY_SECONDS, self._urgent_deadline())
         if not has_urgent:
             self._urgent_at = _NEVER
@@ -297,7 +296,7 @@ class RetrySchedule:
             urgent=event.urgent,
         )
         if event.urgent:
-            # Urgent events wait for one another, and that time counts.
+            # Urgent events are sent one by one, so the time of the others counts.
             queue_seconds = MINIMUM_DELAY_SECONDS * len(self.urgent_failing)
             gap = max(min(gap, URGENT_CAP_SECONDS - queue_seconds), MINIMUM_DELAY_SECONDS)
         delay.tried_at, delay.until = now, now + gap

@@ -1,4 +1,4 @@
-"""Selects the sinks that receive a record, by the filters in each ``[[sinks]]`` table. Pure.
+"""Selects the sinks that receive a record, by the filters in each ``[[sinks]]`` table.
 
 The filters use the current form of the event, which can change. For example, Azure can change a Reboot to a Freeze or
 remove a VM from Resources. A record without an event, such as the refusal of an approval for an unknown event, passes
@@ -36,7 +36,7 @@ def _takes_event(config: SinkConfig, record: TransitionRecord, vm_name: str | No
     event = record.event
     if event is None:
         return True
-    # Only the VM that gave an approval has its record.
+    # Only the VM that sent an approval has the record of the approval.
     if config.speak == "first" and record.approval is None and is_first_named(event, vm_name) is False:
         return False
     if config.event_types is not None and event.event_type not in config.event_types:

@@ -4,12 +4,12 @@ Each sink has its own thread, and the delivery loop runs on this thread. Another
 the time of each call into the sink. If a call passes its deadline, the watching thread abandons the sink's thread and
 closes the sink on a third thread. The next call uses a new instance of the sink on a new thread.
 
-An abandoned thread ends when its call returns, and it changes nothing more. A call may never return. If eight abandoned
-threads are still running, the agent sends nothing to this sink until one of them ends, because a leak of threads would
-also affect healthy sinks.
+An abandoned thread ends when its call returns, and the agent ignores its result. Some calls never return. If eight
+abandoned threads of a sink are still running, the agent sends nothing to this sink until one of them ends. Otherwise,
+the threads would use up the resources of the healthy sinks.
 
-The deadline does not include the time in which Azure froze the VM. Otherwise, the agent would abort a command that is
-half finished, and run the command again.
+The deadline does not count the time in which the VM was frozen. Otherwise, the agent would abort a command that is half
+finished, and run the command again.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: The host's deadline, as a multiple of the sink's deadline. The sink gets the difference to report its own timeout.
+#: The host's deadline as a multiple of the sink's deadline, so that a sink can report its own timeout first.
 GRACE = 1.04
 _CLOSE_SECONDS = 1.0
-#: The share of `timeout_seconds` that a new instance waits until the one before it is closed.
+#: A new instance waits for the close of the last instance for at most this share of `timeout_seconds`.
 _CLOSE_SHARE = 0.25
 _MOST_ABANDONED = 8
 _CUT = "The send was cut before it began."
@@ -96,7 +96,7 @@ class Sender:
 
     def cut(self) -> None:
         """Start no more calls, and close the sink to end the current call. Any thread may call this."""
-        self.is_cut = True  # before the next line, because `run` makes its thread visible before it reads this value
+        self.is_cut = True  # before the next line, because `run` sets its thread before it reads this value
         current = self._current
         if current is not None:
             current.cut()
@@ -127,7 +127,7 @@ class Sender:
         self._abandoned[-1].wait_closed(until - time.monotonic())
         self._abandoned = [each for each in self._abandoned if not each.is_gone(0)]
         for each in self._abandoned:
-            each.begin_closing()  # again, because no thread may have been free
+            each.begin_closing()  # again, because the last attempt may have had no free thread
         if len(self._abandoned) >= _MOST_ABANDONED:
             raise DeliveryFailed(
                 f"{len(self._abandoned)} sends hang beyond their deadline and cannot be cut. Nothing is sent until one "
@@ -185,7 +185,7 @@ class SinkThread:
 
     def _send(self, sink: Sink, batch: Sequence[TransitionRecord], following: Sequence[TransitionRecord]) -> bool:
         if following:
-            with suppress(Exception):  # a hint: an error in these records shows when they are sent
+            with suppress(Exception):  # only a hint; the send of these records reports the error
                 sink.prepare_next(following)
             self._refuse_if_cut()  # the call above may have hung
         sink.send(batch)
@@ -202,7 +202,7 @@ class SinkThread:
                 self._changed.notify()
         try:
             result = call(self._instance())
-        except BaseException as error:  # noqa: BLE001  # the worker decides what it means
+        except BaseException as error:  # noqa: BLE001  # the worker handles it
             self._end_call()
             problem = _as_delivery_error(error)
             raise problem from problem.__cause__
@@ -241,7 +241,7 @@ class SinkThread:
         if self._sink is not None:
             try:
                 self._sink.close()
-            except BaseException as error:  # noqa: BLE001  # a sink that fails to close is given up all the same
+            except BaseException as error:  # noqa: BLE001  # the sink is abandoned in any case
                 logger.info("Closing a sink failed.", extra={"sink": self._thread.name, "error": _describe(error)})
 
     # On the watching thread.
@@ -277,7 +277,7 @@ class SinkThread:
                     self._is_unwatched = False
                     continue
                 if began_at != watched:
-                    # A longer delay than the wait before is a freeze of this process, which does not count.
+                    # A delay longer than the last wait is a freeze of this process, which does not count.
                     watched, late_seconds = began_at, min(time.monotonic() - began_at, waited)
                     limit = RunningTime(self._deadline_seconds - late_seconds - self.spent_seconds)
                     self.spent_seconds = 0.0

@@ -40,7 +40,7 @@ _IDLE_WAIT_SECONDS = 60.0
 _FAULT_SECONDS = 1.0
 _NO_DOCUMENT_SECONDS = 1.0
 _SPREAD_SHARE = 0.1
-#: While the new records of one document are tried out of turn, the probes wait.
+#: The most events with new records that the worker tries before the next probe.
 _MOST_NEW_EVENTS = 64
 _NEVER = float("inf")
 _ENDPOINT_REFUSES = (
@@ -82,7 +82,7 @@ class DeliveryWorker:
         self._prepares_next = sink_class.prepare_next is not Sink.prepare_next
         self._has_seen_document = has_seen_document
         every_seconds = sink_class.refresh_seconds(config)
-        # An announcement reaches all VMs of a fleet in the same second. Their refreshes must not.
+        # All VMs of a fleet get an event in the same second, but their refreshes must not coincide.
         self._refresh_seconds = None if every_seconds is None else every_seconds * (1 - _SPREAD_SHARE * clock.random())
         totals = outbox.read(deliveries.totals).sinks.get(config.name)
         self._refusals = Refusals(accepted_under=None if totals is None else totals.accepted_under)
@@ -112,7 +112,7 @@ class DeliveryWorker:
         self._woken.set()
 
     def stop(self, *, grace_seconds: float) -> None:
-        """Let the worker send due records for *grace_seconds* more. Do not wait for its end."""
+        """Let the worker continue for *grace_seconds*. This method returns immediately."""
         self._stop_at = self._clock.monotonic() + grace_seconds
         self._woken.set()
 
@@ -178,7 +178,7 @@ class DeliveryWorker:
         self._is_over = True
 
     def _run_once(self, thread: SinkThread) -> float:
-        """Send one batch. Return the seconds until the next call is useful."""
+        """Send one batch, and return the seconds to wait."""
         now = self._clock.monotonic()
         is_woken = self._woken.is_set()
         self._woken.clear()
@@ -345,7 +345,7 @@ class DeliveryWorker:
                 sink=self.name,
                 records=[row.record.id for row in refused],
             )
-        # Sent alone, each of the others shows whether it is the cause.
+        # The worker sends the other records one by one, to find the records that cause the rejection.
         self._batching.alone |= {row.sequence for row in batch} - {row.sequence for row in refused}
         self._responded([row.event_key for row in batch])
 

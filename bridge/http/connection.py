@@ -83,12 +83,12 @@ class DeadlineConnection:
                 self._connection.close()
                 call.raise_if_cut(exc, is_timeout=isinstance(exc, TimeoutError))
                 raise
-            # A body that ends with its connection looks complete after the watchdog has shut down the socket.
+            # If the watchdog shuts down the socket, a body without a length looks complete.
             call.raise_if_cut()
             return response
 
     def close(self) -> None:
-        """Cancel the request of another thread and close the connection. The next request opens it again."""
+        """Cancel the request of another thread and close the connection."""
         cut_calls_of(self)
         if self._is_free.acquire(timeout=_CLOSE_SECONDS):
             self._connection.close()
@@ -122,14 +122,14 @@ class _Connection(Watched):
             self.sock = context.wrap_socket(self.sock, server_hostname=self.tls_host)
 
     def send(self, data: Any) -> None:
-        """Collect the request, because the headers and the body in one packet save the server a read."""
+        """Collect the request, so that its headers and its body leave in one packet."""
         if self._unsent is None:  # the request for a tunnel
             super().send(data)
         else:
             self._unsent.append(data)
 
     def _send_collected(self) -> None:
-        """Send the request. The response of a server that closes before it has read everything still counts."""
+        """Send the request. A server that closes the connection early may still have sent a response."""
         request, self._unsent = b"".join(self._unsent or ()), None
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             super().send(request)

@@ -1,6 +1,7 @@
-"""urllib3's connections and pools, with sockets that the watchdog can shut down.
+"""urllib3 connections whose sockets the watchdog can shut down.
 
-They are separate from `bridge.http.watchdog`, so that a poll does not import urllib3, which takes a third of a start.
+This code is not in `bridge.http.watchdog`, because the IMDS poll must not import urllib3. The import would take a third
+of the time of a start.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class _WatchedConnection(Watched, HTTPConnection):
 
 
 class _WatchedTlsConnection(_WatchedConnection, HTTPSConnection):
-    """The same with TLS."""
+    """A watched connection with TLS."""
 
 
 class _WatchedPool(HTTPConnectionPool):

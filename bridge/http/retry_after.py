@@ -1,6 +1,6 @@
-"""The Retry-After header of a response: how long a server asks its clients to wait.
+"""Reads the Retry-After header, with which a server asks its clients to wait.
 
-This module only reads the header. `bridge.delivery.retry_schedule` limits the wait of a sink to one hour, and
+The callers limit the wait. `bridge.delivery.retry_schedule` limits the wait of a sink to one hour, and
 `bridge.backoff.poll_delay` limits the wait of the IMDS poll to 5 s.
 """
 

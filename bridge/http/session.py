@@ -29,9 +29,9 @@ class ResponseUnread(requests.RequestException):
 class DeadlineSession(requests.Session):
     """A `requests.Session` that ends each request at its deadline and limits the size of the response.
 
-    The session differs from `requests.Session` in these ways: *deadline_seconds* is required, redirects are not
-    followed, nothing is retried, the environment is not read (``trust_env`` is False), cookies are not kept, response
-    hooks do not run, and compressed bodies are refused. Threads can share a session.
+    Each request requires a deadline. The session follows no redirects, retries nothing, keeps no cookies, runs no
+    response hooks, refuses compressed bodies, and ignores the environment (``trust_env`` is False). Threads can share a
+    session.
     """
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class DeadlineSession(requests.Session):
             if isinstance(exc, urllib3.exceptions.HTTPError):
                 raise requests.ConnectionError(exc, request=request) from exc
             raise
-        # A body that ends with its connection looks complete after the watchdog has shut down the socket.
+        # If the watchdog shuts down the socket, a body without a length looks complete.
         _raise_if_cut(call, request, None)
         return response
 

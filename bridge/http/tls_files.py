@@ -21,7 +21,7 @@ def tls_file_problems(
         if not Path(file).is_file():
             yield key, f"The file {file} does not exist. Put a PEM file there."
         elif key != "ca_file" and _is_encrypted(Path(file)):
-            # OpenSSL would ask a terminal for the passphrase, and hang.
+            # OpenSSL would request the passphrase on a terminal and hang.
             yield key, f"The key in {file} is encrypted. Remove the passphrase from the key."
 
 

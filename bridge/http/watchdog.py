@@ -27,7 +27,7 @@ from bridge.errors import DeadlineExceeded
 class Call:
     """One running request: its deadline, its sockets, and the reason why it was cut. Use it as a context manager.
 
-    Every connection that the thread uses inside the context belongs to this request.
+    The request owns every connection that its thread uses inside the context.
     """
 
     __slots__ = ("closed", "cut_by", "deadline_seconds", "expires_at", "session", "sockets")
@@ -63,7 +63,7 @@ class Call:
                 each.shutdown(socket.SHUT_RDWR)
 
     def raise_if_cut(self, error: Exception | None = None, *, is_timeout: bool = False) -> None:
-        """Raise the reason if the request was cut. A timeout of one read or connect also counts as a cut."""
+        """Raise an error if the request was cut. A timeout of a single read also counts as a cut."""
         if self.cut_by == "close":
             raise ConnectionAbortedError("the connection was closed") from error
         is_late = error is not None and time.monotonic() >= self.expires_at

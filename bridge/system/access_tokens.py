@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _RENEWED_AFTER = 2 / 3
 _RETRY_SECONDS = 5.0
-#: How long the replacement of a refused token is kept, even if the service refuses it too.
+#: The agent keeps the replacement of a refused token for this time, even if the service refuses it too.
 _REPLACEMENT_SECONDS = 300.0
 
 _ENTRA_READ_SECONDS = 10.0
@@ -104,7 +104,7 @@ class RenewedToken:
         self._token = None
 
     def refuse(self, token: AccessToken) -> bool:
-        """Drop the refused *token*, at most once in five minutes. Return whether `current` has another token."""
+        """Drop the refused *token*, at most once in five minutes. Return whether another token is used next."""
         now = self._clock.monotonic()
         if token == self._token and now - self._refused_at >= _REPLACEMENT_SECONDS:
             self._refused_at = now
@@ -120,7 +120,7 @@ class RenewedToken:
     def _begin(self) -> Future[AccessToken]:
         with self._lock:
             if self._fetching is None or self._fetching.done():
-                self._renew_at = self._clock.timestamp() + _RETRY_SECONDS  # in case this fetch fails
+                self._renew_at = self._clock.timestamp() + _RETRY_SECONDS  # if this request fails
                 self._fetching = run_daemon("access-token", self._fetched)
             return self._fetching
 
@@ -141,7 +141,7 @@ class RenewedToken:
             return fetching.result()
         if isinstance(error, CredentialFailed):
             raise error
-        # The following lines contain IDs and times, which would make each log line different.
+        # The other lines contain IDs and times, so that each log line would be different.
         reason = str(error).strip().partition("\n")[0].partition(" Trace ID:")[0]
         raise CredentialFailed(
             f"{self._source} returned no token: {one_line(reason, EXCERPT_CHARACTERS)} {self._advice}",
@@ -163,13 +163,13 @@ def fetch_token(scope: str, *, client_id: str | None = None, is_default: bool = 
 
     *client_id* selects one of several user-assigned identities. With *is_default*, azure-identity uses the first
     credential that it finds. The exceptions of azure-identity are raised unchanged. This function has no cache, because
-    a cache would return a refused token again, and no retries, because the caller retries.
+    a cache could return a refused token again. It does not retry, because its callers do.
     """
     import requests  # noqa: PLC0415  # likewise
     from azure.core.pipeline.transport import RequestsTransport  # noqa: PLC0415  # 11 to 20 MB and a second, where used
     from azure.identity import DefaultAzureCredential, ManagedIdentityCredential  # noqa: PLC0415  # likewise
 
-    # A proxy would use its own VM's identity; only workload identity uses a public address.
+    # A proxy would get the identity of its own VM. Only workload identity uses a public address.
     uses_proxies = is_default or bool(os.environ.get("AZURE_FEDERATED_TOKEN_FILE"))
     with requests.Session() as session:
         session.trust_env = uses_proxies
@@ -179,7 +179,7 @@ def fetch_token(scope: str, *, client_id: str | None = None, is_default: bool = 
             "read_timeout": _ENTRA_READ_SECONDS,
             "retry_total": 0,
         }
-        # The transport does not own the session: the credentials of a chain share the session, and each closes its own.
+        # The credentials of a chain share the session, so none of them may close it.
         options["transport"] = RequestsTransport(session=session, session_owner=False, **options)
         if is_default:
             made: Any = DefaultAzureCredential(managed_identity_client_id=client_id, **options)
@@ -235,14 +235,14 @@ class TokenAnswer(msgspec.Struct, frozen=True):
     expires_in: Annotated[int, Meta(ge=60, le=86_400)]
 
 
-# msgspec crashes if two threads use a class for the first time at once. A decoder uses the class during the import.
+# msgspec crashes if two threads use a class for the first time at once. A decoder uses it during the import.
 _CHALLENGE = msgspec.json.Decoder(Challenge)
 _TOKEN_ANSWER = msgspec.json.Decoder(TokenAnswer)
 
 
-#: Posts a JSON body to a path below the portal's URL; raises BridgeError without a response.
+#: Sends a JSON body to a path below the portal's URL. Raises BridgeError if there is no response.
 Post = Callable[[str, bytes], "requests.Response"]
-#: Returns the attested document with a nonce, in base64; raises BridgeError without a document.
+#: Returns the attested document with a nonce in base64. Raises BridgeError if there is no document.
 DocumentSource = Callable[[str], str]
 
 _AnswerT = TypeVar("_AnswerT", bound=msgspec.Struct)

@@ -39,13 +39,13 @@ _TAIL_CHARACTERS = 256
 _CHUNK_BYTES = 64 * 1024
 _NOTICE_SECONDS, _NOTICE_SHARE = 5.0, 0.1
 _KILL_SECONDS, _KILL_SHARE = 0.5, 0.05
-#: The time for a killed program to disappear.
+#: The time for a killed program to end.
 _REAP_SECONDS, _REAP_SHARE = 1.0, 0.02
 _CLOSE_NOTICE_SECONDS = 0.3
-#: `close` waits this long for a program that is being started, because the start may hang on a dead file server.
+#: `close` waits this long for a program that starts, because the start may hang on a dead file server.
 _START_SECONDS = 1.0
 _TASKKILL_SECONDS = 5.0
-#: The time for the rest of standard error after the program ended.
+#: The time to read the rest of standard error after the end of the program.
 _LAST_OUTPUT_SECONDS = 0.2
 _POLL_SECONDS = 0.02
 
@@ -89,13 +89,13 @@ class Runner:
         without: Collection[str] = (),
         directory: str | None = None,
     ) -> Finished:
-        """Run *argv* without a shell, and return after at most *deadline_seconds* of this process's running time.
+        """Run *argv* without a shell, and return within *deadline_seconds* of this process's running time.
 
-        The program gets *environment* and the environment of this process except for the names in *without*. Raises
-        OSError if the program cannot be started.
+        The program inherits the environment of this process without the variables in *without*, and also gets the
+        variables in *environment*. Raises OSError if the program cannot be started.
         """
         started = time.monotonic()
-        # The exit of this process does not wait for the program, so it must not run next to the next agent's programs.
+        # Without this, the program could still run when the next agent starts its own programs.
         at_exit = weakref.finalize(self, self.close)
         try:
             with self._starting:
@@ -149,7 +149,7 @@ class _Program:
             self._wait(RunningTime(min(_REAP_SECONDS, deadline_seconds * _REAP_SHARE)))
         wait([self._reading], _LAST_OUTPUT_SECONDS if self._ending is None else 0.0)
         if self._process.returncode is None:
-            # It is in a system call that cannot be interrupted, even by SIGKILL. Leave no zombie.
+            # The program is in a system call that SIGKILL cannot interrupt. Wait on a thread, to leave no zombie.
             with contextlib.suppress(RuntimeError):
                 run_daemon("process:reap", self._process.wait)
         return Finished(
@@ -187,12 +187,12 @@ class _Program:
             return self._process.poll() is not None
 
     def _signal(self, number: int) -> bool:
-        """Send *number* to the process group, and return whether the group still has a member."""
+        """Send a signal, and return whether the group has a member."""
         with self._lock:
             if not self._is_group_gone:
                 try:
                     os.killpg(self._process.pid, number)
-                except (ProcessLookupError, PermissionError):  # PermissionError: sudo made it another user's
+                except (ProcessLookupError, PermissionError):  # PermissionError: sudo changed the user of the program
                     self._is_group_gone = True
             return not self._is_group_gone
 
@@ -210,7 +210,7 @@ def _start(
     if sys.platform == "win32":
         flags = subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.CREATE_NO_WINDOW
     elif signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
-        # The parent of this process can cause this. The kernel then discards exit codes, and subprocess returns 0.
+        # The parent process can set this. The kernel then discards exit codes, and subprocess returns 0.
         raise ChildProcessError(errno.ECHILD, "SIGCHLD is ignored, so that its exit code would be lost")
     with _scratch_file() as file:
         file.write(stdin)

@@ -18,13 +18,13 @@ from bridge.errors import SecretUnavailable
 _T = TypeVar("_T")
 
 MASK = "<secret>"
-#: A shorter secret would mask parts of ordinary words.
+#: Masking a shorter secret would hide parts of ordinary words.
 _SHORTEST_MASKED = 4
 _MAX_BYTES = 65_536
 
 
 class ChangingFile(Generic[_T]):
-    """The result of *parse* for the content of a file. A changed file is parsed again."""
+    """Parses a file with *parse*, and parses the file again after a change."""
 
     def __init__(self, path: Path, parse: Callable[[bytes], _T]) -> None:
         self.path = path
@@ -47,7 +47,7 @@ class ChangingFile(Generic[_T]):
         return last[1]
 
     def _content(self, status: os.stat_result) -> bytes:
-        if not stat.S_ISREG(status.st_mode):  # a pipe or a device might never end
+        if not stat.S_ISREG(status.st_mode):  # reading a pipe or a device might never end
             raise OSError(errno.EINVAL, "it is not a regular file")
         with self.path.open("rb") as file:
             content = file.read(_MAX_BYTES + 1)

@@ -1,7 +1,7 @@
 """Notifies systemd about the start, the stop, and the health of the agent (sd_notify(3)).
 
 A notification is a datagram. The agent does not wait for its delivery, so systemd never blocks the agent. The agent
-removes systemd's variables from its environment, so that programs which it starts cannot send notifications.
+removes systemd's variables from its environment, so that the programs of sinks cannot send notifications.
 """
 
 from __future__ import annotations

@@ -22,9 +22,9 @@ SLACK_SECONDS = 30.0
 _DEADLINE_FACTOR = 1.1
 _LONGEST_WAIT_SECONDS = 1.0
 _SHORTEST_WAIT_SECONDS = 0.05
-#: If a wait ends this much too late, the process did not run.
+#: If a wait ends this late, the process did not run.
 _STALL_SECONDS = 0.25
-#: The counted share of such a wait, so that the limit of a starved process also ends.
+#: The share of such a wait that counts, so that the limit of a starved process also ends.
 _COUNTED_OF_A_STALL = 0.1
 
 
@@ -40,7 +40,7 @@ def run_daemon(name: str, work: Callable[_P, _T], /, *args: _P.args, **kwargs: _
     def run() -> None:
         try:
             future.set_result(work(*args, **kwargs))
-        except BaseException as error:  # noqa: BLE001  # the top of a thread; the caller receives the error
+        except BaseException as error:  # noqa: BLE001  # the caller receives the error
             future.set_exception(error)
 
     threading.Thread(target=run, name=name, daemon=True).start()

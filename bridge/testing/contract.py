@@ -14,7 +14,7 @@ For a sink over HTTP, use `bridge.testing.http_contract`. For another protocol, 
 test that does not apply to your sink is skipped, and the test report shows the reason. The suite calls the sink through
 the same `Sender` as the agent.
 
-This module does not import pytest, because the installed package also contains it.
+This module does not import pytest, because users can install the package without pytest.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from bridge.testing.watching import Census, agent_logs, in_time
 
 _PATIENCE_SECONDS = 10.0
 _QUICK_SECONDS = 0.5
-#: Half of what a send that is not broken off goes on for.
+#: Half of the time that a send takes if close does not end it.
 _CLOSE_SECONDS = 5.0
 _RETRY_AFTER_SECONDS = 7
 _SILENCES = 3
@@ -88,7 +88,7 @@ class SinkContract:
             if reason:
                 setattr(cls, name, _skipped(reason))
 
-    # What a sink author fills in.
+    # For the sink author.
 
     def table(self, address: Address) -> Mapping[str, Any]:
         """Return the sink's ``[[sinks]]`` table for a peer at *address*, without type, name, and timeout."""
@@ -98,7 +98,7 @@ class SinkContract:
         """Return a peer that accepts all records."""
         raise NotImplementedError
 
-    # The suite.
+    # The tests.
 
     def test_accepted_records_reach_the_peer_once_and_in_order(self) -> None:
         batch = self._batch()
@@ -147,7 +147,7 @@ class SinkContract:
             expect_accepted(self._sent_at_last(host))
 
     def test_sink_keeps_its_own_deadline(self) -> None:
-        """Without the host, which would cut the send, the sink ends the send itself."""
+        """This test calls the sink without the host, so that only the sink can end the send."""
         self._warm_up()
         with self._silent() as address, ExitStack() as sinks:
             settings = self._settings(address, timeout_seconds=self.deadline_seconds)
@@ -217,7 +217,7 @@ class SinkContract:
             peer.accept()
             expect_accepted(host.send(batch))
             wanted = [record.id for record in batch]
-            # A peer may refuse before it has read what it refuses, but what it accepts it has read.
+            # A peer can reject a request before it has read the body.
             seen = [list(ids) for ids in peer.received]
             if not seen or any(ids != wanted for ids in seen):
                 fail(f"The suite sent {wanted} {_RETRIES} times, but the peer received {seen}.")
@@ -294,7 +294,7 @@ class SinkContract:
         with nobody() as address, self._host(address) as host:
             expect(DeliveryFailed, host.check())
 
-    # How the suite does it.
+    # Helpers.
 
     def _batch(self) -> list[TransitionRecord]:
         return [sample_record(number + 1) for number in range(self.batch_size)]
@@ -339,7 +339,7 @@ class SinkContract:
         expect(self.after_silence, error)
 
     def _sent_at_last(self, host: Host) -> DeliveryError | None:
-        """Send again several times, because the previous send can take a moment to end."""
+        """Send up to three times, because a canceled send can take a moment to end."""
         for _ in range(_RETRIES):
             error = host.send(self._batch())
             if error is None:

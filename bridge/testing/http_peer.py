@@ -53,7 +53,7 @@ class HttpPeer(Peer):
         self._stop = threading.Event()
         self._server = HttpServer(("127.0.0.1", port), self._respond, self._stop)
         if tls is not None:
-            # Not while accepting: a client that stays silent there would keep all others out.
+            # A handshake during accept would let one silent client block all other clients.
             self._server.socket = tls.wrap_socket(
                 self._server.socket, server_side=True, do_handshake_on_connect=False, suppress_ragged_eofs=True
             )
@@ -109,7 +109,7 @@ class HttpPeer(Peer):
         """Stop the server, and close every connection."""
         self._server.close()
 
-    def __enter__(self) -> HttpPeer:  # noqa: PYI034  # Self came with Python 3.11
+    def __enter__(self) -> HttpPeer:  # noqa: PYI034  # Python 3.10 has no Self
         return self
 
     def _accept_it(self, _request: Request) -> Answer:

@@ -23,7 +23,7 @@ _LOOK_SECONDS = 0.01
 _BUSY_SECONDS = 5.0
 _WAKE_SECONDS = 0.05
 _JOIN_SECONDS = 5.0
-#: RFC 6761 section 6.4: no name under .invalid exists, and none ever will.
+#: RFC 6761 section 6.4 reserves .invalid, so this name never resolves.
 NOWHERE = "no-such-host.invalid"
 
 
@@ -78,10 +78,10 @@ class Peer(ABC):
         while len(self.received) <= writes_before and time.monotonic() < deadline:
             never.wait(_LOOK_SECONDS)
 
-    def close(self) -> None:  # noqa: B027  # a peer may hold nothing
+    def close(self) -> None:  # noqa: B027  # a peer may have no resources
         """Release the resources of the peer."""
 
-    def __enter__(self) -> Peer:  # noqa: PYI034  # Self came with Python 3.11
+    def __enter__(self) -> Peer:  # noqa: PYI034  # Python 3.10 has no Self
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -139,7 +139,7 @@ def _reset_all(listener: socket.socket, stop: threading.Event, after_reading: ob
             if after_reading:
                 connection.settimeout(_BUSY_SECONDS)
                 connection.recv(1)
-            # Lingering for no time makes close send RST.
+            # With a linger time of 0, close sends RST.
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 

@@ -18,11 +18,11 @@ from bridge import logs
 _Result = TypeVar("_Result")
 
 _TICK_SECONDS = 0.005
-#: What is promised of every call that has a deadline.
+#: Every call takes at most 1.1 x its deadline.
 _MOST_OF_A_DEADLINE = 1.1
 _TRIES = 4
 _MOST_LAG_SECONDS = 0.5
-#: A send cut at its deadline wakes up the watchdog, then the sink, then the host: each may be as late as the worst.
+#: At a deadline, the watchdog wakes first, then the sink, then the host. Each of them can be late.
 _THREADS_IN_TURN = 3
 _SETTLE_SECONDS = 5.0
 _TASKS = Path("/proc/self/task")
@@ -69,7 +69,7 @@ def _sockets() -> int:
         try:
             count += str(descriptor.readlink()).startswith("socket:")
         except OSError:
-            continue  # it was closed meanwhile
+            continue  # the descriptor was closed in the meantime
     return count
 
 
@@ -89,7 +89,7 @@ class Lag:
         """
         return min(self._worst_seconds * _THREADS_IN_TURN, _MOST_LAG_SECONDS)
 
-    def __enter__(self) -> Lag:  # noqa: PYI034  # Self came with Python 3.11
+    def __enter__(self) -> Lag:  # noqa: PYI034  # Python 3.10 has no Self
         self._thread.start()
         return self
 
@@ -130,7 +130,7 @@ def in_time(
         if seconds <= limit and not was_cut(result):
             return result
         taken.append(f"{seconds:.3f} s of {limit:.3f} s" + (", and was cut" if was_cut(result) else ""))
-    raise AssertionError(f"Late each time with a deadline of {deadline_seconds:g} s: it took {'; '.join(taken)}.")
+    raise AssertionError(f"Every call exceeded its deadline of {deadline_seconds:g} s: {'; '.join(taken)}.")
 
 
 @contextmanager

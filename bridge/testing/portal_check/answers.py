@@ -152,5 +152,5 @@ def _json(body: bytes) -> tuple[Any, str | None]:
         return None, "it begins with a byte order mark"
     try:
         return strict_json.loads(body.decode("utf-8")), None
-    except ValueError as error:  # UnicodeDecodeError is one
+    except ValueError as error:  # also a UnicodeDecodeError
         return None, str(error)

@@ -102,7 +102,7 @@ class AttestedChecks:
     def _shown(self, document: str) -> Exchange:
         return self._asker.post_plain(TOKEN_PATH, json.dumps({"document": document}).encode())
 
-    # What came.
+    # Responses.
 
     def _read(self, exchange: Exchange, kind: type[_AnswerT], requirement: Requirement) -> _AnswerT | None:
         if exchange.status != _OK:

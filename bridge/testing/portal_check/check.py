@@ -28,11 +28,11 @@ from bridge.testing.portal_check.report import Report
 from bridge.testing.portal_check.request import CheckClient, Exchange
 from bridge.testing.portal_check.requirements import Needs, Requirement
 
-#: A request is held before the operator is asked.
+#: The time from the held request to the request for a decision.
 _HEAD_START_SECONDS = 0.5
-#: An answer that comes so long after a command that decides has ended does not come at once; half of the wait, if less.
+#: The longest time from a decision to its response. If half of the wait is less, half of the wait counts.
 _AT_ONCE_SECONDS = 2.0
-#: A portal that holds nothing is not asked more often.
+#: The shortest interval of requests to a portal that holds no request.
 _SHORTEST_POLL_SECONDS = 0.2
 _REFUSED = frozenset({401, 403})
 
@@ -119,7 +119,7 @@ class _Play:
                 self._decide(self._polls.hold(first.index, self._take))
         if self._settings.decider is None:
             self._report.untried_without(Needs.DECISION, "To check this, set --decision-by.")
-        if self._is_told:  # the portal shows an event that is over no longer
+        if self._is_told:  # so that the portal no longer shows the event
             self._asker.post(self._settings.records_url or "", cloudevent(self._told.end()))
 
     def _tell(self) -> None:
@@ -153,7 +153,7 @@ class _Play:
             self._seen.add(token)
             self._decisions.look(token, answer.exchange)
 
-    # What takes an operator.
+    # Checks with an operator.
 
     def _decide(self, index: int) -> None:
         decider = self._settings.decider
@@ -231,7 +231,7 @@ class _Play:
         return None
 
     def _expect_kept(self, answer: PollAnswer, index: int, tokens: frozenset[str]) -> None:
-        """Send the request again, like an agent that lost *answer*, and like an agent that has restarted."""
+        """Repeat the request. An agent does this after it lost a response, and after a restart."""
         if answer.index is None or answer.index <= index:
             self._report.broken(
                 Requirement.GROWS, answer.exchange, f"The index changed from {index} to {answer.index}."

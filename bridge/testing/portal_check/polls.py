@@ -15,9 +15,9 @@ _OK = 200
 _NO_CONTENT = 204
 _REFUSED = frozenset({401, 403})
 _LONGEST_WAIT_SECONDS = 600
-#: "At once": this much, or half of the wait if that is less.
+#: The longest time of an immediate response. If half of the wait is less, half of the wait counts.
 _AT_ONCE_SECONDS = 2.0
-#: A request that lasted less than this share of its wait was not held.
+#: The portal held a request if the request took at least this share of its wait.
 _HELD_SHARE = 0.5
 _TRIES = 3
 _FAR_AHEAD = 1_000_000
@@ -100,7 +100,7 @@ class PollChecks:
 
     def _without_certificate(self) -> None:
         exchange = self._asker.poll(0, self._wait_seconds, token="")
-        breaks_off = exchange.status is None and exchange.seconds < self._wait_seconds  # TLS does
+        breaks_off = exchange.status is None and exchange.seconds < self._wait_seconds  # a TLS failure
         if breaks_off or exchange.status in _REFUSED:
             self._report.met(Requirement.ONLY_THIS_VM)
         else:

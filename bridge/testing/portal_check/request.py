@@ -21,7 +21,7 @@ from bridge.http.session import DeadlineSession, ResponseUnread
 from bridge.system.secrets import MASK
 from bridge.text import EXCERPT_CHARACTERS, one_line
 
-#: How long a request may last beyond its wait; then the agent gives up too (PROTOCOL.md, section 2).
+#: The time after the wait of a request at which the agent cancels the request (PROTOCOL.md, section 2).
 GRACE_SECONDS = 10.0
 _AGENT = '{"version":"portal-check"}'
 _POST_SECONDS = 10.0
@@ -122,7 +122,7 @@ class CheckClient:
         whose = "without Authorization" if not shown else f"Authorization: Bearer {MASK if token is None else token}"
         certificate = self._certificate() if token is None else None
         if self.has_certificate and certificate is None:
-            self._session.close()  # a connection on which the certificate was shown speaks for it
+            self._session.close()  # an open connection has already used the certificate
         if self.has_certificate:
             whose = "with the client certificate" if certificate else "without a client certificate"
         asked = f"{method} {url}, {whose}"

@@ -28,7 +28,7 @@ from cryptography.x509.oid import AuthorityInformationAccessOID, ExtendedKeyUsag
 
 from bridge.testing.simulator.machines import Machine
 
-#: Where the certificate of the intermediate authority is, below the simulator's endpoint.
+#: The path of the intermediate certificate on the simulator.
 INTERMEDIATE_PATH = "/control/attestation/intermediate"
 
 _VALID_SECONDS = 6 * 3600

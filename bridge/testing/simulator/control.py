@@ -91,8 +91,8 @@ class Control:
     def answer(self, request: Request) -> Answer:
         """Return the response to *request*."""
         if "origin" in request.headers:
-            # A page in a browser on the same machine must not steer what a test or a demo sees.
-            return _json({"error": "Requests from web pages are refused."}, status=403)
+            # A web page in a local browser must not control the simulator.
+            return _json({"error": "The simulator refuses requests from web pages."}, status=403)
         try:
             return self._route(request)
         except UnknownEvent as exc:
@@ -144,7 +144,7 @@ class Control:
         }
         event_id, verb = parts[0], "/".join(parts[1:])
         if verb not in verbs or request.method != "POST":
-            message = f"{request.method} on an event's {verb!r} is not known.{nearest(verb, verbs)}"
+            message = f"{request.method} on an event with {verb!r} does not exist.{nearest(verb, verbs)}"
             return _json({"error": f"{message} POST one of: {', '.join(sorted(verbs))}."}, status=404)
         verbs[verb](event_id)
         return _json({"event_id": event_id, "done": verb, "incarnation": world.incarnation})
@@ -196,7 +196,7 @@ def _body(request: Request) -> dict[str, Any]:
     try:
         value = json.loads(request.body)
     except (ValueError, RecursionError) as exc:
-        raise WrongRequest(f"The body is no JSON: {exc}.") from exc
+        raise WrongRequest(f"The body is not valid JSON: {exc}.") from exc
     if not isinstance(value, dict):
         raise WrongRequest("The body must be a JSON object.")
     return value

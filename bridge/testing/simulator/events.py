@@ -26,14 +26,14 @@ API_VERSIONS = (
     "2019-08-01",
     "2020-07-01",
 )
-#: The version from which a request without ``Metadata: true`` is refused, and names lose their leading underscore.
+#: The first version that requires the header ``Metadata: true`` and has names without a leading underscore.
 HEADER_SINCE = "2017-08-01"
-#: The versions before this one want DocumentIncarnation in an approval.
+#: Versions before this version require DocumentIncarnation in an approval.
 PLAIN_APPROVAL_SINCE = "2019-01-01"
 
 _TYPE_SINCE = {"Preempt": "2017-11-01", "Terminate": "2019-01-01"}
 _NOTICE_SECONDS = {"Freeze": 900.0, "Reboot": 900.0, "Redeploy": 600.0, "Preempt": 30.0, "Terminate": 300.0}
-#: Microsoft's rough guideline from Started until the event leaves the document.
+#: Microsoft's approximate time from Started until the event leaves the document.
 _IMPACT_SECONDS = 600.0
 
 _MOST_SECONDS = 1e9
@@ -124,7 +124,7 @@ def shown_event(event: Event, api_version: str, not_before: datetime) -> dict[st
 
 
 def _time_text(moment: datetime, api_version: str) -> str:
-    # Whole seconds, cut: the event may start a little later than it says, never before.
+    # Rounded down, because the event may start slightly after NotBefore, but never before.
     whole = moment.replace(microsecond=0)
     if api_version < HEADER_SINCE:
         return whole.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -15,28 +15,28 @@ import msgspec
 from bridge.config.toml import Check
 from bridge.text import nearest
 
-#: Each kind of fault, with what a client sees.
+#: The kinds of faults and their effects.
 KINDS = {
-    "slow": "the right answer, after delay_seconds",
-    "status": "the given status, with Retry-After when retry_after_seconds is given",
-    "empty": "200 with no body",
-    "truncated": "200 with the first half of the body, as if that were all",
-    "cut": "200, the connection closes in the middle of the body",
-    "garbage": "200 with a body that is no JSON",
-    "oversize": "200 with the right body followed by 5 MiB of blanks",
-    "silence": "the request is read and never answered",
-    "drip": "the right answer, a byte every delay_seconds",
-    "disconnect": "the connection closes without an answer",
+    "slow": "the correct response after delay_seconds",
+    "status": "the status, with Retry-After if retry_after_seconds is set",
+    "empty": "200 without a body",
+    "truncated": "200 with only the first half of the body and a matching Content-Length",
+    "cut": "200, and the connection closes in the middle of the body",
+    "garbage": "200 with a body that is not JSON",
+    "oversize": "200 with the correct body and 5 MiB of spaces",
+    "silence": "no response, although the request is read",
+    "drip": "the correct response, with one byte every delay_seconds",
+    "disconnect": "the connection closes without a response",
     "redirect": "302 to location",
 }
-#: What a portal sees of an attested document that one of these strikes; they strike nothing else, whatever the target.
+#: Faults of attested documents. They apply only to requests for a document, regardless of the target.
 DOCUMENT_KINDS = {
-    "cached_nonce": "the document of an earlier request, with that one's nonce",
-    "tampered": "a document whose content was changed after it was signed",
+    "cached_nonce": "the document of an earlier request, with its nonce",
+    "tampered": "a document that was changed after it was signed",
 }
 KINDS |= DOCUMENT_KINDS
-#: What a fault strikes: the events document, the instance document, the managed identity's token, the attested
-#: document, or all of them.
+#: The requests to which a fault applies: the events document, the instance document, the token of the managed
+#: identity, the attested document, or all of them.
 Target = Literal["scheduledevents", "identity", "token", "attested", "all"]
 TARGETS = get_args(Target)
 

@@ -60,7 +60,7 @@ class Connection(BaseHTTPRequestHandler):
         )
         cast("HttpServer", self.server).respond(self, request)
 
-    do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = do_HEAD = do_OPTIONS = handle_request  # noqa: N815 - the names that http.server calls
+    do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = do_HEAD = do_OPTIONS = handle_request  # noqa: N815 - http.server calls these names
 
     def write(self, answer: Answer) -> None:
         """Write the response *answer*."""
@@ -84,7 +84,7 @@ class Connection(BaseHTTPRequestHandler):
             lines.append("Connection: close")
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace")
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name that http.server uses
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name in http.server
         """Log at level DEBUG instead of standard error."""
         logger.debug(format, *args)
 
@@ -159,7 +159,7 @@ class HttpServer(ThreadingHTTPServer):
             self._connections.pop(request, None)
         super().shutdown_request(request)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - of socketserver
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - the signature of socketserver
         """Ignore a client that closed its connection, and log every other error."""
         problem = sys.exc_info()[1]
         if not isinstance(problem, OSError):

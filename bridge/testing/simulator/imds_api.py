@@ -72,7 +72,7 @@ class RateLimit:
             return True
 
 
-#: Returns the attested document of a machine with a nonce, in base64, and with a fault.
+#: Returns the attested document of a machine in base64, with a nonce and a fault.
 DocumentMaker = Callable[[Machine, str, "str | None"], str]
 
 
@@ -189,12 +189,12 @@ def _start_requests(body: bytes, *, needs_incarnation: bool) -> list[str]:
     try:
         value = json.loads(body)
     except (ValueError, RecursionError) as exc:
-        raise ValueError("The body is no JSON.") from exc
+        raise ValueError("The body is not valid JSON.") from exc
     requests = value.get("StartRequests") if isinstance(value, dict) else None
     if not isinstance(requests, list) or not requests:
         raise ValueError("The body must have a StartRequests list with at least one entry.")
     if needs_incarnation and not isinstance(value.get("DocumentIncarnation"), int):
-        raise ValueError("This api-version wants DocumentIncarnation, a number, in the body.")
+        raise ValueError("This api-version requires DocumentIncarnation, a number, in the body.")
     event_ids = [item.get("EventId") if isinstance(item, dict) else None for item in requests]
     if not all(isinstance(event_id, str) and event_id for event_id in event_ids):
         raise ValueError('Each entry of StartRequests must be {"EventId": "..."}.')

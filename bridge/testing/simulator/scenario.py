@@ -55,7 +55,7 @@ def load_scenario(name_or_path: str | Path) -> Scenario:
         return parse_scenario(file.read_text(encoding="utf-8"), name=text)
     path = Path(name_or_path)
     if not path.is_file():
-        raise ScenarioError(f"No scenario or file is called {text!r}.{nearest(text, names)} Known: {', '.join(names)}.")
+        raise ScenarioError(f"No scenario or file is named {text!r}.{nearest(text, names)} Known: {', '.join(names)}.")
     try:
         content = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:

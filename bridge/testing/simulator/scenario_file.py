@@ -38,9 +38,9 @@ else:
     import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
 
 
-#: In resources and descriptions: the simulator's first VM.
+#: The first VM of the simulator, in resources and descriptions.
 ONE_VM = "{vm}"
-#: In resources, alone: every VM of the simulator.
+#: All VMs of the simulator, as an entry of resources.
 EVERY_VM = "{vms}"
 
 
@@ -124,7 +124,7 @@ def parse_steps(text: str, *, name: str) -> tuple[str, float, tuple[Step, ...]]:
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as exc:
-        raise ScenarioError(f"Scenario {name!r} is no TOML: {exc}.") from exc
+        raise ScenarioError(f"Scenario {name!r} is not valid TOML: {exc}.") from exc
     problems = Problems()
     problems.whose = f"scenario {name!r}"
     steps = _read_steps(values.pop("steps", []), problems)
@@ -136,7 +136,7 @@ def parse_steps(text: str, *, name: str) -> tuple[str, float, tuple[Step, ...]]:
 
 def _read_steps(tables: object, problems: Problems) -> tuple[Step, ...]:
     if not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):
-        problems.wrong("steps", tables, "a list of tables. Write each as [[steps]] and its keys below")
+        problems.wrong("steps", tables, "a list of tables. Write each step as [[steps]] with its keys")
         return ()
     read = [(path := f"steps[{number}]", _read_step(each, path, problems)) for number, each in enumerate(tables)]
     steps = sorted(((path, step) for path, step in read if step is not None), key=lambda each: each[1].at_seconds)
@@ -186,29 +186,29 @@ def _update(made: _Update, table: Mapping[str, Any], path: str, problems: Proble
 
 def _event_id(ids: Mapping[str, str], name: str) -> str:
     if name not in ids:
-        raise SimulatorError(f"the event {name!r} was never announced")
+        raise SimulatorError(f"the event {name!r} was not added")
     return ids[name]
 
 
 def _check_resources(resources: Iterable[str], path: str, problems: Problems) -> None:
     for resource in resources:
         if resource != EVERY_VM and "{" in resource.replace(ONE_VM, ""):
-            sentence = f"{resource!r} is not understood. Write a name, {ONE_VM}, or {EVERY_VM} alone."
+            sentence = f"{resource!r} is invalid. Use a name, {ONE_VM}, or only {EVERY_VM}."
             problems.quote(f"{path}.resources", sentence)
 
 
 def _wrong_verbs(verbs: list[str], table: Mapping[str, Any]) -> str:
     if verbs:
-        return f"a step has exactly one verb, this one has {', '.join(verbs)}. Make a step of each."
+        return f"a step has exactly one verb, but this step has {', '.join(verbs)}. Write one step for each verb."
     hint = "".join(nearest(key, _STRUCTS) for key in table)
-    return f"a step has exactly one verb, this one has none.{hint} Known: {', '.join(sorted(_STRUCTS))}."
+    return f"a step has exactly one verb, but this step has none.{hint} Known: {', '.join(sorted(_STRUCTS))}."
 
 
 def _check_names(steps: Iterable[tuple[str, Step]], problems: Problems) -> None:
     added: set[str] = set()
     for path, step in steps:
         if step.adds in added:
-            problems.quote(f"{path}.add", f"two events are called {step.adds!r}. Each needs a name of its own.")
+            problems.quote(f"{path}.add", f"two events have the name {step.adds!r}. Give each event a unique name.")
         elif step.adds:
             added.add(step.adds)
         elif step.uses and step.uses not in added:

@@ -98,7 +98,7 @@ class Simulator:
     @property
     def attestation(self) -> AttestationAuthority:
         """Return the authority that signs the attested documents. The first use creates it."""
-        from bridge.testing.simulator.attestation import (  # noqa: PLC0415  # 9 MB, for those who ask for a document
+        from bridge.testing.simulator.attestation import (  # noqa: PLC0415  # 9 MB, only on use
             INTERMEDIATE_PATH,
             AttestationAuthority,
         )
@@ -134,7 +134,7 @@ class Simulator:
         for server in self._servers:
             server.close()
 
-    def __enter__(self) -> Simulator:  # noqa: PYI034 - Self exists from Python 3.11 on
+    def __enter__(self) -> Simulator:  # noqa: PYI034 - Python 3.10 has no Self
         self.start()
         return self
 
@@ -155,7 +155,7 @@ class Simulator:
             except (OSError, OverflowError) as exc:
                 for server in servers:
                     server.close()
-                message = f"The simulator cannot listen on {host}:{wanted}: {exc}. Choose a free port, or 0 for any."
+                message = f"The simulator cannot listen on {host}:{wanted}: {exc}. Choose a free port."
                 raise SimulatorError(message) from exc
         return tuple(servers)
 
@@ -163,7 +163,7 @@ class Simulator:
         self, machine: Machine, api: ImdsApi, limit: RateLimit | None, connection: Connection, request: Request
     ) -> None:
         if self._is_local and not are_loopback_hosts(connection.headers.get_all("Host", [])):
-            connection.write(error(421, "The simulator listens on loopback: ask for localhost or a loopback address."))
+            connection.write(error(421, "The Host header must be localhost or a loopback address."))
             return
         if request.path == CONTROL_PATH or request.path.startswith(CONTROL_PATH + "/"):
             connection.write(self._control.answer(request))
@@ -178,7 +178,7 @@ class Simulator:
             answer_with_fault(connection, fault, right)
             return
         answer = api.answer(request) if is_admitted else too_many_requests()
-        # Before the answer: whoever has got it finds its request remembered.
+        # Before the response, so that a client with the response also finds its request.
         self._remember(machine, request, answer.status, None)
         connection.write(answer)
 
@@ -212,10 +212,10 @@ def parse_listen(listen: str, *, allow_remote: bool) -> tuple[str, int]:
     host, colon, port = listen.rpartition(":")
     host = host.strip("[]")
     if not colon or not host or not port.isdecimal() or int(port) > _LARGEST_PORT:
-        raise WrongRequest(f"listen = {listen!r} must be HOST:PORT, for example 127.0.0.1:8169 (port 0: any free one).")
+        raise WrongRequest(f"listen = {listen!r} must be HOST:PORT, for example 127.0.0.1:8169.")
     if not allow_remote and not is_loopback(host):
         raise WrongRequest(
-            f"listen = {listen!r} is not a loopback address, and whoever reaches the port steers the simulator. "
-            "Use 127.0.0.1, or allow remote clients explicitly."
+            f"listen = {listen!r} is not a loopback address, and everyone who can connect can control the simulator. "
+            "Use 127.0.0.1, or set --allow-remote."
         )
     return host, int(port)

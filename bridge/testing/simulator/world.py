@@ -67,7 +67,7 @@ class World:
         speed: float = 1.0,
     ) -> None:
         if not (speed > 0 and math.isfinite(speed)):
-            raise WrongRequest(f"speed = {speed!r} must be a number above 0; 60 lets a minute pass in a second.")
+            raise WrongRequest(f"speed = {speed!r} must be above 0. With 60, one minute takes one second.")
         self.vm_names = tuple(vm_names)
         self.clock = clock
         self.speed = speed
@@ -118,7 +118,7 @@ class World:
         with self._change() as at:
             event_id = spec.event_id or new_event_id()
             if self._find(event_id) is not None:
-                raise WrongState(f"EventId {event_id} is in the document already; leave event_id out for a new one.")
+                raise WrongState(f"The EventId {event_id} is already in the document. Omit event_id to get a new one.")
             not_before = at + spec.notice
             event = Event(
                 spec=spec,
@@ -175,7 +175,7 @@ class World:
                 received = ApprovalReceived(at=self.clock.now(), vm=vm, event_id=event_id, result=result)
                 self._approvals.append(received)
             if unknown:
-                raise UnknownEvent(f"No event in the document has the EventId {', '.join(unknown)}.")
+                raise UnknownEvent(f"The document has no event with the EventId {', '.join(unknown)}.")
 
     @property
     def approvals(self) -> tuple[ApprovalReceived, ...]:
@@ -210,14 +210,14 @@ class World:
         """Return *body* as the document for every version. With None, return the events again."""
         with self._change():
             self._replaced = body
-            self._note("the document is the events again" if body is None else "the document was replaced")
+            self._note("the document shows the events again" if body is None else "the document was replaced")
 
     def reset_incarnation(self, to: int = 1) -> None:
         """Set the incarnation to *to*. Azure starts again at 1 after a day without requests."""
         with self._change():
             self._incarnation = to
             self._is_counted = True
-            self._note(f"the incarnation starts over at {to}")
+            self._note(f"the incarnation restarts at {to}")
 
     def set_fault(self, fault: Fault) -> None:
         """Add *fault* to the queue."""
@@ -277,7 +277,7 @@ class World:
             try:
                 action()
             except SimulatorError as exc:
-                self._tell(f"a step of the scenario was left out: {exc}")
+                self._tell(f"a step of the scenario was skipped: {exc}")
 
     def _start(self, event: Event, at: float) -> None:
         event.status = "Started"
@@ -309,7 +309,7 @@ class World:
         return self._find(event_id) is not None
 
     def _find(self, event_id: str) -> Event | None:
-        # An EventId is a UUID: its letters' case means nothing.
+        # An EventId is a UUID, so the case of its letters has no meaning.
         wanted = event_id.upper()
         return next((event for event in self._events.values() if event.event_id.upper() == wanted), None)
 
@@ -317,13 +317,13 @@ class World:
         event = self._find(event_id)
         if event is None:
             there = ", ".join(self._events) or "none"
-            raise UnknownEvent(f"No event in the document has the EventId {event_id}. There: {there}.")
+            raise UnknownEvent(f"The document has no event with the EventId {event_id}. Its EventIds: {there}.")
         return event
 
     def _in_status(self, event_id: str, status: str) -> Event:
         event = self._known(event_id)
         if event.status != status:
-            raise WrongState(f"Event {event_id} is {event.status}; only a {status} event allows this.")
+            raise WrongState(f"Event {event_id} has the status {event.status}. This action needs the status {status}.")
         return event
 
     def _not_before(self, event: Event) -> datetime:

@@ -111,7 +111,7 @@ def test_the_control_endpoint_resets_the_incarnation(simulator, session):
 @pytest.mark.parametrize(
     ("request_line", "body", "status", "words"),
     [
-        ("POST /control/events", b"{", 400, "no JSON"),
+        ("POST /control/events", b"{", 400, "not valid JSON"),
         ("POST /control/events", b"[]", 400, "JSON object"),
         ("POST /control/events", b"{}", 400, "event_type is missing"),
         (

@@ -91,7 +91,7 @@ def test_a_step_on_an_event_that_is_over_already_is_left_out_and_told():
     world.approve([world.events()[0].event_id], vm="vm")
     clock.advance(1000)
     assert world.is_finished
-    assert [what for what in told if "left out" in what]
+    assert [what for what in told if "skipped" in what]
 
 
 def test_a_file_of_ones_own_may_use_every_verb(tmp_path):
@@ -184,12 +184,12 @@ def test_every_mistake_of_a_file_is_told_at_once_with_its_step_and_the_nearest_n
         "steps[0].event_type (scenario 'mine') is missing",
         "Unknown key `steps[0].event_tpye` (scenario 'mine')",
         "Did you mean 'event_type'?",
-        "steps[1] (scenario 'mine'): a step has exactly one verb, this one has none. Did you mean 'cancel'?",
-        "steps[2] (scenario 'mine'): a step has exactly one verb, this one has start, cancel",
+        "steps[1] (scenario 'mine'): a step has exactly one verb, but this step has none. Did you mean 'cancel'?",
+        "steps[2] (scenario 'mine'): a step has exactly one verb, but this step has start, cancel",
         "steps[3].at (scenario 'mine') is missing",
         "steps[3].fault (scenario 'mine') is 'statsu', but must be one of",
         "Did you mean 'status'?",
-        "steps[6].resources (scenario 'mine'): '{vmm}' is not understood",
+        "steps[6].resources (scenario 'mine'): '{vmm}' is invalid",
         "steps[5].on_approval (scenario 'mine') is 'strat', but must be 'never' or 'start' or 'wait'",
         "Did you mean 'start'?",
         "steps[7] (scenario 'mine'): an update changes at least one field",
@@ -216,7 +216,7 @@ def test_names_of_events_are_added_first_and_once():
     with pytest.raises(ScenarioError) as caught:
         parse_scenario(text, name="mine")
     assert str(caught.value).splitlines() == [
-        "steps[2].add (scenario 'mine'): two events are called 'd'. Each needs a name of its own.",
+        "steps[2].add (scenario 'mine'): two events have the name 'd'. Give each event a unique name.",
         "steps[0] (scenario 'mine'): no earlier step adds the event 'c'.",
     ]
 

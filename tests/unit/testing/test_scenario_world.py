@@ -205,12 +205,12 @@ def test_extra_fields_are_shown_as_they_are(world):
 
 def test_what_an_event_does_not_allow_is_said(world):
     event_id = world.add_event(freeze(event_id="AB"))
-    with pytest.raises(WrongState, match="AB is Scheduled; only a Started"):
+    with pytest.raises(WrongState, match="AB has the status Scheduled"):
         world.complete(event_id)
     world.start(event_id)
     with pytest.raises(WrongState):
         world.cancel(event_id)
-    with pytest.raises(UnknownEvent, match="There: AB"):
+    with pytest.raises(UnknownEvent, match="Its EventIds: AB"):
         world.start("CD")
 
 
