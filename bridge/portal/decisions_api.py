@@ -1,7 +1,8 @@
 """``POST /api/v1/decisions``: accepts decisions that were signed elsewhere, and forwards them to the agents.
 
 The settings contain the public keys. The portal verifies each decision and refuses a decision that every agent would
-refuse, because the sender must notice a mistake at once. Each agent verifies the decision again with the keys on its VM.
+refuse, because the sender must notice a mistake at once. Each agent verifies the decision again with the keys on its
+VM.
 """
 
 from __future__ import annotations
