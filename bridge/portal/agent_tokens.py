@@ -1,15 +1,15 @@
 """Issues and verifies the tokens of agents, and the challenges that an agent needs to get a token.
 
-A challenge is a nonce for an attested document. It consists of its creation time, random bytes, and a MAC of both, in
-32 letters and digits, which is Azure's limit for a nonce. The portal can therefore check the origin and the age of a
-challenge without a database.
+A challenge is a nonce for an attested document. It consists of a time, random bytes, and a MAC of both. The portal can
+therefore check the origin and the age of a challenge without a database. A challenge has 32 letters and digits, which
+is Azure's limit for a nonce.
 
 A token is a JWT (HS256) that names one VM and is valid for one hour. Every process of the portal that has the secret
 can verify the token. `AgentTokens.vm_id_of` refuses a token that is too long, is malformed, was signed with another
-secret, or has expired. `bridge.approval.decision_token` has the reasons for refused decisions.
+secret, or has expired. For refused decisions, see `bridge.approval.decision_token`.
 
-For a rotation, the secret file can contain several secrets, one per line. The first secret signs, and all secrets
-verify.
+To rotate the secret, put several secrets into the secret file, one per line. The portal signs with the first secret,
+and accepts tokens of every secret in the file.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class TokenRefused(BridgeError):
 
 
 class Challenges:
-    """Creates and verifies challenges. *secrets* returns the portal's secrets, newest first."""
+    """Creates and verifies challenges. The function *secrets* returns the portal's secrets, newest first."""
 
     def __init__(self, secrets: Callable[[], Sequence[str]], *, clock: Clock) -> None:
         self._secrets = secrets
@@ -85,7 +85,7 @@ class _Read(NamedTuple):
 
 
 class AgentTokens:
-    """Issues and verifies agent tokens. *secrets* returns the portal's secrets, newest first.
+    """Issues and verifies agent tokens. The function *secrets* returns the portal's secrets, newest first.
 
     An agent sends its token with every poll. Verified tokens are cached, because the verification of a token would
     double the cost of a poll.

@@ -59,7 +59,7 @@ class _TokenRequest(msgspec.Struct, frozen=True):
 
 
 class AgentRoutes:
-    """The routes for challenges and tokens. *documents* is the metric that counts the results."""
+    """Serves the routes for challenges and tokens. The metric *documents* counts the results."""
 
     def __init__(
         self,

@@ -99,7 +99,8 @@ class Application:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, and count the response by route and status. The long poll counts its own responses.
 
-        The response to a path with an encoded slash is 404, because a proxy may have checked a different path.
+        If a path contains an encoded slash, the response is 404. A proxy might decode the slash and check the
+        permissions for a different path.
         """
         if scope["path"].startswith(PREFIX):
             await self._poll(scope, receive, send)

@@ -5,9 +5,9 @@ order of `DocumentRefusal`. The signature names the certificate of its signer. T
 the signature, and the same certificate must lead to a trusted root. Attackers have bypassed other verifiers that did
 not verify the signature, or that used the first certificate in the document.
 
-Real documents (2022, 2023) have no signed attributes, contain sha256WithRSAEncryption as the DigestAlgorithm, and do
-not contain the intermediate certificate (see `certificate_chain`). Error messages never quote a document, because
-anyone can send one.
+Documents that Azure signed in 2022 and 2023 have no signed attributes. Their DigestAlgorithm is
+sha256WithRSAEncryption, and they do not contain the intermediate certificate (see `certificate_chain`). Error messages
+never quote a document, because anyone can send a document.
 """
 
 from __future__ import annotations
@@ -255,7 +255,7 @@ def _message(signed: _Signed, digest: str) -> bytes:
 
 
 def _check_usage(certificate: x509.Certificate) -> None:
-    """Raise DocumentRefused if the key must not sign data (RFC 5280, section 4.2.1.3)."""
+    """Raise DocumentRefused if the certificate does not permit signatures (RFC 5280, section 4.2.1.3)."""
     try:
         uses = certificate.extensions.get_extension_for_class(x509.KeyUsage).value
     except x509.ExtensionNotFound:

@@ -1,4 +1,4 @@
-"""The audit: a chain of entries in which each entry contains the hash of the previous entry.
+"""The audit is a chain of entries. Each entry contains the hash of the previous entry.
 
 If an entry is changed, removed, or inserted, all later hashes become invalid. `first_fault` returns the first invalid
 entry. If someone removes the last entries and also changes the counter, the rest of the chain is still valid. To detect

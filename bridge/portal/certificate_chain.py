@@ -1,7 +1,7 @@
 """Finds the certificates between Azure's signers and the roots, and downloads missing certificates.
 
 The certificate of a signer contains the URL of its issuer's certificate (caIssuers). Anyone can send a certificate with
-any URL. Therefore, the portal uses only URLs below the configured URLs, without a query.
+any URL. Therefore, the portal downloads only from URLs that begin with a configured URL and have no query.
 
 The portal keeps a downloaded certificate for a day, and repeats a failed download after five minutes. It downloads at
 most ten certificates per minute, because forged documents must not cause many requests. A downloaded certificate is not
@@ -61,7 +61,7 @@ _AZURE_ROOTS = frozenset(
 
 
 class IntermediateCertificates:
-    """The *known* certificates, and certificates from below *base_urls*. Threads can share this object."""
+    """Finds certificates in *known* and below *base_urls*. Several threads can share this object."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class IntermediateCertificates:
         return (*self._known, *fetched)
 
     def fetch_for(self, certificate: x509.Certificate, others: Sequence[x509.Certificate] = ()) -> None:
-        """Download the missing certificates between *certificate* and a root. *others* can be part of the chain."""
+        """Download the missing certificates between *certificate* and a root, unless *others* contains them."""
         for _ in range(_MOST_STEPS):
             here = (*others, *self.available())
             issuer = next((each for each in here if _has_issued(each, certificate)), None)

@@ -84,7 +84,7 @@ def add_user(config: Path | None, name: str, *, password: str | None, role: str,
 
 
 def change_user(config: Path | None, name: str, *, role: str | None = None, scope: Sequence[str] | None = None) -> User:
-    """Change the role or the scope of a user, unless the value is None. Return the updated user."""
+    """Change the role and the scope of a user. A value of None is not changed. Return the updated user."""
     changes = {} if role is None else {"role": Role(role).value}
     changes |= {} if scope is None else {"scope": _scopes(scope)}
     if not changes:
@@ -164,7 +164,7 @@ def _scope(text: str) -> str:
 
 
 def export(config: Path | None, form: str) -> Iterator[str]:
-    """Yield every audit entry as a line of JSON or CSV. Each page of entries has a separate transaction."""
+    """Yield every audit entry as a line of JSON or CSV. Each page of entries is read in a separate transaction."""
     with _opened(config) as store:
         if form == "csv":
             yield _csv_line(_COLUMNS)

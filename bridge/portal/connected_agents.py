@@ -54,7 +54,7 @@ class AgentSeen(AgentReport, frozen=True, kw_only=True):
     """The agent has received every decision up to this number."""
 
     def why_not(self, kid: str) -> str | None:
-        """Return the reason why the agent would not act on an approval by the key *kid*; None if it would."""
+        """Return the reason why the agent would not act on an approval by the key *kid*, or None."""
         if not self.is_connected:
             return "is not connected"
         if self.kids is not None and kid not in self.kids:
@@ -109,7 +109,7 @@ class ConnectedAgents:
             self._unshared.add(vm_key)
 
     def of(self, vm_keys: Iterable[str]) -> dict[str, AgentSeen]:
-        """Return the agents of *vm_keys* that have polled; also called from the threads of the store."""
+        """Return the agents of *vm_keys* that have polled. Threads of the store also call this method."""
         found = {key: [each for each in (self._here.get(key), self._elsewhere.get(key)) if each] for key in vm_keys}
         return {key: self._agent_seen(known) for key, known in found.items() if known}
 
@@ -132,7 +132,7 @@ class ConnectedAgents:
         return changes
 
     def receive(self, shared: Iterable[SharedAgent]) -> None:
-        """Replace the agents of all other processes; called from one thread at a time."""
+        """Replace the agents of all other processes. Only one thread at a time may call this method."""
         now, monotonic = self._clock.now(), self._clock.monotonic()
         found: dict[str, _Polls] = {}
         for each in shared:
@@ -189,7 +189,7 @@ class AgentExchange:
             await asyncio.sleep(_EXCHANGE_SECONDS)
 
     async def exchange(self, *, is_everything: bool) -> None:
-        """Write the changes, or everything, and read the agents of the other processes."""
+        """Write the changed agents, or all agents, and read the agents of the other processes."""
         changes = self._connected_agents.changes_to_share(is_everything=is_everything)
         if changes:
             await self._store.write(store_agents, changes, process=self._process)

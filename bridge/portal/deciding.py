@@ -89,7 +89,7 @@ class VerdictService:
     async def submit_all(
         self, person: Person, requests: Sequence[VerdictRequest]
     ) -> list[AcceptedVerdict | VerdictRefused | AccessDenied | StoreUnavailable]:
-        """Submit verdicts of *person* in order. Return a result for each, even if the database fails."""
+        """Submit verdicts of *person* in order. Return one result for each verdict, even if the database fails."""
         results: list[AcceptedVerdict | VerdictRefused | AccessDenied | StoreUnavailable] = []
         for request in requests:
             try:

@@ -1,4 +1,4 @@
-"""Computes the progress of each decision on an event, and whether Azure has accepted an approval. Pure.
+"""Computes the progress of each decision on an event, and whether Azure has accepted an approval.
 
 The index in an agent's poll shows which decisions the agent has received. An outcome record names each decision by the
 SHA-256 of its text (PROTOCOL.md, sections 3 and 9). A hold produces no outcome record. After an approval with the

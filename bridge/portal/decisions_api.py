@@ -1,7 +1,8 @@
 """``POST /api/v1/decisions``: accepts decisions that were signed elsewhere, and forwards them to the agents.
 
 The settings contain the public keys. The portal verifies each decision and refuses a decision that every agent would
-refuse, so that the sender notices a mistake at once. Each agent verifies the decision again with the keys on its VM.
+refuse, because the sender must notice a mistake at once. Each agent verifies the decision again with the keys on its
+VM.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class DecisionsApi:
         return json_answer({"decisions": results}, status=200 if good else 400)
 
     async def _verify(self, tokens: Sequence[str]) -> list[NewDecision | RefusedDecision]:
-        """Verify *tokens* in small groups, because a group of a thousand would delay the polls by 0.2 s."""
+        """Verify *tokens* in small groups, because a thousand verifications would delay the polls by 0.2 s."""
         found: list[NewDecision | RefusedDecision] = []
         for start in range(0, len(tokens), _VERIFIED_AT_ONCE):
             found += [self._verified(token) for token in tokens[start : start + _VERIFIED_AT_ONCE]]

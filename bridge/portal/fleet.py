@@ -1,4 +1,4 @@
-"""Combines the records of all VMs into events (PROTOCOL.md, section 1). Pure.
+"""Combines the records of all VMs into events (PROTOCOL.md, section 1).
 
 The result does not depend on the order of arrival, because records arrive late, twice, and at several processes. For
 each VM, the portal keeps the newest record, the newest list of active events, and the newest record of each event. The
@@ -62,7 +62,7 @@ _FIRST: Position = (-1, "", -1, "")
 
 
 class VmState(msgspec.Struct, frozen=True, kw_only=True):
-    """A VM as in its newest record, and its newest list of active events."""
+    """The newest known state of a VM, and its newest list of active events."""
 
     vm_key: str
     position: Position
@@ -189,7 +189,7 @@ class Fleet:
         """The first arrival of each stream, by VM and stream."""
 
     def add(self, record: TransitionRecord, *, received_at: str) -> None:
-        """Add *record*, which may be late or a duplicate. A record of transition `test` changes nothing."""
+        """Add *record*, which may be late or a duplicate. A record with the transition `test` changes nothing."""
         if record.transition is Transition.TEST:
             return
         key = vm_key(record)
@@ -303,7 +303,8 @@ def groups_of(vm: VmState | VmOfEvent) -> tuple[str, ...]:
 def _stream_milliseconds(stream_id: str, first_received_at: str) -> int:
     """Return the time in the UUIDv7 of a stream, or the time of its first arrival if that is earlier.
 
-    Otherwise, if the clock of a VM was ahead, its old stream would take precedence over its later streams.
+    If the clock of a VM was ahead, the time in the UUIDv7 is too late. Without this limit, the old stream would take
+    precedence over later streams.
     """
     received = int(parse_time(first_received_at).timestamp() * 1000)
     try:

@@ -1,7 +1,7 @@
-"""``/healthz``, ``/readyz``, and ``/metrics`` on a separate listener that needs no token.
+"""Serves ``/healthz``, ``/readyz``, and ``/metrics`` on a separate listener, which needs no token.
 
-On a loopback address, this listener refuses requests with any other name in the Host header. The agent's listener has
-the same rule.
+If the listener has a loopback address, it refuses requests whose Host header contains another name. The listener of
+the agent has the same rule.
 """
 
 from __future__ import annotations

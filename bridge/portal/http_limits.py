@@ -5,8 +5,8 @@ client that sends one byte at a time would keep its connection forever. `bridge.
 body. A reverse proxy must set all other limits, such as the number of connections per client
 (deploy/portal/nginx.conf).
 
-The ASGI scope contains the connection under CONNECTION. An application can register a function that runs when the
-connection ends. Such a function needs less memory than a task for each open poll.
+The ASGI scope contains the connection under the key CONNECTION. An application can register a function that runs when
+the connection ends. Such a function needs less memory than a task for each open poll.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class LimitedHttp(HttpToolsProtocol):
         self.is_gone = False
 
     def call_when_gone(self, call: Callable[[], object] | None) -> None:
-        """Call *call* when the connection ends, or at once if it has ended. None removes the earlier function."""
+        """Run *call* when the connection ends, or at once if it has already ended. None removes the function."""
         self._call_at_end = call
         if self.is_gone and call is not None:
             call()

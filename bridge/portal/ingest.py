@@ -59,7 +59,7 @@ class RecordWriter:
                 batch, self._waiting = self._waiting, []
                 error = await self._store_records([record for records, _ in batch for record in records])
                 for records, stored in batch:
-                    # After a failure, store each request alone, so that one request cannot block the others.
+                    # After a failure, store each request alone, because one request must not block the others.
                     own = error if error is None or len(batch) == 1 else await self._store_records(records)
                     if stored.done():
                         continue

@@ -1,4 +1,4 @@
-"""The login and logout pages, the checks before every page and form, and the error pages."""
+"""Serves the login and logout pages and the error pages, and checks the login before every other page."""
 
 from __future__ import annotations
 

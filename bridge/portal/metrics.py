@@ -1,4 +1,7 @@
-"""The metrics of the portal. Labels contain no events, VMs, or users, because their number has no limit."""
+"""The metrics of the portal.
+
+No label contains an event, a VM, or a user, because the number of label values must stay small.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ class PortalMetrics:
         self._open_events = Gauge(f"{PREFIX}_open_events", "Open events.", registry=self.registry)
 
     def answered(self, route: str, status: int) -> None:
-        """Count one response; *route* is one of a few fixed words."""
+        """Count one response. *route* is one of a few fixed words."""
         answers = self._answers.get((route, status))
         if answers is None:  # the lookup by labels would be a large part of the cost of a poll
             answers = self._answers[route, status] = self._requests.labels(route, str(status))

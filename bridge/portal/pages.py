@@ -1,4 +1,4 @@
-"""The pages for people: open events, one event, the timeline, the agents, the audit, and decisions on several events.
+"""Serves the pages: open events, one event, the timeline, the agents, the audit, and decisions on several events.
 
 The pages work without JavaScript, because every action is a form or a link. With JavaScript, `/live` notifies a page
 about changes, and the page then loads its changed part with the parameter `part`. The same templates render pages and
@@ -67,7 +67,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pages:
-    """Serves the pages. *kid* is the name of the portal's key, or None without a key."""
+    """Serves the pages. *kid* is the name of the portal's key. It is None if the portal has no key."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Pages:
         ]
 
     async def home(self, request: Request, person: Person) -> Response:
-        """``GET /``: events that are announced, started, or ended within the last hour."""
+        """``GET /``: list the open events, and the events that ended within the last hour."""
         group = group_of(request)
         part = part_of(request)
         views = await self._views(person, group, part)
@@ -160,7 +160,7 @@ class Pages:
         )
 
     async def agents(self, request: Request, person: Person) -> Response:
-        """``GET /agents``: every VM that has sent a record or polls, and whether its agent would act on an approval."""
+        """``GET /agents``: list all known VMs, and show which of their agents would act on an approval."""
         known = {vm.vm_key: vm for vm in await self._store.read(known_vms, limit=_MOST_AGENTS)}
         counts = await self._store.read(open_events_of_vms)
         seen = self._connected_agents.all()
@@ -183,7 +183,7 @@ class Pages:
         return self._login_pages.page(request, person, "audit.html", rows=rows, older=older)
 
     async def chosen(self, request: Request, person: Person) -> Response:
-        """``GET /decide``: the selected events, the effect of a decision on each event, and one form for all events."""
+        """``GET /decide``: show the selected events, and one form to decide on all of them."""
         if person.role is not Role.APPROVER:
             raise AccessDenied(403, VIEWER)
         keys = list(dict.fromkeys(request.query_params.getlist("event")))[:_MOST_CHOSEN]

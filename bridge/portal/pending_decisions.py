@@ -1,4 +1,4 @@
-"""Keeps the decisions that agents can still receive in memory, and wakes the polls that wait for them.
+"""Keeps in memory all decisions that agents can still receive, and wakes the polls that wait for decisions.
 
 Polls never read the database. Each process reads every new decision once, in order, and wakes the polls of its VM. A
 process that stores a decision reads it at once. With PostgreSQL, the database notifies all other processes
@@ -120,7 +120,7 @@ class PendingDecisions:
         return Answer(self.index if is_whole else last, tuple(page), self.epoch)
 
     def wait(self, vm_key: str, woken: asyncio.Future[None]) -> None:
-        """Complete *woken* at the next decision for *vm_key*. If too many futures wait, complete the oldest."""
+        """Complete *woken* at the next decision for *vm_key*. If too many futures wait, complete the oldest one."""
         waiting = self._waiting.setdefault(vm_key, [])
         waiting.append(woken)
         if len(waiting) > _MOST_WAITING_OF_A_VM:

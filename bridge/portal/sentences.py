@@ -1,7 +1,8 @@
-"""The sentences of the pages: the next step of an event, the effects of the buttons, and the reason for a wait. Pure.
+"""Builds the sentences of the pages: the next step of an event, the effects of the buttons, and the reason for a wait.
 
-No sentence may suggest that a person can deny an event, because Azure starts every event at its NotBefore. The row of
-an event first states what happens if no one acts. Each button names its effect and all affected VMs.
+No sentence may suggest that a person can deny an event, because Azure starts an event at its NotBefore even without an
+approval. The row of an event first states what happens if no one acts. Each button names its effect and all affected
+VMs.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class PageContext(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Buttons(msgspec.Struct, frozen=True, kw_only=True):
-    """The effects of the buttons that a person sees. The effect of a missing button is None."""
+    """The descriptions of the buttons that a person sees. The description of a missing button is None."""
 
     approve: str | None = None
     hold: str | None = None

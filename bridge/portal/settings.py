@@ -1,7 +1,4 @@
-"""The settings of the portal, in one TOML file with the same rules as the agent's configuration file.
-
-The text under each field is the reference documentation of the setting (docs/generate.py).
-"""
+"""The settings of the portal, in one TOML file with the same rules as the agent's configuration file."""
 
 from __future__ import annotations
 
@@ -285,19 +282,6 @@ class PortalSettings(msgspec.Struct, frozen=True, kw_only=True):
         mistakes = key_mistakes([key.trusted() for key in self.keys])
         if mistakes:
             raise ValueError(" ".join(mistakes))
-
-
-TABLES: tuple[tuple[str, type[msgspec.Struct]], ...] = (
-    ("server", ServerSettings),
-    ("operator", OperatorSettings),
-    ("database", DatabaseSettings),
-    ("agents", AgentsSettings),
-    ("agents.attested", AttestedSettings),
-    ("readers", ReadersSettings),
-    ("keys", KeySettings),
-    ("people", PeopleSettings),
-    ("signing", SigningSettings),
-)
 
 
 def check_secrets(settings: PortalSettings) -> None:

@@ -1,4 +1,4 @@
-"""The timeline: one bar for each event, from its first record to its end. Computes the coordinates for an SVG. Pure.
+"""Computes the coordinates of the timeline, which shows each event as a bar from its first record to its end.
 
 The table below the picture contains the same information as text.
 """

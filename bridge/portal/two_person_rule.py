@@ -1,8 +1,9 @@
-"""The two-person rule: an approval needs `people.required_approvals` different people. A hold needs one person. Pure.
+"""The two-person rule. An event is approved when `people.required_approvals` different people have approved it.
 
 These rules apply to the verdicts on one event:
 
-- While a person holds the event, no one can approve it. Any approver can withdraw the hold.
+- One person is enough for a hold. While a person holds the event, no one can approve it. Any person who may decide on
+  the event can withdraw the hold.
 - An approval counts until it expires or is withdrawn, and only for the version of the event that its person saw.
 - An approval does not count if its user is disabled or is no longer an approver.
 - Several spellings of a name count as one person.

@@ -1,4 +1,4 @@
-"""Authenticates people, and decides which events they may see and decide on.
+"""Authenticates people, and checks which events a person may see and decide on.
 
 A person signs in with a local name and a password, or a configured proxy sends the person's name in a header. The
 database stores only the SHA-256 of each session cookie. Every request that changes something must have the portal's
@@ -84,7 +84,7 @@ class Person(msgspec.Struct, frozen=True, kw_only=True):
         return not self.scope or bool(set(self.scope) & set(event.groups))
 
     def why_not_decide(self, event: EventState) -> str | None:
-        """Return the reason why this person may not decide on *event*; None if the person may.
+        """Return the reason why this person may not decide on *event*, or None.
 
         An approval is consent for every VM of the event. The portal must therefore know each VM, and each VM must be in
         the scope of the person.
@@ -142,11 +142,11 @@ class Users:
         self._csrf_key = bytes.fromhex(await self._store.write(store_users.csrf_key))
 
     async def person_of(self, request: Request) -> Person:
-        """Return the person who sent *request*; raise AccessDenied (401) if the person is unknown."""
+        """Return the person who sent *request*. Raise AccessDenied (401) if the person is unknown."""
         return await self.person(headers_of(request), request.cookies, _peer_of(request))
 
     async def person(self, headers: Mapping[str, str], cookies: Mapping[str, str], address: str) -> Person:
-        """Return the person of a request from *address*; raise AccessDenied (401) if the person is unknown."""
+        """Return the person of a request from *address*. Raise AccessDenied (401) for an unknown person."""
         if self._proxy_header is not None and self._proxy_header in headers and address in self._proxies:
             return await self._proxied(headers[self._proxy_header])
         session_id = cookies.get(COOKIE, "")
@@ -169,7 +169,7 @@ class Users:
         return self._proxies.client_of(headers_of(request), _peer_of(request))
 
     def check_change(self, headers: Mapping[str, str], person: Person, token: str) -> None:
-        """Raise AccessDenied (403) unless the request comes from a page of this portal and of this session."""
+        """Raise AccessDenied (403) unless a page of this portal and of this session sent the request."""
         self.check_origin(headers)
         if not hmac.compare_digest(token.encode(), person.csrf_token.encode()):
             raise AccessDenied(403, "The form belongs to another session. Load the page again.")

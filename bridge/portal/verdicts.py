@@ -1,7 +1,7 @@
-"""The verdicts of people on events, and the texts that are derived from them. Pure.
+"""The verdicts of people on events, and the sentences about verdicts.
 
-A verdict is the choice of one person: to approve an event, or to hold it. `bridge.portal.two_person_rule` decides
-whether the verdicts approve the event, and `bridge.portal.deciding` turns the result into signed decisions.
+A verdict is the choice of one person to approve or to hold an event. `bridge.portal.two_person_rule` decides whether
+the verdicts approve the event, and `bridge.portal.deciding` turns the result into signed decisions.
 """
 
 from __future__ import annotations

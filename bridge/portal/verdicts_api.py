@@ -44,7 +44,7 @@ class VerdictsApi:
         ]
 
     async def post(self, request: Request) -> Response:
-        """``POST /events/{key}/verdicts``: 201 with the outcome, or 409 with the current event."""
+        """``POST /events/{key}/verdicts``: store a verdict. The status is 201, or 409 with the current event."""
         person = await self._person_of(request)
         body = await body_of(request)
         try:
@@ -65,7 +65,7 @@ class VerdictsApi:
         return json_answer(_shown(taken), status=201)
 
     async def delete(self, request: Request) -> Response:
-        """``DELETE /verdicts/{id}``: 200 after a withdrawal, or 409 if it is too late."""
+        """``DELETE /verdicts/{id}``: withdraw a verdict. The status is 200, or 409 if it is too late."""
         person = await self._person_of(request)
         try:
             taken = await self._verdict_service.withdraw(person, request.path_params["verdict_id"])

@@ -1,4 +1,4 @@
-"""The values that the templates show for an event, a verdict, a VM, and its agent. Pure."""
+"""Computes the values that the templates show for an event, a verdict, a VM, and its agent."""
 
 from __future__ import annotations
 

@@ -97,5 +97,5 @@ def test_backup_makes_a_file_that_a_portal_can_start_on(config, tmp_path):
 
 @pytest.mark.parametrize("words", [("audit", "verify"), ("export",), ("backup", "copy.db")])
 def test_without_a_database_the_commands_say_so(config, words):
-    with pytest.raises(BridgeError, match="There is no database at"):
+    with pytest.raises(BridgeError, match="No database exists at"):
         run(*words, "--config", config)

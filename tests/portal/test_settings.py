@@ -8,9 +8,8 @@ import doc_pages
 import pytest
 
 from bridge.config import loader
-from bridge.config.settings import documented
 from bridge.errors import ConfigurationError
-from bridge.portal.settings import TABLES, load, read
+from bridge.portal.settings import load, read
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -100,11 +99,6 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, content, message):
     with pytest.raises(ConfigurationError, match=message) as caught:
         load(path)
     assert str(path) in str(caught.value)
-
-
-@pytest.mark.parametrize(("_name", "struct"), TABLES)
-def test_every_setting_has_a_text(_name, struct):  # the name makes the id
-    assert set(documented(struct)) == set(struct.__struct_fields__)
 
 
 def test_configurations_of_the_page_are_right():

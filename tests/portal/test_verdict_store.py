@@ -125,7 +125,7 @@ def test_withdrawn_approval_is_stopped_by_a_hold_and_a_withdrawn_hold_lets_other
     approval = office.say("approve", "ann").verdict
     told = office.store.write(withdraw, approval.verdict_id, by="bob", now=DECIDED, sign=office.sign).sent_to
     assert set(told) == {vm_id_of(vm) for vm in (0, 1, 2)}
-    with pytest.raises(VerdictRefused, match="withdrawn before"):
+    with pytest.raises(VerdictRefused, match="already withdrawn"):
         office.store.write(withdraw, approval.verdict_id, by="bob", now=DECIDED, sign=office.sign)
     hold = office.say("hold", "cem", after_seconds=1).verdict
     assert office.store.write(withdraw, hold.verdict_id, by="cem", now=DECIDED, sign=office.sign).sent_to == ()

@@ -1,4 +1,4 @@
-"""Stores and reads audit entries. A lock protects the addition of entries, so the chain has only one end."""
+"""Stores and reads audit entries. Because of a lock, only one transaction at a time can extend the chain."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def count(connection: Connection) -> int:
 
 
 def next_values(connection: Connection, name: str, how_many: int = 1) -> int:
-    """Take the next *how_many* values of the counter *name* and return the last of them.
+    """Increase the counter *name* by *how_many*, and return the new value.
 
     The row stays locked until the transaction ends. A value therefore becomes visible only after all lower values.
     """

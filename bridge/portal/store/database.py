@@ -1,8 +1,8 @@
 """Runs functions that use the database, each function in one transaction.
 
-`bridge.portal.store.sqlite` and `bridge.portal.store.postgresql` contain the code for only one kind of database. The
-event loop never waits for the database, because `StoreThreads` runs the functions in a few threads. It also limits the
-number of waiting functions.
+`bridge.portal.store.sqlite` and `bridge.portal.store.postgresql` contain the code that is specific to one
+kind of database. The event loop never waits for the database, because `StoreThreads` runs the functions in a few
+threads. `StoreThreads` also limits the number of waiting functions.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _WRITES = "portal_writes"
 
 
 class StoreUnavailable(BridgeError):
-    """The database is not available now. The request can be sent again."""
+    """The database is currently unavailable. The client can repeat the request."""
 
 
 class Store:
@@ -74,7 +74,7 @@ class Store:
         return cls(Postgresql(url, settings.database.password(), busy_seconds=_BUSY_SECONDS))
 
     def read(self, work: Callable[Concatenate[Connection, _P], _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Call *work* with a connection that sees one state of the database, and return its result."""
+        """Call *work* in a transaction that sees one state of the database, and return its result."""
         return self._run({_WRITES: False}, work, *args, **kwargs)
 
     def write(self, work: Callable[Concatenate[Connection, _P], _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -101,7 +101,7 @@ class Store:
 
 
 class StoreThreads:
-    """Runs functions of a store in a few threads, for the event loop."""
+    """Runs database functions in a few threads, because the event loop must not wait for the database."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -151,7 +151,7 @@ def upsert(connection: Connection, table: Table, rows: Sequence[dict[str, Any]])
 
 
 def escaped_like(text: str) -> str:
-    """Escape *text* for a LIKE with a backslash as the escape character."""
+    """Escape *text* for a LIKE pattern that uses a backslash as the escape character."""
     return text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
 
 

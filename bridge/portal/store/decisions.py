@@ -1,4 +1,4 @@
-"""Stores signed decisions. One lock covers the numbering and the commit, so numbers become visible in order.
+"""Stores signed decisions. Decision numbers become visible in order, because a lock covers numbering and commit.
 
 `bridge.portal.pending_decisions` keeps the valid decisions in memory. A poll therefore never reads these rows.
 """
@@ -58,7 +58,7 @@ class Decisions(msgspec.Struct, frozen=True):
 
 
 def add_decisions(connection: Connection, new: Sequence[NewDecision], *, at: str) -> dict[str, int]:
-    """Store decisions that are not yet stored. Return all numbers by the SHA-256 of the decision."""
+    """Store the decisions that are not yet stored. Return the number of every decision, by its SHA-256."""
     by_hash = {each.jws_sha256: each for each in new}
     lock_decisions(connection)
     numbers: dict[str, int] = {}

@@ -63,7 +63,7 @@ def _lock_vms(connection: Connection, keys: Sequence[str]) -> None:
 
 
 def _stored(connection: Connection, received: Sequence[ReceivedRecord], received_at: str) -> list[TransitionRecord]:
-    """Store the new records of *received* and return them. Heartbeats are not stored because of their number."""
+    """Store the new records of *received* and return them. Heartbeats are not stored, because agents send too many."""
     by_id = {each.record.id: each for each in received}
     known: set[str] = set()
     for part in in_parts(list(by_id)):

@@ -1,7 +1,8 @@
-"""PostgreSQL as the database of the portal. Any number of processes can share the database.
+"""Uses PostgreSQL as the database of the portal. Any number of processes can share the database.
 
-`bridge.portal.store.sqlite` has the same methods for SQLite. Writes are READ COMMITTED, and first lock their rows in a
-fixed order. Reads are REPEATABLE READ, because each read must see one state of the database.
+`bridge.portal.store.sqlite` has the same methods for SQLite. Write transactions are READ COMMITTED, and first lock
+their rows in a fixed order. Read transactions are REPEATABLE READ, because each read must see one state of the
+database.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ class Listener:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread, and wait for its end for at most a second."""
+        """Stop the thread, and wait at most one second until it ends."""
         self._stopping.set()
         self._thread.join(2 * _LISTEN_SECONDS)
 

@@ -1,4 +1,4 @@
-"""SQLite as the database of the portal. The database is one file with one writer at a time.
+"""Uses SQLite as the database of the portal. The database is one file with one writer at a time.
 
 `bridge.portal.store.postgresql` has the same methods for PostgreSQL.
 """
@@ -46,7 +46,7 @@ class Sqlite:
         return engine
 
     def begin(self, connection: Connection, *, writes: bool) -> None:
-        """Begin a transaction. A write takes the lock at once, because it could fail to get the lock later."""
+        """Begin a transaction. A write takes the lock at the start, because taking it later could fail."""
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     def why(self, error: BaseException) -> str:

@@ -32,7 +32,7 @@ UNKNOWN_EVENT = "No record reports this event."
 
 
 class VerdictRefused(BridgeError):
-    """The verdict is refused. *event* is the current event, if the event is the reason. *status* is 404 or 409."""
+    """The verdict is refused. *event* is the current state of the event, or None. *status* is 404 or 409."""
 
     def __init__(self, message: str, *, event: EventState | None = None, status: int = 409) -> None:
         super().__init__(message)
@@ -83,7 +83,7 @@ def add_verdict(
 def withdraw(
     connection: Connection, verdict_id: str, *, by: str, now: datetime, sign: Sign, allow: Allow = lambda *_: None
 ) -> AcceptedVerdict:
-    """Withdraw a verdict. If agents can have received an approval, sign a hold that stops it.
+    """Withdraw a verdict. If agents may have received the approval, sign a hold that stops it.
 
     Raise VerdictRefused if the verdict is unknown or withdrawn, or if the event can no longer be stopped.
     """

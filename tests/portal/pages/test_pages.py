@@ -134,7 +134,7 @@ def test_two_people_and_never_the_same_twice(tmp_path):
         ann.submit("/", "approve")
         page = ann.page("/")
         assert "Approved by ann. One more person must approve it." in page.text
-        assert "You approved the event. Another person must approve it too." in page.text
+        assert "You approved the event. Another person must also approve it." in page.text
         assert not any(text.startswith("Approve") for text in page.buttons)
         assert "Approve starts the event now, for this VM: vm_0" in bob.page("/").buttons
         bob.submit("/", "approve")
@@ -150,7 +150,7 @@ def test_rule_that_nobody_can_satisfy_is_said_at_start_and_at_the_button(tmp_pat
         ann = office.browser("ann")
         assert said in ann.page("/").text
         ann.submit("/", "approve")
-        assert f"You approved the event. Another person must approve it too. {said}" in ann.page("/").text
+        assert f"You approved the event. Another person must also approve it. {said}" in ann.page("/").text
 
 
 def test_many_at_once_with_one_reason_and_a_result_each(office):
