@@ -24,10 +24,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import msgspec
-import requests
 
 from bridge.clock import format_time, parse_time, utc_now
 from bridge.errors import (
@@ -43,14 +42,9 @@ from bridge.errors import (
 from bridge.events.environment import ENVIRONMENT_PREFIX, environment_of
 from bridge.events.event import URGENT_EVENT_TYPES, ScheduledEvent, VmIdentity, encode
 from bridge.events.record import Evidence, Transition, TransitionRecord
+from bridge.http.connection import DeadlineConnection, HttpResponse
 from bridge.http.failures import causes, is_loopback, root_cause
-from bridge.http.session import (
-    DeadlineSession,
-    ResponseEncoded,
-    ResponseTooLarge,
-    ResponseUnread,
-    retry_after_seconds,
-)
+from bridge.http.retry_after import retry_after_seconds
 from bridge.http.tls_files import tls_file_problems
 from bridge.system.access_tokens import AccessToken, RenewedToken, fetch_token, token_of
 from bridge.system.extras import how_to_install
@@ -60,6 +54,11 @@ from bridge.system.secrets import Secret, masked
 from bridge.system.threads import run_daemon
 from bridge.text import duration, escaped, excerpt, one_line
 
+if TYPE_CHECKING:
+    import requests
+
+    from bridge.http.session import DeadlineSession, ResponseEncoded, ResponseTooLarge, ResponseUnread
+
 __all__ = [
     "ENVIRONMENT_PREFIX",
     "PASSING_ERRORS",
@@ -68,6 +67,7 @@ __all__ = [
     "AttestedTokens",
     "BridgeError",
     "CredentialFailed",
+    "DeadlineConnection",
     "DeadlineExceeded",
     "DeadlineSession",
     "DeliveryError",
@@ -76,6 +76,7 @@ __all__ = [
     "Ending",
     "Evidence",
     "Finished",
+    "HttpResponse",
     "RenewedToken",
     "ResponseEncoded",
     "ResponseTooLarge",
@@ -112,6 +113,15 @@ __all__ = [
     "token_of",
     "utc_now",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Import the session on first use: requests takes a third of a start, and many sinks do not use HTTP."""
+    if name in {"DeadlineSession", "ResponseEncoded", "ResponseTooLarge", "ResponseUnread"}:
+        from bridge.http import session  # noqa: PLC0415
+
+        return getattr(session, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class AttestedTokens(Protocol):

@@ -30,10 +30,10 @@ from bridge.config.approval import ApprovalSettings, RemoteSettings
 from bridge.config.trusted_keys import TrustedKey, unusable_keys
 from bridge.errors import ConfigurationError, CredentialFailed, DeadlineExceeded, PortalFailed
 from bridge.http.failures import is_loopback, root_cause
+from bridge.http.retry_after import retry_after_seconds
 from bridge.http.session import (
     DeadlineSession,
     ResponseUnread,
-    retry_after_seconds,
 )
 from bridge.text import EXCERPT_CHARACTERS, one_line
 

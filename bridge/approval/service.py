@@ -119,6 +119,9 @@ class ApprovalService:
     def _build_portal_poller(
         self, settings: ApprovalSettings, remote: RemoteSettings, approver: Approver, imds: ImdsClient
     ) -> PortalPoller:
+        from bridge.http.lean_requests import import_requests  # noqa: PLC0415
+
+        import_requests()
         from bridge.approval.portal_client import PortalClient, agent_header  # noqa: PLC0415
         from bridge.approval.portal_poller import JITTER_SECONDS, PortalPoller  # noqa: PLC0415
 

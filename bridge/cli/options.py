@@ -64,14 +64,11 @@ def runs(target: str) -> Callable[[Callable[[], None]], Any]:
 
 
 def with_config(command: Command) -> Any:
-    """Pass the settings of `--config` to *command*, as `settings`. All of these commands use HTTP."""
+    """Pass the settings of `--config` to *command*, as `settings`."""
 
     @config
     @wraps(command)
     def with_settings(path: Path | None, **rest: Any) -> Any:
-        from bridge.cli.lean_requests import import_requests  # noqa: PLC0415
-
-        import_requests()
         from bridge.config.loader import find_config, load  # noqa: PLC0415
 
         return command(settings=load(find_config(path, os.environ), os.environ), **rest)

@@ -26,6 +26,7 @@ from bridge.config.toml import Check, check_name, convert
 from bridge.errors import ConfigurationError, UnknownSinkType
 from bridge.events.event import check_event_source, check_event_type
 from bridge.events.record import Transition
+from bridge.http.lean_requests import import_requests
 from bridge.sink import Sink, SinkConfig, how_to_install
 from bridge.text import nearest
 
@@ -33,6 +34,9 @@ GROUP = "scheduled_events_bridge.sinks"
 
 #: Package -> the extra of this distribution that installs it.
 EXTRAS = {"apprise": "apprise", "jinja2": "template", "aiohttp": "websocket"}
+
+#: Types that do not use requests. An agent with no other sink never imports it.
+_TYPES_WITHOUT_REQUESTS = frozenset({"command", "eventlog", "file", "otlp", "stdout", "webhook"})
 
 DEFAULT_SINKS: tuple[Mapping[str, Any], ...] = ({"type": "stdout"},)
 
@@ -176,6 +180,8 @@ def _attribute(type_name: str, target: str) -> object:
 
 
 def _module(type_name: str, module_name: str) -> object:
+    if type_name not in _TYPES_WITHOUT_REQUESTS:
+        import_requests()
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as exc:

@@ -9,19 +9,17 @@ import math
 import ssl
 import time
 from collections.abc import Mapping
-from datetime import datetime, timedelta, timezone
-from email.message import Message
-from email.utils import parsedate_to_datetime
+from datetime import timedelta
 from typing import Any, cast
 
 import requests
 import requests.adapters
 import urllib3
-from urllib3.connectionpool import ConnectionPool
 
 from bridge.errors import DeadlineExceeded
 from bridge.http.failures import causes
-from bridge.http.watchdog import POOL_CLASSES, Call, cut_calls_of
+from bridge.http.pools import POOL_CLASSES
+from bridge.http.watchdog import Call, cut_calls_of
 
 MAX_BODY_BYTES = 1024 * 1024
 
@@ -93,8 +91,8 @@ class DeadlineSession(requests.Session):
     ) -> requests.Response:
         """Return the response to *request* with any status, and with the body in ``content``.
 
-        Callers can send a prepared request again: preparing takes a third of a call. Raises DeadlineExceeded at the
-        deadline, ResponseTooLarge, ResponseEncoded, and the exceptions of `requests.Session.send`.
+        Raises DeadlineExceeded at the deadline, ResponseTooLarge, ResponseEncoded, and the exceptions of
+        `requests.Session.send`.
         """
         if not 0 < deadline_seconds < math.inf:
             raise ValueError(f"deadline_seconds is {deadline_seconds}; a call needs a positive, finite deadline.")
@@ -126,23 +124,6 @@ class DeadlineSession(requests.Session):
         super().close()
 
 
-def retry_after_seconds(headers: Mapping[str, str] | Message, *, now: datetime | None = None) -> float | None:
-    """Return the value of the Retry-After header in seconds; None if it is missing or invalid.
-
-    The value is a number of seconds or an HTTP date (RFC 9110 section 10.2.3). A past date is 0.
-    """
-    text = headers.get("Retry-After", "").strip()
-    if text.isascii() and text.isdigit():
-        return float(text[:18])
-    try:
-        moment = parsedate_to_datetime(text)
-    except (TypeError, ValueError, IndexError, OverflowError):
-        return None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=timezone.utc)
-    return max(0.0, (moment - (now or datetime.now(timezone.utc))).total_seconds())
-
-
 def _read_body(response: requests.Response, max_body_bytes: int) -> None:
     """Read the streamed body of *response* into its ``content``."""
     codings = response.headers.get("Content-Encoding", "").split(",")
@@ -170,45 +151,11 @@ def _discard_body(response: requests.Response) -> None:
 
 
 class _DeadlineAdapter(requests.adapters.HTTPAdapter):
-    """The adapter of requests with watched connections.
-
-    The adapter keeps the pool of the last request, because the lookup takes a tenth of a call. Callers that send the
-    same request again, such as the poll and each sink, save this time.
-    """
-
-    _last: tuple[requests.PreparedRequest, Any, Any, ConnectionPool] | None = None
+    """The adapter of requests with watched connections."""
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
         super().init_poolmanager(*args, **kwargs)
         self.poolmanager.pool_classes_by_scheme = POOL_CLASSES
-
-    def get_connection_with_tls_context(
-        self,
-        request: requests.PreparedRequest,
-        verify: Any,
-        proxies: Mapping[str, str] | None = None,
-        cert: Any = None,
-    ) -> ConnectionPool:
-        last = self._last
-        if last is not None and last[0] is request and last[1:3] == (verify, cert) and not proxies:
-            return last[3]
-        found = super().get_connection_with_tls_context(request, verify, proxies, cert)
-        self._last = None if proxies else (request, verify, cert, found)
-        return found
-
-    def close(self) -> None:
-        self._last = None  # a pool closes its connections when it has no references
-        super().close()
-
-    def build_response(self, req: requests.PreparedRequest, resp: urllib3.BaseHTTPResponse) -> requests.Response:
-        """Return the response without its cookies, which takes less time."""
-        response = requests.Response()
-        response.status_code, response.reason = resp.status, resp.reason or ""
-        response.headers = requests.structures.CaseInsensitiveDict(resp.headers)
-        response.encoding = requests.utils.get_encoding_from_headers(response.headers)
-        response.raw, response.url, response.request = resp, str(req.url), req
-        response.connection = self
-        return response
 
     def proxy_manager_for(self, proxy: str, **proxy_kwargs: Any) -> Any:
         manager = super().proxy_manager_for(proxy, **proxy_kwargs)

@@ -20,12 +20,6 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any
-
-from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
-from urllib3.exceptions import ConnectTimeoutError, LocationParseError, NameResolutionError, NewConnectionError
 
 
 class Call:
@@ -126,6 +120,11 @@ _in_flight = _InFlight()
 _watchdog = _Watchdog()
 
 
+def current_call() -> Call | None:
+    """Return the call of this thread."""
+    return _in_flight.call
+
+
 def cut_calls_of(session: object) -> None:
     """Cut every call of *session* that is in flight."""
     _watchdog.cut_session(session)
@@ -153,6 +152,19 @@ class Watched(http.client.HTTPConnection):
             _watchdog.watch(call, self._duplicate)
             self._watched_for = call
 
+    def is_readable(self) -> bool:
+        """Return whether the peer has closed the idle connection, or sent bytes that no request asked for."""
+        if self._duplicate is None:
+            return True
+        self._duplicate.settimeout(0)
+        try:
+            self._duplicate.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass
+        return True
+
     def close(self) -> None:
         """Close the connection. A call in flight keeps the duplicate, because its response can use the socket."""
         super().close()
@@ -163,60 +175,24 @@ class Watched(http.client.HTTPConnection):
             duplicate.close()
 
 
-def address_shares(call: Call, host: str, port: int) -> Iterator[tuple[str, float]]:
-    """Yield each address of *host* with an equal share of the time left.
+def connected_socket(call: Call, host: str, port: int) -> socket.socket:
+    """Return a socket that is connected to one of the addresses of *host*. Each gets an equal share of the time left.
 
     With the whole time for each address, a name with two dead addresses would take twice the deadline.
     """
-    found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
-    for number, (*_, address) in enumerate(found):
-        yield str(address[0]), call.remaining_seconds() / (len(found) - number)
-
-
-class _WatchedConnection(Watched, HTTPConnection):
-    def _new_conn(self) -> socket.socket:
-        call = _in_flight.call
-        if call is None:
-            return super()._new_conn()
-        connected = self._connect(call)
-        self.watch_new(call, connected)
-        return connected
-
-    def request(self, *args: Any, **kwargs: Any) -> None:
-        call = _in_flight.call
-        if call is not None and self.sock is not None:
-            self.watch(call)
-        super().request(*args, **kwargs)
-
-    def _connect(self, call: Call) -> socket.socket:
-        name = self._dns_host
-        error: Exception = LocationParseError(self.host)
+    error = OSError("the name has no address")
+    name = host.strip("[]")
+    encoded = name.encode() if name.isascii() else name.encode("idna")  # bytes: the codec for a str needs 1 MB
+    found = socket.getaddrinfo(encoded, port, type=socket.SOCK_STREAM)
+    for number, (family, kind, protocol, _, address) in enumerate(found):
+        candidate = socket.socket(family, kind, protocol)
         try:
-            for address, seconds in address_shares(call, name, self.port):
-                self._dns_host, self.timeout = address, seconds
-                try:
-                    return super()._new_conn()
-                except (ConnectTimeoutError, NewConnectionError) as exc:
-                    error = exc
-        except socket.gaierror as exc:
-            error = NameResolutionError(name, self, exc)
-        except UnicodeError:
-            pass
-        finally:
-            self._dns_host = name
-        raise error
-
-
-class _WatchedTlsConnection(_WatchedConnection, HTTPSConnection):
-    """The same with TLS."""
-
-
-class _WatchedPool(HTTPConnectionPool):
-    ConnectionCls = _WatchedConnection
-
-
-class _WatchedTlsPool(HTTPSConnectionPool):
-    ConnectionCls = _WatchedTlsConnection
-
-
-POOL_CLASSES = {"http": _WatchedPool, "https": _WatchedTlsPool}
+            candidate.settimeout(call.remaining_seconds() / (len(found) - number))
+            candidate.connect(address)
+            candidate.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError as exc:
+            candidate.close()
+            error = exc
+        else:
+            return candidate
+    raise error

@@ -21,8 +21,8 @@ from urllib.parse import quote, urlsplit
 from bridge.config.settings import ImdsSettings
 from bridge.errors import DeadlineExceeded, DocumentInvalid, ImdsStatus, ImdsUnreachable
 from bridge.events.event import SERVICE_OFF_AFTER_SECONDS, Document, Incarnation, VmIdentity
-from bridge.http.connection import DeadlineConnection, Response
-from bridge.http.session import retry_after_seconds
+from bridge.http.connection import DeadlineConnection, HttpResponse
+from bridge.http.retry_after import retry_after_seconds
 from bridge.imds.document import MAX_DOCUMENT_BYTES, parse_attested, parse_document, parse_identity
 from bridge.sink import AttestedTokens
 from bridge.system.access_tokens import RenewedToken
@@ -90,8 +90,8 @@ class ImdsClient:
         response = self._send(self._poll_connection, "GET", self._events_path, deadline_seconds=self.deadline_seconds)
         self._answered_at = self._clock()
         last = self._last
-        if last is None or response.body != last[0]:
-            last = self._last = (response.body, parse_document(response.body))
+        if last is None or response.content != last[0]:
+            last = self._last = (response.content, parse_document(response.content))
         return last[1]
 
     def scheduled_events_again(self) -> Document:
@@ -101,11 +101,11 @@ class ImdsClient:
         """
         response = self._send(self._approval_connection, "GET", self._events_path)
         last = self._last
-        return last[1] if last is not None and response.body == last[0] else parse_document(response.body)
+        return last[1] if last is not None and response.content == last[0] else parse_document(response.content)
 
     def identity(self) -> VmIdentity:
         """Return the identity of this VM. Raises the same errors as a poll."""
-        return parse_identity(self._send(self._identity_connection, "GET", _IDENTITY_PATH).body)
+        return parse_identity(self._send(self._identity_connection, "GET", _IDENTITY_PATH).content)
 
     def attested_document(self, nonce: str) -> str:
         """Return the signed document with the identity of this VM and *nonce*, in base64.
@@ -115,7 +115,7 @@ class ImdsClient:
         """
         path = _ATTESTED_PATH + _ATTESTED_QUERY + quote(nonce, safe="")
         with closing(self._connection()) as connection:
-            return parse_attested(self._send(connection, "GET", path, shown=_ATTESTED_PATH).body)
+            return parse_attested(self._send(connection, "GET", path, shown=_ATTESTED_PATH).content)
 
     def start_requests(self, event_ids: Sequence[str], *, incarnation: Incarnation) -> int:
         """Approve the events *event_ids* with one request, and return the status, which is 200.
@@ -129,7 +129,7 @@ class ImdsClient:
         if self.api_version.startswith("2017") and incarnation is not None:
             wanted["DocumentIncarnation"] = incarnation
         body = json.dumps(wanted).encode()
-        return self._send(self._approval_connection, "POST", self._events_path, body=body).status
+        return self._send(self._approval_connection, "POST", self._events_path, body=body).status_code
 
     def close(self) -> None:
         """Close every connection and end the calls of other threads. A second call has no effect."""
@@ -149,7 +149,7 @@ class ImdsClient:
         body: bytes | None = None,
         shown: str | None = None,
         deadline_seconds: float | None = None,
-    ) -> Response:
+    ) -> HttpResponse:
         """Return the response if its status is 200; raise ImdsError otherwise.
 
         *shown* replaces the path in messages, so that the message does not contain a nonce.
@@ -171,28 +171,28 @@ class ImdsClient:
                 "It is asked again."
             ) from exc
         where = f"{method} {self.endpoint}{shown}"
-        if response.status != _OK:
+        if response.status_code != _OK:
             raise ImdsStatus(
                 f"{where}: {self._complaint(response)}",
-                status=response.status,
+                status=response.status_code,
                 retry_after_seconds=retry_after_seconds(response.headers),
             )
         if response.unread is not None and method == "GET":
             raise DocumentInvalid(f"{where}: {response.unread} Check that imds.endpoint is the metadata service.")
         return response
 
-    def _complaint(self, response: Response) -> str:
+    def _complaint(self, response: HttpResponse) -> str:
         """Return the error in *response* as a sentence."""
-        status = f"{response.status} {response.reason}".strip()
-        if response.status in _REDIRECTS:
+        status = f"{response.status_code} {response.reason}".strip()
+        if response.status_code in _REDIRECTS:
             return f"{status}, a redirect. The metadata service sends no redirects. Check imds.endpoint."
-        versions = _newest_versions(response) if response.status == _BAD_REQUEST else ""
+        versions = _newest_versions(response) if response.status_code == _BAD_REQUEST else ""
         if versions:
             return (
                 f"{status}. The service does not support api-version {self.api_version!r}. Its newest versions are "
                 f"{versions}. Set imds.api_version to a supported version, such as 2020-07-01."
             )
-        body = excerpt(response.body)
+        body = excerpt(response.content)
         return f"{status}: {body}" if body else f"{status}, with an empty body."
 
 
@@ -224,10 +224,10 @@ def attested_tokens(document: Callable[[str], str]) -> AttestedTokens:
     return make
 
 
-def _newest_versions(response: Response) -> str:
+def _newest_versions(response: HttpResponse) -> str:
     """Return the versions that a 400 lists, separated by commas; "" if the response lists no versions."""
     try:
-        answer = json.loads(response.body)
+        answer = json.loads(response.content)
     except (ValueError, RecursionError):
         return ""
     versions = answer.get("newest-versions") if isinstance(answer, dict) else None

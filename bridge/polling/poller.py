@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 _LEAST_GAP_SECONDS = 10.0
 _GAP_POLLS = 5
+#: Threads of one Python process run in turn. The saver and the sinks run first, then this thread logs and counts.
+_HEAD_START_SECONDS = 0.004
 _CONFIRMING_SECONDS = 1.0
 #: The time of the last good response is stored this often, so that an idle agent does not write to the disk.
 _LIVENESS_SECONDS = 600.0
@@ -253,6 +255,7 @@ class Poller:
             new_records = self._outbox.append_observation(
                 update.document, update.changes, active_event_ids=update.active_event_ids
             )
+            self._stop.wait(_HEAD_START_SECONDS)
         tracker.commit(update)
         self._note(new_records)
 

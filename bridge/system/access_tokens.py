@@ -23,17 +23,19 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from enum import Enum
 from functools import partial
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
-import requests
 from msgspec import Meta
 
 from bridge.clock import REAL_CLOCK, Clock
 from bridge.errors import BridgeError, CredentialFailed
-from bridge.http.session import retry_after_seconds
+from bridge.http.retry_after import retry_after_seconds
 from bridge.system.threads import run_daemon
 from bridge.text import EXCERPT_CHARACTERS, one_line
+
+if TYPE_CHECKING:
+    import requests
 
 logger = logging.getLogger(__name__)
 
@@ -192,6 +194,7 @@ def fetch_token(scope: str, *, client_id: str | None = None, is_default: bool = 
     credential that it finds. The exceptions of azure-identity are raised unchanged. Nothing is cached, because a
     refused token must not return, and nothing is retried, because the caller retries.
     """
+    import requests  # noqa: PLC0415  # likewise
     from azure.core.pipeline.transport import RequestsTransport  # noqa: PLC0415  # 11 to 20 MB and a second, where used
     from azure.identity import DefaultAzureCredential, ManagedIdentityCredential  # noqa: PLC0415  # likewise
 
@@ -267,7 +270,7 @@ _TOKEN_ANSWER = msgspec.json.Decoder(TokenAnswer)
 
 
 #: Posts a JSON body to a path below the portal's URL; raises BridgeError without a response.
-Post = Callable[[str, bytes], requests.Response]
+Post = Callable[[str, bytes], "requests.Response"]
 #: Returns the attested document with a nonce, in base64; raises BridgeError without a document.
 DocumentSource = Callable[[str], str]
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from bridge.sink import SinkConfig, check_scope, is_loopback, tls_file_problems
-from sinks.http.urls import plain_url
+from sinks.http.urls import plain_url, proxy_url
 
 #: A field name is a token (RFC 9110 section 5.1).
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -60,6 +60,7 @@ class HttpConfig(SinkConfig, frozen=True, kw_only=True):
         one_of(proxy=self.proxy, proxy_file=self.proxy_file, proxy_env=self.proxy_env)
         if self.proxy is not None:
             plain_url(self.proxy, key="proxy")
+            proxy_url(self.proxy, key="proxy")
         for name, value in self.headers.items():
             check_header(name, value, where="headers")
 

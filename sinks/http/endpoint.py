@@ -6,8 +6,7 @@ A wrong endpoint may respond in the same way, which the host detects (`may_be_en
 `park_statuses` override this classification. For a 2xx, only the status counts.
 
 Messages show only scheme, host, and port: the path of a webhook is often a secret, and a peer may return the request in
-its response. The exceptions of requests and urllib3 contain the whole URL, so the exceptions of this module have no
-cause.
+its response. The exceptions of this module have no cause, because a traceback shows the local variables' texts.
 
 A connection that was idle for a minute is not used again, because a NAT or a load balancer drops idle connections
 silently (Azure's outbound SNAT after four minutes). The next record, perhaps a Preempt, would wait for its deadline.
@@ -15,23 +14,21 @@ silently (Azure's outbound SNAT after four minutes). The next record, perhaps a 
 
 from __future__ import annotations
 
-import logging
+import http.client
 import re
+import ssl
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
-
-import requests
 
 from bridge.sink import (
     AccessToken,
     CredentialFailed,
+    DeadlineConnection,
     DeadlineExceeded,
-    DeadlineSession,
     DeliveryFailed,
     DeliveryRejected,
+    HttpResponse,
     RenewedToken,
-    ResponseUnread,
     RetryReason,
     Secret,
     excerpt,
@@ -41,8 +38,8 @@ from bridge.sink import (
     token_of,
 )
 from sinks.http.config import HttpConfig, check_header, check_token_stays_private
-from sinks.http.errors import is_about_settings, is_about_tls
-from sinks.http.urls import http_url, origin, url_secrets
+from sinks.http.target import Target, tls_context
+from sinks.http.urls import origin, proxy_url, url_secrets
 
 SUCCESS, REDIRECTION = range(200, 300), range(300, 400)
 CLIENT_ERROR, SERVER_ERROR = range(400, 500), range(500, 600)
@@ -66,7 +63,8 @@ _MOST_ANSWER_BYTES = 64 * 1024
 _MOST_IDLE_SECONDS = 60.0
 #: The rest of a deadline that passed during the wait for a token, so that the call itself reports it.
 _LEAST_SECONDS = 0.001
-_NOISY_LOGGERS = ("urllib3.connection", "urllib3.connectionpool", "urllib3.util.retry")
+_BROKEN_OFF = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionError)
+_COMMON_HEADERS = {"User-Agent": "scheduled-events-bridge", "Accept": "*/*"}
 _SECRET_HEADER = re.compile(r"(?i)auth|token|key|secret|cookie|passw|signature")
 
 
@@ -105,63 +103,69 @@ class Endpoint:
         self._token = token
         self._last_token: AccessToken | None = None
         self._is_token_replaced = False
-        self._session = DeadlineSession()
-        self._session.headers["User-Agent"] = "scheduled-events-bridge"
-        self._request = requests.PreparedRequest()
-        self._prepared_for: tuple[str, dict[str, str]] | None = None
+        self._target = Target(url)
+        self._connection: DeadlineConnection | None = None
+        self._connected_through: str | None = None
         self._monotonic = monotonic
         self._used_at = monotonic()
         self._is_closed = False
-        for name in _NOISY_LOGGERS:
-            logging.getLogger(name).addFilter(_is_an_error)
 
-    def post(
-        self, body: bytes, headers: Mapping[str, str], *, deadline_seconds: float | None = None
-    ) -> requests.Response:
+    def post(self, body: bytes, headers: Mapping[str, str], *, deadline_seconds: float | None = None) -> HttpResponse:
         """POST *body* and return a 2xx response; raise DeliveryFailed or DeliveryRejected for any other."""
         return self._accepted(self.request("POST", body, headers, deadline_seconds=deadline_seconds))
 
     def request(
         self, method: str, body: bytes | None, headers: Mapping[str, str], *, deadline_seconds: float | None = None
-    ) -> requests.Response:
+    ) -> HttpResponse:
         """Return the response, whatever its status; raise DeliveryFailed if none arrives within the deadline.
 
         A response body of more than 64 KiB, or a compressed one, is not read, and is empty in the result.
         """
         limit = self._config.timeout_seconds if deadline_seconds is None else deadline_seconds
         ends_at = self._monotonic() + limit
-        common = {
-            **self._config.headers,
-            **self._secret_headers(),
-            **self._token_header(limit),
-        }
-        proxies = self._proxies()
-        if self._monotonic() - self._used_at > _MOST_IDLE_SECONDS:
-            self._session.close()
-        if self._is_closed:
-            raise DeliveryFailed(f"{self.shown}: the sink was closed.")
+        sent = _merged(
+            _COMMON_HEADERS,
+            self._target.headers,
+            self._config.headers,
+            self._secret_headers(),
+            self._token_header(limit),
+            headers,
+        )
         try:
-            response = self._session.send(
-                self._prepared(method, common, body, headers),
+            connection, target = self._connected()
+            if self._is_closed:
+                raise DeliveryFailed(f"{self.shown}: the sink was closed.")
+            response = connection.request(
+                method,
+                target,
+                body=body or None,
+                headers=sent,
                 deadline_seconds=max(_LEAST_SECONDS, ends_at - self._monotonic()),
                 max_body_bytes=_MOST_ANSWER_BYTES,
-                proxies=proxies,
-                verify=self._config.ca_file or True,
-                cert=self._client_certificate,
             )
-        except (DeadlineExceeded, requests.RequestException, OSError, ValueError) as error:
-            if not isinstance(error, ResponseUnread) or error.response is None:
-                failure = self._unanswered(error, limit)
-            else:
-                return self._received(error.response)
+        except (DeadlineExceeded, OSError, http.client.HTTPException, ValueError) as error:
+            failure = self._unanswered(error, limit)
         else:
             return self._received(response)
         finally:
             self._used_at = self._monotonic()
-        # Outside of the handler, so that the exception has no context, whose traceback would show the URL.
+        # Outside of the handler, so that the exception has no context, whose traceback could show a secret.
         raise failure
 
-    def check(self, method: str = "OPTIONS", *, failing: frozenset[int] = _CHECK_FAILS) -> requests.Response:
+    def _connected(self) -> tuple[DeadlineConnection, str]:
+        """Return the connection, and the target of a request over it: the path, or the whole URL for a proxy."""
+        proxy = self._proxy_url()
+        connection = self._connection
+        is_stale = self._monotonic() - self._used_at > _MOST_IDLE_SECONDS or proxy != self._connected_through
+        if connection is not None and is_stale:
+            connection.close()
+        if connection is None or proxy != self._connected_through:
+            connection = self._connection = self._target.connection(proxy, tls=lambda: tls_context(self._config))
+            self._connected_through = proxy
+        is_forwarded = proxy is not None and not self._target.is_https
+        return connection, self._target.absolute if is_forwarded else self._target.path
+
+    def check(self, method: str = "OPTIONS", *, failing: frozenset[int] = _CHECK_FAILS) -> HttpResponse:
         """Send a request without a body, and return the response.
 
         Raise DeliveryFailed without a response, for a 3xx, for a 5xx except 501 (an unknown method), and for the
@@ -177,35 +181,21 @@ class Endpoint:
     def close(self) -> None:
         """Close the connections. A request in another thread ends with an error, and no request follows."""
         self._is_closed = True
-        self._session.close()
+        if self._connection is not None:
+            self._connection.close()
 
     def mask(self, text: str) -> str:
         """Return *text* without this endpoint's secrets."""
         return masked(text, self._known_secrets())
 
-    def _prepared(
-        self, method: str, common: dict[str, str], body: bytes | None, headers: Mapping[str, str]
-    ) -> requests.PreparedRequest:
-        """Return the request, which is prepared only once because that takes half of the time of a call."""
-        if self._prepared_for != (method, common):
-            auth = _unchanged if any(name.lower() == "authorization" for name in common) else None
-            self._request = self._session.prepare_request(requests.Request(method, self.url, headers=common, auth=auth))
-            self._prepared_for, self._common_headers = (method, common), self._request.headers
-        self._request.headers = self._common_headers.copy()
-        self._request.headers.update(headers)
-        self._request.body = body or None
-        if body:
-            self._request.headers["Content-Length"] = str(len(body))
-        return self._request
-
-    def _received(self, response: requests.Response) -> requests.Response:
+    def _received(self, response: HttpResponse) -> HttpResponse:
         """Return *response*; drop a token that it refuses."""
         self._is_token_replaced = False
         if self._token is not None and self._last_token is not None and response.status_code in _TOKEN_REFUSED:
             self._is_token_replaced = self._token.refuse(self._last_token)
         return response
 
-    def _accepted(self, response: requests.Response) -> requests.Response:
+    def _accepted(self, response: HttpResponse) -> HttpResponse:
         """Return *response* if it accepts the record; otherwise raise DeliveryFailed or DeliveryRejected."""
         status, config = response.status_code, self._config
         if status in config.park_statuses:
@@ -224,7 +214,7 @@ class Endpoint:
             reason=f"status_{status}",
         )
 
-    def _description(self, response: requests.Response, *, to: str = "") -> str:
+    def _description(self, response: HttpResponse, *, to: str = "") -> str:
         """Return *response* as text. It is masked before it is cut, because half of a secret is also a secret."""
         status = response.status_code
         reason = f"to {to}" if to else excerpt(self.mask(response.reason or "").encode())
@@ -232,7 +222,7 @@ class Endpoint:
         shown = excerpt(self.mask(response.content.decode("utf-8", "replace")).encode()).strip()
         return f"{head}{f': {shown}' if shown else '.'} {self._advice(response)}".rstrip()
 
-    def _advice(self, response: requests.Response) -> str:
+    def _advice(self, response: HttpResponse) -> str:
         status = response.status_code
         if status in REDIRECTION:
             target = response.headers.get("Location", "")
@@ -250,14 +240,14 @@ class Endpoint:
         if isinstance(error, DeadlineExceeded):
             message = f"{self.shown} gave no answer{through} within {limit:g} s."
             return DeliveryFailed(message, reason=RetryReason.TIMEOUT)
-        cause = root_cause(error)
+        cause = error if isinstance(error, ValueError) else root_cause(error)
         text = excerpt(self.mask(str(cause) or type(cause).__name__).encode())
         advice, reason, needs_attention = self._advice_if_unreachable, RetryReason.CONNECTION, False
         if "Tunnel connection failed: 407" in text:
             advice, reason, needs_attention = _NEEDS_A_PERSON[407], RetryReason.PROXY, True
-        elif is_about_tls(error):
+        elif _is_about_tls(error):
             text, reason, needs_attention = f"TLS failed: {text}", RetryReason.TLS, True
-        elif is_about_settings(error):
+        elif isinstance(error, ValueError):
             reason, needs_attention = RetryReason.SETTINGS, True
         message = f"{self.shown} cannot be reached{through}: {text}{f'. {advice}' if advice else ''}"
         return DeliveryFailed(message, needs_attention=needs_attention, reason=reason)
@@ -307,32 +297,26 @@ class Endpoint:
             value = line.partition(":")[2].strip()
             yield from (line, value, value.partition(" ")[2].strip())
 
-    def _proxies(self) -> dict[str, str]:
+    def _proxy_url(self) -> str | None:
         url = self._config.proxy or self._proxy.value()
         self._shown_proxy = "" if url is None else origin(url)
-        if url is None:
-            return {}
-        try:
-            http_url(url, key="proxy")
-        except ValueError as error:
-            raise DeliveryFailed(f"The proxy's URL cannot be used: {error}", needs_attention=True) from None
-        return {"http": url, "https": url}
-
-    @property
-    def _client_certificate(self) -> Any:
-        if self._config.client_cert_file is None or self._config.client_key_file is None:
-            return self._config.client_cert_file
-        return (self._config.client_cert_file, self._config.client_key_file)
+        if url is not None:
+            try:
+                proxy_url(url, key="proxy")
+            except ValueError as error:
+                raise DeliveryFailed(f"The proxy's URL cannot be used: {error}", needs_attention=True) from None
+        return url
 
 
-def _unchanged(request: requests.PreparedRequest) -> requests.PreparedRequest:
-    """Return *request*, so that requests keeps its Authorization if the URL has a user and a password."""
-    return request
+def _merged(*groups: Mapping[str, str]) -> dict[str, str]:
+    """Return all headers. Of headers whose names differ only in case, the last one counts."""
+    found = {name.lower(): (name, value) for group in groups for name, value in group.items()}
+    return dict(found.values())
 
 
-def _is_an_error(record: logging.LogRecord) -> bool:
-    """Return whether the line is an error. The other lines of urllib3 show the path."""
-    return record.levelno >= logging.ERROR
+def _is_about_tls(error: BaseException) -> bool:
+    """Return whether TLS failed because of a certificate or a version, and not because the peer disconnected."""
+    return isinstance(error, ssl.SSLError) and not isinstance(root_cause(error), _BROKEN_OFF)
 
 
 def _check_sendable(name: str, value: str, *, where: str) -> None:

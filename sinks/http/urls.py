@@ -30,6 +30,14 @@ def plain_url(url: str, *, key: str) -> SplitResult:
     return parts
 
 
+def proxy_url(url: str, *, key: str) -> SplitResult:
+    """Return the parts of the proxy's *url*; raise ValueError, without *url*, for an unusable URL."""
+    parts = http_url(url, key=key)
+    if parts.scheme != "http":
+        raise ValueError(f"{key} must be a URL such as http://proxy:3128. Proxies over TLS are not supported.")
+    return parts
+
+
 def origin(url: str) -> str:
     """Return the scheme, the host, and the port of *url*, which messages can contain."""
     try:
@@ -57,5 +65,5 @@ def _basic(user: str, password: str) -> Iterator[str]:
     """Yield the forms in which HTTP headers contain a user name and a password (RFC 7617)."""
     pair = f"{user}:{password}"
     yield pair
-    for charset in ("latin-1", "utf-8"):  # requests writes the former
+    for charset in ("latin-1", "utf-8"):  # `Target` writes the former
         yield base64.b64encode(pair.encode(charset, "replace")).decode("ascii")

@@ -79,9 +79,9 @@ def test_a_connection_is_kept_and_replaced_if_the_server_closed_it(start):
         closed.set()
 
     peer, connection = start(three_answers, host="localhost")
-    assert [get(connection).body for _ in range(3)] == [b"ok"] * 3
+    assert [get(connection).content for _ in range(3)] == [b"ok"] * 3
     assert closed.wait(10)
-    assert get(connection).body == b"ok"
+    assert get(connection).content == b"ok"
     assert peer.accepted == 2
     connection.close()
 
@@ -90,7 +90,7 @@ def test_a_request_after_a_cut_or_a_close_uses_a_new_connection(start):
     peer, connection = start(lambda peer, sock, number: (silent if number == 1 else answer)(peer, sock, number))
     cut(connection)
     for _ in range(2):
-        assert get(connection).status == 200
+        assert get(connection).status_code == 200
         connection.close()
     assert peer.accepted == 3
 
@@ -103,7 +103,7 @@ def test_empty_responses_keep_the_connection(start, head):
             connection.sendall(b"HTTP/1.1 " + head + b"\r\n\r\n")
 
     peer, connection = start(respond)
-    assert [get(connection).body for _ in range(2)] == [b"", b""]
+    assert [get(connection).content for _ in range(2)] == [b"", b""]
     assert peer.accepted == 1
     connection.close()
 
@@ -142,7 +142,7 @@ def test_a_large_or_compressed_body_is_not_read(start, head, body, reason):
         connection.sendall(b"HTTP/1.1 200 OK\r\n" + head + b"\r\n\r\n" + body)
 
     response = get(start(respond)[1])
-    assert (response.status, response.body) == (200, b"")
+    assert (response.status_code, response.content) == (200, b"")
     assert reason in response.unread
 
 

@@ -27,7 +27,8 @@ from slow_peer import (
 )
 
 from bridge.errors import DeadlineExceeded
-from bridge.http.session import DeadlineSession, ResponseEncoded, ResponseTooLarge, retry_after_seconds
+from bridge.http.retry_after import retry_after_seconds
+from bridge.http.session import DeadlineSession, ResponseEncoded, ResponseTooLarge
 from bridge.testing.watching import in_time
 
 DEADLINE = 0.4

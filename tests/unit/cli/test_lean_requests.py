@@ -1,4 +1,4 @@
-"""Commands import requests only if they use HTTP, and then without its character set detection."""
+"""Commands import requests only if a sink or the portal uses it, and then without its character set detection."""
 
 import subprocess
 import sys
@@ -50,20 +50,34 @@ def test_status_imports_neither_requests_nor_prometheus_client(tmp_path):
     assert (done.stdout.splitlines()[-1], done.stderr) == ("set()", "")
 
 
-def test_command_with_http_imports_requests_without_character_set_detection_and_without_a_warning(tmp_path):
-    config = tmp_path / "config.toml"
-    config.touch()
-    done = run(
+def send_test(config):
+    return (
         "import click, sys; from bridge.cli.commands import commands\n"
         f"try: commands.main(['send-test', '--config', {str(config)!r}, 'no-such-sink'], standalone_mode=False)\n"
         "except click.UsageError: pass\n"
-        f"print('requests' in sys.modules, {DETECTION})\n"
+    )
+
+
+def test_sink_that_uses_requests_imports_it_without_character_set_detection_and_without_a_warning(tmp_path):
+    config = tmp_path / "config.toml"
+    config.write_text(
+        '[[sinks]]\ntype = "eventhubs"\nfully_qualified_namespace = "x.servicebus.windows.net"\neventhub = "y"\n'
+    )
+    done = run(
+        f"{send_test(config)}print('requests' in sys.modules, {DETECTION})\n"
         "import requests; print(requests.Response().apparent_encoding)\n"
         "import charset_normalizer; print(charset_normalizer.from_bytes(b'a').best().encoding)"
     )
     assert (done.stdout, done.stderr) == ("True set()\nutf-8\nascii\n", "")
 
 
+def test_webhook_does_not_import_requests(tmp_path):
+    config = tmp_path / "config.toml"
+    config.write_text('[[sinks]]\ntype = "webhook"\nurl = "https://hooks.invalid/x"\n')
+    done = run(f"{send_test(config)}print({{'requests', 'urllib3'}} & set(sys.modules))")
+    assert (done.stdout, done.stderr) == ("set()\n", "")
+
+
 def test_library_leaves_requests_as_installed():
-    done = run(f"import sys, bridge.sink, requests; print(bool({DETECTION}))")
+    done = run(f"import sys; from bridge.sink import DeadlineSession; import requests; print(bool({DETECTION}))")
     assert (done.stdout, done.stderr) == ("True\n", "")

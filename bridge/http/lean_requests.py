@@ -1,9 +1,8 @@
 """Imports requests without its character set detection, which needs 3 MB of the agent's 40 MB.
 
 All bodies are bytes, JSON, or UTF-8. requests looks for a detection library during its own import, and works without
-one: it warns, and ``Response.text`` then assumes UTF-8. This module hides the libraries during that import. Only
-commands that use HTTP call it, before anything else imports requests. Programs that import `bridge` as a library get
-requests as installed.
+one: it warns, and ``Response.text`` then assumes UTF-8. This module hides the libraries during that import. The load
+of a sink that may use requests calls it, and the start of the portal poller, before anything else imports requests.
 """
 
 from __future__ import annotations

@@ -1,0 +1,25 @@
+"""The Retry-After header of a response."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from email.message import Message
+from email.utils import parsedate_to_datetime
+
+
+def retry_after_seconds(headers: Mapping[str, str] | Message, *, now: datetime | None = None) -> float | None:
+    """Return the value of the Retry-After header in seconds; None if it is missing or invalid.
+
+    The value is a number of seconds or an HTTP date (RFC 9110 section 10.2.3). A past date is 0.
+    """
+    text = headers.get("Retry-After", "").strip()
+    if text.isascii() and text.isdigit():
+        return float(text[:18])
+    try:
+        moment = parsedate_to_datetime(text)
+    except (TypeError, ValueError, IndexError, OverflowError):
+        return None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=timezone.utc)
+    return max(0.0, (moment - (now or datetime.now(timezone.utc))).total_seconds())

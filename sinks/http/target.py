@@ -1,0 +1,76 @@
+"""Target: the connection and the request line for one URL, directly or through a proxy."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import ssl
+from collections.abc import Callable
+from urllib.parse import SplitResult, quote, unquote, urlsplit
+
+import certifi
+
+from bridge.sink import DeadlineConnection
+from sinks.http.config import HttpConfig
+
+_PORTS = {"http": 80, "https": 443}
+#: The characters that stay as they are in a path or a query. An escape that exists stays, too (RFC 3986).
+_KEPT = "!#$%&'()*+,/:;=?@[]~"
+
+
+class Target:
+    """One URL that requests are sent to."""
+
+    def __init__(self, url: str) -> None:
+        self._parts = parts = urlsplit(url)
+        self.is_https = parts.scheme == "https"
+        path = quote(parts.path or "/", safe=_KEPT)
+        self.path = f"{path}?{quote(parts.query, safe=_KEPT)}" if parts.query else path
+        authority = parts.netloc.rpartition("@")[2]
+        self.absolute = f"{parts.scheme}://{authority}{self.path}"
+        """For a proxy that forwards the request."""
+        self.headers = _basic("Authorization", parts)
+
+    def connection(self, proxy: str | None, *, tls: Callable[[], ssl.SSLContext]) -> DeadlineConnection:
+        """Return a new connection, through *proxy* if there is one."""
+        through = None if proxy is None else urlsplit(proxy)
+        return DeadlineConnection(
+            *_address(self._parts),
+            tls=tls if self.is_https else None,
+            proxy=None if through is None else _address(through),
+            proxy_headers=None if through is None else _basic("Proxy-Authorization", through),
+        )
+
+
+def tls_context(config: HttpConfig) -> ssl.SSLContext:
+    """Return the context of a new connection. Files are read again, because certificates are renewed.
+
+    Raises ValueError if a file cannot be used.
+    """
+    if config.ca_file is None and config.client_cert_file is None:
+        return _default_context()
+    try:
+        context = ssl.create_default_context(cafile=config.ca_file or certifi.where())
+        if config.client_cert_file is not None:
+            context.load_cert_chain(config.client_cert_file, config.client_key_file)
+    except OSError as error:  # an SSLError is an OSError
+        raise ValueError(f"ca_file, client_cert_file, or client_key_file cannot be used: {error}") from error
+    return context
+
+
+@functools.cache
+def _default_context() -> ssl.SSLContext:
+    """Return the context that all connections with the default authorities share: loading them takes 2 MB."""
+    return ssl.create_default_context(cafile=certifi.where())
+
+
+def _address(parts: SplitResult) -> tuple[str, int]:
+    return parts.hostname or "", parts.port or _PORTS[parts.scheme]
+
+
+def _basic(name: str, parts: SplitResult) -> dict[str, str]:
+    """Return the header *name* with the user and the password of *parts*; empty without a user."""
+    if parts.username is None:
+        return {}
+    pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode("latin-1", "replace")
+    return {name: f"Basic {base64.b64encode(pair).decode()}"}
