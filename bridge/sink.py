@@ -116,7 +116,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Import the session on first use: requests takes a third of a start, and many sinks do not use HTTP."""
+    """Import the HTTP session when a sink uses it, because importing requests takes time and memory."""
     if name in {"DeadlineSession", "ResponseEncoded", "ResponseTooLarge", "ResponseUnread"}:
         from bridge.http import session  # noqa: PLC0415
 
