@@ -52,9 +52,9 @@ def delivery_cap(seconds_to_not_before: float | None, *, outage_seconds: float =
 def delivery_gap(
     attempts: int,
     *,
-    seconds_to_not_before: float | None,
-    urgent: bool,
-    retry_after: float | None,
+    seconds_to_not_before: float | None = None,
+    urgent: bool = False,
+    retry_after: float | None = None,
     random: Callable[[], float],
     outage_seconds: float = math.inf,
 ) -> float:

@@ -12,7 +12,6 @@
     ├── OutboxError             an outbox operation failed
     │   └── StreamChanged       the outbox was reset; read its state again
     ├── ScenarioError           a simulator scenario file is invalid
-    ├── RefusedDecision         a decision is refused; has a RefusalReason
     ├── KeyUnusable             a trusted key cannot be used
     │   └── KeyMissing          the key file does not exist
     ├── SigningFailed           a decision cannot be signed
@@ -23,8 +22,8 @@
         │   └── SecretUnavailable  a file or variable does not contain the secret
         └── DeliveryRejected    rejected permanently: the record is parked
 
-Exceptions of a single command are in `bridge.cli`. Exceptions of the simulator are in
-`bridge.testing.simulator.errors`. All of these exceptions derive from BridgeError.
+The refusal of a token is in `bridge.approval.decision_token`. Exceptions of a single command are in `bridge.cli`.
+Exceptions of the simulator are in `bridge.testing.simulator.errors`. All of these exceptions derive from BridgeError.
 
 A message states the failure, the value, and the required action. Callers catch the narrowest class. Only the top level
 of a thread catches Exception.
@@ -123,7 +122,7 @@ class DeliveryFailed(DeliveryError):
     - *retry_after*: the delay in seconds that the peer requests. The delay applies to the whole sink, up to one hour.
     - *needs_attention*: a person must act, for example because a token expired or a URL does not exist. The host logs
       one ERROR and exports a metric.
-    - *held*: pause the sink until a restart or `outbox retry`. An HTTP 410 is the only known case.
+    - *gone*: pause the sink until a restart or `outbox retry`. An HTTP 410 is the only known case.
     - *reason*: the label of the retry metric. The label is a `RetryReason`, ``status_503``, or a value that the sink
       defines.
     """
@@ -134,14 +133,14 @@ class DeliveryFailed(DeliveryError):
         retry_after: float | None = None,
         *,
         needs_attention: bool = False,
-        held: bool = False,
+        gone: bool = False,
         reason: RetryReason | str = RetryReason.FAILED,
     ) -> None:
         super().__init__(message)
         self.reason = reason.value if isinstance(reason, RetryReason) else reason
         self.retry_after = retry_after
-        self.needs_attention = needs_attention or held
-        self.held = held
+        self.needs_attention = needs_attention or gone
+        self.gone = gone
 
 
 class SecretUnavailable(DeliveryFailed):
@@ -182,82 +181,6 @@ class DeliveryRejected(DeliveryError):
         self.records = tuple(records)
         self.may_be_endpoint = may_be_endpoint
         self.reason = reason.value if isinstance(reason, RetryReason) else reason
-
-
-class RefusalReason(str, Enum):
-    """Why a decision was refused, in the order of the checks.
-
-    Records, metrics, and alert rules contain the values, so never rename a value. The checks of the first group run
-    before the signature is verified. An unverified token is untrusted, so the agent stores no part of the token. The
-    checks of the other groups run after the signature is verified, so the agent may record the claims of the token.
-    """
-
-    MALFORMED = "malformed"
-    BAD_ALGORITHM = "bad_algorithm"
-    BAD_TYPE = "bad_type"
-    BAD_HEADER = "bad_header"
-    UNKNOWN_KEY = "unknown_key"
-    KEY_UNUSABLE = "key_unusable"
-    FORGED = "forged"
-
-    MALFORMED_CLAIMS = "malformed_claims"
-    WRONG_ISSUER = "wrong_issuer"
-    WRONG_AUDIENCE = "wrong_audience"
-    LIFETIME_TOO_LONG = "lifetime_too_long"
-    ISSUED_BEFORE_THIS_OUTBOX = "issued_before_this_outbox"
-    NOT_YET_VALID = "not_yet_valid"
-    EXPIRED = "expired"
-
-    REPLAYED = "replayed"
-    EVENT_UNKNOWN = "event_unknown"
-    EVENT_NOT_SCHEDULED = "event_not_scheduled"
-    EVENT_CHANGED = "event_changed"
-    SUPERSEDED = "superseded"
-    TOO_FEW_APPROVERS = "too_few_approvers"
-
-    @property
-    def is_verified(self) -> bool:
-        """Return whether the signature was verified before this check."""
-        return self not in _BEFORE_THE_SIGNATURE
-
-
-_BEFORE_THE_SIGNATURE = frozenset(
-    {
-        RefusalReason.MALFORMED,
-        RefusalReason.BAD_ALGORITHM,
-        RefusalReason.BAD_TYPE,
-        RefusalReason.BAD_HEADER,
-        RefusalReason.UNKNOWN_KEY,
-        RefusalReason.KEY_UNUSABLE,
-        RefusalReason.FORGED,
-    }
-)
-
-
-class RefusedDecision(BridgeError):
-    """A signed decision is refused because of *reason*.
-
-    *approver* is the signer, or None if the signature was not verified. *decision_id*, *event_id*, and *payload_sha256*
-    are claims of the decision, or None if the signed text could not be read. If the signature was not verified, the
-    message contains no part of the token.
-    """
-
-    def __init__(
-        self,
-        reason: RefusalReason,
-        message: str,
-        *,
-        approver: str | None = None,
-        decision_id: str | None = None,
-        event_id: str | None = None,
-        payload_sha256: str | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.reason = reason
-        self.approver = approver
-        self.decision_id = decision_id
-        self.event_id = event_id
-        self.payload_sha256 = payload_sha256
 
 
 class KeyUnusable(BridgeError):

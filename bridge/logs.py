@@ -19,7 +19,6 @@ import logging
 import math
 import os
 import queue
-import re
 import sys
 import threading
 import time
@@ -44,7 +43,6 @@ _MOST_QUEUED = 1_000
 _FLUSH_SECONDS = 0.3
 _CLOSE_SECONDS = 0.1
 _REMINDER_SECONDS = 3_600.0
-_MOST_MESSAGES = 16
 _FULL_SECONDS = 0.05
 
 #: The attributes of every LogRecord. All other attributes come from ``extra``.
@@ -204,23 +202,14 @@ def _dropped_record(count: int) -> logging.LogRecord:
     )
 
 
-#: Long words with digits are times, ports in URLs, or request IDs. They differ between messages about one failure.
-_PASSING = re.compile(r"[\w.:+/-]*\d[\w.:+/-]*", re.ASCII)
-_SHORTEST_PASSING = 8
-
-
-def _shape(message: str) -> str:
-    """Return *message* without variable parts. Keep an HTTP status or a number of seconds."""
-    return _PASSING.sub(lambda found: "#" if len(found[0]) >= _SHORTEST_PASSING else found[0], message)
-
-
 class _Trouble:
     """The state of one repeated failure."""
 
     def __init__(self, since: float) -> None:
         self.since = since
         self.count = 0
-        self.logged: dict[tuple[int, str] | None, _Logged] = {}
+        self.logged: dict[tuple[int, str], _Logged] = {}
+        """The last log line of each level and kind."""
 
 
 class _Logged:
@@ -234,9 +223,9 @@ class _Logged:
 class ThrottledLog:
     """Logs a repeated failure once, counts it, and logs a reminder every hour until recovery.
 
-    A *key* identifies the failing part, such as a sink or the poll. A new *message* for the key is logged immediately.
-    Therefore, put values that change with each attempt, such as a delay, into the fields. A different time or ID in a
-    message from a peer does not make the message new.
+    A *key* identifies the failing part, such as a sink or the poll. The first failure of each *kind*, such as
+    ``timeout`` or ``status_503``, is logged immediately. By default, the message is the kind. Therefore, pass a *kind*
+    if the message can contain text from a peer, because such text can differ in each response.
     """
 
     def __init__(self, logger: logging.Logger, *, clock: Clock = REAL_CLOCK) -> None:
@@ -246,16 +235,21 @@ class ThrottledLog:
         self._troubles: dict[Hashable, _Trouble] = {}
 
     def problem(
-        self, key: Hashable, level: int, message: str, *, exc_info: BaseException | None = None, **fields: Any
+        self,
+        key: Hashable,
+        level: int,
+        message: str,
+        *,
+        kind: str | None = None,
+        exc_info: BaseException | None = None,
+        **fields: Any,
     ) -> None:
-        """Log *message* if it is new for *key*; otherwise count it."""
+        """Log *message* if *kind* and *level* are new for *key*. Otherwise, count the failure."""
         now = self._clock.monotonic()
         with self._lock:
             trouble = self._troubles.setdefault(key, _Trouble(now))
             trouble.count += 1
-            # None: with this many different messages, some part of the message changes each time.
-            shape = (level, _shape(message))
-            which = shape if len(trouble.logged) < _MOST_MESSAGES or shape in trouble.logged else None
+            which = level, message if kind is None else kind
             last = trouble.logged.get(which)
             if last is not None and now - last.at < _REMINDER_SECONDS:
                 last.repeats += 1
@@ -333,20 +327,20 @@ class JournalFormatter(logging.Formatter):
 
 def _lines(formatter: logging.Formatter, record: logging.LogRecord) -> list[str]:
     """Return the message and fields on one line, then the lines of any exception."""
-    fields = "".join(f" {key}={_shown(value)}" for key, value in extra_fields(record).items())
+    given = {key: _plain(value) for key, value in extra_fields(record).items()}
+    fields = "".join(f" {key}={_shown(value)}" for key, value in given.items() if value not in (None, [], {}))
     lines = [escaped(record.getMessage() + fields)]
     if record.exc_info and record.exc_info[0]:
         lines += ["  " + escaped(part) for part in formatter.formatException(record.exc_info).split("\n")]
     return lines
 
 
-def _shown(value: object) -> str:
-    """Return *value* as text: a list as words with commas, and text with spaces in quotes."""
-    plain = _plain(value)
+def _shown(plain: object) -> str:
+    """Return *plain* as in JSON, but a list as words with commas, and a word without quotes."""
     if isinstance(plain, list):
-        return ",".join(map(str, plain)) or "none"
-    text = str(plain)
-    return dumps(text, ensure_ascii=False) if isinstance(plain, str) and (" " in text or not text) else text
+        return ",".join(map(_shown, plain))
+    is_word = isinstance(plain, str) and " " not in plain and bool(plain)
+    return str(plain) if is_word else dumps(plain, ensure_ascii=False)
 
 
 def extra_fields(record: logging.LogRecord) -> dict[str, Any]:

@@ -57,7 +57,7 @@ from bridge.text import duration, escaped, excerpt, one_line
 if TYPE_CHECKING:
     import requests
 
-    from bridge.http.session import DeadlineSession, ResponseEncoded, ResponseTooLarge, ResponseUnread
+    from bridge.http.session import DeadlineSession, ResponseUnread
 
 __all__ = [
     "ENVIRONMENT_PREFIX",
@@ -78,8 +78,6 @@ __all__ = [
     "Finished",
     "HttpResponse",
     "RenewedToken",
-    "ResponseEncoded",
-    "ResponseTooLarge",
     "ResponseUnread",
     "RetryReason",
     "Runner",
@@ -117,7 +115,7 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     """Import the HTTP session when a sink uses it, because importing requests takes time and memory."""
-    if name in {"DeadlineSession", "ResponseEncoded", "ResponseTooLarge", "ResponseUnread"}:
+    if name in {"DeadlineSession", "ResponseUnread"}:
         from bridge.http import session  # noqa: PLC0415
 
         return getattr(session, name)

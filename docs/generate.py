@@ -8,6 +8,7 @@ ends with 1.
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import sys
@@ -94,16 +95,16 @@ def _cell(text: str) -> str:
 
 
 def _commands(_: str) -> str:
-    """Return each command: what it does, its words and options, and examples."""
+    """Return a section for each command: its usage, help, options, and examples."""
     parts = []
     for path, command in _leaves(commands, ()):
         name = " ".join(path)
         usage = " ".join([name, *(_argument(each) for each in command.params if isinstance(each, click.Argument))])
         examples = "\n\nExamples:\n\n" + "\n".join(f"- `{each}`" for each in EXAMPLES[name]) if name in EXAMPLES else ""
         options = [each for each in command.params if isinstance(each, click.Option)]
-        said = " ".join((command.help or "").split())
-        text = textwrap.fill(f"`{usage}`: {_cell(said)}", _WIDTH, break_on_hyphens=False)
-        parts.append(f"### {name}\n\n{text}\n\n{_options(options)}{examples}")
+        texts = [f"Usage: `{usage}`", *inspect.cleandoc(command.help or "").split("\n\n")]
+        help_text = "\n\n".join(textwrap.fill(_cell(text), _WIDTH, break_on_hyphens=False) for text in texts)
+        parts.append(f"### {name}\n\n{help_text}\n\n{_options(options)}{examples}")
     return "\n\n".join(parts)
 
 
@@ -117,7 +118,7 @@ def _argument(argument: click.Argument) -> str:
 
 def _options(options: list[click.Option]) -> str:
     rows = [f"| {_option(each)} | {_default_of(each)} | {_cell(each.help or '')} |" for each in options]
-    return "\n".join(["| option | default | meaning |", "|---|---|---|", *rows]) if rows else "It takes no option."
+    return "\n".join(["| option | default | meaning |", "|---|---|---|", *rows]) if rows else "No options."
 
 
 def _option(option: click.Option) -> str:

@@ -1,4 +1,4 @@
 """The agent as a whole: start, reload, stop, and the control socket.
 
-Public: `agent` (Agent), `control` (ControlClient), `requests`, `handlers` (requests without an agent).
+Public: `agent` (Agent), `control_socket` (ControlClient), `control_requests` (the functions that commands call).
 """

@@ -1,14 +1,16 @@
-"""The agent: start, reload, and stop of its parts, each in a fixed order.
+"""The agent: start, reload, and stop of all parts, each in a fixed order.
 
-Start: the lock on the state directory, because another agent may use the directory. Then the pages and the control
-socket, which respond during the rest of the start. Then the load of the outbox: nothing polls before the stored state
-is in memory. Then one attempt to learn the identity of this VM, because IDs and filters depend on it. Then the workers,
-so that pending records are sent even if IMDS does not respond. Then the approver and the poll. Last, systemd is
-notified.
+The start locks the state directory first, because another agent may use the directory. Then the status pages and the
+control socket open, so that they respond during the rest of the start. Then the outbox loads, because no poll may run
+before the stored state is in memory. Then the agent requests the identity of this VM once, because the IDs of records
+and the filters of sinks depend on the identity. Finally, the workers, the approver, and the poll start.
 
-Stop: the poll and the approver, so that nothing new arrives. Then the workers drain. Then the outbox saves everything
-and closes, and the lock is released. A stop ends within `stop_grace_seconds` and one second more, regardless of which
-call hangs: every wait is bounded, and every thread is a daemon.
+The stop ends the poll and the approver first, so that no new records arrive. Then the workers drain, the outbox saves
+everything, and the agent releases the lock. A stop takes at most one second longer than `stop_grace_seconds`, even if a
+call hangs, because every wait has a limit and every thread is a daemon thread.
+
+A hung disk blocks the thread that calls `run_due` every second, but not the polls and the sinks. The watchdog of the
+service manager therefore depends only on the poll, because a restart does not repair a disk.
 """
 
 from __future__ import annotations
@@ -21,9 +23,11 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from bridge.agent.control import ControlClient, ControlServer, RequestRefused
-from bridge.agent.requests import Source, read_status
+from bridge.agent.control_requests import Source, read_status
+from bridge.agent.control_socket import ControlClient, ControlServer, RequestRefused
+from bridge.agent.heartbeat import send_heartbeat
 from bridge.approval.service import ApprovalService
+from bridge.clock import parse_time
 from bridge.config.loader import Settings
 from bridge.config.secret_keys import readable_secrets
 from bridge.delivery.pool import CUT_SECONDS, WorkerPool
@@ -34,7 +38,7 @@ from bridge.health.server import HealthServer
 from bridge.imds.client import attested_tokens, client_of
 from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import Metrics, own_version
-from bridge.outbox import deliveries, records
+from bridge.outbox import deliveries, retention
 from bridge.outbox.lock import DirectoryLock
 from bridge.outbox.outbox import Outbox
 from bridge.polling.identity import IdentityResolver
@@ -65,7 +69,7 @@ _STOP_MARGIN_SECONDS = 5.0
 
 
 class Agent:
-    """Everything that `run` runs; raise StateDirectoryError if the state directory cannot be used."""
+    """The agent of one VM. Raises StateDirectoryError if the state directory cannot be used."""
 
     def __init__(self, settings: Settings, directory: Path) -> None:
         self._settings = self._started_with = settings
@@ -78,6 +82,7 @@ class Agent:
         self.turn = threading.Event()
         """Set when `run_due` is to be called before its time."""
         self._ran_at: dict[str, float] = {}
+        """Monotonic time of the last run of each periodic task."""
         self._log = ThrottledLog(logger)
         self.metrics = Metrics()
         self.outbox = Outbox(
@@ -151,7 +156,7 @@ class Agent:
     # Start.
 
     def start(self, stop: Callable[[], bool] = lambda: False) -> None:
-        """Load the outbox, deliver, approve, and poll; give up, so that `stop` can follow, once *stop* returns True."""
+        """Load the outbox, and start the workers, the approver, and the poll. Return early if *stop* returns True."""
         self.metrics.watch_outbox(self.health.outbox)
         self.metrics.watch_vm(self.vm_name)
         self._control.open()
@@ -159,6 +164,8 @@ class Agent:
             self._health_server.open()
         if not self._load(stop):
             return
+        good_at = self.outbox.read(lambda state: state.get("last_good_at"))
+        self.imds.answered_at = None if good_at is None else parse_time(good_at).timestamp()
         self.identity.start(stop, timeout_seconds=self._settings.imds.timeout_seconds)
         self._route()
         if stop():
@@ -174,7 +181,7 @@ class Agent:
         self._log_running()
 
     def _load(self, stop: Callable[[], bool]) -> bool:
-        """Wait until the outbox is in memory; return False if *stop* returned True before."""
+        """Wait until the outbox is in memory. Return False if *stop* returned True first."""
         began_at = time.monotonic()
         report_at, notify_at = began_at + _LOAD_REPORT_SECONDS, began_at
         while not self.outbox.wait_loaded(_LOAD_TICK_SECONDS):
@@ -193,7 +200,6 @@ class Agent:
         return not stop()
 
     def _route(self) -> None:
-        """Route records to the configured sinks."""
         sinks = self._settings.sinks
         self.outbox.configure(
             Router([sink.config for sink in sinks]),
@@ -203,14 +209,7 @@ class Agent:
         )
 
     def _start_approvals(self) -> None:
-        settings = self._settings
-        self.approvals.configure(
-            settings.approval,
-            self.imds,
-            configuration=settings.file,
-            secret_variables=settings.secret_variables,
-            imds_timeout_seconds=settings.imds.timeout_seconds,
-        )
+        self.approvals.configure(self._settings, self.imds)
         self.poller.approvals = self.approvals.approver
         self.approvals.start()
 
@@ -236,15 +235,15 @@ class Agent:
     # While the agent runs.
 
     def wait_for_turn(self, stop: threading.Event) -> bool:
-        """Wait until `run_due` is due; return False if *stop* is set instead."""
+        """Wait until the next call of `run_due` is due. Return False if *stop* is set."""
         self.turn.wait(TURN_SECONDS)
         self.turn.clear()
         return not stop.is_set()
 
     def run_due(self) -> None:
-        """Compare the directory at the path with the locked one, and run the periodic tasks. Called every second.
+        """Check the lock on the state directory, and run the periodic tasks. Called every second.
 
-        Raises StateDirectoryError if another agent holds the lock of the directory at the path.
+        Raises StateDirectoryError if another agent has locked the directory that is now at the path.
         """
         self._loop_watch.expect_within(TURN_SECONDS)
         try:
@@ -256,34 +255,33 @@ class Agent:
         except OSError as error:
             logger.debug("The state directory cannot be locked: %s", error)  # the saver reports the disk
         self._control.open()
-        self._run_tasks()
-
-    def _run_tasks(self) -> None:
-        """Run the periodic tasks that are due. An interval of 0 turns a task off."""
-        tasks: dict[str, tuple[float, Callable[[], object]]] = {
-            "approval files": (_TEND_SECONDS, self.approvals.check_files),
-            "workers": (_TEND_SECONDS, lambda: self.pool.start_missing(self._settings.sinks)),
-            "heartbeat": (self._settings.heartbeat.interval_seconds, self.send_heartbeat),
-            "old events": (_FORGET_SECONDS, lambda: self.outbox.change(records.forget_events, time.time())),
-        }
         if self._health_server is not None:
-            tasks["status pages"] = (_TEND_SECONDS, self._health_server.open)
-        now = time.monotonic()
-        for name, (seconds, run) in tasks.items():
-            if not seconds or now - self._ran_at.get(name, -math.inf) < seconds:
-                continue
-            self._ran_at[name] = now
-            try:
-                run()
-            except Exception as error:  # noqa: BLE001  # logged with its traceback; the other tasks must run
-                message = f"A periodic task failed: {name}. The agent tries again. {error}"
-                self._log.problem(name, logging.ERROR, message, exc_info=error)
-            else:
-                self._log.recovered(name, f"The periodic task succeeded again: {name}.")
+            self._health_server.open()
+        self._run_every(_TEND_SECONDS, "approval files", self.approvals.check_files)
+        self._run_every(_TEND_SECONDS, "workers", self._start_missing_workers)
+        heartbeat_seconds = self._settings.heartbeat.interval_seconds
+        if heartbeat_seconds:
+            self._run_every(heartbeat_seconds, "heartbeat", lambda: send_heartbeat(self.outbox, self.poller))
+        self._run_every(_FORGET_SECONDS, "old events", self._forget_events)
 
-    def send_heartbeat(self) -> None:
-        """Add a heartbeat for the sinks that request heartbeats."""
-        self.outbox.append_heartbeat(incarnation=self.poller.incarnation)
+    def _run_every(self, seconds: float, name: str, task: Callable[[], object]) -> None:
+        now = time.monotonic()
+        if now - self._ran_at.get(name, -math.inf) < seconds:
+            return
+        self._ran_at[name] = now
+        try:
+            task()
+        except Exception as error:  # noqa: BLE001  # logged with its traceback; the other tasks must run
+            message = f"A periodic task failed: {name}. The agent tries again. {error}"
+            self._log.problem(name, logging.ERROR, message, exc_info=error)
+        else:
+            self._log.recovered(name, f"The periodic task succeeded again: {name}.")
+
+    def _start_missing_workers(self) -> None:
+        self.pool.start_missing(self._settings.sinks)
+
+    def _forget_events(self) -> None:
+        self.outbox.change(retention.forget_old, time.time())
 
     @property
     def feed_within_seconds(self) -> float:
@@ -293,7 +291,8 @@ class Agent:
     def feed_watchdog(self) -> None:
         """Notify the service manager that the agent is alive, unless the poll is late.
 
-        For another thread than `run_due`, which hangs if the state directory hangs. Polls and sinks continue then.
+        The main thread calls this method. The thread of `run_due` must not call it, because a hung disk can block that
+        thread.
         """
         if not self.poller.loop_watch.late_seconds:
             self._notifier.alive()
@@ -301,10 +300,7 @@ class Agent:
     # Reload.
 
     def reload(self, settings: Settings, stop: Callable[[], bool] = lambda: False) -> None:
-        """Apply *settings*. Settings that need a restart are logged and keep their values.
-
-        Gives up, so that `stop` can follow, once *stop* returns True.
-        """
+        """Apply *settings*, and log the changed settings that need a restart. Return early if *stop* returns True."""
         before, self._in_force = self._in_force, None
         self._loop_watch.expect_call_within(max(self._settings.imds.timeout_seconds, settings.imds.timeout_seconds) * 2)
         self._settings = settings
@@ -325,9 +321,10 @@ class Agent:
         logger.info("The configuration was reloaded.", extra={"sinks": [sink.name for sink in settings.sinks]})
 
     def _exchange_imds(self, stop: Callable[[], bool]) -> None:
-        """Use the configured metadata service; raise RuntimeError, and keep the old one, if no thread is free."""
+        """Replace the IMDS client. Raises RuntimeError, and keeps the old client, if no thread can be started."""
         settings = self._settings
         imds = client_of(settings.imds)
+        imds.answered_at = self.imds.answered_at
         self.identity.stop(timeout_seconds=CUT_SECONDS)
         identity = IdentityResolver(imds, self.outbox, settings.vm)
         identity.start(stop, timeout_seconds=settings.imds.timeout_seconds)
@@ -336,7 +333,7 @@ class Agent:
         old.close()
 
     def _exchange_approver(self, stop: Callable[[], bool]) -> None:
-        """End one approver before another one may start on the same decisions."""
+        """Replace the approver. The old approver ends first, because both would work on the same decisions."""
         self.approvals.stop()
         self.approvals.drain(self._settings.imds.timeout_seconds, stop)
         if not stop():
@@ -364,15 +361,15 @@ class Agent:
                 )
 
     def _pending(self) -> Mapping[str, int]:
-        """Return the number of pending records of each sink."""
         return {name: row.pending for name, row in self.outbox.read(deliveries.totals).sinks.items()}
 
     # Stop.
 
     def stop(self, *, spent_seconds: float = 0.0) -> None:
-        """Stop polling, let the sinks drain for `stop_grace_seconds`, save, and release the directory.
+        """Stop polling, let the sinks drain for `stop_grace_seconds`, save the outbox, and release the directory.
 
-        *spent_seconds* of the grace period are over already. If another agent uses the directory, nothing is sent.
+        *spent_seconds* is the part of the grace period that has passed already. If another agent has locked the
+        directory, this agent sends no more records.
         """
         grace_seconds = 0.0 if self._is_displaced else max(self._settings.stop_grace_seconds - spent_seconds, 0.0)
         deadline = time.monotonic() + grace_seconds
@@ -405,7 +402,7 @@ class Agent:
 
 
 def _time_left(deadline: float, *, at_most: float = _JOIN_SECONDS) -> float:
-    """Return the seconds until *deadline*, at most *at_most* and at least 0.05."""
+    """Return the seconds until *deadline*, but at least 0.05 and at most *at_most*."""
     return min(max(deadline - time.monotonic(), _LEAST_WAIT_SECONDS), at_most)
 
 
@@ -420,5 +417,5 @@ def _responds(directory: Path) -> bool:
 
 
 def _approval_settings(settings: Settings) -> tuple[object, ...]:
-    """Return the settings that the approver depends on."""
+    """Return all settings that the approver depends on."""
     return settings.approval, settings.file, settings.secret_variables

@@ -1,13 +1,12 @@
-"""Credentials for the portal: the bearer token from a file, the environment, Entra ID, or the portal itself.
+"""The bearer token that the agent sends to the portal.
 
-No message contains a token.
+The token comes from a file, an environment variable, Entra ID, or the portal. No error message contains a token.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Protocol
 
 from bridge.config.approval import RemoteSettings
 from bridge.errors import CredentialFailed, SecretUnavailable
@@ -19,31 +18,8 @@ TOKEN_DEADLINE_SECONDS = 10.0
 _KEY = "approval.remote.token"
 
 
-class PortalCredential(Protocol):
-    """The source of the bearer token."""
-
-    def bearer(self) -> str | None:
-        """Return the token, None if none is configured; raise CredentialFailed if it is not available."""
-
-    def forget(self) -> bool:
-        """Get a new token for the next request, because the portal refused the last one.
-
-        Return whether the next request uses another token, so that no person has to act.
-        """
-
-    def close(self) -> None:
-        """Cancel the wait for a token."""
-
-
-def credential_of(remote: RemoteSettings) -> PortalCredential:
-    """Return the credential that *remote* configures, except for attested tokens (`bridge.approval.portal_client`)."""
-    if remote.entra_scope is not None:
-        return RenewedCredential(token_of(remote.entra_scope, key="approval.remote.entra_scope"))
-    return SecretCredential(file=remote.token_file, env=remote.token_env)
-
-
 class SecretCredential:
-    """The token of a file, which is read again when it changes, or of an environment variable, or no token."""
+    """A token from a file or an environment variable. The agent reads the file again when the file changes."""
 
     def __init__(
         self, *, file: str | None = None, env: str | None = None, environ: Mapping[str, str] = os.environ
@@ -52,7 +28,7 @@ class SecretCredential:
         self._secret = self._unread()
 
     def bearer(self) -> str | None:
-        """Return the current token."""
+        """Return the current token, or None if no token is configured; raise CredentialFailed."""
         try:
             token = self._secret.value()
         except SecretUnavailable as error:
@@ -60,13 +36,13 @@ class SecretCredential:
         if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
             raise CredentialFailed(
                 f"The secret of {_KEY} has characters that no bearer token has (RFC 6750 section 2.1). "
-                "Put the token there, and nothing else.",
+                "The file or the variable must contain only the token.",
                 needs_attention=True,
             )
         return token
 
     def forget(self) -> bool:
-        """Read the file again even if its time and size did not change."""
+        """Read the file again before the next request. Return False, because the token may be the same."""
         self._secret = self._unread()
         return False
 
@@ -78,22 +54,34 @@ class SecretCredential:
 
 
 class RenewedCredential:
-    """The *token* of Entra ID or of the portal. A request waits at most *deadline_seconds* for a token."""
+    """A token from Entra ID or from the portal, which the agent renews before the token expires."""
 
-    def __init__(self, token: RenewedToken, *, deadline_seconds: float = TOKEN_DEADLINE_SECONDS) -> None:
+    def __init__(self, token: RenewedToken) -> None:
         self._token = token
-        self._deadline_seconds = deadline_seconds
         self._shown: AccessToken | None = None
 
     def bearer(self) -> str:
-        """Return a valid token; the last one if no newer token is available."""
-        self._shown = self._token.current(wait_seconds=self._deadline_seconds)
+        """Return a valid token; raise CredentialFailed after ten seconds without a token."""
+        self._shown = self._token.current(wait_seconds=TOKEN_DEADLINE_SECONDS)
         return self._shown.token
 
     def forget(self) -> bool:
-        """Get another token. A token that replaced a refused token is kept for five minutes."""
+        """Discard the token that the portal refused. Return whether the next request uses another token.
+
+        The agent requests at most one replacement every five minutes, even if the portal refuses the replacement too.
+        """
         return self._shown is not None and self._token.refuse(self._shown)
 
     def close(self) -> None:
-        """Cancel the wait, and request no more tokens."""
+        """Cancel the wait for a token, and request no more tokens."""
         self._token.close()
+
+
+PortalCredential = SecretCredential | RenewedCredential
+
+
+def credential_of(remote: RemoteSettings) -> PortalCredential:
+    """Return the credential of *remote*. For attested tokens, see `PortalClient`."""
+    if remote.entra_scope is not None:
+        return RenewedCredential(token_of(remote.entra_scope, key="approval.remote.entra_scope"))
+    return SecretCredential(file=remote.token_file, env=remote.token_env)

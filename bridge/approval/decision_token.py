@@ -1,18 +1,20 @@
-"""Verification of a signed decision: returns the claims of a token, or raises RefusedDecision with the reason.
+"""Verifies the token of a decision, and raises RefusedDecision with the reason if the token is not valid.
 
-A token is a compact JWS (RFC 7515) of one exact form. Any other form is refused before any cryptography, so that ten
-thousand forgeries cost little. The header chooses nothing. ``alg`` and ``typ`` must have the one valid value each.
-``kid`` selects one of the keys that a person put on this VM, by comparison and never as a path. Every other member
-(``crit``, ``jku``, ``jwk``, ``x5u``, ``b64``) is refused. One decision has one text: non-canonical base64url, padding,
-and white space are refused.
+`RefusalReason` lists the reasons in the order of the checks.
 
-The signature is verified next (PyJWT's EdDSA, with the type of the key checked when it was read). The payload is read
-only after the signature is verified. Different parsers of the same text can disagree, so PyJWT does not parse the
-token. Duplicate members, numbers that are not finite, and text that is not Unicode are refused in header and payload.
-Unknown claims are ignored. The checks run in the order of `RefusalReason`.
+1. The form: a token is a compact JWS (RFC 7515). Any other form is refused before any cryptography, so that thousands
+   of forged tokens cost little. Each decision has only one text, so padding, white space, and non-canonical base64url
+   are refused.
+2. The header: ``alg`` and ``typ`` must have the one valid value. ``kid`` must be equal to the name of a key in the
+   configuration. All other members, such as ``jku``, ``jwk``, and ``crit``, are refused, because a token must not
+   select its own key.
+3. The signature: PyJWT verifies the Ed25519 signature with the key.
+4. The claims: the payload is parsed only after the signature is verified. Duplicate members, numbers that are not
+   finite, and invalid Unicode are refused, because parsers disagree about them. Unknown claims are ignored.
+5. The addressee and the times.
 
-`bridge.approval.evaluate` checks whether the event has changed since the decision, and `bridge.outbox.approvals`
-whether the decision is already known.
+Two checks follow later. `bridge.outbox.approvals` detects a token that was used before, and `bridge.approval.evaluate`
+compares the decision with the current event.
 """
 
 from __future__ import annotations
@@ -29,9 +31,10 @@ import msgspec
 from msgspec import Meta
 
 from bridge import strict_json
+from bridge.approval.refusal_reasons import RefusalReason
 from bridge.clock import CLOCK_SKEW_SECONDS
 from bridge.config.trusted_keys import PublicKey, TrustedKey
-from bridge.errors import KeyUnusable, RefusalReason, RefusedDecision
+from bridge.errors import BridgeError, KeyUnusable
 from bridge.events.record import Verdict
 from bridge.text import EXCERPT_CHARACTERS, one_line
 
@@ -73,37 +76,32 @@ _KNOWN_CLAIMS = frozenset({*_CLAIM_NAMES.values(), "reason", "event_digest"})
 
 
 class Claims(msgspec.Struct, frozen=True, kw_only=True, rename=_CLAIM_NAMES):
-    """The claims of a token with a valid signature, and its key."""
+    """The claims of a token whose signature is valid, and the key of the signature."""
 
     kid: str
     approver: str
-    """The approver of the key."""
     key_sha256: str
-    """The digest of the public key's 32 bytes. Two names of one key have the same digest."""
+    """The digest of the public key. Two entries with the same key have the same digest."""
     payload_sha256: str
-    """The digest of the signed bytes. A ``jti`` with another digest is another decision."""
+    """The digest of the signed bytes. A second token with the same ``jti`` must have the same digest."""
 
     issuer: _Name
-    """``iss``; must be the approver."""
+    """Must be equal to the approver of the key."""
     audience: _Name
-    """``aud`` as received."""
     event_id: Annotated[str, Meta(min_length=1, max_length=MAX_EVENT_ID_CHARACTERS)]
-    """``sub``"""
     decision_id: Annotated[str, Meta(pattern=r"^[\x21-\x7e]{1,128}\Z")]
-    """``jti``"""
     issued_at: datetime
-    """``iat``, UTC, to the microsecond; the newest wins."""
+    """UTC, with microseconds. The newest decision on an event wins."""
     expires_at: datetime
-    """``exp``; limits the acceptance of a decision, not the request to Azure."""
+    """Limits the acceptance of a decision, not the request to Azure."""
     not_valid_before: datetime | None = None
-    """``nbf``"""
     verdict: Verdict
     reason: str | None = None
     """At most 256 printable characters on one line."""
     event_digest: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
     def __post_init__(self) -> None:
-        """Raise ValueError for mistakes that the types of the fields do not exclude."""
+        """Raise ValueError for unprintable names, and if ``exp`` is not after ``iat``."""
         for name in ("issuer", "audience", "event_id"):
             if not getattr(self, name).isprintable():
                 raise ValueError(f"{_CLAIM_NAMES[name]} has characters that cannot be printed")
@@ -115,14 +113,31 @@ class Claims(msgspec.Struct, frozen=True, kw_only=True, rename=_CLAIM_NAMES):
 msgspec.json.Decoder(Claims)
 
 
+class RefusedDecision(BridgeError):
+    """The agent refuses a token because of *reason*.
+
+    If the signature is not verified, *approver* and *claims* are None, and the message contains no part of the token.
+    If the claims are malformed, only *claims* is None.
+    """
+
+    def __init__(
+        self, reason: RefusalReason, message: str, *, approver: str | None = None, claims: Claims | None = None
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.approver = approver
+        self.claims = claims
+
+
 class ClaimsMalformed(ValueError):
-    """The payload is not a JSON object, or a member is invalid."""
+    """The payload of a token is not a JSON object, or a claim is missing or invalid."""
 
 
 def verify(token: str, *, keys: Sequence[TrustedKey], audience: str, now: datetime, created_at: datetime) -> Claims:
-    """Return the claims of the decision in *token*; raise RefusedDecision with the first reason against it.
+    """Return the claims of *token*; raise RefusedDecision with the first reason for a refusal.
 
-    *audience* is the vmId of this VM, and *created_at* the creation time of the outbox. Both times are timezone-aware.
+    *audience* is the vmId of this VM. *created_at* is the creation time of the outbox. The agent refuses older approve
+    decisions, because it may have lost its record of them.
     """
     claims = _read_signed(token, keys)
     _check_addressing(claims, audience)
@@ -131,9 +146,9 @@ def verify(token: str, *, keys: Sequence[TrustedKey], audience: str, now: dateti
 
 
 def verify_for_any_vm(token: str, *, keys: Sequence[TrustedKey], now: datetime) -> Claims:
-    """Return the claims of a decision for any VM, for a portal that forwards decisions.
+    """Return the claims of *token*, which can be for any VM; raise RefusedDecision.
 
-    Raises RefusedDecision as `verify` does. The creation time of an outbox is not compared.
+    A portal calls this function for decisions that it forwards.
     """
     claims = _read_signed(token, keys)
     _check_addressing(claims, claims.audience)
@@ -142,24 +157,21 @@ def verify_for_any_vm(token: str, *, keys: Sequence[TrustedKey], now: datetime) 
 
 
 def read_header(token: str) -> dict[str, Any]:
-    """Return the header of a token of the valid form, without verification.
-
-    Raises RefusedDecision for any other form, before any cryptography.
-    """
+    """Return the header of *token* without verifying the signature; raise RefusedDecision for an invalid form."""
     if type(token) is not str or len(token) > MAX_TOKEN_CHARACTERS:
-        raise _unread(RefusalReason.MALFORMED, f"is no text of at most {MAX_TOKEN_CHARACTERS} characters")
+        raise _unread(RefusalReason.MALFORMED, f"is not a text of at most {MAX_TOKEN_CHARACTERS} characters")
     parts = _THREE_PARTS.fullmatch(token)
     if parts is None or len(parts[1]) > MAX_HEADER_CHARACTERS or not _CANONICAL.fullmatch(parts[1]):
-        raise _unread(RefusalReason.MALFORMED, "is no compact JWS: three parts of canonical base64url, nothing else")
+        raise _unread(RefusalReason.MALFORMED, "is not a compact JWS with three parts in canonical base64url")
     header = _header_or_none(parts[1])
     if header is None:
-        raise _unread(RefusalReason.MALFORMED, "has a header that is no JSON object with each member once")
+        raise _unread(RefusalReason.MALFORMED, "has a header that is not a JSON object without duplicate members")
     if header.get("alg") != ALGORITHM:
-        raise _unread(RefusalReason.BAD_ALGORITHM, f"is not signed with {ALGORITHM}, the only algorithm there is")
+        raise _unread(RefusalReason.BAD_ALGORITHM, f"is not signed with {ALGORITHM}, the only valid algorithm")
     if header.get("typ") != TOKEN_TYPE:
         raise _unread(RefusalReason.BAD_TYPE, f"is not of the type {TOKEN_TYPE}")
     if not header.keys() <= {"alg", "typ", "kid"}:
-        raise _unread(RefusalReason.BAD_HEADER, "has more in its header than alg, typ and kid")
+        raise _unread(RefusalReason.BAD_HEADER, "has other members than alg, typ, and kid in its header")
     if not parts[2] or not _CANONICAL.fullmatch(parts[2]):
         raise _unread(RefusalReason.MALFORMED, "has no payload in canonical base64url")
     if not _SIGNATURE.fullmatch(parts[3]):
@@ -168,7 +180,7 @@ def read_header(token: str) -> dict[str, Any]:
 
 
 def read_claims(payload: bytes, *, kid: str, approver: str, key_sha256: str) -> Claims:
-    """Return the claims in *payload*, which the key *kid* signed; raise ClaimsMalformed with the mistake."""
+    """Return the claims in *payload*, which is signed by the key *kid*; raise ClaimsMalformed."""
     members = {name: value for name, value in _strict_object(payload).items() if name in _KNOWN_CLAIMS}
     members["reason"] = _printable(members.get("reason"))
     for name in ("iat", "exp", "nbf"):
@@ -182,14 +194,7 @@ def read_claims(payload: bytes, *, kid: str, approver: str, key_sha256: str) -> 
         raise ClaimsMalformed(one_line(str(error), EXCERPT_CHARACTERS)) from None
 
 
-# Shared parts of every verification.
-
-
 def _read_signed(token: str, keys: Sequence[TrustedKey]) -> Claims:
-    """Return the claims of *token* if one of *keys* signed it; raise RefusedDecision.
-
-    The audience and the times are not checked.
-    """
     key = _pinned_key(read_header(token), keys)
     try:
         public_key = key.load()
@@ -206,9 +211,6 @@ def _read_signed(token: str, keys: Sequence[TrustedKey]) -> Claims:
         ) from error
 
 
-# The header and the key.
-
-
 def _header_or_none(segment: str) -> dict[str, Any] | None:
     # A refusal that is raised here would have the parser's error as its context, which contains the text.
     try:
@@ -221,7 +223,7 @@ def _pinned_key(header: dict[str, Any], keys: Sequence[TrustedKey]) -> TrustedKe
     kid = header.get("kid")
     found = [key for key in keys if key.kid == kid]
     if not found:
-        raise _unread(RefusalReason.UNKNOWN_KEY, "names no key that this VM trusts; approval.remote.keys lists them")
+        raise _unread(RefusalReason.UNKNOWN_KEY, "names no key of approval.remote.keys")
     if len(found) > 1:
         raise RefusedDecision(
             RefusalReason.KEY_UNUSABLE, f"Two keys are called '{found[0].kid}'. Give each key a unique name."
@@ -237,12 +239,11 @@ def _algorithm() -> Algorithm:
 
 
 def _signed_payload(token: str, key: TrustedKey, public_key: PublicKey) -> bytes:
-    """Return the payload of *token*, whose form `read_header` has checked."""
     signed, _, signature = token.rpartition(".")
     if _algorithm().verify(signed.encode("ascii"), public_key.key, _decoded(signature)):
         return _decoded(signed.partition(".")[2])
     raise RefusedDecision(
-        RefusalReason.FORGED, f"A decision has a signature that is not of kid '{key.kid}' ({key.public_key_file})."
+        RefusalReason.FORGED, f"A decision has an invalid signature for the key '{key.kid}' ({key.public_key_file})."
     )
 
 
@@ -254,13 +255,12 @@ def _unread(reason: RefusalReason, what: str) -> RefusedDecision:
     return RefusedDecision(reason, f"A decision {what}.")
 
 
-# The claims.
-
-
 def _check_addressing(claims: Claims, audience: str) -> None:
     if claims.issuer != claims.approver:
         raise _refused(
-            RefusalReason.WRONG_ISSUER, claims, f"says iss '{claims.issuer}'; its key is {claims.approver}'s"
+            RefusalReason.WRONG_ISSUER,
+            claims,
+            f"has the iss '{claims.issuer}', but its key belongs to {claims.approver}",
         )
     # ASCII first: lower() turns the Kelvin sign into an ordinary k.
     if not (claims.audience.isascii() and audience and claims.audience.lower() == audience.lower()):
@@ -281,7 +281,7 @@ def _check_when(claims: Claims, *, now: datetime, created_at: datetime) -> None:
             f"was issued at {claims.issued_at.isoformat()}, before the outbox was created at {created_at.isoformat()}",
         )
     if starts - skew > now:
-        why = f"is not valid before {starts.isoformat()}, and is looked at again then"
+        why = f"is not valid before {starts.isoformat()}. The agent checks the decision again then"
         raise _refused(RefusalReason.NOT_YET_VALID, claims, why)
     if now >= claims.expires_at + skew:
         raise _refused(RefusalReason.EXPIRED, claims, f"expired at {claims.expires_at.isoformat()}")
@@ -292,14 +292,12 @@ def _refused(reason: RefusalReason, claims: Claims, what: str) -> RefusedDecisio
         reason,
         f"The decision {claims.decision_id} signed by {claims.approver} {what}.",
         approver=claims.approver,
-        decision_id=claims.decision_id,
-        event_id=claims.event_id,
-        payload_sha256=claims.payload_sha256,
+        claims=claims,
     )
 
 
 def _date(name: str, value: Any) -> datetime | None:
-    """Return a NumericDate (RFC 7519 section 2): seconds since 1970, fractions allowed; None for None."""
+    """Return the time of a NumericDate (RFC 7519 section 2), in seconds since 1970."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _LAST_SECOND:
@@ -308,12 +306,11 @@ def _date(name: str, value: Any) -> datetime | None:
 
 
 def _printable(reason: Any) -> Any:
-    """Return the text *reason* on one printable line. A line break must not invalidate a hold."""
+    """Return *reason* on one printable line. A line break in the reason must not invalidate a hold."""
     return one_line(reason, MAX_REASON_CHARACTERS) if type(reason) is str else reason
 
 
 def _strict_object(text: bytes) -> dict[str, Any]:
-    """Return the JSON object (RFC 8259) in *text*; raise ClaimsMalformed for any ambiguity."""
     try:
         value = strict_json.loads(text.decode("utf-8"), most_digits=_MAX_DIGITS)
     except strict_json.JsonRefused as error:
@@ -321,5 +318,5 @@ def _strict_object(text: bytes) -> dict[str, Any]:
     except ValueError:
         raise ClaimsMalformed("it is not JSON in UTF-8") from None
     if not isinstance(value, dict):
-        raise ClaimsMalformed("it is no JSON object")
+        raise ClaimsMalformed("it is not a JSON object")
     return value

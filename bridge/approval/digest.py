@@ -1,9 +1,10 @@
-"""Digest of an event: SHA-256 over its RFC 8785 canonical JSON. It ties a decision to the event that a person saw.
+"""The digest of an event: the SHA-256 of the event as canonical JSON (RFC 8785).
 
-If Azure changes the type, the time, or the machines after a decision, the digest of the event differs from the signed
-digest, and the decision does not count. Portals compute the digest in any language from the fields of a record. The
-digest therefore uses Azure's names and RFC 8785, not the JSON of one library. PROTOCOL.md describes the form, and
-tests/unit/vectors/digests.json has examples.
+A signed decision contains the digest of the event that a person saw. If Azure changes the type, the time, or the
+machines of the event later, the digest no longer matches, and the agent refuses the decision.
+
+A portal can compute the digest in any language from the fields of a record. PROTOCOL.md describes the canonical form,
+and tests/unit/vectors/digests.json contains examples.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from decimal import Decimal
 
 from bridge.events.event import ScheduledEvent
 
-# Beyond this an ES6 number, which is what RFC 8785 section 3.2.2.3 prints, is no longer every integer.
+# RFC 8785 section 3.2.2.3 prints numbers as JavaScript does. Larger integers are not exact in JavaScript.
 _LARGEST_EXACT = 2**53 - 1
 
 
@@ -24,10 +25,10 @@ def digest(event: ScheduledEvent) -> str:
 
 
 def canonical_json(event: ScheduledEvent) -> bytes:
-    """Return what `digest` hashes: six members of *event*, as RFC 8785 writes them.
+    """Return six members of *event* as canonical JSON (RFC 8785). `digest` hashes these bytes.
 
-    NotBefore is the text that came (``not_before_raw``). What is unknown is null. Resources are a set: duplicates
-    removed, sorted by UTF-16 code units (the order of RFC 8785 section 3.2.3, and of JavaScript's sort).
+    NotBefore is the text that Azure sent (``not_before_raw``). An unknown value is null. Resources contain no
+    duplicates and are sorted by UTF-16 code units, as in RFC 8785 section 3.2.3 and in JavaScript.
     """
     # In RFC 8785's order of keys.
     members = {
@@ -42,12 +43,12 @@ def canonical_json(event: ScheduledEvent) -> bytes:
 
 
 def utf16_code_units(text: str) -> bytes:
-    """Return the key that sorts texts by UTF-16 code units."""
+    """Return a sort key for *text* that sorts by UTF-16 code units."""
     return text.encode("utf-16-be")
 
 
 def _text(value: str | None) -> str:
-    # json.dumps escapes exactly what RFC 8785 section 3.2.2.2 does, once it is told to leave the rest of Unicode be.
+    # With ensure_ascii=False, json.dumps escapes the same characters as RFC 8785 section 3.2.2.2.
     return "null" if value is None else json.dumps(value, ensure_ascii=False)
 
 
@@ -62,5 +63,5 @@ def _number(value: int | None) -> str:
         return "null"
     if abs(value) <= _LARGEST_EXACT:
         return str(value)
-    # Below 1e16 Python writes the ".0" of a whole number, which ES6 never does.
+    # Python adds ".0" to whole numbers below 1e16, and JavaScript does not.
     return format(Decimal(repr(float(value))), "f").removesuffix(".0")

@@ -1,34 +1,34 @@
-"""Evaluation: the changes that follow from the decisions, the approvals, and the newest document. Pure.
+"""Decides which decisions lead to an approval, and which are refused or withdrawn. Pure functions without I/O.
 
-- The newest ``iat`` for an event wins. On a tie, a hold beats an approve.
-- Several required approvals mean several people: different kids, different keys, and different approvers. Each of them
-  decided after the newest hold, and none of the decisions had expired when the last one arrived.
-- A decision counts for the version of the event that it names. A hold counts for the EventId, and it stays open.
+A new decision waits until a fresh document shows its event, or until it expires. An approve decision then waits for
+more approvers (`bridge.approval.two_person_rule`), for the end of another approval, or for the response of Azure. A
+hold stays in force until the event is gone (`bridge.approval.holds`).
 
-A decision is ``new`` until a fresh response contains its event. A decision that arrives before its event waits until it
-expires. An approve decision is ``waiting`` until enough others arrive and Azure responds. While an approval of the same
-version of the event is under way, the other decisions wait for its end.
+An approve decision counts only for the version of the event that it names. If Azure changes the event, the agent
+refuses the decision.
 
-Trust is verified again in each evaluation and before each request (`postable`). While it is unknown whether a key is
-trusted, nothing that depends on the key is posted, and nothing is given up before its ``exp``.
-
-`evaluate` makes one step. The caller writes the step and calls again, until a step is empty.
+The agent verifies the keys behind an approval again in each evaluation and before each request. If a key file cannot
+be read, the agent posts no approval that depends on the key, and the approval waits until it expires.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
+from enum import Enum
 
 import msgspec
 
-from bridge.approval.evaluation import EXPLAINED, Context, Evaluation, Refusal, Trust, approval_record, newest_holds
+from bridge.approval.changes import Changes, approval_record, refusal_of
+from bridge.approval.document_index import DocumentIndex
+from bridge.approval.holds import newest_holds, wins_over_approval, wins_over_decision
+from bridge.approval.refusal_reasons import EXPLAINED, RefusalReason
+from bridge.approval.two_person_rule import sufficient_decisions
 from bridge.clock import CLOCK_SKEW_SECONDS
-from bridge.errors import RefusalReason
-from bridge.events.event import ScheduledEvent
-from bridge.events.record import Transition, Verdict
+from bridge.events.record import ApprovalResult, Transition, Verdict
 from bridge.outbox.rows import (
     OPEN_STAGES,
-    ApprovalResult,
+    ApprovalRecord,
     ApprovalStage,
     ApprovalState,
     DecisionStage,
@@ -37,14 +37,43 @@ from bridge.outbox.rows import (
     StoredDecision,
 )
 
-#: A response that was requested before a decision arrived cannot refuse the decision for these reasons.
+#: These reasons need a document that was requested after the decision arrived.
 _OF_THE_DOCUMENT = frozenset(
     {RefusalReason.EVENT_UNKNOWN, RefusalReason.EVENT_CHANGED, RefusalReason.EVENT_NOT_SCHEDULED}
 )
 
 
-def evaluate(state: ApprovalState, context: Context) -> Evaluation:
-    """Return the next step from *state*; empty if nothing follows."""
+class Trust(Enum):
+    """The trust in the key that signed a stored decision."""
+
+    KEPT = "kept"
+    REVOKED = "revoked"
+    """The key file is missing or contains another key, or the configuration does not list the key."""
+    UNKNOWN = "unknown"
+    """The key file exists but is not valid. Another program may be writing the file."""
+
+
+class Context(msgspec.Struct, frozen=True, kw_only=True):
+    """The document, the time, and the settings for an evaluation."""
+
+    index: DocumentIndex
+    now: float
+    """Unix seconds."""
+    required_approvals: int
+    trust: Callable[[StoredDecision], Trust]
+    asked_at: float = math.inf
+    """The time at which the document was requested. The document cannot refuse a decision that arrived later."""
+    dry_run: bool = False
+    has_command: bool = False
+    """True if the command of ``approval.remote`` must succeed before an approval of the portal is posted."""
+
+    def is_expired(self, decision: StoredDecision) -> bool:
+        """Return whether *decision* has expired."""
+        return self.now >= decision.expires_at + CLOCK_SKEW_SECONDS
+
+
+def evaluate(state: ApprovalState, context: Context) -> Changes:
+    """Return the changes of the next step. Call again after each write, until the changes are empty."""
     step = _Step(state, context)
     for approval in state.approvals.values():
         if approval.state in OPEN_STAGES:
@@ -62,29 +91,21 @@ def evaluate(state: ApprovalState, context: Context) -> Evaluation:
     return step.result
 
 
-def postable(
-    state: ApprovalState,
-    context: Context,
-    due: Iterable[PendingApproval],
-    *,
-    stage: ApprovalStage = ApprovalStage.WANTED,
-) -> list[PendingApproval]:
-    """Return those of *due* that may be posted now.
+def postable(state: ApprovalState, context: Context, due: Iterable[PendingApproval]) -> list[PendingApproval]:
+    """Return the approvals in *due* that may be posted now, or whose command may start now.
 
-    The response and the tracked document must both show the event as Scheduled and unchanged. A hold prevents the
-    request even before it is evaluated. With *stage* DRAINING, return the approvals whose command may start.
+    The newest document and the tracked document must both show the event as Scheduled and unchanged. A new hold also
+    prevents the request, even if `evaluate` has not processed the hold yet.
     """
     step = _Step(state, context)
-    return [each for each in due if step.is_postable(each, stage)]
+    return [each for each in due if step.is_postable(each)]
 
 
 class _Step:
-    """One step: its input, and the changes found so far in `result`."""
-
     def __init__(self, state: ApprovalState, context: Context) -> None:
-        self.result = Evaluation()
+        self.result = Changes()
         self.waiting: dict[EventVersion, list[StoredDecision]] = {}
-        """The waiting approve decisions by event, in the order of arrival."""
+        """The waiting approve decisions by version of the event, in the order of arrival."""
         self._state, self._context, self._index = state, context, context.index
         self._holds = newest_holds(state.decisions)
         self._by_arrival = {each.arrival: each for each in state.decisions}
@@ -95,10 +116,8 @@ class _Step:
             elif each.state is DecisionStage.NEW and each.verdict is Verdict.HOLD:
                 self._newly_held.add(each.event_id)
 
-    # Decisions.
-
     def receive(self, decision: StoredDecision) -> None:
-        """Evaluate a new decision. Without a result, it stays new until the next response."""
+        """Evaluate a new decision. If there is no result yet, the decision stays new until the next document."""
         if decision.verdict is Verdict.HOLD:
             self._hold(decision)
             return
@@ -114,7 +133,7 @@ class _Step:
             return
         if why is not None:
             self._refuse(decision, why)
-        elif self._is_held(decision):
+        elif wins_over_decision(self._holds.get(decision.event_id), decision):
             self._refuse(decision, RefusalReason.SUPERSEDED)
         else:
             self.result.update_decisions([decision.arrival], DecisionStage.WAITING)
@@ -127,7 +146,6 @@ class _Step:
             self._record_refusal(hold, RefusalReason.SUPERSEDED, EXPLAINED[RefusalReason.SUPERSEDED])
 
     def _may_come(self, decision: StoredDecision) -> bool:
-        """Return whether this VM may see the event later."""
         event_id = decision.event_id
         is_known = event_id in self._index.events or event_id in self._state.known_event_ids
         return not (is_known or self._context.is_expired(decision))
@@ -140,7 +158,7 @@ class _Step:
         return self._index.why_not(*decision.key)
 
     def check_waiting(self, decision: StoredDecision) -> None:
-        """Close a waiting decision that no longer counts, or that arrived after the approval."""
+        """Close a waiting decision if it no longer counts, or if the event was approved before it arrived."""
         approval = self._state.approvals.get(decision.key)
         if approval is not None and approval.state in OPEN_STAGES:
             return
@@ -151,7 +169,7 @@ class _Step:
         why = self._why_over(decision.key)
         if why is None and self._context.trust(decision) is Trust.REVOKED:
             why = RefusalReason.UNKNOWN_KEY
-        if why is None and self._is_held(decision):
+        if why is None and wins_over_decision(self._holds.get(decision.event_id), decision):
             why = RefusalReason.SUPERSEDED
         if why is None and self._context.is_expired(decision):
             why = RefusalReason.TOO_FEW_APPROVERS
@@ -163,25 +181,15 @@ class _Step:
         is_dry_run = approval.state is ApprovalStage.DRY_RUN
         result = ApprovalResult.DRY_RUN if is_dry_run else ApprovalResult.ALREADY_APPROVED
         message = f"The event was already approved by {approval.source}."
-        self.result.update_decisions([decision.arrival], DecisionStage.FOLLOWED, result.value, message)
         late = msgspec.structs.replace(
-            approval,
+            self._with_newest_event(approval),
             source=decision.source,
             decision_id=decision.decision_id,
             approvers=(decision.approver,),
             reason=decision.reason,
             arrivals=(decision.arrival,),
         )
-        self.result.records.append(
-            approval_record(
-                late,
-                Transition.APPROVED,
-                result,
-                event=self._event_of(approval),
-                message=message,
-                http_status=approval.http_status,
-            )
-        )
+        self.result.add_outcome(late, Transition.APPROVED, result, decisions=DecisionStage.FOLLOWED, message=message)
 
     def _refuse(self, decision: StoredDecision, why: RefusalReason, more: str = "") -> None:
         message = EXPLAINED[why] + more
@@ -189,26 +197,20 @@ class _Step:
         self._record_refusal(decision, why, message)
 
     def _record_refusal(self, decision: StoredDecision, why: RefusalReason, message: str) -> None:
-        self.result.refusals.append(
-            Refusal(
-                reason=why,
-                message=message,
-                source=decision.source,
-                decision_id=decision.decision_id,
-                approvers=(decision.approver,),
-                event=self._index.events.get(decision.event_id),
-                arrivals=(decision.arrival,),
-            )
-        )
-
-    # From decisions to an approval.
+        event = self._index.events.get(decision.event_id)
+        self.result.refusals.append(refusal_of(decision, why, message, event))
 
     def want_if_enough(self, key: EventVersion) -> None:
-        """Add an approval if enough people approved this version of the event and none of them has one under way."""
+        """Add an approval if enough people approved this version of the event, if no approval is under way."""
         if self._index.why_not(*key) is not None:
             return
         approval = self._state.approvals.get(key)
-        enough = self._sufficient(key)
+        approves = [
+            each
+            for each in self.waiting.get(key, ())
+            if self._context.trust(each) is Trust.KEPT and not self._context.is_expired(each)
+        ]
+        enough = sufficient_decisions(approves, self._context.required_approvals)
         if not enough or (approval is not None and _stays(approval, enough[-1])):
             return
         last = enough[-1]
@@ -231,32 +233,12 @@ class _Step:
             )
         )
 
-    def _sufficient(self, key: EventVersion) -> list[StoredDecision]:
-        """Return enough decisions for an approval, in the order of arrival; empty if there are too few."""
-        approves = [
-            each
-            for each in self.waiting.get(key, ())
-            if self._context.trust(each) is Trust.KEPT and not self._context.is_expired(each)
-        ]
-        local = [each for each in approves if each.source == "cli"]
-        if local:  # a user who can write to the outbox owns this VM
-            return local[:1]
-        chosen: list[StoredDecision] = []
-        for each in approves:
-            if not any(
-                each.kid == other.kid or each.approver == other.approver or each.key_sha256 == other.key_sha256
-                for other in chosen
-            ):
-                chosen.append(each)
-        required = self._context.required_approvals
-        return chosen[:required] if len(chosen) >= required else []
-
-    # Approvals under way.
-
-    def is_postable(self, approval: PendingApproval, stage: ApprovalStage) -> bool:
-        """Return whether *approval* is in *stage* and nothing prevents its request."""
+    def is_postable(self, approval: PendingApproval) -> bool:
+        """Return whether *approval* is still open and nothing prevents its request or its command."""
         known = self._state.approvals.get(approval.key)
-        if known is None or known.state is not stage or not self._index.is_confirmed(*known.key):
+        if known is None or known.state is not approval.state or known.state not in OPEN_STAGES:
+            return False
+        if not self._index.is_confirmed(*known.key):
             return False
         before = len(self.result.approvals)
         self.end_or_withdraw(known)
@@ -265,7 +247,11 @@ class _Step:
         return all(self._context.trust(each) is Trust.KEPT for each in self._behind(known))
 
     def end_or_withdraw(self, approval: PendingApproval) -> None:
-        """End *approval* if its event or its time is over, and withdraw it if it is held or no longer trusted."""
+        """End or withdraw *approval* if it may no longer be posted.
+
+        An approval ends when its event starts, changes, or disappears, or when its time is over. An approval is
+        withdrawn when a hold wins over it, or when its keys are no longer trusted.
+        """
         why = self._why_over(approval.key)
         if why is not None:
             self._end(approval, why, EXPLAINED[why])
@@ -273,15 +259,10 @@ class _Step:
             self._end(approval, RefusalReason.EXPIRED, "It was not accepted before exp or NotBefore.")
         elif (why := self._why_not_trusted(approval)) is not None:
             self._withdraw_untrusted(approval, why)
-        elif self._is_withdrawn_by_hold(approval):
+        elif wins_over_approval(self._holds.get(approval.event_id), approval):
             self._withdraw_held(approval, self._holds[approval.event_id])
         elif approval.state is ApprovalStage.DRAINING and approval.arrivals and not self._context.has_command:
             self._move(approval, ApprovalStage.WANTED)  # the configuration was changed
-
-    def _is_withdrawn_by_hold(self, approval: PendingApproval) -> bool:
-        """Return whether a hold is not older than *approval*. Every hold withdraws the approval of a rule."""
-        hold, issued_at = self._holds.get(approval.event_id), approval.oldest_issued_at
-        return hold is not None and (issued_at is None or issued_at <= hold.issued_at)
 
     def _withdraw_held(self, approval: PendingApproval, hold: StoredDecision) -> None:
         self._move(approval, ApprovalStage.WITHDRAWN)
@@ -292,7 +273,6 @@ class _Step:
         self._refuse_approval(approval, RefusalReason.SUPERSEDED, message)
 
     def _is_over_age(self, approval: PendingApproval) -> bool:
-        """Return whether ``exp`` and NotBefore have passed. The approval of a rule has no end."""
         expiries = [each.expires_at for each in self._behind(approval)]
         if not expiries:
             return False
@@ -302,7 +282,6 @@ class _Step:
         return self._context.now >= ends_at
 
     def _why_not_trusted(self, approval: PendingApproval) -> RefusalReason | None:
-        """Return why *approval* no longer counts. The approval of a rule always counts."""
         if not approval.arrivals:
             return None
         decisions = self._behind(approval)
@@ -313,17 +292,13 @@ class _Step:
         return RefusalReason.TOO_FEW_APPROVERS
 
     def _withdraw_untrusted(self, approval: PendingApproval, why: RefusalReason) -> None:
-        """Withdraw *approval* with a record. The other decisions on the event still count."""
         self._move(approval, ApprovalStage.WITHDRAWN)
         if why is RefusalReason.UNKNOWN_KEY:
             message = EXPLAINED[why]
             self.result.update_decisions(self._revoked(approval), DecisionStage.REFUSED, why.value, message)
         else:
             message = f"{self._context.required_approvals} approvers are required now. The approval waits for others."
-        event, message = self._event_of(approval), message + _sent_before(approval)
-        self.result.records.append(
-            approval_record(approval, Transition.APPROVAL_REFUSED, why, event=event, message=message)
-        )
+        self.result.records.append(self._refusal(approval, why, message + _sent_before(approval)))
 
     def _end(self, approval: PendingApproval, why: RefusalReason, explained: str) -> None:
         self._move(approval, ApprovalStage.OVER)
@@ -338,65 +313,46 @@ class _Step:
             message = (
                 f"Azure responded with {approval.http_status} to the last of {approval.attempts} attempts. {explained}"
             )
-        self.result.records.append(
-            approval_record(
-                approval,
-                Transition.APPROVAL_FAILED,
-                result,
-                event=self._event_of(approval),
-                message=message,
-                http_status=approval.http_status,
-            )
+        self.result.add_outcome(
+            self._with_newest_event(approval),
+            Transition.APPROVAL_FAILED,
+            result,
+            decisions=DecisionStage.REFUSED,
+            message=message,
         )
-        self.result.update_decisions(approval.arrivals, DecisionStage.REFUSED, result.value, message)
 
     def _refuse_approval(self, approval: PendingApproval, why: RefusalReason, message: str) -> None:
-        """Refuse *approval* and the decisions behind it, in one record."""
         self.result.update_decisions(approval.arrivals, DecisionStage.REFUSED, why.value, message)
-        self.result.refusals.append(
-            Refusal(
-                reason=why,
-                message=message,
-                source=approval.source,
-                decision_id=approval.decision_id,
-                approvers=approval.approvers,
-                event=self._event_of(approval),
-                arrivals=approval.arrivals,
-            )
-        )
+        self.result.refusals.append(self._refusal(approval, why, message))
+
+    def _refusal(self, approval: PendingApproval, why: RefusalReason, message: str) -> ApprovalRecord:
+        current = self._with_newest_event(approval)
+        return approval_record(current, Transition.APPROVAL_REFUSED, why, message=message)
 
     def _move(self, approval: PendingApproval, stage: ApprovalStage) -> None:
         self.result.approvals.append(msgspec.structs.replace(approval, state=stage, changed_at=self._context.now))
 
-    # Facts.
-
-    def _is_held(self, decision: StoredDecision) -> bool:
-        """Return whether a hold on the event was issued together with *decision* or later."""
-        hold = self._holds.get(decision.event_id)
-        return hold is not None and decision.issued_at <= hold.issued_at
-
     def _why_over(self, key: EventVersion) -> RefusalReason | None:
-        """Return why decisions on this version of the event are over; None if they are not, or this is unconfirmed."""
+        """Return the reason why this version of the event cannot be approved, or None while it can or may."""
         return None if key[0] in self._index.unsettled else self._index.why_not(*key)
 
     def _behind(self, approval: PendingApproval) -> list[StoredDecision]:
-        """Return the open decisions behind *approval*."""
         return [self._by_arrival[each] for each in approval.arrivals if each in self._by_arrival]
 
     def _revoked(self, approval: PendingApproval) -> list[int]:
-        """Return the decisions behind *approval* whose key is no longer trusted."""
         return [each.arrival for each in self._behind(approval) if self._context.trust(each) is Trust.REVOKED]
 
-    def _event_of(self, approval: PendingApproval) -> ScheduledEvent:
-        """Return the newest form of the event."""
-        return self._index.events.get(approval.event_id) or approval.event
+    def _with_newest_event(self, approval: PendingApproval) -> PendingApproval:
+        event = self._index.events.get(approval.event_id)
+        return approval if event is None else msgspec.structs.replace(approval, event=event)
 
 
 def _stays(approval: PendingApproval, last: StoredDecision) -> bool:
-    """Return whether *approval* is under way and stays, instead of a new approval by *last*.
+    """Return whether *approval* is under way, so that the decision *last* must not replace it.
 
-    A decision replaces the approval of a rule, and a person on the VM does not wait for a command. Other decisions wait
-    for a running command, because two drains of one VM conflict with each other.
+    A decision of a person replaces an approval that a rule started. A decision that a person made on the VM also does
+    not wait for a running command. All other decisions wait for the command, because two drains of one VM conflict with
+    each other.
     """
     if approval.state is ApprovalStage.WANTED:
         return bool(approval.arrivals)

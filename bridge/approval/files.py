@@ -1,13 +1,13 @@
-"""The files that determine who may approve: configuration, public keys, state directory, and their parent directories.
+"""Checks that only root and the agent's user can write the files that determine who may approve.
 
-A user who can write one of these files needs no key: the user can replace a key, add a rule, or add an approval to the
-outbox. While users other than root and the agent's user can write one of them, nothing is approved. Decisions are
-still received and holds stored.
+These files are the configuration, the public keys, the state directory, and their parent directories. A user who can
+write one of these files could replace a key, add a rule, or add an approval to the outbox. The agent therefore approves
+nothing while another user can write one of these files. The agent still receives decisions and stores holds.
 
-A key whose file is missing does not count, and the agent continues. A VM whose events are not reported is worse than a
-VM whose approvals wait for the next key.
+If a key file is missing, the agent keeps running, and decisions with this key do not count. A VM that reports no events
+would be worse than a VM whose approvals wait for the next key.
 
-The file ``approvals.disabled`` in the state directory stops all approvals.
+The file ``approvals.disabled`` in the state directory stops all approvals of this VM.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 def is_disabled(directory: Path) -> bool:
-    """Return whether ``approvals.disabled`` is in the state *directory*, or its absence cannot be confirmed."""
+    """Return whether ``approvals.disabled`` is in the state *directory*. If the check fails, return True."""
     try:
         (directory / DISABLED_FILE).lstat()
     except FileNotFoundError:
@@ -43,7 +43,7 @@ def is_disabled(directory: Path) -> bool:
 
 
 def agent_user(directory: Path) -> int:
-    """Return the uid of the user whose agent has the state *directory*: our own, or for root the directory's owner."""
+    """Return the uid of the agent's user: the current user, or for root the owner of the state *directory*."""
     if sys.platform == "win32":
         return 0
     if os.geteuid() != 0:
@@ -57,10 +57,7 @@ def agent_user(directory: Path) -> int:
 def unsafe_files(
     keys: Sequence[TrustedKey], *, configuration: Path | None, directory: Path, users: Collection[int]
 ) -> tuple[str, ...]:
-    """Return a sentence for each file that a user other than root and *users* can change.
-
-    Two files may share an unsafe parent directory, which is reported once.
-    """
+    """Return a sentence for each file that a user other than root and *users* can change."""
     paths = [directory, *(key.public_key_file for key in keys)]
     with suppress(OSError):  # without a free descriptor, no request can be sent either
         paths += sorted(directory.glob("outbox-*.db*"))
@@ -71,7 +68,7 @@ def unsafe_files(
 
 
 class ApprovalFiles:
-    """The files of one agent, checked before each request to Azure (`why_unsafe`) and every few seconds (`check`)."""
+    """The files of one agent. The agent checks them every few seconds and before each request to Azure."""
 
     def __init__(
         self, keys: Sequence[TrustedKey], *, configuration: Path | None, directory: Path, metrics: Metrics
@@ -83,20 +80,22 @@ class ApprovalFiles:
         self._log = ThrottledLog(logger)
 
     def why_unsafe(self) -> str | None:
-        """Return why nothing may be approved; None if all files are safe."""
+        """Return the reason why the agent may approve nothing, or None if all files are safe."""
         return " ".join(self._unsafe()) or None
 
     def check(self) -> None:
-        """Log each problem and its end once, and update the metrics."""
+        """Log each new problem and its end, and update the metrics."""
         unsafe = self._unsafe()
         self._tell(
-            "unsafe", [f"Nothing is approved: {why}" for why in unsafe], "The files of approvals are safe again."
+            "unsafe",
+            [f"Nothing is approved: {why}" for why in unsafe],
+            "Only the agent's user can write the files of approvals again.",
         )
         unusable = unusable_keys(self._keys)
         self._tell(
             "keys",
-            [f"{why} Until then its decisions do not count." for why in unusable],
-            "Every key can be used again.",
+            [f"{why} Decisions with this key do not count." for why in unusable],
+            "All key files are valid again.",
         )
         self._metrics.approval_files(unsafe=len(unsafe), unusable_keys=len(unusable))
 

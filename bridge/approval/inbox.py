@@ -1,9 +1,12 @@
-"""The inbox of decisions: verifies the portal's tokens, stores their decisions, and returns refusals for the others.
+"""The inbox verifies the tokens that the portal sends, and stores their decisions in the outbox.
 
-Tokens are verified and stored on the thread that received them, so forgeries delay no other part. A decision is kept
-when it is saved. A fault of this VM does not use up a token: the token waits, and is tried again (`_Wait`). At most
-2,000 tokens wait. Beyond this limit, the oldest tokens that prevent nothing are dropped first, and then those of broken
-key files. If 2,000 tokens wait to be kept, the portal must send further tokens again.
+The inbox runs on the thread that receives the tokens, so forged tokens delay no other part of the agent. For each token
+that is not valid, the inbox returns a record of the refusal.
+
+A token is not lost because of a problem on this VM. The token waits, and the inbox tries the token again (`_Wait`). At
+most 2,000 tokens wait. Beyond this limit, the inbox first drops tokens that block no approval, and then tokens whose
+key file is broken. If more than 2,000 tokens cannot be stored, the inbox raises an error, and the portal sends further
+tokens again.
 """
 
 from __future__ import annotations
@@ -12,27 +15,28 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
+from enum import IntEnum
 
-from bridge.approval.decision_token import MAX_LIFETIME_SECONDS, Claims, verify
-from bridge.approval.evaluation import Refusal, Trust
+from bridge.approval.changes import refusal_of
+from bridge.approval.decision_token import MAX_LIFETIME_SECONDS, Claims, RefusedDecision, verify
+from bridge.approval.evaluate import Trust
+from bridge.approval.refusal_reasons import RefusalReason
 from bridge.clock import REAL_CLOCK, Clock
 from bridge.config.trusted_keys import TrustedKey
-from bridge.errors import KeyMissing, KeyUnusable, OutboxError, RefusalReason, RefusedDecision
-from bridge.events.event import VmIdentity
-from bridge.events.record import Verdict
+from bridge.errors import KeyMissing, KeyUnusable, OutboxError
+from bridge.events.event import ScheduledEvent, VmIdentity
+from bridge.events.record import Approval, Transition, Verdict
 from bridge.logs import ThrottledLog
 from bridge.outbox import approvals
 from bridge.outbox.approvals import MOST_OPEN_DECISIONS, KeepResult
 from bridge.outbox.outbox import Outbox
-from bridge.outbox.rows import StoredDecision
+from bridge.outbox.rows import ApprovalRecord, StoredDecision
 
 logger = logging.getLogger(__name__)
 
 _SAVE_SECONDS = 2.0
 _MOST_WAITING = 2_000
-#: A second, and longer with many tokens, so that their verification costs little.
-_RETRY_SECONDS, _RETRY_SECONDS_PER_TOKEN = 1.0, 0.005
+_RETRY_SECONDS = 1.0
 _NOT_KEPT = {
     KeepResult.REPLAYED: (RefusalReason.REPLAYED, "Its jti was used for another decision."),
     KeepResult.TOO_OLD: (RefusalReason.ISSUED_BEFORE_THIS_OUTBOX, "It was issued before the outbox was created."),
@@ -40,24 +44,20 @@ _NOT_KEPT = {
 _SURPLUS = f"Its key has more than {MOST_OPEN_DECISIONS:,} open decisions."
 
 
-class _Wait(Enum):
-    """Why a token waits."""
+class _Wait(IntEnum):
+    """The reason why a token waits. If too many tokens wait, those with the lowest value are dropped first."""
 
-    UNKEPT = "unkept"
-    """It is not verified, or its decision is not saved: the vmId of this VM is unknown, or the disk is behind. Nothing
-    is approved, because the decision may be a hold."""
-    BROKEN_KEY = "broken_key"
-    """Its key file exists and is unusable, because another program may be writing it. No rule acts."""
-    LATER = "later"
-    """Its key file does not exist, or its approval is not valid yet. This prevents nothing."""
-
-
-#: In this order, waiting tokens are dropped at the limit.
-_DROPPED_FIRST = (_Wait.LATER, _Wait.BROKEN_KEY, _Wait.UNKEPT)
+    LATER = 1
+    """The key file does not exist, or the approve decision is not valid yet. The token blocks no approval."""
+    BROKEN_KEY = 2
+    """The key file exists but is not valid. Another program may be writing the file. No rule acts."""
+    UNKEPT = 3
+    """The vmId of this VM is unknown, or the disk is behind, so the decision is not saved. The agent approves nothing,
+    because the decision may be a hold."""
 
 
 class DecisionInbox:
-    """Verifies tokens with *keys* and stores their decisions. *vm* returns the identity of this VM."""
+    """Verifies tokens with *keys*, and stores their decisions in *outbox*. *vm* returns the identity of this VM."""
 
     def __init__(
         self,
@@ -74,33 +74,34 @@ class DecisionInbox:
         self._log = ThrottledLog(logger, clock=clock)
         self._lock = threading.Lock()
         self._waiting: dict[str, _Wait] = {}
-        """Never changed in place, because several threads read it."""
+        """The dictionary is replaced and never modified, because several threads read it."""
         self._retry_at = -math.inf
 
-    def receive(self, tokens: Sequence[str]) -> list[Refusal]:
-        """Store the decisions in *tokens*, or let the tokens wait; return the refusals.
+    def receive(self, tokens: Sequence[str], events: Mapping[str, ScheduledEvent]) -> list[ApprovalRecord]:
+        """Verify *tokens*, store their decisions, and return the records of the refusals.
 
-        Raise OutboxError if too many tokens wait: the portal must send these again. A single token never raises.
+        *events* are the current events by EventId. Raise OutboxError if too many tokens wait. The portal must then send
+        the tokens again.
         """
-        refusals, waits = self._keep(tokens, self._waiting)
+        refusals, waits = self._keep(tokens, self._waiting, events)
         judged = frozenset(tokens)
         with self._lock:
             waiting = {token: why for token, why in self._waiting.items() if token not in judged} | waits
             if sum(why is _Wait.UNKEPT for why in waiting.values()) > _MOST_WAITING:
                 raise OutboxError(f"More than {_MOST_WAITING:,} decisions wait until they can be stored.")
             surplus = max(len(waiting) - _MOST_WAITING, 0)
-            for token in sorted(waiting, key=lambda each: _DROPPED_FIRST.index(waiting[each]))[:surplus]:
+            for token in sorted(waiting, key=waiting.__getitem__)[:surplus]:
                 del waiting[token]
             self._waiting = waiting
         return refusals
 
-    def receive_waiting(self) -> list[Refusal]:
-        """Try the waiting tokens again if it is time."""
+    def receive_waiting(self, events: Mapping[str, ScheduledEvent]) -> list[ApprovalRecord]:
+        """Try the waiting tokens again once per second; return the records of the refusals."""
         waiting = list(self._waiting)
         if not waiting or self._clock.monotonic() < self._retry_at:
             return []
-        self._retry_at = self._clock.monotonic() + _RETRY_SECONDS + len(waiting) * _RETRY_SECONDS_PER_TOKEN
-        return self.receive(waiting)
+        self._retry_at = self._clock.monotonic() + _RETRY_SECONDS
+        return self.receive(waiting, events)
 
     @property
     def has_waiting(self) -> bool:
@@ -109,16 +110,16 @@ class DecisionInbox:
 
     @property
     def has_unkept(self) -> bool:
-        """Return whether tokens wait that are not verified, or whose decisions are not saved."""
+        """Return whether the decision of a waiting token is not saved."""
         return _Wait.UNKEPT in self._waiting.values()
 
     @property
     def awaits_key(self) -> bool:
-        """Return whether a token waits for a key file that exists and is unusable."""
+        """Return whether a token waits for a key file that exists but is not valid."""
         return _Wait.BROKEN_KEY in self._waiting.values()
 
     def trust(self, decision: StoredDecision) -> Trust:
-        """Return whether the key behind a stored decision is trusted. A local decision has no key."""
+        """Return the trust in the key of a stored decision. A decision of a person on the VM needs no key."""
         if decision.source == "cli":
             return Trust.KEPT
         for key in self._keys:
@@ -132,14 +133,15 @@ class DecisionInbox:
                     return Trust.UNKNOWN
         return Trust.REVOKED
 
-    def _keep(self, tokens: Sequence[str], before: Mapping[str, _Wait]) -> tuple[list[Refusal], dict[str, _Wait]]:
-        """Store the decisions in *tokens*; return the refusals, and the tokens that wait. *before* waited already."""
+    def _keep(
+        self, tokens: Sequence[str], before: Mapping[str, _Wait], events: Mapping[str, ScheduledEvent]
+    ) -> tuple[list[ApprovalRecord], dict[str, _Wait]]:
         vm_id = self._vm().vm_id
         if not vm_id or not self._outbox.is_trusted or self._outbox.is_behind:
             return [], dict.fromkeys(tokens, _Wait.UNKEPT)
         created_at = self._outbox.created_at()
         decisions: list[StoredDecision] = []
-        refusals: list[Refusal] = []
+        refusals: list[ApprovalRecord] = []
         waits: dict[str, _Wait] = {}
         for token in tokens:
             try:
@@ -150,26 +152,32 @@ class DecisionInbox:
                 if why is not None:
                     waits[token] = why
                 if (why is None or before.get(token) is not why) and not self._is_known(refused):
-                    refusals.append(_refusal(refused))
+                    refusals.append(_refusal(refused, events))
         if decisions:
             keep, created = approvals.keep_decisions, created_at.timestamp()
             results, given_up = self._outbox.change(keep, decisions, created_at=created)
-            refusals += [
-                _not_kept(decision, *_NOT_KEPT[result])
+            not_kept = [
+                (decision, *_NOT_KEPT[result])
                 for decision, result in zip(decisions, results, strict=True)
                 if result in _NOT_KEPT
             ]
-            refusals += [_not_kept(each, RefusalReason.SUPERSEDED, _SURPLUS) for each in given_up]
+            not_kept += [(each, RefusalReason.SUPERSEDED, _SURPLUS) for each in given_up]
+            for decision, reason, explained in not_kept:
+                message = (
+                    f"The decision {decision.decision_id} signed by {decision.approver} does not count. {explained}"
+                )
+                refusals.append(refusal_of(decision, reason, message, events.get(decision.event_id)))
             if not self._outbox.wait_saved(_SAVE_SECONDS):
                 waits.update((each.token or "", _Wait.UNKEPT) for each in decisions)
         return refusals, waits
 
     def _is_known(self, refused: RefusedDecision) -> bool:
-        """Return whether the decision is already stored. That it has expired since then is no refusal."""
-        if refused.approver is None or refused.decision_id is None:
+        """Return whether the decision is already stored. A stored decision that expires later is not a refusal."""
+        claims = refused.claims
+        if claims is None:
             return False
-        known = self._outbox.read(approvals.find_decision, "portal", refused.approver, refused.decision_id)
-        return known is not None and known.payload_sha256 == refused.payload_sha256
+        known = self._outbox.read(approvals.find_decision, "portal", claims.approver, claims.decision_id)
+        return known is not None and known.payload_sha256 == claims.payload_sha256
 
     def _stored(self, token: str, claims: Claims) -> StoredDecision:
         return StoredDecision(
@@ -190,9 +198,9 @@ class DecisionInbox:
         )
 
     def _kept_until(self, claims: Claims) -> float:
-        """Return ``exp``. For a hold, which may arrive late, at least a day from now, and at most a day ahead.
+        """Return the time until which the outbox keeps the decision: ``exp``, or about a day from now for a hold.
 
-        A hold on a known event is kept longer.
+        A hold may arrive after its ``exp``. The outbox keeps a hold on a known event until the event is gone.
         """
         expires_at = claims.expires_at.timestamp()
         if claims.verdict is not Verdict.HOLD:
@@ -203,29 +211,19 @@ class DecisionInbox:
 
 
 def _why_it_waits(refused: RefusedDecision) -> _Wait | None:
-    """Return why the token of *refused* may count later; None if it never does."""
     if refused.reason is RefusalReason.KEY_UNUSABLE:
         return _Wait.LATER if isinstance(refused.__cause__, KeyMissing) else _Wait.BROKEN_KEY
     return _Wait.LATER if refused.reason is RefusalReason.NOT_YET_VALID else None
 
 
-def _refusal(refused: RefusedDecision) -> Refusal:
-    return Refusal(
-        reason=refused.reason,
-        message=str(refused),
+def _refusal(refused: RefusedDecision, events: Mapping[str, ScheduledEvent]) -> ApprovalRecord:
+    claims = refused.claims
+    approval = Approval(
         source="portal",
-        decision_id=refused.decision_id,
+        decision_id=None if claims is None else claims.decision_id,
         approvers=() if refused.approver is None else (refused.approver,),
-        event_id=refused.event_id,
+        reason=str(refused),
+        result=refused.reason.value,
     )
-
-
-def _not_kept(decision: StoredDecision, reason: RefusalReason, why: str) -> Refusal:
-    return Refusal(
-        reason=reason,
-        message=f"The decision {decision.decision_id} signed by {decision.approver} does not count. {why}",
-        source="portal",
-        decision_id=decision.decision_id,
-        approvers=(decision.approver,),
-        event_id=decision.event_id,
-    )
+    event = None if claims is None else events.get(claims.event_id)
+    return ApprovalRecord(transition=Transition.APPROVAL_REFUSED, event=event, approval=approval)

@@ -1,11 +1,11 @@
-"""Portal client: one request to the ops portal, and the meaning of its response (PROTOCOL.md, sections 2 to 4).
+"""Sends requests to the ops portal and interprets the responses (PROTOCOL.md, sections 2 to 4).
 
-Only a response of exactly the documented form is used. Any other response is PortalFailed. No message quotes the
-portal, because a response may repeat the bearer token or a decision. The message for a fault is the same for every
-attempt, so the log contains it once.
+The agent uses a response only if its form is valid. Otherwise, the client raises PortalFailed. Error messages contain
+no text of the portal, because a response could repeat the bearer token or a decision. The message of a failure is the
+same for every attempt, so that the log contains the message once.
 
-The client follows no redirect. It uses the proxy of the environment, but not for a loopback address: plain http is
-allowed only there, and a proxy would see the token.
+The client follows no redirects. It uses the proxy of the environment, except for a loopback address. A loopback address
+may use plain http, and a proxy would see the token.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import ssl
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 from urllib.parse import quote, urlsplit
 
 import msgspec
@@ -28,16 +28,13 @@ from bridge.approval.credentials import TOKEN_DEADLINE_SECONDS, PortalCredential
 from bridge.approval.files import is_disabled
 from bridge.config.approval import ApprovalSettings, RemoteSettings
 from bridge.config.trusted_keys import TrustedKey, unusable_keys
-from bridge.errors import ConfigurationError, CredentialFailed, DeadlineExceeded, PortalFailed
+from bridge.errors import ConfigurationError, DeadlineExceeded, PortalFailed
 from bridge.http.failures import is_loopback, root_cause
 from bridge.http.retry_after import retry_after_seconds
-from bridge.http.session import (
-    DeadlineSession,
-    ResponseUnread,
-)
+from bridge.http.session import DeadlineSession, ResponseUnread
 from bridge.text import EXCERPT_CHARACTERS, one_line
 
-#: Added to the wait of a request: its deadline.
+#: The deadline of a request is its wait plus this grace period.
 GRACE_SECONDS = 10.0
 MAX_ANSWER_BYTES = 1024 * 1024
 MAX_DECISIONS = 1_000
@@ -52,31 +49,30 @@ _REFUSED = frozenset({401, 403})
 _GATEWAY = "Set approval.remote.wait_seconds below the timeout of the gateway in front of the portal."
 _ADVICE = {
     401: "Check the token or the client certificate of approval.remote.",
-    403: "Check the token or the client certificate of approval.remote, and what it is allowed to do.",
-    404: "Either it does not know this VM, or approval.remote.url is wrong.",
-    410: "Either it does not know this VM, or approval.remote.url is wrong.",
+    403: "Check the token or the client certificate of approval.remote and its permissions.",
+    404: "Either the portal does not know this VM, or approval.remote.url is wrong.",
+    410: "Either the portal does not know this VM, or approval.remote.url is wrong.",
     504: _GATEWAY,
 }
-_REFUSED_AGAIN = "It also refuses the token that replaced the last one. Check vm.vm_id, and see the portal's log."
+_REFUSED_AGAIN = "The portal also refuses the replacement token. Check vm.vm_id and the portal's log."
 _SAYS_WHEN = frozenset({429, 503})
 _REDIRECTS = range(300, 400)
 _UNCHANGED = 304
-_NO_DECISION = ""
 
 
 class PortalAnswer(msgspec.Struct, frozen=True):
-    """A good response. Unknown members are ignored."""
+    """The body of a good response. Unknown members are ignored."""
 
     index: Annotated[int, Meta(ge=1, le=MAX_INDEX)]
     decisions: Annotated[tuple[str, ...], Meta(max_length=MAX_DECISIONS)]
     epoch: Annotated[str, Meta(min_length=1, max_length=MAX_EPOCH_CHARACTERS)] | None = None
-    """The history in which the index counts; None: the portal does not send it."""
+    """The index is valid only within one epoch. None if the portal sends no epoch."""
 
 
 def agent_header(settings: ApprovalSettings, keys: Sequence[TrustedKey], *, version: str, directory: Path) -> str:
-    """Return the header that describes the agent to the portal: a JSON object in ASCII (PROTOCOL.md, section 2).
+    """Return the header that describes the agent to the portal, as a JSON object (PROTOCOL.md, section 2).
 
-    *keys* are the keys of *settings*. Only keys with a usable file are listed. *directory* is the state directory.
+    The header lists the *keys* whose file is valid. *directory* is the state directory.
     """
     about = {
         "version": version,
@@ -89,10 +85,11 @@ def agent_header(settings: ApprovalSettings, keys: Sequence[TrustedKey], *, vers
 
 
 class PortalClient:
-    """Sends requests to the portal of *remote*; for one thread, except `close`.
+    """Sends requests to the portal of *remote*. Only `close` can be called from another thread.
 
-    *document* returns the attested document for a nonce, for `credential = "attested"`. *agent* returns the header
-    that describes the agent. Raises ConfigurationError for plain http to another machine.
+    *document* returns the attested document for a nonce. The client needs this function for `credential = "attested"`.
+    *agent* returns the header that describes the agent. Raises ConfigurationError if the URL uses plain http for
+    another machine.
     """
 
     def __init__(
@@ -116,7 +113,10 @@ class PortalClient:
         self._agent = agent
         self._deadline_seconds = remote.wait_seconds + grace_seconds
         self.longest_poll_seconds = self._deadline_seconds + TOKEN_DEADLINE_SECONDS
-        """The longest duration of `poll`, including the wait for a token."""
+        """The maximum duration of `poll`, including the wait for a token."""
+        self._certificate: str | tuple[str, str] | None = remote.client_cert_file
+        if remote.client_cert_file is not None and remote.client_key_file is not None:
+            self._certificate = (remote.client_cert_file, remote.client_key_file)
         self._is_closed = False
         self._token_session: DeadlineSession | None = None
         self._session = _session()
@@ -124,29 +124,27 @@ class PortalClient:
         self._credential = credential or self._credential_of(remote, document)
 
     def poll(self, vm_id: str, *, index: int) -> PortalAnswer:
-        """Return the decisions for *vm_id* after *index*; a 204 has the same index and no decisions.
+        """Return the decisions for *vm_id* after *index*; raise PortalFailed or CredentialFailed.
 
-        Raise PortalFailed.
+        If the portal has no new decisions, the result has the same index and no decisions.
         """
-        try:
-            response = self._get(vm_id, index)
-        except CredentialFailed as error:
-            raise PortalFailed(
-                str(error), needs_attention=error.needs_attention, retry_after_seconds=error.retry_after_seconds
-            ) from error
-        except ResponseUnread as error:
-            if error.response is None or error.response.status_code == _OK:
-                raise PortalFailed(
-                    f"The answer of the portal at {self.origin} has more than {MAX_ANSWER_BYTES} bytes or a "
-                    "Content-Encoding, and is not used."
-                ) from error
-            response = error.response  # only its status counts
-        except DeadlineExceeded as error:
-            raise PortalFailed(
-                f"The portal at {self.origin} gave no complete answer within {self._deadline_seconds:g} s."
-            ) from error
-        except (requests.RequestException, OSError, ValueError) as error:
-            raise self._unreachable(error) from error
+        headers = {"Accept": "application/json"}
+        token = self._credential.bearer()
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token}"
+        if self._is_closed:
+            raise PortalFailed(f"The client of the portal at {self.origin} is closed.")
+        if self._agent is not None:
+            headers[AGENT_HEADER] = self._agent()
+        response = self._request(
+            self._session,
+            "GET",
+            f"/vms/{quote(vm_id.lower(), safe='')}/decisions",
+            params={"index": str(index), "wait": str(self._remote.wait_seconds)},
+            headers=headers,
+            deadline_seconds=self._deadline_seconds,
+            max_body_bytes=MAX_ANSWER_BYTES,
+        )
         if response.status_code == _NO_CONTENT:
             return PortalAnswer(index, ())
         if response.status_code != _OK:
@@ -154,11 +152,11 @@ class PortalClient:
         return self._read(response.content)
 
     def bearer(self) -> str | None:
-        """Return the bearer token, None if none is configured; raise CredentialFailed."""
+        """Return the bearer token, or None if no token is configured; raise CredentialFailed."""
         return self._credential.bearer()
 
     def drop_connections(self) -> None:
-        """Close the idle connections. After a failure, a new connection may take another route or certificate."""
+        """Close the idle connections. After a failure, a new connection may reach another server."""
         self._session.close()
 
     def stop_waiting(self) -> None:
@@ -166,7 +164,7 @@ class PortalClient:
         self._credential.close()
 
     def close(self) -> None:
-        """Cancel the current request, and send no more requests."""
+        """Cancel the current request and send no more requests."""
         self._is_closed = True
         self._credential.close()
         self._session.close()
@@ -185,57 +183,54 @@ class PortalClient:
         return RenewedCredential(AttestedToken(partial(self._post, session), document, portal=self.origin))
 
     def _post(self, session: DeadlineSession, path: str, body: bytes) -> requests.Response:
-        """Post *body* to *path* and return the response with any status; raise PortalFailed without a response."""
         try:
-            return session.request(
+            return self._request(
+                session,
                 "POST",
-                f"{self._url}{path}",
+                path,
                 data=body,
                 headers={"Accept": "application/json", "Content-Type": "application/json", "Connection": "close"},
                 deadline_seconds=TOKEN_DEADLINE_SECONDS,
                 max_body_bytes=_MAX_TOKEN_ANSWER_BYTES,
-                proxies=self._proxies,
-                verify=self._remote.ca_file or True,
-                cert=self._certificate(),
             )
-        except ResponseUnread as error:
-            if error.response is None:
-                raise self._unreachable(error) from error
-            return error.response  # only its status counts
-        except DeadlineExceeded as error:
-            raise PortalFailed(
-                f"The portal at {self.origin} gave no complete answer within {TOKEN_DEADLINE_SECONDS:g} s."
-            ) from error
-        except (requests.RequestException, OSError, ValueError) as error:
-            raise self._unreachable(error) from error
         finally:
             # The server closes the connection after the response, also if the response has no "Connection: close".
             session.close()
 
-    def _get(self, vm_id: str, index: int) -> requests.Response:
-        token = self._credential.bearer()
-        if self._is_closed:
-            raise PortalFailed(f"The portal at {self.origin} is not asked any more.")
-        headers = {"Accept": "application/json"}
-        if token is not None:
-            headers["Authorization"] = f"Bearer {token}"
-        if self._agent is not None:
-            headers[AGENT_HEADER] = self._agent()
-        return self._session.request(
-            "GET",
-            f"{self._url}/vms/{quote(vm_id.lower(), safe='')}/decisions",
-            params={"index": str(index), "wait": str(self._remote.wait_seconds)},
-            headers=headers,
-            deadline_seconds=self._deadline_seconds,
-            max_body_bytes=MAX_ANSWER_BYTES,
-            proxies=self._proxies,
-            verify=self._remote.ca_file or True,
-            cert=self._certificate(),
-        )
-
-    def _certificate(self) -> str | tuple[str, str] | None:
-        certificate, key = self._remote.client_cert_file, self._remote.client_key_file
-        return certificate if certificate is None or key is None else (certificate, key)
+    def _request(
+        self,
+        session: DeadlineSession,
+        method: str,
+        path: str,
+        *,
+        deadline_seconds: float,
+        max_body_bytes: int,
+        **options: Any,
+    ) -> requests.Response:
+        try:
+            return session.request(
+                method,
+                f"{self._url}{path}",
+                deadline_seconds=deadline_seconds,
+                max_body_bytes=max_body_bytes,
+                proxies=self._proxies,
+                verify=self._remote.ca_file or True,
+                cert=self._certificate,
+                **options,
+            )
+        except ResponseUnread as error:
+            if error.response is not None and error.response.status_code != _OK:
+                return error.response  # only its status counts
+            raise PortalFailed(
+                f"The portal at {self.origin} sent a response with more than {max_body_bytes} bytes or with a "
+                "Content-Encoding. The agent does not use this response."
+            ) from error
+        except DeadlineExceeded as error:
+            raise PortalFailed(
+                f"The portal at {self.origin} sent no complete response within {deadline_seconds:g} s."
+            ) from error
+        except (requests.RequestException, OSError, ValueError) as error:
+            raise self._unreachable(error) from error
 
     def _refuse(self, response: requests.Response) -> NoReturn:
         status = response.status_code
@@ -244,8 +239,10 @@ class PortalClient:
         if status in _REFUSED and self._remote.credential is not None:
             advice = "The agent requests another token." if has_new_token else _REFUSED_AGAIN
         if status in _REDIRECTS and status != _UNCHANGED:
-            advice = "Redirects are not followed. Put the right address into approval.remote.url."
-        message = f"The portal at {self.origin} answered {status} {http.client.responses.get(status, '')}".rstrip()
+            advice = "The agent follows no redirects. Set approval.remote.url to the final address."
+        message = (
+            f"The portal at {self.origin} responded with {status} {http.client.responses.get(status, '')}".rstrip()
+        )
         raise PortalFailed(
             f"{message}. {advice}".rstrip(),
             needs_attention=bool(advice) and advice is not _GATEWAY and not has_new_token,
@@ -254,12 +251,16 @@ class PortalClient:
 
     def _read(self, body: bytes) -> PortalAnswer:
         try:
-            return _answer(body)
+            value = strict_json.loads(body.decode("utf-8", "replace"), allows_duplicates=True)
+            if isinstance(value, dict) and isinstance(value.get("decisions"), list):
+                # Text that is refused replaces any other value. The other decisions count, and one may be a hold.
+                value["decisions"] = [each if isinstance(each, str) else "" for each in value["decisions"]]
+            return msgspec.convert(value, PortalAnswer)
         except ValueError as error:
-            # Only this error quotes nothing and is the same for every attempt.
+            # Other errors quote the response or differ from attempt to attempt.
             shape = f" ({error})" if isinstance(error, msgspec.ValidationError) else ""
             raise PortalFailed(
-                f"The portal at {self.origin} answered 200 with a body that is no answer{shape}, and not used."
+                f"The portal at {self.origin} responded with 200 and an invalid body{shape}. The agent ignores it."
             ) from error
 
     def _unreachable(self, error: Exception) -> PortalFailed:
@@ -278,26 +279,13 @@ def _session() -> DeadlineSession:
     return session
 
 
-def _answer(body: bytes) -> PortalAnswer:
-    """Return the response in *body*; raise ValueError if it is invalid.
-
-    A decision that is not text does not invalidate the others, because one of them may be a hold. It is replaced by a
-    text that is refused.
-    """
-    value = strict_json.loads(body.decode("utf-8", "replace"), allows_duplicates=True)
-    if isinstance(value, dict) and isinstance(value.get("decisions"), list):
-        value["decisions"] = [each if isinstance(each, str) else _NO_DECISION for each in value["decisions"]]
-    return msgspec.convert(value, PortalAnswer)
-
-
 #: The peer closed the connection under TLS. This is not a problem of certificates.
 _BROKEN_OFF = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionError, TimeoutError)
 
 
 def _words(cause: BaseException) -> str:
-    """Return a description of the error without text of the peer or of a header."""
     if isinstance(cause, http.client.RemoteDisconnected):
-        return "it closed the connection without an answer"
+        return "it closed the connection without a response"
     if isinstance(cause, OSError) and not isinstance(cause, requests.RequestException):
         return one_line(str(cause) or type(cause).__name__, EXCERPT_CHARACTERS)
     return type(cause).__name__

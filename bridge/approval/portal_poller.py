@@ -1,13 +1,17 @@
-"""Portal poller: the outbound long poll for signed decisions (PROTOCOL.md, sections 2 to 4).
+"""The portal poller requests signed decisions from the ops portal with a long poll (PROTOCOL.md, sections 2 to 4).
 
-The poller has its own thread and delays neither the poll of the metadata service nor a sink. It verifies nothing. The
-index is in memory only, so every start asks for all decisions again, and known decisions are acknowledged silently.
-The index advances only after the tokens were taken. It is valid in one epoch of the portal only, because a portal that
-was restored from a backup counts again from an older index. The poller starts over at index 0 when the state of
-another machine was replaced, and when the clock was set.
+The poller has its own thread, so it delays neither the poll of the metadata service nor a sink. It passes the tokens to
+the inbox, which verifies them.
 
-Each request ends by its deadline, and `stop` cancels it, except for a resolver that hangs (`bridge.http.watchdog`). In
-that case, the thread is abandoned, and its response is not used.
+The index of the last response is only in memory. After each start, the poller therefore requests all decisions again.
+The poller also starts again at index 0 in these cases:
+
+- The portal reports another epoch or a lower index, for example after it was restored from a backup.
+- The agent has replaced the state of another machine.
+- The wall clock was set, because a wrong clock may have refused decisions.
+
+Each request ends at its deadline, and `stop` cancels the current request. Only a DNS resolver that hangs cannot be
+canceled (`bridge.http.watchdog`). The agent then abandons the thread and ignores its response.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from bridge.approval.decision_token import MAX_TOKEN_CHARACTERS
 from bridge.approval.portal_client import MAX_ANSWER_BYTES, MAX_DECISIONS, PortalAnswer, PortalClient
 from bridge.backoff import RETRY_AFTER_CAP_SECONDS, full_jitter
 from bridge.clock import CLOCK_SKEW_SECONDS, REAL_CLOCK, Clock
-from bridge.errors import PortalFailed
+from bridge.errors import CredentialFailed, PortalFailed
 from bridge.events.event import VmIdentity
 from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import ChannelMetrics
@@ -33,9 +37,9 @@ _IDENTITY_SECONDS = 1.0
 _STOP_SECONDS = 1.0
 _STOP_POLL_SECONDS = 0.05
 
-#: From the start of a request without new decisions to the next.
+#: The minimum time between the starts of two requests.
 _INTERVAL_SECONDS = 1.0
-#: After a response with new decisions, because there may be more.
+#: The minimum time after a response with new decisions, because there may be more.
 _NEWS_SECONDS = 0.1
 _BACKOFF_BASE_SECONDS = 1.0
 _BACKOFF_CAP_SECONDS = 60.0
@@ -44,18 +48,17 @@ JITTER_SECONDS = 1.0
 
 
 def _is_full(answer: PortalAnswer) -> bool:
-    """Return whether more decisions may follow in the next response."""
     size = sum(map(len, answer.decisions))
     return len(answer.decisions) >= MAX_DECISIONS or size > MAX_ANSWER_BYTES - 2 * MAX_TOKEN_CHARACTERS
 
 
 class PortalPoller:
-    """Keeps a request open with *client* and passes the tokens of every response to *receive*.
+    """Requests decisions with *client*, and passes the tokens of each response to *receive*.
 
-    *vm* returns this VM. While its vmId is None, no request is sent. *receive* runs on the poller's thread, and may
-    receive known tokens. If it raises, the same tokens are requested again. When *outbox_epoch* (`Outbox.epoch`)
-    changes, the poller starts over at index 0. The first request is sent at a random time within
-    *first_within_seconds*. *wait* waits for an event for some seconds and returns whether the event is set.
+    *vm* returns the identity of this VM. The poller sends no request while the vmId is unknown. *receive* runs on the
+    thread of the poller and can get the same token again. If *receive* raises an exception, the poller requests the
+    same tokens again. When the value of *outbox_epoch* changes, the poller starts again at index 0. The poller sends
+    the first request at a random time within *first_within_seconds*. Tests can replace *wait*.
     """
 
     def __init__(
@@ -65,7 +68,7 @@ class PortalPoller:
         vm: Callable[[], VmIdentity],
         receive: Callable[[Sequence[str]], None],
         outbox_epoch: Callable[[], int] = lambda: 0,
-        metrics: ChannelMetrics | None = None,
+        metrics: ChannelMetrics,
         first_within_seconds: float = 0.0,
         clock: Clock = REAL_CLOCK,
         wait: Callable[[threading.Event, float], bool] = threading.Event.wait,
@@ -84,9 +87,8 @@ class PortalPoller:
         self._wall_ahead_seconds: float | None = None
         self._index = 0
         self._epoch: str | None = None
-        self._was_asked = False
         self.read_epoch: int | None = None
-        """The epoch of the outbox for which all decisions from index 0 were taken."""
+        """The epoch of the outbox in which the agent has received all decisions from index 0."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="approval-channel", daemon=True)
         self.loop_watch = LoopWatch(clock)
@@ -96,7 +98,7 @@ class PortalPoller:
         self._thread.start()
 
     def stop(self) -> None:
-        """End within a second, even while the portal holds a request. A second stop does nothing."""
+        """Stop the thread within a second, even during a long poll. A second call has no effect."""
         self._stop.set()
         deadline = time.monotonic() + _STOP_SECONDS
         self._client.stop_waiting()
@@ -105,8 +107,7 @@ class PortalPoller:
             self._thread.join(_STOP_POLL_SECONDS)
             self._client.close()  # repeatedly, because the thread may just begin a request
         self._client.close()
-        if self._metrics is not None:
-            self._metrics.failed()
+        self._metrics.failed()
 
     def _run(self) -> None:
         try:
@@ -124,20 +125,21 @@ class PortalPoller:
             self._wait(self._stop, delay_seconds)
 
     def _run_once(self) -> float:
-        """Send one request, and return the seconds until the next."""
         try:
             vm_id = self._vm().vm_id
             if not vm_id:
                 self._log.problem(
-                    "vm_id", logging.INFO, "The portal is not asked before this VM's vmId is known; set vm.vm_id."
+                    "vm_id",
+                    logging.INFO,
+                    "The agent asks the portal when the vmId of this VM is known. You can set vm.vm_id.",
                 )
                 return _IDENTITY_SECONDS
-            self._log.recovered("vm_id", "This VM's vmId is known now, and the portal is asked.")
+            self._log.recovered("vm_id", "The vmId of this VM is known, and the agent asks the portal.")
             return self._poll(vm_id)
-        except PortalFailed as error:
+        except (PortalFailed, CredentialFailed) as error:
             return self._failed(error)
         except Exception as error:  # noqa: BLE001 - the thread must continue
-            message = "Decisions of the portal could not be handed on; they will come again."
+            message = "The agent could not process decisions of the portal, and requests them again."
             # Without the message of the exception, which may quote a decision.
             wordless = RuntimeError(type(error).__name__).with_traceback(error.__traceback__)
             self._log.problem("offer", logging.ERROR, message, exc_info=wordless)
@@ -151,14 +153,19 @@ class PortalPoller:
         answer = self._client.poll(vm_id, index=self._index)
         if self._stop.is_set():
             return 0.0
-        self._answered()
+        self._metrics.answered(self._clock.timestamp())
+        self._log.recovered("portal", "The portal responds again.", portal=self._client.origin)
         if answer.decisions:
             self._receive(answer.decisions)
-            self._log.recovered("offer", "Decisions of the portal are handed on again.")
+            self._log.recovered("offer", "The agent processes decisions of the portal again.")
         self._failures = 0
         before, self._index = self._index, answer.index
         if answer.index < before or self._is_other_epoch(answer, before):
-            self._log.problem("index", logging.INFO, "The portal started over, so it is asked from the beginning.")
+            self._log.problem(
+                "index",
+                logging.INFO,
+                "The index of the portal is not valid any more. The agent requests all decisions again.",
+            )
             self._index = 0
         elif not _is_full(answer) and self.read_epoch != asked_for[1]:
             self.read_epoch = asked_for[1]
@@ -167,42 +174,31 @@ class PortalPoller:
         return max(0.0, began_at + interval_seconds - self._clock.monotonic())
 
     def _is_clock_set(self) -> bool:
-        """Return whether the wall clock was set: a decision that a wrong clock refused may count now."""
+        """Return whether the wall clock was set since the last call."""
         now = self._clock.instant()
         before, self._wall_ahead_seconds = self._wall_ahead_seconds, now.wall.timestamp() - now.monotonic
         return before is not None and abs(self._wall_ahead_seconds - before) > CLOCK_SKEW_SECONDS
 
     def _is_other_epoch(self, answer: PortalAnswer, before: int) -> bool:
-        """Return whether the index *before* belongs to another epoch; a response may omit the epoch."""
         known = self._epoch
         if answer.epoch is None or answer.epoch == known:
             return False
         self._epoch = answer.epoch
         return before > 0
 
-    def _answered(self) -> None:
-        if self._metrics is not None:
-            self._metrics.answered(self._clock.timestamp())
-        if not self._was_asked:
-            self._was_asked = True
-            logger.info("The portal answers.", extra={"portal": self._client.origin})
-        self._log.recovered("portal", "The portal answers again.", portal=self._client.origin)
-
-    def _failed(self, error: PortalFailed) -> float:
+    def _failed(self, error: PortalFailed | CredentialFailed) -> float:
         if self._stop.is_set():
             return 0.0
-        self._was_asked = True
-        if self._metrics is not None:
-            self._metrics.failed()
+        self._metrics.failed()
         self._client.drop_connections()
         level = logging.ERROR if error.needs_attention else logging.WARNING
-        self._log.problem("portal", level, f"{error} It is asked again.")
+        self._log.problem("portal", level, f"{error} The agent tries again.", kind=repr(type(error)))
         return self._backoff(error.retry_after_seconds)
 
     def _backoff(self, retry_after_seconds: float | None) -> float:
-        """Return the seconds after a failure, or the portal's Retry-After, up to an hour.
+        """Return the delay after a failure: the Retry-After of the portal, up to an hour, or a growing random delay.
 
-        A Retry-After of 0 is ignored. Otherwise, all VMs would send their next request at the same moment.
+        A Retry-After of 0 is ignored. Otherwise, all VMs would send their next request at the same time.
         """
         self._failures += 1
         if retry_after_seconds:

@@ -1,8 +1,8 @@
-"""Writes the outcomes of approvals, counts and logs each of their records, and limits the records of refusals.
+"""Writes, counts, and logs the outcomes of approvals, and limits the number of records about refusals.
 
-A stranger can send ten thousand forgeries. These forgeries must not evict real records or page people ten thousand
-times. The first refusal of a reason produces a record at once, and the refusals of the following minute produce one
-record, with a count.
+Anyone who controls the portal can send thousands of forged tokens. The records of these refusals must not evict other
+records or page a person thousands of times. The first refusal for a reason therefore produces a record immediately.
+Further refusals for this reason within a minute produce one record with a count.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from functools import partial
 
 import msgspec
 
-from bridge.approval.evaluation import Evaluation, Refusal
+from bridge.approval.changes import Changes
 from bridge.clock import REAL_CLOCK, Clock
-from bridge.errors import RefusalReason
-from bridge.events.event import Document, Incarnation
-from bridge.events.record import Approval, Transition, TransitionRecord
+from bridge.events.event import Incarnation
+from bridge.events.record import Transition, TransitionRecord
 from bridge.metrics.metrics import Metrics
 from bridge.outbox import approvals
 from bridge.outbox.outbox import Outbox
@@ -31,47 +30,43 @@ QUIET_SECONDS = 60.0
 
 
 class _Refusals(msgspec.Struct, kw_only=True):
-    """The refusals of one reason that are not recorded yet."""
-
-    first: Refusal | None = None
+    first: ApprovalRecord | None = None
     count: int = 0
     quiet_until: float = -math.inf
 
 
 class ApprovalRecorder:
-    """Writes to *outbox* and reports to *metrics*. `refuse` is safe to use from several threads."""
+    """Writes outcomes to *outbox* and reports them to *metrics*. Any thread can call `refuse`."""
 
     def __init__(self, outbox: Outbox, metrics: Metrics, *, clock: Clock = REAL_CLOCK) -> None:
         self._outbox = outbox
         self._metrics = metrics
         self._clock = clock
         self._lock = threading.Lock()
-        self._refusals: dict[RefusalReason, _Refusals] = {}
+        self._refusals: dict[str, _Refusals] = {}
 
-    def refuse(self, refusals: Sequence[Refusal], document: Document | None = None) -> None:
-        """Count *refusals*, with the events in *document* that they name."""
-        events = {} if document is None else {event.event_id: event for event in document.events}
+    def refuse(self, refusals: Sequence[ApprovalRecord]) -> None:
+        """Count *refusals*. A later call of `write` or `write_refusals` writes their records."""
         with self._lock:
             for refusal in refusals:
-                known = self._refusals.setdefault(refusal.reason, _Refusals())
-                event = refusal.event or (refusal.event_id and events.get(refusal.event_id)) or None
-                known.first = known.first or msgspec.structs.replace(refusal, event=event)
+                known = self._refusals.setdefault(refusal.approval.result, _Refusals())
+                known.first = known.first or refusal
                 known.count += 1
 
-    def write(self, evaluation: Evaluation, stream_id: str, incarnation: Incarnation) -> None:
-        """Write *evaluation* and its records in one change."""
-        self.refuse(evaluation.refusals)
+    def write(self, changes: Changes, stream_id: str, incarnation: Incarnation) -> None:
+        """Write *changes* and their records in one change of the outbox."""
+        self.refuse(changes.refusals)
         store = partial(
             approvals.write_changes,
             stream_id=stream_id,
-            approvals=evaluation.approvals,
-            decisions=evaluation.decisions,
+            approvals=changes.approvals,
+            decisions=changes.decisions,
         )
-        outcomes = [*evaluation.records, *self._due()]
+        outcomes = [*changes.records, *self._due()]
         self._report(self._outbox.append_outcomes(outcomes, incarnation=incarnation, first=store))
 
     def write_refusals(self, incarnation: Incarnation) -> None:
-        """Write the records of refusals that are due."""
+        """Write the records about refusals that are due."""
         if outcomes := self._due():
             self._report(self._outbox.append_outcomes(outcomes, incarnation=incarnation))
 
@@ -81,12 +76,11 @@ class ApprovalRecorder:
         with self._lock:
             for known in self._refusals.values():
                 if known.first is not None and known.quiet_until <= now:
-                    records.append(_record(known.first, known.count))
+                    records.append(_counted(known.first, known.count))
                     known.first, known.count, known.quiet_until = None, 0, now + QUIET_SECONDS
         return records
 
     def _report(self, records: Sequence[TransitionRecord]) -> None:
-        """Count and log *records* about approvals."""
         for record in records:
             self._metrics.recorded(record.transition)
             approval = record.approval
@@ -109,19 +103,8 @@ class ApprovalRecorder:
             )
 
 
-def _record(refusal: Refusal, count: int) -> ApprovalRecord:
-    message = refusal.message
-    if count > 1:
-        message = f"{message} ({count} decisions were refused for this reason; this is the first of them.)"
-    return ApprovalRecord(
-        transition=Transition.APPROVAL_REFUSED,
-        event=refusal.event,
-        approval=Approval(
-            source=refusal.source,
-            decision_id=refusal.decision_id,
-            approvers=refusal.approvers,
-            reason=message,
-            result=refusal.reason.value,
-        ),
-        arrivals=refusal.arrivals,
-    )
+def _counted(refusal: ApprovalRecord, count: int) -> ApprovalRecord:
+    if count == 1:
+        return refusal
+    reason = f"{refusal.approval.reason} ({count} decisions were refused for this reason; this is the first of them.)"
+    return msgspec.structs.replace(refusal, approval=msgspec.structs.replace(refusal.approval, reason=reason))

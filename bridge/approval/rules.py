@@ -1,12 +1,12 @@
-"""Local rules: the rule that matches an event, and whether and when this VM acts on it.
+"""Local rules let this VM approve or hold an event without a person.
 
-Rules decide without a person, so they match strictly. An unknown value matches no condition on that value. An approval
-is consent for every VM in Resources, so an ``approve`` rule matches only if Resources and the name of this VM are
-known. A ``hold`` rule does no harm and may match without them.
+A rule matches strictly, because no person checks its result. A condition never matches an unknown value. An
+approval is consent for every VM in Resources, so an ``approve`` rule needs known Resources and a known name of this VM.
+A ``hold`` rule is harmless and can match without them.
 
-`RuleEngine` applies the rules to each Scheduled event. After a rule has acted on a version of an event, no rule acts on
-this version again. The delay of a VM that is not the leader begins when this agent first sees the version, so an agent
-that starts late waits too long rather than too short. A signed hold stops every rule for its event.
+A rule acts at most once on each version of an event. If ``act`` is ``leader``, the first VM in Resources acts at once,
+and each further VM waits longer. This delay starts when the agent first sees the version of the event, so an agent that
+starts late waits too long instead of too short. A signed hold stops all rules for its event.
 """
 
 from __future__ import annotations
@@ -15,18 +15,21 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from bridge.approval.evaluation import DocumentIndex, Evaluation, Refusal, newest_holds
+from bridge.approval.changes import Changes, approval_record
+from bridge.approval.document_index import DocumentIndex
+from bridge.approval.holds import newest_holds
+from bridge.approval.refusal_reasons import RefusalReason
 from bridge.clock import REAL_CLOCK, Clock
 from bridge.config.approval import ApprovalSettings, RuleSettings
-from bridge.errors import RefusalReason
 from bridge.events.event import ScheduledEvent, VmIdentity, names_vm, normal_name
+from bridge.events.record import Transition
 from bridge.outbox.rows import ApprovalStage, ApprovalState, EventVersion, PendingApproval
 
 _PREFIX = "rule:"
 
 
 class RuleEngine:
-    """Applies the rules of *settings*; *vm* returns the identity of this VM."""
+    """Applies the rules in *settings* to the Scheduled events. *vm* returns the identity of this VM."""
 
     def __init__(self, settings: ApprovalSettings, *, vm: Callable[[], VmIdentity], clock: Clock = REAL_CLOCK) -> None:
         self._settings = settings
@@ -34,7 +37,7 @@ class RuleEngine:
         self._clock = clock
         self._first_seen: dict[EventVersion, float] = {}
         self.is_waiting = False
-        """True if a rule may act later."""
+        """True if a rule may act on an event later."""
 
     def rule_behind(self, approval: PendingApproval, index: DocumentIndex) -> RuleSettings | None:
         """Return the rule behind *approval* if it is still the first rule that matches the event."""
@@ -44,9 +47,9 @@ class RuleEngine:
         rule = first_match(self._settings.rules, event, vm_name=self._vm().name)
         return rule if rule is not None and _PREFIX + rule.name == approval.source else None
 
-    def apply(self, state: ApprovalState, index: DocumentIndex, *, may_begin: Callable[[], bool]) -> Evaluation:
-        """Return the changes by the rules. Unless *may_begin* returns True, no approval begins."""
-        result = Evaluation()
+    def apply(self, state: ApprovalState, index: DocumentIndex, *, may_begin: Callable[[], bool]) -> Changes:
+        """Return the changes that the rules cause. If *may_begin* returns False, no rule begins an approval."""
+        result = Changes()
         now = self._clock.monotonic()
         doubted = {key: seen_at for key, seen_at in self._first_seen.items() if key[0] in index.unsettled}
         self._first_seen = doubted | {key: self._first_seen.get(key, now) for key in index.digests.items()}
@@ -64,9 +67,8 @@ class RuleEngine:
         return result
 
     def _is_free(self, state: ApprovalState, key: EventVersion) -> bool:
-        """Return whether a rule may act on this version of the event."""
         approval = state.approvals.get(key)
-        # An approval that was withdrawn or only a dry run may begin again under a new configuration.
+        # With a new configuration, an approval that was withdrawn or a dry run may begin again.
         return (
             approval is None
             or approval.state is ApprovalStage.WITHDRAWN
@@ -74,7 +76,6 @@ class RuleEngine:
         )
 
     def _approvals_of(self, event: ScheduledEvent, key: EventVersion) -> list[PendingApproval]:
-        """Return the approval by the first rule that matches *event*, if this VM acts on it now."""
         vm_name = self._vm().name
         rule = first_match(self._settings.rules, event, vm_name=vm_name)
         if rule is None or rule.action != "approve":
@@ -87,8 +88,7 @@ class RuleEngine:
         source = _PREFIX + rule.name
         return [PendingApproval(event_id=key[0], event_digest=key[1], state=stage, source=source, event=event)]
 
-    def _withdraw_stale(self, state: ApprovalState, index: DocumentIndex, result: Evaluation) -> None:
-        """Withdraw approvals of a rule that was removed or is no longer the first match."""
+    def _withdraw_stale(self, state: ApprovalState, index: DocumentIndex, result: Changes) -> None:
         for approval in state.approvals.values():
             is_open = approval.state in (ApprovalStage.WANTED, ApprovalStage.DRAINING)
             if not is_open or not approval.source.startswith(_PREFIX) or approval.event_id in index.unsettled:
@@ -96,20 +96,14 @@ class RuleEngine:
             if self.rule_behind(approval, index) is not None:
                 continue
             result.approvals.append(msgspec.structs.replace(approval, state=ApprovalStage.WITHDRAWN))
-            result.refusals.append(
-                Refusal(
-                    reason=RefusalReason.SUPERSEDED,
-                    message="The rule behind this approval was removed, or no longer matches.",
-                    source=approval.source,
-                    event=approval.event,
-                )
-            )
+            why, message = RefusalReason.SUPERSEDED, "The rule behind this approval was removed, or no longer matches."
+            result.refusals.append(approval_record(approval, Transition.APPROVAL_REFUSED, why, message=message))
 
 
 def first_match(rules: Iterable[RuleSettings], event: ScheduledEvent, *, vm_name: str | None) -> RuleSettings | None:
-    """Return the first of *rules* that matches *event* on the VM *vm_name*; None without a match.
+    """Return the first of *rules* that matches *event* on the VM *vm_name*, or None.
 
-    *vm_name* is None while it is unknown. Names are compared as a whole and case-insensitively.
+    Names are compared as a whole and case-insensitively. *vm_name* is None while the name of this VM is unknown.
     """
     return next((rule for rule in rules if _matches(rule, event, vm_name)), None)
 
@@ -117,7 +111,8 @@ def first_match(rules: Iterable[RuleSettings], event: ScheduledEvent, *, vm_name
 def may_run_command(rule: RuleSettings, event: ScheduledEvent, vm_name: str | None) -> bool:
     """Return whether the command of *rule* prepares every VM of *event*.
 
-    A drain of this VM prepares no other VM, so Resources must be exactly this VM, unless ``command_covers_all``.
+    A drain of this VM does not prepare other VMs. Unless ``command_covers_all`` is set, the command therefore runs only
+    for events that name this VM alone.
     """
     if rule.command is None or not _is_clear_who(event, vm_name):
         return False
@@ -127,10 +122,10 @@ def may_run_command(rule: RuleSettings, event: ScheduledEvent, vm_name: str | No
 def act_delay_seconds(
     rule: RuleSettings, event: ScheduledEvent, *, vm_name: str | None, fallback_seconds: float
 ) -> float | None:
-    """Return the delay of this VM before it follows *rule*; None: it never does.
+    """Return the seconds that this VM waits before it follows *rule*, or None if it never does.
 
-    ``each``: no delay. ``leader``: the first VM in Resources does not wait, and the k-th VM after it waits k times
-    *fallback_seconds*. A VM that is not in Resources never acts.
+    If ``act`` is ``each``, there is no delay. If ``act`` is ``leader``, the first VM in Resources does not wait, and
+    the k-th VM after it waits k times *fallback_seconds*. A VM that is not in Resources never acts.
     """
     if not _is_clear_who(event, vm_name):
         return None
@@ -176,5 +171,4 @@ def _names_only(event: ScheduledEvent, vm_name: str | None) -> bool:
 
 
 def _is_clear_who(event: ScheduledEvent, vm_name: str | None) -> bool:
-    """Return whether the VMs of *event* and the name of this VM are known."""
     return bool(vm_name) and bool(event.resources)

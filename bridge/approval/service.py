@@ -1,13 +1,14 @@
-"""Approval service: builds, starts, and stops the approver and the portal poller.
+"""Builds, starts, and stops the two threads of approvals: the approver and the portal poller.
 
-An approver ends before the next one starts on the same decisions. The approver is imported only if the configuration
-has an `[approval]` table, because the verification of signatures needs 1 MB of memory.
+On a reload, the old approver ends before the new approver starts, because both use the same decisions. The modules of
+the approver are imported only if the configuration has an `[approval]` table, because the verification of signatures
+needs 1 MB of memory.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from bridge.clock import REAL_CLOCK, Clock
 from bridge.config.approval import ApprovalSettings, RemoteSettings
+from bridge.config.settings import Settings
 from bridge.events.event import VmIdentity
 from bridge.imds.client import ImdsClient
 from bridge.metrics.metrics import Metrics, own_version
@@ -31,7 +33,7 @@ _JOIN_SECONDS = 1.0
 
 
 class ApprovalService:
-    """Approves for the VM that *vm* returns; *directory* is the state directory."""
+    """The approvals of one VM. *vm* returns its identity, and *directory* is the state directory."""
 
     def __init__(
         self,
@@ -48,32 +50,15 @@ class ApprovalService:
         self._directory = directory
         self._clock = clock
         self._portal_url: str | None = None
-        self._configuration: Path | None = None
-        self._secret_variables: Collection[str] = ()
-        self._imds_timeout_seconds = 5.0
         self._files: ApprovalFiles | None = None
         self._portal_poller: PortalPoller | None = None
         self.approver: Approver | None = None
-        """None where nothing is ever approved."""
+        """None if the configuration has no `[approval]` table."""
 
-    def configure(
-        self,
-        settings: ApprovalSettings | None,
-        imds: ImdsClient,
-        *,
-        configuration: Path | None = None,
-        secret_variables: Collection[str] = (),
-        imds_timeout_seconds: float = 5.0,
-    ) -> None:
-        """Build the approver and the portal poller of *settings*. Those of the last configuration must have ended.
-
-        *configuration* is the configuration file. Commands do not receive the environment's *secret_variables*. A
-        request by *imds* takes at most *imds_timeout_seconds*.
-        """
-        self._configuration = configuration
-        self._secret_variables = secret_variables
-        self._imds_timeout_seconds = imds_timeout_seconds
-        remote = None if settings is None else settings.remote
+    def configure(self, settings: Settings, imds: ImdsClient) -> None:
+        """Build the approver and the portal poller. The previous approver and poller must have ended."""
+        approval = settings.approval
+        remote = None if approval is None else approval.remote
         self._metrics.watch_approved(lambda: 0.0)
         if remote is None:
             self._metrics.forget_approval_channel()
@@ -81,15 +66,16 @@ class ApprovalService:
         elif remote.url != self._portal_url:  # another portal may have holds that the agent does not know
             self._outbox.awaits_portal = True
         self._portal_url = None if remote is None else remote.url
-        self._files = None
         self._metrics.approval_files(unsafe=0, unusable_keys=0)
-        self.approver = None if settings is None else self._build_approver(settings, imds)
+        self._files = self._portal_poller = self.approver = None
+        if approval is None:
+            return
+        self.approver = self._build_approver(settings, approval, imds)
         self.check_files()
-        self._portal_poller = None
-        if settings is not None and remote is not None and self.approver is not None:
-            self._portal_poller = self._build_portal_poller(settings, remote, self.approver, imds)
+        if remote is not None:
+            self._portal_poller = self._build_portal_poller(approval, remote, self.approver, imds)
 
-    def _build_approver(self, settings: ApprovalSettings, imds: ImdsClient) -> Approver:
+    def _build_approver(self, settings: Settings, approval: ApprovalSettings, imds: ImdsClient) -> Approver:
         from bridge.approval.approver import Approver  # noqa: PLC0415
         from bridge.approval.files import ApprovalFiles  # noqa: PLC0415
         from bridge.approval.inbox import DecisionInbox  # noqa: PLC0415
@@ -97,27 +83,25 @@ class ApprovalService:
         from bridge.approval.submit import Submitter  # noqa: PLC0415
 
         clock = self._clock
-        keys = settings.trusted_keys()
+        keys = approval.trusted_keys()
         self._files = files = ApprovalFiles(
-            keys, configuration=self._configuration, directory=self._directory, metrics=self._metrics
+            keys, configuration=settings.file, directory=self._directory, metrics=self._metrics
         )
         return Approver(
-            settings,
+            approval,
             self._outbox,
             inbox=DecisionInbox(keys, self._outbox, vm=self._vm, clock=clock),
-            rules=RuleEngine(settings, vm=self._vm, clock=clock),
-            submitter=Submitter(
-                imds, self._directory, why_unsafe=files.why_unsafe, dry_run=settings.dry_run, clock=clock
-            ),
+            rules=RuleEngine(approval, vm=self._vm, clock=clock),
+            submitter=Submitter(imds, self._directory, why_unsafe=files.why_unsafe, clock=clock),
             portal_read=lambda: None if self._portal_poller is None else self._portal_poller.read_epoch,
             metrics=self._metrics,
-            secret_variables=self._secret_variables,
-            imds_timeout_seconds=self._imds_timeout_seconds,
+            secret_variables=settings.secret_variables,
+            imds_timeout_seconds=settings.imds.timeout_seconds,
             clock=clock,
         )
 
     def _build_portal_poller(
-        self, settings: ApprovalSettings, remote: RemoteSettings, approver: Approver, imds: ImdsClient
+        self, approval: ApprovalSettings, remote: RemoteSettings, approver: Approver, imds: ImdsClient
     ) -> PortalPoller:
         from bridge.http.lean_requests import import_requests  # noqa: PLC0415
 
@@ -130,7 +114,7 @@ class ApprovalService:
             PortalClient(
                 remote,
                 document=imds.attested_document,
-                agent=partial(agent_header, settings, keys, version=own_version(), directory=self._directory),
+                agent=partial(agent_header, approval, keys, version=own_version(), directory=self._directory),
             ),
             vm=self._vm,
             receive=approver.receive,
@@ -142,12 +126,12 @@ class ApprovalService:
 
     @property
     def loop_watches(self) -> Mapping[str, LoopWatch]:
-        """Return the watches of the loops of the approver and the portal poller."""
+        """Return the loop watches of the approver and the portal poller, by name."""
         loops = {"approver": self.approver, "portal": self._portal_poller}
         return {name: loop.loop_watch for name, loop in loops.items() if loop is not None}
 
     def check_files(self) -> None:
-        """Check and log whether every key is usable, the permissions of all files are safe, and approvals enabled."""
+        """Check and log whether the key files are valid and whether only the agent's user can write the files."""
         if self._files is not None:
             self._files.check()
         self.wake()
@@ -160,12 +144,12 @@ class ApprovalService:
             self._portal_poller.start()
 
     def wake(self) -> None:
-        """Let the approver run at once, because a command has changed the state."""
+        """Wake the approver, because a command has changed the state."""
         if self.approver is not None:
             self.approver.wake()
 
     def stop(self) -> None:
-        """Begin to stop; see `join`. The portal poller may need a second to end."""
+        """Stop the portal poller within a second, and ask the approver to stop."""
         if self.approver is not None:
             self.approver.stop()
         if self._portal_poller is not None:
@@ -173,12 +157,12 @@ class ApprovalService:
             self._portal_poller = None
 
     def join(self, timeout_seconds: float) -> None:
-        """Wait for the end of the approver."""
+        """Wait for up to *timeout_seconds* until the approver has ended."""
         if self.approver is not None:
             self.approver.join(timeout_seconds)
 
     def drain(self, post_seconds: float, stop: Callable[[], bool]) -> None:
-        """Wait for the end of the approver, at most *post_seconds* and a margin, or until *stop* returns true."""
+        """Wait until the approver has ended, a request of *post_seconds* must have ended, or *stop* returns True."""
         deadline = time.monotonic() + post_seconds * 1.1 + _JOIN_SECONDS
         while self.approver is not None and self.approver.is_running and not stop() and time.monotonic() < deadline:
             self.approver.join(_STOP_POLL_SECONDS)

@@ -1,7 +1,8 @@
-"""Creates key pairs and signs decisions: the counterpart of `bridge.approval.decision_token`.
+"""Creates key pairs and signs decisions. `bridge.approval.decision_token` verifies them.
 
 `keygen`, `decide`, and the reference portal use this module. Other portals follow PROTOCOL.md. A private key file is
-readable only by its owner and never overwritten. As with ssh, a key file that other users can read is not used.
+readable only by its owner, and `keygen` never overwrites a key file. Like ssh, this module rejects a private key file
+that other users can read.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from bridge.approval.decision_token import (
     MAX_REASON_CHARACTERS,
     TOKEN_TYPE,
     ClaimsMalformed,
+    RefusedDecision,
     read_claims,
     read_header,
 )
 from bridge.approval.digest import digest
-from bridge.errors import RefusedDecision, SigningFailed
+from bridge.errors import SigningFailed
 from bridge.events.event import ScheduledEvent
 from bridge.events.record import Verdict
 
@@ -38,25 +40,23 @@ _KEY_FORM = "Ed25519 private key in PEM without a passphrase. `keygen` creates s
 
 
 class KeyPair(NamedTuple):
-    """The files of `generate_key`."""
+    """The two files of a key pair."""
 
     private_key_file: Path
     public_key_file: Path
 
 
-def generate_key(private_key_file: str | Path, public_key_file: str | Path | None = None) -> KeyPair:
-    """Create an Ed25519 key pair and return its files: the private key as PKCS 8 PEM, mode 0600, the public key as PEM.
+def generate_key(private_key_file: str | Path) -> KeyPair:
+    """Create an Ed25519 key pair in two new PEM files, and return their paths.
 
-    The default of *public_key_file* is the private file with ``.pub`` added. Raises SigningFailed if either file
-    exists. On Windows, the access list of the directory protects the private key, not the mode.
+    The private key file has the mode 0600. The name of the public key file is the same name with ``.pub`` added. Raises
+    SigningFailed if one of the files exists. On Windows, the access list of the directory protects the private key.
     """
     from cryptography.hazmat.primitives import serialization  # noqa: PLC0415 - 8 MB, for two commands
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415
 
     private = Path(private_key_file)
-    pair = KeyPair(
-        private, private.with_name(private.name + ".pub") if public_key_file is None else Path(public_key_file)
-    )
+    pair = KeyPair(private, private.with_name(private.name + ".pub"))
     key = Ed25519PrivateKey.generate()
     pem = serialization.Encoding.PEM
     _write_new(
@@ -73,29 +73,8 @@ def generate_key(private_key_file: str | Path, public_key_file: str | Path | Non
     return pair
 
 
-def sign_decision(
-    private_key_file: str | Path,
-    *,
-    kid: str,
-    approver: str,
-    vm_id: str,
-    event: ScheduledEvent,
-    decision: Verdict | str,
-    now: datetime,
-    valid_seconds: float = 3600,
-    reason: str | None = None,
-    jti: str | None = None,
-) -> str:
-    """Return a token with a decision on *event* for the VM *vm_id*; raise SigningFailed if no agent would accept it.
-
-    The issue time is *now* to the millisecond. The default of *jti* is a new UUID.
-    """
-    signer = DecisionSigner(private_key_file, kid=kid, approver=approver)
-    return signer.sign(vm_id, event, decision, now=now, valid_seconds=valid_seconds, reason=reason, jti=jti)
-
-
 class DecisionSigner:
-    """Signs decisions with the key in *private_key_file*, which is read once. Raises SigningFailed."""
+    """Signs decisions with the private key in *private_key_file*. Raises SigningFailed if the file is not valid."""
 
     def __init__(self, private_key_file: str | Path, *, kid: str, approver: str) -> None:
         self.kid = kid
@@ -113,15 +92,21 @@ class DecisionSigner:
         reason: str | None = None,
         jti: str | None = None,
     ) -> str:
-        """Return a token as `sign_decision` does."""
+        """Return a token with a decision on *event* for the VM *vm_id*.
+
+        Raise SigningFailed if no agent would accept the token. The issue time is *now*, rounded to milliseconds. If
+        *jti* is None, the token gets a new UUID.
+        """
         if not 0 < valid_seconds <= MAX_LIFETIME_SECONDS:
             raise SigningFailed(
-                f"A decision cannot be valid for {valid_seconds} s; between 0 and {MAX_LIFETIME_SECONDS} s can."
+                f"A decision cannot be valid for {valid_seconds} s. The maximum is {MAX_LIFETIME_SECONDS} s."
             )
         if event.event_id is None:
             raise SigningFailed("The event has no EventId, so no one can approve it.")
         if reason is not None and (len(reason) > MAX_REASON_CHARACTERS or not reason.isprintable()):
-            raise SigningFailed(f"The reason is not at most {MAX_REASON_CHARACTERS} printable characters on one line.")
+            raise SigningFailed(
+                f"The reason must have at most {MAX_REASON_CHARACTERS} printable characters on one line."
+            )
         issued_at = _seconds(now.timestamp())
         claims = {
             "iss": self.approver,
@@ -150,17 +135,18 @@ def _signed(payload: bytes, *, kid: str, key: Ed25519PrivateKey) -> str:
     try:
         read_claims(payload, kid=kid, approver="", key_sha256="")
     except ClaimsMalformed as error:
-        raise SigningFailed(f"No agent would read this decision: {error}. PROTOCOL.md lists the claims.") from error
+        raise SigningFailed(f"No agent would accept this decision: {error}. PROTOCOL.md lists the claims.") from error
     token = _jws().encode(payload, key, ALGORITHM, headers={"typ": TOKEN_TYPE, "kid": kid})
     try:
         read_header(token)
     except RefusedDecision as error:
-        raise SigningFailed(f"No agent would read this decision; its kid or a claim is too long. {error}") from error
+        raise SigningFailed(
+            f"No agent would accept this decision, because its kid or a claim is too long. {error}"
+        ) from error
     return token
 
 
 def _seconds(moment: float) -> float:
-    """Return *moment* to the millisecond, as an integer if possible."""
     rounded = round(moment, 3)
     return int(rounded) if rounded == int(rounded) else rounded
 
@@ -182,9 +168,9 @@ def _private_key(path: Path) -> Ed25519PrivateKey:
 
 
 def _private_bytes(path: Path) -> bytes:
-    """Return the content of a private key file; raise SigningFailed if other users can read or change it.
+    """Return the content of a private key file; raise SigningFailed if other users can read or change the file.
 
-    A file of another user, such as root, may be readable by a group. A file of this user must not be, as with ssh.
+    If another user, such as root, owns the file, a group may read the file.
     """
     with path.open("rb") as file:
         found = os.fstat(file.fileno())
@@ -194,8 +180,8 @@ def _private_bytes(path: Path) -> bytes:
             if mode & (stat.S_IRWXO | (stat.S_IRWXG if is_ours else stat.S_IWGRP)):
                 raise SigningFailed(
                     f"The private key file {path} may be used by others: its mode is {mode:04o}. "
-                    "A person who read it can decide in your name. "
-                    f"If no one did, run chmod 0600 {path}. Otherwise, create another key."
+                    "A user who has read the file can decide in your name. "
+                    f"If no other user has read it, run chmod 0600 {path}. Otherwise, create another key."
                 )
         return file.read()
 
@@ -208,7 +194,7 @@ def _write_new(path: Path, content: bytes, *, mode: int) -> None:
     except FileExistsError as error:
         raise SigningFailed(f"{path} already exists, and a key is never overwritten. Choose another name.") from error
     except OSError as error:
-        raise SigningFailed(f"{path} cannot be made: {error.strerror}.") from error
+        raise SigningFailed(f"{path} cannot be created: {error.strerror}.") from error
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)

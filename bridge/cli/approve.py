@@ -1,16 +1,15 @@
-"""`approve EVENT_ID`: a person on this VM approves one event, with the checks and records of a decision of a portal.
+"""The command `approve EVENT_ID`, with which a person on this VM approves an event.
 
-The running agent stores the decision and posts the approval, and the command reports the outcome. The approval applies
-to the event and the holds that the person saw. If Azure changes the event before the answer, or if another hold
-arrives, nothing is approved.
+The command sends a decision to the running agent and waits for the result. The agent checks and records this decision
+like a decision from a portal, and then posts the approval to Azure. If the event changes or a hold arrives after the
+command displayed the event, the agent does not approve the event.
 
-Root and the agent's user control this VM, so their approval can end a hold and needs no second approver. The command
-asks for that separately, `--yes` alone is not enough, and the record names it.
+The command can end a hold, and it does not need a second approver, because root and the agent's user control this VM
+anyway. In these two cases, `--yes` requires `--overrule`, and the record contains the reason.
 """
 
 from __future__ import annotations
 
-import getpass
 import os
 import sys
 import time
@@ -19,21 +18,22 @@ from collections.abc import Iterable
 
 import click
 
-from bridge.agent.control import ControlClient, NoAgent
-from bridge.agent.requests import decide, find_decision, read_status
+from bridge.agent.control_requests import decide, find_decision, read_status
+from bridge.agent.control_socket import ControlClient, NoAgent
 from bridge.approval.digest import digest
-from bridge.cli.connect import advice, user_name
-from bridge.cli.stderr import complain, say
+from bridge.cli.connect import advice
+from bridge.cli.terminal import complain, say
 from bridge.config.approval import ApprovalSettings
 from bridge.config.loader import Settings, state_directory
 from bridge.errors import BridgeError
 from bridge.events.event import Document, ScheduledEvent
-from bridge.events.record import Verdict
+from bridge.events.record import ApprovalResult, Verdict
 from bridge.exit_codes import ExitCode
-from bridge.outbox.rows import ApprovalResult, StoredDecision
+from bridge.outbox.rows import StoredDecision
+from bridge.system.permissions import user_name
 from bridge.text import EXCERPT_CHARACTERS, escaped, one_line
 
-#: The agent does not follow an older decision, because the person no longer waits.
+#: The agent ignores an older decision, because the person no longer waits for the result.
 _VALID_SECONDS = 120.0
 _OUTCOME_SECONDS = 30.0
 _POLL_SECONDS = 0.1
@@ -41,10 +41,7 @@ _APPROVED = frozenset({ApprovalResult.ACCEPTED.value, ApprovalResult.ALREADY_APP
 
 
 def approve(settings: Settings, event_id: str, *, yes: bool, overrule: bool) -> int:
-    """Approve *event_id* after a question, unless *yes*; print the outcome and return the exit code.
-
-    Raises BridgeError if *yes* without *overrule* would end a hold or replace other approvers.
-    """
+    """Approve an event, and return the exit code."""
     if settings.approval is None:
         raise BridgeError(
             "Approvals are not configured. To allow them, add an empty [approval] table to the configuration."
@@ -62,7 +59,7 @@ def approve(settings: Settings, event_id: str, *, yes: bool, overrule: bool) -> 
     overruled = _overruled(settings.approval, holds)
     say(*overruled)
     if yes and overruled and not overrule:
-        raise BridgeError(f"{' '.join(overruled)} To approve the event all the same, add --overrule.")
+        raise BridgeError(f"{' '.join(overruled)} To approve the event anyway, add --overrule.")
     if not yes:
         click.confirm("Overrule this and approve the event?" if overruled else "Approve it?", abort=True, err=True)
     decision = cli_decision(
@@ -88,10 +85,7 @@ def cli_decision(
     reason: str | None = None,
     issued_at: float | None = None,
 ) -> StoredDecision:
-    """Return an approval that a person gives on this VM.
-
-    *issued_at* (Unix seconds) is the time when the person saw the holds on the event: a newer decision wins.
-    """
+    """Return the decision of a person. A hold that is newer than *issued_at* (Unix seconds) wins."""
     now = time.time()
     return StoredDecision(
         source="cli",
@@ -109,13 +103,12 @@ def cli_decision(
 
 
 def _by_approver(holds: Iterable[StoredDecision]) -> list[str]:
-    """Return each approver with the reason of the newest hold."""
     newest = {each.approver: each for each in sorted(holds, key=lambda hold: hold.issued_at)}
     return [f"{each.approver}: {each.reason}" if each.reason else each.approver for each in newest.values()]
 
 
 def _overruled(approval: ApprovalSettings, holds: Iterable[StoredDecision]) -> list[str]:
-    """Return a sentence for each hold and for the other approvers that the approval overrules."""
+    """Return one warning per rule that the approval overrules."""
     sentences = [f"This overrules the hold of {each}." for each in _by_approver(holds)]
     needed = 1 if approval.remote is None else approval.remote.required_approvals
     if needed > 1:
@@ -131,7 +124,7 @@ def describe(event: ScheduledEvent) -> str:
     lines = [
         f"{event.event_type or 'Event'} {event.event_id} ({event.event_source or 'unknown source'}): {when}{lasts}.",
         *([event.description] if event.description else []),
-        f"After an approval, Azure may start the event at once, for all of its VMs ({len(names)}):",
+        f"After an approval, Azure may start the event at once for all of its VMs ({len(names)}):",
         *(f"  {name}" for name in names),
     ]
     return "\n".join(map(escaped, lines))
@@ -150,12 +143,9 @@ def _event(document: Document | None, event_id: str) -> ScheduledEvent:
 
 
 def _user() -> str:
-    """Return the user, and under sudo also the user who called sudo."""
-    if sys.platform == "win32":
-        return getpass.getuser()
-    name = user_name(os.getuid())  # getpass trusts the environment
+    name = user_name()
     caller = os.environ.get("SUDO_USER")
-    return f"{name} ({caller})" if caller and os.getuid() == 0 else name
+    return f"{name} ({caller})" if caller and sys.platform != "win32" and os.getuid() == 0 else name
 
 
 def _outcome(agent: ControlClient, decision: StoredDecision) -> int:

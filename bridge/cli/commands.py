@@ -1,7 +1,7 @@
-"""The agent's commands with their options and help. `bridge.cli.approver_commands` has the commands for approvers.
+"""The options and the help texts of all commands, except those of `portal`.
 
-Standard output gets the requested output, and standard error everything else. The work of a command is in the module
-with its name, which is imported on use: `run` stays small, and `--help` imports neither requests nor the configuration.
+A command prints its result on standard output, and all messages on standard error. The module of a command is imported
+only when the command runs, because `--help` must be fast.
 """
 
 from __future__ import annotations
@@ -9,21 +9,26 @@ from __future__ import annotations
 import os
 import sys
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from bridge.cli.approver_commands import decide, keygen, portal_check
-from bridge.cli.help import GroupedCommands, add_examples
-from bridge.cli.options import FILE, config, log_options, option, runs, state_directory, with_config, with_state
-from bridge.cli.portal import library, portal
-from bridge.cli.stderr import complain
+from bridge.cli.help import EPILOG, GroupedCommands, add_examples
+from bridge.cli.options import (
+    DIRECTORY,
+    FILE,
+    config,
+    log_options,
+    option,
+    runs,
+    state_directory,
+    with_config,
+    with_state,
+)
+from bridge.cli.portal import portal
+from bridge.cli.terminal import complain, wrapped
 from bridge.errors import BridgeError, ConfigurationError, StateDirectoryError
 from bridge.exit_codes import ExitCode
-
-if TYPE_CHECKING:
-    from bridge.config.settings import Settings
 
 _NAME = "scheduled-events-bridge"
 
@@ -51,7 +56,7 @@ def main() -> None:
 
 
 def _end_of_output(error: OSError) -> int:
-    """Return the exit code for an output that failed: 0 if the reader is gone, as in `events | head`."""
+    """Return the exit code after a failed write, which is 0 for a closed pipe, as in `events | head`."""
     if sys.stdout is not None:
         # The interpreter would fail again when it flushes the buffer at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -60,66 +65,52 @@ def _end_of_output(error: OSError) -> int:
     return complain(f"Failed: {error.strerror or error}.", code=ExitCode.FAILED)
 
 
-@click.group(cls=GroupedCommands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=GroupedCommands, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name=_NAME, prog_name=_NAME)
 def commands() -> None:
     """Forward Azure scheduled events from this VM to Event Hubs, webhooks, OTLP, and other sinks."""
 
 
-@commands.command(short_help="Watch this VM's events and deliver them.")
+@commands.command(short_help="Run the agent.")
 @with_config
 @log_options
 @option("--allow-second-agent", is_flag=True, help="Start even if another agent already watches this VM.")
-def run(settings: Settings, log_format: str, log_level: str, *, allow_second_agent: bool) -> None:
-    """Watch this VM's events and deliver them, until SIGTERM or SIGINT. SIGHUP reloads the configuration.
+@runs("run.run_agent")
+def run() -> None:
+    """Run the agent: watch the events of this VM, and send records to the sinks.
 
-    The first request turns Scheduled Events on for the VM: a reboot or redeploy that you request may then wait up to 15
-    minutes for an approval. If another agent on this machine watches the same VM, the command exits with 73, because
-    two agents would send every record twice.
+    SIGTERM and SIGINT stop the agent. SIGHUP reloads the configuration.
+
+    The first request turns Scheduled Events on for the VM. After that, a reboot or redeploy that you request can wait
+    for an approval for up to 15 minutes. If another agent on this machine already watches the VM, the command exits
+    with code 73, because two agents would send every record twice.
     """
-    from bridge import logs  # noqa: PLC0415
-    from bridge.cli.run import run_agent  # noqa: PLC0415
-    from bridge.config.loader import find_config  # noqa: PLC0415
-
-    logs.configure(form=log_format, level=log_level.upper())
-    # The file at the start: if it is deleted later, a reload must not use the defaults instead.
-    config = find_config(click.get_current_context().params.get("path"), os.environ)
-    run_agent(settings, config, allow_second_agent=allow_second_agent)
 
 
 @commands.command(short_help="Show a live migration, on a simulated VM.")
-@option("--portal", "with_portal", is_flag=True, help="Decide on the events of three VMs in the portal, in a browser.")
-def demo(*, with_portal: bool) -> None:
-    """Show a live migration from announcement to completion, on a simulated VM. It needs no configuration.
+@option("--portal", "with_portal", is_flag=True, help="Start a portal, and decide on events in a browser.")
+@runs("demo.demo")
+def demo() -> None:
+    """Show the records of a live migration on a simulated VM. The demo needs no configuration.
 
-    With --portal, three agents wait for your decisions in a browser, until Ctrl-C.
+    With --portal, the demo starts three agents and a portal, and you decide on events in a browser. Press Ctrl-C to
+    stop the demo.
     """
-    from bridge.cli.demo import run_demo  # noqa: PLC0415
-
-    if sys.stdout is None:
-        raise BridgeError("Standard output is closed. Run the demo with an open standard output.")
-    if not with_portal:
-        run_demo()
-        return
-    library()  # reports a missing library
-    from bridge.cli.demo_portal import run_portal_demo  # noqa: PLC0415  # the libraries of the portal
-
-    run_portal_demo()
 
 
 @commands.command("check-config", short_help="Check the configuration.")
 @config
 @option("--connect", is_flag=True, help="Also try IMDS, the portal, and every destination, without writing to them.")
-def check_config(path: Path | None, *, connect: bool) -> int:
+@runs("check_config.report.check_configuration")
+def check_config() -> None:
     """Check the configuration and report all mistakes at once.
 
-    Exit 78 if `run` would refuse the configuration. Exit 1 if a file, secret, variable, program, or destination that
-    the configuration names cannot be used, or if other users can change the files that approvals depend on. Scheduled
-    Events are requested only if an agent is running, because the first request turns them on.
-    """
-    from bridge.cli.check_config.report import check_configuration  # noqa: PLC0415
+    The exit code is 78 if the configuration is invalid. The exit code is 1 if a file, secret, program, or destination
+    in the configuration cannot be used, or if other users can change a file that determines who may approve events.
 
-    return ExitCode.OK if check_configuration(path, connect=connect) else ExitCode.FAILED
+    With --connect, the command requests the Scheduled Events document only if an agent is running, because the first
+    request turns Scheduled Events on for the VM.
+    """
 
 
 @commands.command(short_help="Show the agent's state.")
@@ -128,19 +119,20 @@ def check_config(path: Path | None, *, connect: bool) -> int:
 @option("--json", "as_json", is_flag=True, help="Print one JSON object on one line.")
 @runs("status.show_status")
 def status() -> None:
-    """Show the agent's state: events, sinks, and undelivered records. It also works while the agent is stopped.
+    """Show the state of the agent, the scheduled events, and the sinks with their undelivered records.
 
-    Exit 0 for every state, because /readyz reports health. Exit 1 if an agent runs but does not respond within 5 s, or
-    if no outbox can be read.
+    If no agent is running, the command shows the saved state. The exit code does not depend on the health of the agent,
+    which `/readyz` reports. The exit code is 1 if the agent does not respond within 5 seconds, or if there is no saved
+    state.
     """
 
 
 @commands.command(short_help="List the transition records of this VM.")
 @with_state
-@option("--limit", "-n", type=click.IntRange(min=1), default=50, help="The number of newest records.")
-@option("--follow", "-f", is_flag=True, help="Also print new records until interrupted.")
+@option("--limit", "-n", type=click.IntRange(min=1), default=50, help="The maximum number of records.")
+@option("--follow", "-f", is_flag=True, help="Print new records until you press Ctrl-C.")
 @option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
-@option("--since", help="Only records from then on: 90s, 30m, 1h, 2d, or a time such as 2026-11-20T11:00Z.")
+@option("--since", help="Only records since this time: 90s, 30m, 1h, 2d, or 2026-11-20T11:00Z.")
 @option("--event-id", help="Only records of this event.")
 @option("--type", "event_types", multiple=True, help="Only events of this type, such as Reboot. Can be repeated.")
 @runs("events.list_events")
@@ -148,16 +140,17 @@ def events() -> None:
     """List the transition records of this VM, oldest first."""
 
 
-@commands.command(short_help="Approve an event: Azure may start it at once.")
+@commands.command(short_help="Approve an event, which Azure may then start at once.")
 @with_config
 @click.argument("event_id")
 @option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@option("--overrule", is_flag=True, help="With --yes: end holds, and replace other required approvers.")
+@option("--overrule", is_flag=True, help="With --yes: approve despite holds or missing approvers.")
 @runs("approve.approve")
 def approve() -> None:
-    """Approve EVENT_ID for all of its VMs. Azure may then start the event at once.
+    """Approve the event EVENT_ID for all of its VMs. Azure may then start the event at once.
 
-    The running agent posts the approval. Exit 1 if no agent is running, or if the event was not approved within 30 s.
+    The running agent posts the approval. The exit code is 1 if no agent is running, or if the event is not approved
+    within 30 seconds.
     """
 
 
@@ -166,24 +159,27 @@ def approve() -> None:
 @click.argument("names", metavar="[SINK]...", nargs=-1)
 @runs("send_test.send_test")
 def send_test() -> None:
-    """Send a record with transition `test` directly to each sink, or to the named sinks."""
+    """Send a test record to each SINK, or to all configured sinks.
+
+    The record does not pass through the outbox. A sink that starts a program gets the record only if you name the sink.
+    """
 
 
 @commands.group(short_help="List, retry, discard, move, or import undelivered records.")
 def outbox() -> None:
-    """List, retry, discard, move, or import undelivered records. It also works while the agent is stopped."""
+    """List, retry, discard, move, or import undelivered records, with or without a running agent."""
 
 
-_sink = option("--sink", help="Only this sink. It may be a sink that is no longer configured.")
+_sink = option("--sink", help="Only records of this sink, which need not be configured.")
 _record = option("--id", "record_id", help="Only the record with this ID.")
-_state = option("--state", type=click.Choice(["pending", "parked"]), help="Only these.  [default: both]")
+_state = option("--state", type=click.Choice(["pending", "parked"]), help="Only this state.  [default: both]")
 
 
 @outbox.command("list")
 @with_state
 @_sink
 @_state
-@option("--limit", "-n", type=click.IntRange(min=1), default=100, help="The largest number of records.")
+@option("--limit", "-n", type=click.IntRange(min=1), default=100, help="The maximum number of records.")
 @option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @runs("outbox.list_records")
 def list_() -> None:
@@ -196,12 +192,12 @@ def list_() -> None:
 @_record
 @runs("outbox.retry")
 def retry() -> None:
-    """Send parked records again, and resume paused sinks at once."""
+    """Send parked records again, and resume paused sinks."""
 
 
 @outbox.command()
 @with_state
-@option("--sink", required=True, help="The sink. It may be a sink that is no longer configured.")
+@option("--sink", required=True, help="The sink, which need not be configured.")
 @_record
 @_state
 @option("--yes", is_flag=True, help="Do not ask for confirmation.")
@@ -218,7 +214,7 @@ def discard() -> None:
 def move() -> None:
     """Move undelivered records from the sink OLD to the sink NEW, for example after you renamed a sink.
 
-    The records count as discarded on OLD. Records that NEW already received are not sent again.
+    The counters of OLD report these records as discarded. Records that NEW already received are not sent again.
     """
 
 
@@ -227,34 +223,27 @@ def move() -> None:
 @click.argument("file", type=FILE)
 @runs("outbox.import_file")
 def import_() -> None:
-    """Add the undelivered records and holds of another outbox FILE, such as the output of `sqlite3 .recover`.
+    """Import undelivered records and holds from another outbox FILE, such as the output of `sqlite3 .recover`.
 
-    Records that the outbox already contains are skipped. The agent's user must be able to read FILE.
+    The command skips records that the outbox already contains. The agent's user must be able to read FILE.
     """
 
 
-@commands.command(short_help="Play a scenario as a simulated IMDS.")
+@commands.command(short_help="Simulate IMDS with a scenario.")
 @click.argument("scenario", default="live-migration")
 @option("--list", "list_scenarios", is_flag=True, help="List the included scenarios, and exit.")
-@option("--listen", default="127.0.0.1:8169", help="Address of the first VM. Each other VM gets the next port.")
+@option("--listen", default="127.0.0.1:8169", help="Address of the first VM. Other VMs get the next ports.")
 @option("--vm", "vms", multiple=True, default=("simulated-vm",), help="Name of a VM. Repeat the option for a fleet.")
-@option("--speed", type=click.FloatRange(min=0, min_open=True), default=1.0, help="60: one minute takes one second.")
-@option("--rate-limit/--no-rate-limit", default=True, help="Answer 429 above five requests per second, as Azure does.")
-@option(
-    "--first-call",
-    "first_call_seconds",
-    type=click.FloatRange(min=0),
-    default=0.0,
-    help="Seconds of the first request.",
-)
-@option("--allow-remote", is_flag=True, help="Listen on an address that is not loopback.")
+@option("--speed", type=click.FloatRange(min=0, min_open=True), default=1.0, help="At 60, one minute takes one second.")
+@option("--rate-limit/--no-rate-limit", default=True, help="Limit clients to 5 requests per second, as Azure does.")
+@option("--first-call", "first_call_seconds", type=click.FloatRange(0), default=0, help="Delay of the first response.")
+@option("--allow-remote", is_flag=True, help="Allow an address that is not loopback.")
 def simulate(*, list_scenarios: bool, **options: Any) -> None:
-    """Play SCENARIO, a name or a TOML file, as a simulated IMDS for an agent.
+    """Simulate IMDS, and play the events of SCENARIO, which is a name from --list or a TOML file.
 
-    /control on the same port adds, starts, and cancels events. docs/reference/simulator.md lists its routes.
+    To add, start, or cancel events, use the routes below /control on the same port. See docs/reference/simulator.md.
     """
     from bridge.cli.signals import set_by_signals  # noqa: PLC0415
-    from bridge.cli.terminal import wrapped  # noqa: PLC0415
     from bridge.testing.simulator.scenario import load_scenario, scenario_names  # noqa: PLC0415
     from bridge.testing.simulator.serving import serve  # noqa: PLC0415
 
@@ -269,7 +258,7 @@ def simulate(*, list_scenarios: bool, **options: Any) -> None:
 @commands.command(short_help="Print the JSON schema of a record or the configuration.")
 @option("--config", "of_config", is_flag=True, help="Print the schema of the configuration instead.")
 def schema(*, of_config: bool) -> None:
-    """Print the JSON schema of a transition record or of the configuration."""
+    """Print the JSON schema of a transition record, or of the configuration."""
     import json  # noqa: PLC0415
 
     from bridge.config.json_schema import configuration_schema  # noqa: PLC0415
@@ -279,25 +268,79 @@ def schema(*, of_config: bool) -> None:
 
 
 @commands.command(short_help="Write a first configuration with comments.")
-@option(
-    "--sink",
-    "sinks",
-    multiple=True,
-    metavar="RECIPE",
-    help="Repeat it for several sinks. [default: stdout]",
-)
+@option("--sink", "sinks", multiple=True, metavar="RECIPE", help="A recipe. Can be repeated.  [default: stdout]")
 @option("--output", "-o", type=FILE, help="Create this file.  [default: print the configuration]")
 @option("--list", "list_recipes", is_flag=True, help="List the recipes, and exit.")
-def init(sinks: tuple[str, ...], output: Path | None, *, list_recipes: bool) -> None:
-    """Write a first configuration with comments and the given sinks, such as eventhubs and webhook:slack."""
-    from bridge.cli.init import recipe_names, write_configuration  # noqa: PLC0415
-
-    if list_recipes:
-        click.echo("\n".join(recipe_names()))
-        return
-    write_configuration(sinks or ("stdout",), output)
+@runs("init.init")
+def init() -> None:
+    """Write a first configuration with comments. Each sink is a recipe, such as eventhubs or webhook:slack."""
 
 
-for each in (keygen, decide, portal, portal_check):
-    commands.add_command(each)
+@commands.command(short_help="Create a key pair for signing decisions.")
+@click.argument("private_file", required=False, type=FILE)
+@option("--directory", type=DIRECTORY, help="Write decisions.key and decisions.key.pub to this directory.")
+@option("--kid", help="The ID of the key in decisions.  [default: the name of the file]")
+@option("--approver", default="portal", help="The approver who signs with the key.")
+@runs("decide.keygen")
+def keygen() -> None:
+    """Create an Ed25519 key pair that signs decisions, and print the configuration for the VMs that trust the key.
+
+    The command writes the private key to PRIVATE_FILE, and the public key to a file with the same name and the suffix
+    .pub. It never overwrites a file.
+    """
+
+
+@commands.command("portal-check", short_help="Check a portal against the protocol.")
+@click.argument("url")
+@option("--vm-id", required=True, help="The vmId of a VM that the portal knows, preferably a test VM.")
+@option("--token-file", type=FILE, help="The VM's bearer token for the portal.")
+@option("--token-env", help="An environment variable with this token.")
+@option("--attested", is_flag=True, help="Authenticate with an attested document of this VM instead.")
+@option("--imds", default="http://169.254.169.254", help="With --attested: the URL of IMDS.")
+@option("--entra-scope", help="Authenticate with an Entra ID token for this scope instead.")
+@option("--client-cert-file", type=FILE, help="Authenticate with this client certificate instead.")
+@option("--client-key-file", type=FILE, help="The key of the client certificate, if it is in a separate file.")
+@option("--ca-file", type=FILE, help="Trusted certificate authorities, instead of the default ones.")
+@option("--wait", "wait_seconds", type=click.IntRange(2, 600), default=5, help="Duration of a long poll in seconds.")
+@option("--public-key", type=FILE, help="The public key that verifies decisions.")
+@option("--kid", help="The ID of the key in decisions.  [default: the name of the file]")
+@option("--approver", default="portal", help="The approver who signs with the key.")
+@option("--records-url", help="The URL that accepts records. It receives records of a test event.")
+@option("--decision-by", metavar="COMMAND|person", help="A program that decides, or `person`.  [default: not tested]")
+@option("--decision-seconds", type=click.FloatRange(min=1), default=300.0, help="Time limit for each decision.")
+@option("--json", "as_json", is_flag=True, help="Print one requirement per line.")
+@runs("portal_check.portal_check")
+def portal_check() -> None:
+    """Test a portal against PROTOCOL.md. URL has the same form as approval.remote.url in the configuration.
+
+    The command sends the requests of an agent and reports each requirement that the portal does not meet. The exit code
+    is 1 if the portal does not meet a requirement.
+
+    The program of --decision-by runs twice. The variable PORTAL_CHECK_DECISION is `approve` in the first run and `hold`
+    in the second run. The program also gets the variables PORTAL_CHECK_VM_ID and PORTAL_CHECK_EVENT_ID, and the record
+    of the event on standard input.
+    """
+
+
+@commands.command(short_help="Sign and print a decision.")
+@option("--key", required=True, type=FILE, help="The private key from `keygen`.")
+@option("--kid", required=True, help="The ID of the key in the VM's configuration.")
+@option("--approver", required=True, help="The approver of the key in the VM's configuration.")
+@option("--vm-id", help="The vmId of the VM.  [default: the VM of the record]")
+@option("--event-file", required=True, type=click.File("rb"), help="Records or a document of IMDS, or - for stdin.")
+@option("--event-id", help="The EventId.  [default: the only event of the file]")
+@option("--decision", required=True, type=click.Choice(["approve", "hold"]))
+@option("--reason", help="The reason, in one line, for records and logs.")
+@option("--valid-seconds", type=float, default=3600.0, help="Seconds until the decision expires, at most one day.")
+@option("--all", "for_all", is_flag=True, help="Sign a decision for each VM in the file.")
+@runs("decide.print_decisions")
+def decide() -> None:
+    """Sign a decision on an event, and print the signed token. A portal passes the token to the agent of the VM.
+
+    With --all, the command signs a decision for each VM in the file. An approval is signed only for VMs on which the
+    event is Scheduled, and a hold only for VMs on which the event has not ended.
+    """
+
+
+commands.add_command(portal)
 add_examples(commands)

@@ -1,8 +1,8 @@
-"""Connects a command to the running agent, or to the outbox on disk if no agent runs.
+"""Connects a command to the running agent, or to the outbox on disk if no agent is running.
 
-Only the process that holds the lock on the state directory writes the outbox. A command without a running agent
-therefore takes the lock and opens the outbox as an agent does. Root becomes the owner of the outbox first, because the
-agent could not use files that belong to root.
+Only the process that holds the lock on the state directory may write the outbox. If no agent is running, a command that
+changes the outbox takes the lock and opens the outbox itself. If root runs the command, the process first changes to
+the owner of the outbox, because the agent cannot use files that belong to root.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
-from bridge.agent.control import AccessDenied, ControlClient, NoAgent, NotSaved
-from bridge.agent.requests import Source
+from bridge.agent.control_requests import Source
+from bridge.agent.control_socket import AccessDenied, ControlClient, NoAgent, NotSaved
 from bridge.config.loader import service_directory
 from bridge.errors import OutboxError, StateDirectoryError
-
-if sys.platform != "win32":
-    import pwd
+from bridge.system.permissions import user_name
 
 P = ParamSpec("P")
 A = TypeVar("A")
@@ -28,12 +26,13 @@ A = TypeVar("A")
 LOCK_SECONDS = 5.0
 LOAD_SECONDS = 60.0
 SAVE_SECONDS = 5.0
-#: A command never evicts records. The next agent applies the limits of its configuration.
+_UNIT = "systemd/system/scheduled-events-bridge.service"
+#: A command never evicts records. The next agent applies the configured limits.
 _NO_LIMIT = 2**62
 
 
 class Reader:
-    """Asks the running agent, or reads the stored outbox in *directory* if no agent runs."""
+    """Reads from the running agent, or from the outbox on disk."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -41,7 +40,7 @@ class Reader:
         self._stored: Source | None = None
 
     def ask(self, request: Callable[Concatenate[Source, P], A], /, *args: P.args, **arguments: P.kwargs) -> A:
-        """Return the answer to *request*, a function of `bridge.agent.requests`; raise BridgeError."""
+        """Return the result of *request*, a function of `bridge.agent.control_requests`."""
         try:
             answer = self._client.ask(request, *args, **arguments)
         except NoAgent:
@@ -53,7 +52,7 @@ class Reader:
 
 
 def change(directory: Path, request: Callable[Concatenate[Source, P], A], /, *args: P.args, **arguments: P.kwargs) -> A:
-    """Return the answer of the running agent to *request*, or of the opened outbox; the change is saved then."""
+    """Run *request*, which changes the outbox, and return its result after the change is saved."""
     try:
         return ControlClient(directory).change(request, *args, **arguments)
     except NoAgent:
@@ -93,7 +92,6 @@ def _opened(directory: Path) -> Iterator[Source]:
 
 @contextmanager
 def _as_owner(directory: Path) -> Iterator[None]:
-    """Check that this user may use the outbox, and let root act as its owner."""
     owner = _owner(directory)
     if sys.platform == "win32" or os.geteuid() == owner.st_uid:
         yield
@@ -131,22 +129,14 @@ def _owner(directory: Path) -> os.stat_result:
         raise OutboxError(f"The state directory {directory} cannot be read: {error.strerror or error}.") from error
 
 
-def user_name(uid: int) -> str:
-    """Return the name of the user *uid*, or the number if there is no name."""
-    if sys.platform == "win32":
-        return str(uid)
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"uid {uid}"
-
-
 def advice(directory: Path) -> str:
-    """Return what to do if *directory* has no agent or no outbox."""
+    """Return advice for a *directory* without an agent or an outbox."""
     service = service_directory()
     # lexists: systemd makes a link into a directory that only root can open.
     if service != directory and os.path.lexists(service):
         may_open = os.access(service, os.R_OK | os.X_OK)
         how = f"Use --state-directory {service}." if may_open else "Run the command as root, with sudo."
         return f"The service's agent uses {service}. {how}"
-    return "Start the agent with `run`, or use --state-directory or --config."
+    is_service = any(Path(root, _UNIT).exists() for root in ("/etc", "/usr/lib", "/lib"))
+    how = "the service with `systemctl start scheduled-events-bridge`" if is_service else "the agent with `run`"
+    return f"Start {how}, or use --state-directory or --config."

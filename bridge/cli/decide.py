@@ -1,7 +1,8 @@
-"""`keygen` and `decide`: keys for signing decisions, and signed decisions.
+"""The commands `keygen` and `decide`, which create signing keys and sign decisions.
 
-Both commands are for approvers, not for a VM: they read no configuration and no outbox. Standard output gets the lines
-for the configuration or the tokens. Standard error gets a summary for a person.
+Approvers use these commands on their own machines, so the commands read neither a configuration nor an outbox. `keygen`
+prints lines for the configuration of the VMs. `decide` prints one token per VM on standard output, and a summary for
+the approver on standard error.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import click
 import msgspec
@@ -25,19 +26,15 @@ from bridge.events.record import TransitionRecord, Verdict, decode_record
 from bridge.imds.document import parse_document
 from bridge.text import one_line
 
-DEFAULT_KEY_NAME = "decisions.key"
-
-
-class EventNotFound(BridgeError):
-    """The file does not determine the event or the VM of the decision."""
+_DEFAULT_KEY_NAME = "decisions.key"
 
 
 class Sighting(msgspec.Struct, frozen=True, kw_only=True):
-    """An event as one VM saw it last."""
+    """The last known state of an event on one VM."""
 
     event: ScheduledEvent
     vm: VmIdentity
-    """Without a vmId in a Scheduled Events document."""
+    """The vmId is null if the source is a Scheduled Events document."""
     is_over: bool = False
 
     @property
@@ -46,30 +43,37 @@ class Sighting(msgspec.Struct, frozen=True, kw_only=True):
         return not self.is_over and self.event.event_status == "Scheduled"
 
 
-def make_key(private_key_file: Path, *, kid: str | None, approver: str) -> str:
-    """Write a key pair and return the lines for a VM's configuration; raise SigningFailed if a file exists."""
+def keygen(private_file: Path | None, directory: Path | None, kid: str | None, approver: str) -> None:
+    """Write a key pair, and print the lines for the configuration."""
+    if private_file is not None and directory is not None:
+        raise click.UsageError("Use either PRIVATE_FILE or --directory, not both.")
+    private_key_file = private_file or (directory or Path()) / _DEFAULT_KEY_NAME
     kid = kid or private_key_file.stem
     for option, name in (("--kid", kid), ("--approver", approver)):
         if not (1 <= len(name) <= MAX_NAME_CHARACTERS and name.isprintable() and (name.isascii() or name is approver)):
             raise click.UsageError(f"{name[:40]!r} cannot be used in decisions. Choose a plain name with {option}.")
     pair = generate_key(private_key_file)
     public = pair.public_key_file.absolute()
-    return "\n".join(
-        (
-            "# The private key, which only you can read. Keep it where decisions are signed:",
-            f"#   {pair.private_key_file.absolute()}",
-            "# Every VM gets the public key and these lines:",
-            "[[approval.remote.keys]]",
-            f"kid = {_toml(kid)}",
-            f"approver = {_toml(approver)}",
-            f"public_key_file = {_toml(str(public))}",
-        )
-    )
+    click.echo("# The private key, which only you can read. Keep it where decisions are signed:")
+    click.echo(f"#   {pair.private_key_file.absolute()}")
+    click.echo("# Every VM gets the public key and these lines:")
+    click.echo("[[approval.remote.keys]]")
+    click.echo(f"kid = {_toml(kid)}")
+    click.echo(f"approver = {_toml(approver)}")
+    click.echo(f"public_key_file = {_toml(str(public))}")
 
 
 def _toml(text: str) -> str:
-    """Return *text* as a basic string of TOML, which has the escapes of JSON. TOML also requires an escape for DEL."""
+    # TOML uses the same escapes as JSON, and also requires an escape for DEL.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def print_decisions(event_file: BinaryIO, *, vm_id: str | None, for_all: bool, **options: Any) -> None:
+    """Print one signed decision per line."""
+    if for_all and vm_id is not None:
+        raise click.UsageError("Use either --all or --vm-id, not both.")
+    for token in decide(event_file.read(), vm_id=vm_id, for_all=for_all, **options):
+        click.echo(token)
 
 
 def decide(
@@ -85,16 +89,16 @@ def decide(
     reason: str | None,
     valid_seconds: float,
 ) -> list[str]:
-    """Return signed decisions on an event in *content*, and print a summary of each to standard error.
+    """Return signed decisions on an event, and print a summary of each decision.
 
-    *content* is a Scheduled Events document, or records as JSON lines, plain or as CloudEvents. Without *for_all*, the
-    decision is for *vm_id*, or for the VM of the records.
+    *content* is a Scheduled Events document, a list of records in JSON lines, or a list of CloudEvents. If *for_all* is
+    false, the function signs one decision, for *vm_id* or for the only VM in *content*.
     """
     found = _sightings(content.removeprefix(codecs.BOM_UTF8))
     event_id = event_id or _only_event(found)
     of_event = [each for each in found if each.event.event_id == event_id]
     if not of_event:
-        raise EventNotFound(f"The file has no event {event_id!r}. {_has(found)}")
+        raise BridgeError(f"The file has no event {event_id!r}. {_has(found)}")
     chosen = _all_vms(of_event, decision) if for_all else [_one_vm(of_event, vm_id)]
     signer = DecisionSigner(key, kid=kid, approver=approver)
     now = utc_now()
@@ -110,7 +114,7 @@ def decide(
 
 def _one_vm(sightings: Sequence[Sighting], vm_id: str | None) -> Sighting:
     if len(sightings) > 1:
-        raise EventNotFound(
+        raise BridgeError(
             f"The file has records of {len(sightings)} VMs for this event. Use --all, or give the records of one VM."
         )
     vm = sightings[0].vm
@@ -120,20 +124,19 @@ def _one_vm(sightings: Sequence[Sighting], vm_id: str | None) -> Sighting:
 
 
 def _all_vms(sightings: Sequence[Sighting], decision: str) -> list[Sighting]:
-    """Return the VMs for an approval, where the event is Scheduled, or for a hold, where it is not over."""
     wanted = [each for each in sightings if each.vm.vm_id is not None]
     is_hold = decision == Verdict.HOLD.value
     chosen = [each for each in wanted if (not each.is_over if is_hold else each.is_scheduled)]
     if not chosen:
         state = "not over" if is_hold else "Scheduled"
-        raise EventNotFound(f"The event is {state} for no VM in the file.")
+        raise BridgeError(f"The event is {state} for no VM in the file.")
     return chosen
 
 
 def _only_event(sightings: Iterable[Sighting]) -> str:
     names = dict.fromkeys(each.event.event_id for each in sightings)
     if len(names) != 1:
-        raise EventNotFound(f"The file has {len(names)} events. Name one with --event-id. {_has(sightings)}")
+        raise BridgeError(f"The file has {len(names)} events. Name one with --event-id. {_has(sightings)}")
     return next(iter(names)) or ""
 
 
@@ -169,7 +172,7 @@ def _print(text: str) -> None:
 
 
 def _sightings(content: bytes) -> list[Sighting]:
-    """Return the events of *content*, of which each VM saw each event once."""
+    """Return each event once per VM."""
     try:
         value = msgspec.json.decode(content)
     except msgspec.DecodeError:
@@ -192,7 +195,7 @@ def _sightings(content: bytes) -> list[Sighting]:
 
 
 def _has_ended(event_id: str, newest: TransitionRecord) -> bool:
-    """Return whether the VM's newest record proves the end of the event, also if the record of its end is missing."""
+    # The record of the ending can be missing in the file, but every record lists the active events.
     return newest.active_event_ids is not None and event_id not in newest.active_event_ids
 
 
@@ -200,19 +203,18 @@ def _of_document(content: bytes) -> list[Sighting]:
     events = [event for event in parse_document(content).events if event.event_id is not None]
     names = [event.event_id for event in events]
     if len(set(names)) < len(names):
-        raise EventNotFound("The document has two events with the same EventId, so the decision would be ambiguous.")
+        raise BridgeError("The document has two events with the same EventId, so the decision would be ambiguous.")
     return [Sighting(event=event, vm=VmIdentity()) for event in events]
 
 
 def _records(content: bytes) -> list[TransitionRecord]:
-    """Return the records of *content*: one indented record, or one record per line."""
     lines = [line for line in content.splitlines() if line.strip()] if b"\n{" in content else [content]
     records = []
     for number, line in enumerate(lines, start=1):
         try:
             records.append(decode_record(_without_envelope(line)))
         except (ValueError, msgspec.MsgspecError) as error:
-            raise EventNotFound(
+            raise BridgeError(
                 f"Line {number} of the file is not a transition record ({error}), and the file is not a Scheduled "
                 "Events document. Give the output of `events --json`, of the portal, or of the metadata service."
             ) from error
@@ -220,7 +222,6 @@ def _records(content: bytes) -> list[TransitionRecord]:
 
 
 def _without_envelope(line: bytes) -> bytes:
-    """Return the record in *line*, which can be a CloudEvent that contains the record."""
     value: Any = msgspec.json.decode(line)
     is_cloudevent = isinstance(value, dict) and "specversion" in value and "data" in value
     return msgspec.json.encode(value["data"]) if is_cloudevent else line

@@ -1,10 +1,10 @@
-"""`demo`: a simulated Azure and the real agent in one process. The demo ends automatically and leaves nothing behind.
+"""The command `demo`, which runs the agent and a simulated IMDS in one process.
 
-The agent is the agent of `run`: it polls, writes its outbox, and delivers. Three things differ: IMDS is the simulator,
-the state directory is temporary, and the status listener is off. The demo reads no configuration.
+The demo reads no configuration. It uses a temporary state directory, ends after about 20 seconds, and deletes its
+files.
 
-If standard output is piped, the records go through the stdout sink as JSON lines. On a terminal, `bridge.cli.demo_view`
-shows the records with their meaning. Only the terminal needs rich, which some installations leave out.
+On a terminal, `bridge.cli.demo_view` explains each record. If standard output is piped, or if the Python package rich
+is not installed, the demo prints the records as JSON lines.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,9 +22,10 @@ import msgspec
 
 from bridge import logs
 from bridge.agent.agent import Agent
+from bridge.cli.portal import library
 from bridge.cli.signals import set_by_signals
 from bridge.config.loader import Settings, SinkSettings, read
-from bridge.errors import BridgeError, DeliveryFailed, StateDirectoryError
+from bridge.errors import BridgeError, DeliveryFailed
 from bridge.outbox import deliveries
 from bridge.testing import Change, Scenario, Simulator, load_scenario
 
@@ -36,18 +36,30 @@ _SCENARIO = "live-migration"
 _TICK_SECONDS = 0.1
 #: Five responses confirm the ending of an event.
 _PATIENCE_SECONDS = 10.0
+#: On Windows, a virus scanner can keep a file open, and the file then cannot be deleted.
+temporary_directory = partial(
+    tempfile.TemporaryDirectory, prefix="scheduled-events-bridge-demo-", ignore_cleanup_errors=True
+)
 
 
-def run_demo() -> None:
-    """Show a live migration from announcement to completion, in about 20 seconds.
+def demo(*, with_portal: bool) -> None:
+    """Run the demo.
 
-    Raises KeyboardInterrupt on a signal, BrokenPipeError if the reader of standard output is gone, and BridgeError if a
-    change was not delivered.
+    Raises KeyboardInterrupt on a signal, BrokenPipeError if standard output is a closed pipe, and BridgeError if the
+    agent did not deliver every record.
     """
+    if sys.stdout is None:
+        raise BridgeError("Standard output is closed. Run the demo with an open standard output.")
+    if with_portal:
+        library()  # reports a missing library
+        from bridge.cli.demo_portal import run_portal_demo  # noqa: PLC0415  # the libraries of the portal
+
+        run_portal_demo()
+        return
     stop = set_by_signals()
     scenario = load_scenario(_SCENARIO)
     with temporary_directory() as directory:
-        _play(scenario, _view(scenario), directory, stop)
+        _play(scenario, _view(scenario), Path(directory), stop)
     if stop.is_set():
         raise KeyboardInterrupt
 
@@ -75,7 +87,7 @@ class JsonLines:
         """Print nothing."""
 
     def refresh(self) -> None:
-        """Raise BrokenPipeError if the reader is gone, so that `demo | head -n 1` ends at once."""
+        """Raise BrokenPipeError if standard output is a closed pipe."""
         for probe in self._probes:
             try:
                 probe.check()
@@ -87,7 +99,6 @@ class JsonLines:
 
 
 def _play(scenario: Scenario, view: JsonLines | Screen, directory: Path, stop: threading.Event) -> None:
-    """Run the simulator and the agent until the end of the scenario or until *stop* is set."""
     changes: list[Change] = []
     simulator = Simulator(scenario, speed=scenario.demo_speed)
     simulator.world.listen(changes.append)
@@ -124,7 +135,6 @@ def _watch(
     *,
     stop: threading.Event,
 ) -> bool:
-    """Return whether every change was delivered, at the latest some seconds after the last change."""
     give_up_at: float | None = None
     while not stop.wait(_TICK_SECONDS):
         agent.run_due()
@@ -139,18 +149,3 @@ def _watch(
         if time.monotonic() >= give_up_at:
             break
     return False
-
-
-@contextmanager
-def temporary_directory() -> Iterator[Path]:
-    """Yield a directory that is deleted at the end."""
-    try:
-        # On Windows, a virus scanner can keep a file open, so that the file cannot be deleted.
-        directory = tempfile.TemporaryDirectory(prefix="scheduled-events-bridge-demo-", ignore_cleanup_errors=True)
-    except OSError as error:
-        raise StateDirectoryError(
-            f"The demo cannot create a temporary directory: {error.strerror or error}. Set TMPDIR to a writable "
-            "directory."
-        ) from error
-    with directory as name:
-        yield Path(name)

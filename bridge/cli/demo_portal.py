@@ -1,7 +1,8 @@
-"""`demo --portal`: a simulated Azure, three agents, and the ops portal in one process. Ctrl-C ends the demo.
+"""The command `demo --portal`, which runs a simulated IMDS, three agents, and the portal in one process.
 
-Only Azure is simulated. The agents send their records to the portal and wait there for decisions, the portal signs the
-decisions of its pages, and an agent posts the approval. All addresses are on loopback, and nothing is left behind.
+The agents send records to the portal and poll the portal for decisions. The user decides in a browser, and an agent
+then posts the approval to the simulated IMDS. All addresses are on loopback. Ctrl-C ends the demo and deletes its
+files.
 """
 
 from __future__ import annotations
@@ -20,37 +21,28 @@ from bridge.agent.agent import Agent
 from bridge.approval.signing import generate_key
 from bridge.cli.demo import temporary_directory
 from bridge.cli.signals import set_by_signals
-from bridge.clock import format_time, utc_now
 from bridge.config.loader import Settings, read
 from bridge.errors import BridgeError
-from bridge.portal import settings as portal_settings
+from bridge.portal.command import add_user
 from bridge.portal.serve import Portal
-from bridge.portal.store.database import Store
-from bridge.portal.store.users import User, add_user
-from bridge.portal.users import Role, hashed
+from bridge.portal.settings import load
 from bridge.testing import EventSpec, Simulator
 
 VMS = ("web-0", "web-1", "web-2")
-#: An event of all VMs, like the VMs of one host, and an event of one VM.
+#: The first event affects all VMs, because they share a host. The second event affects one VM.
 EVENTS = (
-    EventSpec(
-        event_type="Freeze",
-        resources=VMS,
-        duration_seconds=5,
-        impact_seconds=20,
-        approval_delay_seconds=2,
-        description="Virtual machine is being paused because of a memory-preserving Live Migration operation.",
-    ),
-    EventSpec(
-        event_type="Reboot",
-        resources=VMS[:1],
-        impact_seconds=20,
-        approval_delay_seconds=2,
-        description="Virtual machine is going to be restarted as requested by maintenance.",
-    ),
+    EventSpec(event_type="Freeze", resources=VMS, duration_seconds=5, impact_seconds=20, approval_delay_seconds=2),
+    EventSpec(event_type="Reboot", resources=VMS[:1], impact_seconds=20, approval_delay_seconds=2),
 )
 _NAME = "ann"
 _KID = "portal"
+_PORTAL = """\
+server.listen = "127.0.0.1:0"
+operator.listen = "127.0.0.1:0"
+database.file = '{directory}/portal.db'
+agents.token_file = '{directory}/token'
+signing = {{kid = "{kid}", approver = "{kid}", private_key_file = '{key}'}}
+"""
 _TICK_SECONDS = 0.1
 _UP_SECONDS = 30.0
 #: The pause between the end of the events and the next announcement.
@@ -58,11 +50,11 @@ _QUIET_SECONDS = 20.0
 
 
 def run_portal_demo() -> None:
-    """Serve the portal with undecided events until a signal, and then raise KeyboardInterrupt."""
+    """Run the demo until a signal, and then raise KeyboardInterrupt."""
     logs.configure(level=logging.WARNING)
     stop = set_by_signals()
     with ExitStack() as stack:
-        directory = stack.enter_context(temporary_directory())
+        directory = Path(stack.enter_context(temporary_directory()))
         simulator = stack.enter_context(Simulator(vms=VMS, rate_limit=False))
         url, password = stack.enter_context(_portal(directory))
         agents = [stack.enter_context(_agent(directory, vm, simulator.endpoints[vm], url)) for vm in VMS]
@@ -77,7 +69,7 @@ def run_portal_demo() -> None:
 
 
 def _play(simulator: Simulator, agents: list[Agent], stop: threading.Event) -> None:
-    """Announce the events repeatedly, with a pause after their end, until *stop* is set."""
+    """Announce the events again after each ending, until *stop* is set."""
     quiet_since = -_QUIET_SECONDS
     while not stop.wait(_TICK_SECONDS):
         for agent in agents:
@@ -91,22 +83,15 @@ def _play(simulator: Simulator, agents: list[Agent], stop: threading.Event) -> N
 
 @contextmanager
 def _portal(directory: Path) -> Iterator[tuple[str, str]]:
-    """Run a portal in *directory*; yield its address and the password of the approver."""
+    """Run a portal, and yield its URL and the approver's password."""
     pair = generate_key(directory / f"{_KID}.key")
     (directory / "token").write_text(secrets.token_urlsafe(32), encoding="utf-8")
     (directory / "token").chmod(0o600)
-    settings = portal_settings.read(
-        {
-            "server": {"listen": "127.0.0.1:0"},
-            "operator": {"listen": "127.0.0.1:0"},
-            "database": {"file": str(directory / "portal.db")},
-            "agents": {"token_file": str(directory / "token")},
-            "signing": {"kid": _KID, "approver": _KID, "private_key_file": str(pair.private_key_file)},
-        }
-    )
+    config = directory / "portal.toml"
+    config.write_text(_PORTAL.format(directory=directory, key=pair.private_key_file, kid=_KID), encoding="utf-8")
     password = secrets.token_urlsafe(9)
-    _add_approver(portal_settings.database_file(settings), password)
-    portal = Portal(settings)
+    add_user(config, _NAME, password=password, role="approver", scope=())
+    portal = Portal(load(config))
     thread = threading.Thread(target=portal.run, name="portal", daemon=True)
     thread.start()
     try:
@@ -118,25 +103,8 @@ def _portal(directory: Path) -> Iterator[tuple[str, str]]:
         thread.join()
 
 
-def _add_approver(database: Path, password: str) -> None:
-    store = Store.of_file(database)
-    try:
-        store.migrate()
-        user = User(
-            user_name=_NAME,
-            password_hash=hashed(password),
-            role=Role.APPROVER.value,
-            scope="",
-            made_at=format_time(utc_now()),
-        )
-        store.write(add_user, user)
-    finally:
-        store.close()
-
-
 @contextmanager
 def _agent(directory: Path, vm: str, endpoint: str, url: str) -> Iterator[Agent]:
-    """Run the agent of *vm* with the metadata service at *endpoint* and the portal at *url*."""
     agent = Agent(_settings(directory, endpoint, f"{url}/api/v1"), directory / vm)
     try:
         agent.start()
@@ -146,22 +114,14 @@ def _agent(directory: Path, vm: str, endpoint: str, url: str) -> Iterator[Agent]
 
 
 def _settings(directory: Path, endpoint: str, url: str) -> Settings:
-    token_file = str(directory / "token")
+    token = str(directory / "token")
     key = {"kid": _KID, "approver": _KID, "public_key_file": str(directory / f"{_KID}.key.pub")}
     return read(
         {
             "imds": {"endpoint": endpoint},
             "status": {"listen": ""},
             "stop_grace_seconds": 1.0,
-            "sinks": [
-                {
-                    "type": "webhook",
-                    "name": "portal",
-                    "scope": "all",
-                    "url": f"{url}/records",
-                    "bearer_token_file": token_file,
-                }
-            ],
-            "approval": {"remote": {"url": url, "token_file": token_file, "wait_seconds": 30, "keys": [key]}},
+            "sinks": [{"type": "webhook", "scope": "all", "url": f"{url}/records", "bearer_token_file": token}],
+            "approval": {"remote": {"url": url, "token_file": token, "keys": [key]}},
         }
     )

@@ -1,7 +1,6 @@
-"""The demo on a terminal: each record with its meaning, above a countdown to NotBefore.
+"""The output of `demo` on a terminal: an explanation of each record, and a countdown to NotBefore.
 
-The text is for a reader who does not know Scheduled Events. Its source is Microsoft's page "Scheduled Events for Linux
-VMs".
+The explanations are based on Microsoft's page "Scheduled Events for Linux VMs".
 """
 
 from __future__ import annotations
@@ -115,8 +114,6 @@ def _meaning(record: TransitionRecord) -> str:
 
 
 def _sink_into(queue: SimpleQueue[TransitionRecord]) -> SinkSettings:
-    """Return a sink that puts each record into *queue*."""
-
     class ScreenSink(Sink):
         Config: ClassVar[type[SinkConfig]] = SinkConfig
 

@@ -1,4 +1,4 @@
-"""`events`: the transition records of this VM, as a table or as JSON lines."""
+"""The command `events`, which lists the transition records of this VM."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from pathlib import Path
 
 import click
 
-from bridge.agent.requests import EVERY_RECORD, FIRST, LAST, RecordFilter, read_events
+from bridge.agent.control_requests import EVERY_RECORD, FIRST, LAST, RecordFilter, read_events
 from bridge.cli.connect import Reader
-from bridge.cli.stderr import say
-from bridge.cli.terminal import Table, utc
+from bridge.cli.terminal import Table, say, utc
 from bridge.clock import parse_time, utc_now
 from bridge.errors import BridgeError
 from bridge.events.event import check_event_type, encode
@@ -29,7 +28,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
 def moment(text: str, now: datetime) -> datetime:
-    """Return *text* as a time: a duration before *now*, such as 90s, 30m, 1h, or 2d, or an ISO 8601 time.
+    """Parse a duration before *now*, such as 90s, 30m, 1h, or 2d, or an ISO 8601 time.
 
     A time without an offset is in UTC. Raises ValueError.
     """
@@ -55,19 +54,22 @@ def list_events(
     follow: bool,
     as_json: bool,
 ) -> None:
-    """Print the newest records that match, oldest first, and with *follow* also each new record."""
+    """Print the records that match the options."""
     try:
         begin = moment(since, utc_now()).timestamp() if since else None
-        for each in event_types:
-            check_event_type(each)
     except ValueError as error:
-        raise click.UsageError(f"--since or --type is not {error}." if event_types else str(error)) from None
+        raise click.BadParameter(str(error), param_hint="--since") from None
+    for each in event_types:
+        try:
+            check_event_type(each)
+        except ValueError as error:
+            raise click.BadParameter(f"Use {error}.", param_hint="--type") from None
     wanted = RecordFilter(since=begin, event_id=event_id, event_types=event_types)
     print_events(directory, wanted, limit=limit, follow=follow, as_json=as_json)
 
 
 def print_events(directory: Path, wanted: RecordFilter, *, limit: int, follow: bool, as_json: bool) -> None:
-    """Print the newest records that match *wanted*, oldest first, and with *follow* also each new record."""
+    """Print the newest *limit* records that match, oldest first."""
     table = None if as_json else Table(_HEADER, widths=_WIDTHS)
     reader = Reader(directory)
     records = _records(reader, wanted, limit=limit)
@@ -92,7 +94,6 @@ def print_events(directory: Path, wanted: RecordFilter, *, limit: int, follow: b
 def _records(
     reader: Reader, wanted: RecordFilter, *, after: int = FIRST, limit: int = _NO_LIMIT
 ) -> list[TransitionRecord]:
-    """Return the newest records that match, the oldest first."""
     records: list[TransitionRecord] = []
     before = LAST
     while limit > len(records):

@@ -1,4 +1,4 @@
-"""The help of the command line: groups of commands, the location of the configuration, and examples."""
+"""The parts of `--help` that click does not generate: groups, examples, and file locations."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ _GROUPS = {
     "Try": ("demo", "simulate"),
 }
 
-_EPILOG = """\b
+EPILOG = """\b
 Configuration: --config FILE, else $SCHEDULED_EVENTS_BRIDGE_CONFIG, else
   /etc/scheduled-events-bridge/config.toml
   (Windows: %ProgramData%\\scheduled-events-bridge\\config.toml), else defaults.
-State: state.directory there, else $STATE_DIRECTORY, else
+State directory: the key state.directory, else $STATE_DIRECTORY, else
   /var/lib/scheduled-events-bridge for root and
   ~/.local/state/scheduled-events-bridge for others.
-Override the file: $SCHEDULED_EVENTS_BRIDGE_STATUS_LISTEN for status.listen,
-  $SCHEDULED_EVENTS_BRIDGE_STATE_DIRECTORY for state.directory.
-NO_COLOR turns colors off.
+Variables that override keys: $SCHEDULED_EVENTS_BRIDGE_STATUS_LISTEN overrides
+  status.listen, and $SCHEDULED_EVENTS_BRIDGE_STATE_DIRECTORY state.directory.
+To turn off colors, set NO_COLOR.
 """
 
-#: Examples of commands whose arguments are not obvious. The reference of the commands shows them as well.
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "init": ("init --sink eventhubs --sink webhook:slack --output config.toml",),
     "events": ("events --since 1h --type Reboot",),
@@ -48,11 +47,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 
 
 class GroupedCommands(click.Group):
-    """The top level, whose help lists the commands in groups."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Add the location of the configuration below the commands."""
-        super().__init__(*args, epilog=_EPILOG, **kwargs)
+    """A click group whose help lists the commands by topic."""
 
     def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the groups in the order of `_GROUPS`."""

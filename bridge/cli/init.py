@@ -1,7 +1,7 @@
-"""`init`: a first configuration with comments and the chosen sinks.
+"""The command `init`, which writes a first configuration with comments and the chosen sinks.
 
-The recipes are in `bridge/config/recipes`. The documentation shows the same recipes, and tests run each recipe against
-a stub of the real service.
+The directory `bridge/config/recipes` contains one recipe per destination. The documentation includes the same recipes,
+and a test sends a record with each recipe to a stub of the destination.
 """
 
 from __future__ import annotations
@@ -61,9 +61,12 @@ def configuration(sinks: Sequence[str]) -> str:
     return _HEAD + "\n".join(recipe(name) for name in dict.fromkeys(sinks)) + _APPROVAL
 
 
-def write_configuration(sinks: Sequence[str], output: Path | None) -> None:
-    """Print the configuration, or write it to the new file *output*. A file is never overwritten."""
-    text = configuration(sinks)
+def init(sinks: Sequence[str], output: Path | None, *, list_recipes: bool = False) -> None:
+    """Print the configuration, or write it to the new file *output*."""
+    if list_recipes:
+        click.echo("\n".join(recipe_names()))
+        return
+    text = configuration(sinks or ("stdout",))
     if output is None:
         click.echo(text, nl=False)
         return

@@ -1,7 +1,4 @@
-"""The options that several commands share. They give a command the settings or the state directory.
-
-The configuration is imported on first use, so that `--help` does not import it.
-"""
+"""Options and decorators that several commands share."""
 
 from __future__ import annotations
 
@@ -23,14 +20,10 @@ option = partial(click.option, show_default=True)
 
 def log_options(command: Command) -> Command:
     """Add the options of the log."""
-    formats, levels = (
-        click.Choice(["auto", "json", "text", "journal"]),
-        click.Choice(["debug", "info", "warning", "error"]),
-    )
-    command = option("--log-level", type=levels, default="info")(command)
-    return option(
-        "--log-format", type=formats, default="auto", help="auto: text on a terminal, journal under systemd."
-    )(command)
+    formats, levels = ["auto", "json", "text", "journal"], ["debug", "info", "warning", "error"]
+    auto = "auto: text on a terminal, journal under systemd."
+    command = option("--log-level", type=click.Choice(levels), default="info")(command)
+    return option("--log-format", type=click.Choice(formats), default="auto", help=auto)(command)
 
 
 config = option(
@@ -47,11 +40,11 @@ state_directory = option(
 
 
 def runs(target: str) -> Callable[[Callable[[], None]], Any]:
-    """Run *target*, a function of a module of `bridge.cli`, with the values of the options.
+    """Run the function *target*, such as ``events.list_events``, when the command is called.
 
-    The module is imported on use. The decorated function has only the help of the command.
+    The module is imported only then, which keeps `--help` fast. The decorated function contains only the help text.
     """
-    module, name = target.split(".")
+    module, name = target.rsplit(".", 1)
 
     def with_target(described: Callable[[], None]) -> Any:
         @wraps(described)
@@ -64,7 +57,7 @@ def runs(target: str) -> Callable[[Callable[[], None]], Any]:
 
 
 def with_config(command: Command) -> Any:
-    """Pass the settings of `--config` to *command*, as `settings`."""
+    """Add `--config`, and pass the settings to *command* as `settings`."""
 
     @config
     @wraps(command)
@@ -77,7 +70,7 @@ def with_config(command: Command) -> Any:
 
 
 def with_state(command: Command) -> Any:
-    """Pass the state directory to *command*, from its own option or from the configuration."""
+    """Add `--config` and `--state-directory`, and pass the directory to *command*."""
 
     @config
     @state_directory

@@ -1,4 +1,4 @@
-"""`outbox list|retry|discard|move|import`: the undelivered records of the sinks."""
+"""The commands `outbox list`, `retry`, `discard`, `move`, and `import`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from bridge.agent.requests import (
+from bridge.agent.control_requests import (
     PAGE_ROWS,
     OutboxRow,
     discard_records,
@@ -28,7 +28,7 @@ _HEADER = ("SINK", "SEQ", "STATE", "TRIES", "OBSERVED", "TRANSITION", "EVENT", "
 
 
 def list_records(directory: Path, *, sink: str | None, state: str | None, limit: int, as_json: bool) -> None:
-    """Print the first *limit* pending and parked records, or only the records in *state*."""
+    """Print the first *limit* undelivered records."""
     reader = Reader(directory)
     table = Table(_HEADER)
     left, after = limit, None
@@ -72,7 +72,7 @@ def _cells(row: OutboxRow) -> tuple[str, ...]:
 
 
 def retry(directory: Path, *, sink: str | None, record_id: str | None) -> None:
-    """Make parked records pending again and end the pause of the sinks; print the number of records."""
+    """Make parked records pending again, and end the pause of each sink."""
     count = change(directory, retry_records, sink=sink, record_id=record_id)
     if record_id is not None and not count:
         raise _unknown_record(record_id, sink)
@@ -80,14 +80,14 @@ def retry(directory: Path, *, sink: str | None, record_id: str | None) -> None:
 
 
 def discard(directory: Path, *, sink: str, record_id: str | None, state: str | None, yes: bool) -> None:
-    """Discard undelivered records of *sink*, after a question unless *yes*; print the number of records."""
+    """Discard undelivered records of *sink*."""
     states, reader = _states(state), Reader(directory)
     found = reader.ask(read_undelivered, sink=sink, states=states, record_id=record_id, limit=1).rows
     if record_id is not None and not found:
         raise _unknown_record(record_id, sink)
     if found and not yes:
         row = reader.ask(read_status).totals.sinks[sink]
-        number = 1 if record_id is not None else sum(row.count(each) for each in states)
+        number = 1 if record_id is not None else sum(getattr(row, each.value) for each in states)
         click.confirm(
             f"Discard {counted(number, 'record')} of sink {sink}, the oldest observed at "
             f"{utc(parse_time(found[0].record.observed_at))}? Discarded records are never sent.",
@@ -99,13 +99,13 @@ def discard(directory: Path, *, sink: str, record_id: str | None, state: str | N
 
 
 def move(directory: Path, old: str, new: str) -> None:
-    """Move the undelivered records of the sink *old* to the sink *new*; print the number of records."""
+    """Move the undelivered records of the sink *old* to *new*."""
     count = change(directory, move_records, old=old, new=new)
     click.echo(f"{counted(count, 'record')} moved from {old} to {new}.", err=True)
 
 
 def import_file(directory: Path, file: Path) -> None:
-    """Add the undelivered records and the holds of the outbox *file*; print the number of records."""
+    """Add the undelivered records and holds of another outbox *file*."""
     count = change(directory, import_records, path=str(file.absolute()))
     click.echo(f"{counted(count, 'record')} imported.", err=True)
 

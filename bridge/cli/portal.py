@@ -1,4 +1,4 @@
-"""`portal` and its commands. The portal itself and its libraries are imported when one of the commands runs."""
+"""The options of `portal` and its commands. A command imports the portal and its libraries only when it runs."""
 
 from __future__ import annotations
 
@@ -22,16 +22,14 @@ config = option(
     show_default=False,
 )
 _scope = option("--scope", multiple=True, help="resource_group:NAME or labels.NAME:VALUE. Can be repeated.")
-_no_password = option(
-    "--no-password", is_flag=True, help="Only a proxy authenticates the user (`people.proxy_header`)."
-)
+_no_password = option("--no-password", is_flag=True, help="Only a proxy authenticates (`people.proxy_header`).")
 
 
 def library() -> Any:
-    """Return the module `bridge.portal.command`; raise BridgeError if it is not installed."""
+    """Return the module `bridge.portal.command`, or report a missing library."""
     if sys.version_info < (3, 11):
         version = ".".join(map(str, sys.version_info[:3]))
-        raise BridgeError(f"The portal needs Python 3.11 or newer, and this is {version}. The agent runs on both.")
+        raise BridgeError(f"The portal needs Python 3.11 or newer, but this is Python {version}.")
     import logging  # noqa: PLC0415
 
     from bridge.system.extras import how_to_install  # noqa: PLC0415
@@ -53,10 +51,12 @@ def library() -> Any:
 @log_options
 @click.pass_context
 def portal(context: click.Context, path: Path | None, log_format: str, log_level: str) -> None:
-    """Serve the reference ops portal until SIGTERM or SIGINT. It receives the records of a fleet and shows the events.
+    """Serve the reference ops portal until SIGTERM or SIGINT.
 
-    The portal is a separate server with its own configuration: --config, else $SCHEDULED_EVENTS_PORTAL_CONFIG, else
-    /etc/scheduled-events-portal/portal.toml.
+    The portal receives the records of a fleet, shows the events, and forwards decisions to the agents.
+
+    The portal has its own configuration file, which --config or the variable SCHEDULED_EVENTS_PORTAL_CONFIG names. The
+    default is /etc/scheduled-events-portal/portal.toml.
     """
     if context.invoked_subcommand is None:
         from bridge import logs  # noqa: PLC0415
@@ -64,42 +64,44 @@ def portal(context: click.Context, path: Path | None, log_format: str, log_level
         logs.configure(form=log_format, level=log_level.upper())
         library().serve(path)
     elif path is not None:
-        raise click.UsageError(f"Write --config after the command: portal {context.invoked_subcommand} --config FILE.")
+        raise click.UsageError(
+            f"Write --config after the subcommand: portal {context.invoked_subcommand} --config FILE."
+        )
 
 
 @portal.command(short_help="Migrate the database to this version.")
 @config
 def migrate(path: Path | None) -> None:
-    """Migrate the database to this version. A start of `portal` does the same."""
+    """Migrate the database to this version. The portal also migrates its database at each start."""
     before, now = library().migrate(path)
     if before == now:
-        click.echo(f"The database is at step {now}, which this version needs.")
+        click.echo(f"The database is already at step {now}.")
     else:
-        click.echo(f"The database was brought from {f'step {before}' if before else 'nothing'} to step {now}.")
+        click.echo(f"The {f'database at step {before}' if before else 'empty database'} was migrated to step {now}.")
 
 
-@portal.command(short_help="Copy the database, also while the portal runs.")
+@portal.command(short_help="Copy the database.")
 @config
 @click.argument("target", type=FILE)
 def backup(path: Path | None, target: Path) -> None:
-    """Copy the database to the file TARGET, also while the portal runs. The command never overwrites a file.
+    """Copy the database to the file TARGET. The portal can run during the copy. TARGET must not exist.
 
-    If a portal is started on the copy, agents request all decisions again.
+    After a portal starts with the copy, all agents request their decisions again.
     """
     library().backup(path, target)
-    click.echo(f"{target} contains the database.")
+    click.echo(f"The database was copied to {target}.")
 
 
 @portal.command(short_help="Verify the audit.")
 @click.argument("what", type=click.Choice(["verify"]))
 @config
 def audit(what: str, path: Path | None) -> int:  # noqa: ARG001  # `verify` is the only choice
-    """Verify every entry of the audit. Exit 1 if an entry was changed or removed, and print the first such entry."""
+    """Verify every entry of the audit. The exit code is 1 if an entry was changed or removed."""
     found = library().verify(path)
     if found.fault is not None:
-        click.echo(f"Entry {found.fault.entry} of {found.entries} is not as it should be: {found.fault.why}.", err=True)
+        click.echo(f"Entry {found.fault.entry} of {found.entries} is invalid: {found.fault.why}.", err=True)
         return ExitCode.FAILED
-    click.echo(f"All {found.entries} entries are as they were written. The last hash is {found.last_hash or 'none'}.")
+    click.echo(f"All {found.entries} entries are valid. The last hash is {found.last_hash or 'none'}.")
     return ExitCode.OK
 
 
@@ -114,7 +116,7 @@ def export(path: Path | None, form: str) -> None:
 
 @portal.group(short_help="Manage the users of the portal.")
 def users() -> None:
-    """Manage the users who can view the portal's pages, and the approvers, who can also decide."""
+    """Manage the users of the portal. A viewer can see events, and an approver can also decide."""
 
 
 @users.command("add", short_help="Add or replace a user.")
@@ -124,13 +126,15 @@ def users() -> None:
 @_scope
 @_no_password
 def add_user(name: str, path: Path | None, role: str, scope: tuple[str, ...], *, no_password: bool) -> None:
-    """Add the user NAME, or replace it. The password is prompted for, or read from standard input.
+    """Add or replace the user NAME.
 
-    Without --scope, the user sees all VMs.
+    On a terminal, the command prompts for the password. Otherwise, it reads one line from standard input.
+
+    Without --scope, the user can see all VMs.
     """
     password = None if no_password else _password()
     library().add_user(path, name, password=password, role=role, scope=scope)
-    click.echo(f"{name} is {'an approver' if role == 'approver' else 'a viewer'} now.")
+    click.echo(f"{name} is now {'an approver' if role == 'approver' else 'a viewer'}.")
 
 
 @users.command("list", short_help="List all users.")
@@ -146,11 +150,11 @@ def list_users(path: Path | None) -> None:
 @config
 @option("--role", type=click.Choice(["viewer", "approver"]), help="Only an approver can decide.")
 @_scope
-@option("--all-vms", is_flag=True, help="Remove the scope, so that the user sees all VMs.")
+@option("--all-vms", is_flag=True, help="Remove the scope. The user can then see all VMs.")
 def change_user(name: str, path: Path | None, role: str | None, scope: tuple[str, ...], *, all_vms: bool) -> None:
-    """Change the role or the scope of the user NAME, and end all sessions of the user. --scope replaces all scopes."""
+    """Change the role or the scope of the user NAME, and end the user's sessions. --scope replaces all scopes."""
     if scope and all_vms:
-        raise click.UsageError("Give --scope or --all-vms, not both.")
+        raise click.UsageError("--scope and --all-vms are mutually exclusive. Use only one of them.")
     _print_user(library().change_user(path, name, role=role, scope=scope if scope or all_vms else None))
 
 
@@ -159,19 +163,19 @@ def change_user(name: str, path: Path | None, role: str | None, scope: tuple[str
 @config
 @_no_password
 def set_password(name: str, path: Path | None, *, no_password: bool) -> None:
-    """Change the password of the user NAME, and end all sessions of the user.
+    """Change the password of the user NAME, and end the user's sessions.
 
-    The password is prompted for, or read from standard input.
+    On a terminal, the command prompts for the password. Otherwise, it reads one line from standard input.
     """
     library().set_password(path, name, None if no_password else _password())
-    click.echo(f"{name} has {'no password any more' if no_password else 'another password now'}.")
+    click.echo(f"{name} has {'no password' if no_password else 'a new password'}.")
 
 
 @users.command("disable", short_help="Disable a user.")
 @click.argument("name")
 @config
 def disable_user(name: str, path: Path | None) -> None:
-    """Disable the user NAME, and end all sessions of the user."""
+    """Disable the user NAME, and end the user's sessions."""
     library().disable_user(path, name)
     click.echo(f"{name} is disabled.")
 
@@ -180,7 +184,7 @@ def disable_user(name: str, path: Path | None) -> None:
 @click.argument("name")
 @config
 def enable_user(name: str, path: Path | None) -> None:
-    """Enable the disabled user NAME, with the same password, role, and scope as before."""
+    """Enable the user NAME, who keeps the password, role, and scope."""
     _print_user(library().enable_user(path, name))
 
 
@@ -188,7 +192,7 @@ def enable_user(name: str, path: Path | None) -> None:
 @click.argument("name")
 @config
 def sign_out_user(name: str, path: Path | None) -> None:
-    """End all sessions of the user NAME, for example after a laptop was lost. The user can sign in again."""
+    """End all sessions of the user NAME, who can sign in again. Use this command after a laptop was lost."""
     library().sign_out_user(path, name)
     click.echo(f"The sessions of {name} have ended.")
 
@@ -199,7 +203,6 @@ def _print_user(user: Any) -> None:
 
 
 def _password() -> str:
-    """Prompt for a password twice, or read the first line of standard input."""
     if sys.stdin.isatty():
         return str(click.prompt("Password", hide_input=True, confirmation_prompt=True))
     return sys.stdin.readline().rstrip("\r\n")

@@ -1,4 +1,4 @@
-"""`portal-check`: reports each requirement of PROTOCOL.md that a portal does not meet."""
+"""The command `portal-check`, which tests a portal against PROTOCOL.md."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def portal_check(
     as_json: bool,
     **remote: object,
 ) -> int:
-    """Check a portal, print the results, and return 0 if the portal meets all requirements that were to be tried.
+    """Check a portal, print the results, and return the exit code.
 
-    *remote* has keys of ``[approval.remote]``, and *imds* is the endpoint of the metadata service.
+    *remote* contains keys of the table ``[approval.remote]``. *imds* is the URL of the metadata service.
     """
     keys: tuple[TrustedKey, ...] = ()
     if public_key is not None:
@@ -88,7 +88,6 @@ def _vm_id(text: str) -> str:
 
 
 def _remote(table: Mapping[str, object]) -> RemoteSettings:
-    """Return the settings in *table*; raise UsageError with all mistakes."""
     problems = Problems()
     unused = {"kid": "unused", "approver": "unused", "public_key_file": "unused"}
     given = {
@@ -140,13 +139,11 @@ def _run(arguments: Sequence[str], verdict: Verdict, record: TransitionRecord, *
 
 
 def _show(finding: Finding) -> None:
-    """Print the requirement, and for a breach also the request, the response, and the sentence of PROTOCOL.md."""
     requirement, result = finding.requirement.value, finding.result
     click.echo(f"{styled(result.value, colour=_COLOURS[result])}: section {requirement.section}: {requirement.text}")
     lines = [finding.detail] if finding.detail else []
     if result is Result.NOT_MET:
         lines += [f"request: {finding.asked}", f"response: {finding.answered}"] if finding.asked else []
-        lines.append(f'PROTOCOL.md: "{requirement.quote}"')
     for line in (each for text in lines for each in wrapped(text, first=_INDENT, indent=_INDENT + "  ")):
         click.echo(line)
 
@@ -158,7 +155,6 @@ def _members(finding: Finding) -> dict[str, object]:
         "requirement": finding.requirement.key,
         "result": finding.result.value,
         "text": sentence.text,
-        "page": sentence.quote,
         "detail": finding.detail,
         "asked": finding.asked,
         "answered": finding.answered,

@@ -1,8 +1,8 @@
-"""`run`: the agent from start to stop, and the reload of its configuration on SIGHUP.
+"""The command `run`, which starts and stops the agent and reloads the configuration on SIGHUP.
 
-The main thread touches no file while the agent runs. Python handles signals on this thread, and an access to a file
-server that does not respond never returns, so a stop would have no effect. The main thread waits for the stop and feeds
-the service manager's watchdog. Periodic tasks and reloads have their own thread.
+The main thread waits for a stop signal and feeds the watchdog of the service manager. While the agent runs, the main
+thread opens no files, because a file server that hangs would block the thread and the agent could not be stopped.
+Another thread runs the periodic tasks and reloads the configuration.
 """
 
 from __future__ import annotations
@@ -16,33 +16,41 @@ import time
 from collections.abc import Callable
 from concurrent.futures import wait as wait_for
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import click
+
+from bridge import logs
 from bridge.agent.agent import Agent
-from bridge.cli.second_agent import refuse_second_agent
 from bridge.cli.signals import RunSignals
-from bridge.config.loader import Settings, find_config, load, state_directory
+from bridge.config.loader import Settings, find_config, load, service_directory, state_directory
 from bridge.config.secret_keys import readable_secrets
-from bridge.errors import BridgeError, ConfigurationError
+from bridge.errors import BridgeError, ConfigurationError, StateDirectoryError
+from bridge.http.failures import is_loopback
+from bridge.outbox.lock import is_locked
 from bridge.system.threads import run_daemon
 
 logger = logging.getLogger(__name__)
 
 #: On Windows, no signal ends a wait of the main thread.
 _LONGEST_WAIT_SECONDS = 1.0 if os.name == "nt" else 60.0
-#: A stop waits at most this long for a reload.
+#: The longest time that a stop waits for a reload.
 _LAST_TURN_SECONDS = 1.0
 
 
-def run_agent(settings: Settings, config: Path | None, *, allow_second_agent: bool = False) -> None:
-    """Run the agent with *settings*, read from the file *config*, until a signal stops it.
+def run_agent(settings: Settings, *, log_format: str, log_level: str, allow_second_agent: bool) -> None:
+    """Run the agent until a signal stops it.
 
-    Raises StateDirectoryError if another agent uses the state directory, or if the service's agent runs, unless
-    *allow_second_agent*.
+    Raises StateDirectoryError, which ends the command with exit code 73, if another agent holds the state directory.
+    The function raises the same error if the service's agent is running, unless *allow_second_agent* is true.
     """
+    logs.configure(form=log_format, level=log_level.upper())
+    # If this file is deleted later, a reload must report an error instead of using the defaults.
+    config = find_config(click.get_current_context().params["path"], os.environ)
     signals = RunSignals()
     directory = state_directory(settings, os.environ)
     if not allow_second_agent:
-        refuse_second_agent(settings, directory)
+        _refuse_second_agent(settings, directory)
     agent = Agent(settings, directory)
     signals.wake(agent.turn)
     stop = signals.stop
@@ -62,8 +70,22 @@ def run_agent(settings: Settings, config: Path | None, *, allow_second_agent: bo
         signals.ignore()
 
 
+def _refuse_second_agent(settings: Settings, directory: Path) -> None:
+    """Raise StateDirectoryError if the service's agent already watches this VM."""
+    service = service_directory()
+    # An IMDS endpoint on loopback is a simulator, which stands for another VM.
+    if directory.absolute() == service or is_loopback(urlsplit(settings.imds.endpoint).hostname or ""):
+        return
+    if is_locked(service) is not False:  # None: the directory exists, but this user has no access
+        raise StateDirectoryError(
+            f"The service's agent already watches this VM, with the state directory {service}. Two agents would send "
+            "every record twice. Use `status` for the service's agent, with sudo. To start this agent as well, use "
+            "--allow-second-agent."
+        )
+
+
 def _run_turns(agent: Agent, config: Path | None, stop: threading.Event, reload_wanted: threading.Event) -> None:
-    """Run the periodic tasks and the reloads until *stop* is set. An error sets *stop*."""
+    """Run periodic tasks and reloads until *stop* is set or an error occurs."""
     try:
         while agent.wait_for_turn(stop):
             agent.run_due()
@@ -75,14 +97,17 @@ def _run_turns(agent: Agent, config: Path | None, stop: threading.Event, reload_
 
 
 def _freeze_start_objects() -> None:
-    """Enable the garbage collection, without the objects of the start, which would make it take 20 ms."""
+    """Exclude the objects of the start from garbage collection, which is otherwise slow."""
     gc.collect()
     gc.freeze()
     gc.enable()
 
 
 def reload_configuration(agent: Agent, config: Path | None, stop: Callable[[], bool]) -> None:
-    """Read the configuration again and apply it. An invalid configuration is logged and changes nothing."""
+    """Read the configuration again and apply it.
+
+    If the new configuration is invalid, the agent logs each mistake and continues with the old configuration.
+    """
     try:
         settings = _read_again(config)
         warnings = readable_secrets(settings.secret_files)
@@ -104,16 +129,10 @@ def reload_configuration(agent: Agent, config: Path | None, stop: Callable[[], b
 
 
 def _read_again(config: Path | None) -> Settings:
-    """Return the settings of the file; raise ConfigurationError if the file is incomplete or cannot be read again."""
     path = find_config(config, os.environ)
-    if path is None or not path.exists():
-        return load(path, os.environ)  # raises the error of a missing file
-    if not path.is_file():  # the end of a pipe may never come
+    if path is not None and path.exists() and not path.is_file():  # the end of a pipe may never come
         raise ConfigurationError(f"{path} is not a regular file, so it cannot be read again. Restart the agent.")
-    before = path.read_bytes()
     settings = load(path, os.environ)
-    if not before.strip():
+    if path is not None and not path.read_bytes().strip():
         raise ConfigurationError(f"The configuration {path} is empty. To run with the defaults, restart the agent.")
-    if path.read_bytes() != before:
-        raise ConfigurationError(f"The configuration {path} changed during the read. Send SIGHUP again.")
     return settings

@@ -1,4 +1,4 @@
-"""`send-test`: sends a record with transition `test` directly to each sink, without the outbox."""
+"""The command `send-test`, which sends a test record to the sinks without the outbox."""
 
 from __future__ import annotations
 
@@ -9,25 +9,23 @@ from functools import partial
 
 import click
 
-from bridge.cli.stderr import say
+from bridge.cli.terminal import say
 from bridge.clock import format_time, utc_now
 from bridge.config.loader import Settings, SinkSettings
 from bridge.delivery.sender import Sender
 from bridge.errors import BridgeError
-from bridge.events.event import ScheduledEvent, VmIdentity
-from bridge.events.record import Evidence, Transition, TransitionRecord, record_id, transition_key
+from bridge.events.event import VmIdentity
+from bridge.events.record import Transition, TransitionRecord, record_id, transition_key
 from bridge.exit_codes import ExitCode
 from bridge.imds.client import attested_document, attested_tokens, client_of
 from bridge.sink import AttestedTokens
+from bridge.testing.records import sample_event, sample_record
 
 _IDENTITY_SECONDS = 2.0
 
 
 def send_test(settings: Settings, names: Sequence[str]) -> int:
-    """Send a test record to the sinks *names*, or to all sinks that do not start a program.
-
-    Prints the result of each sink, and returns 0 if every sink accepted the record.
-    """
+    """Send a test record to the sinks *names*, or to all sinks that do not start a program."""
     by_name = {sink.name: sink for sink in settings.sinks}
     unknown = [name for name in names if name not in by_name]
     if unknown:
@@ -45,7 +43,6 @@ def send_test(settings: Settings, names: Sequence[str]) -> int:
 
 
 def _send(sink: SinkSettings, record: TransitionRecord, attested: AttestedTokens) -> bool:
-    """Send *record* to *sink*, and print and return the result."""
     timeout_seconds = sink.config.timeout_seconds
     problem = ""
     with closing(Sender(sink.build, name=sink.name, timeout_seconds=timeout_seconds, attested=attested)) as sender:
@@ -58,7 +55,6 @@ def _send(sink: SinkSettings, record: TransitionRecord, attested: AttestedTokens
 
 
 def _identity(settings: Settings) -> VmIdentity:
-    """Return the identity of this VM, empty outside Azure."""
     try:
         with closing(client_of(settings.imds, at_most_seconds=_IDENTITY_SECONDS)) as imds:
             return imds.identity()
@@ -70,11 +66,8 @@ def _test_record(settings: Settings) -> TransitionRecord:
     now = utc_now()
     vm = _identity(settings).with_overrides(settings.vm)
     name = vm.name or "this-vm"
-    event = ScheduledEvent(
+    event = sample_event(
         event_id=f"TEST-{now:%Y%m%dT%H%M%S.%fZ}",
-        event_type="Freeze",
-        event_status="Scheduled",
-        resource_type="VirtualMachine",
         resources=(name,),
         not_before=(now + timedelta(minutes=15)).replace(microsecond=0),
         not_before_raw=None,
@@ -82,21 +75,18 @@ def _test_record(settings: Settings) -> TransitionRecord:
         event_source="User",
         duration_seconds=0,
     )
-    return TransitionRecord(
+    return sample_record(
+        0,
         id=record_id(vm_key=name, event_key=event.key, transition=Transition.TEST, event=event, n=0),
         transition_key=transition_key(event.key, Transition.TEST, event, n=0),
         stream_id="00000000-0000-0000-0000-000000000000",
-        sequence=0,
+        active_event_ids=None,
         transition=Transition.TEST,
-        evidence=Evidence.OBSERVED,
         observed_at=format_time(now),
         incarnation=None,
         previous_incarnation=None,
         event=event,
-        previous=None,
-        changed=(),
         notice_seconds=900.0,
-        affects_this_vm=True,
         vm=vm,
         labels=dict(settings.labels),
     )

@@ -1,13 +1,11 @@
-"""The signals of the commands: which signals stop a command, and how `run` receives SIGHUP.
+"""Signal handling: SIGTERM and SIGINT stop a command, and SIGHUP reloads the configuration of `run`.
 
-SIGTERM and SIGINT stop a command. On SIGHUP, `run` reads the configuration again and applies it while it runs
-(`bridge.cli.run.reload_configuration`). An invalid configuration is logged and changes nothing.
+On SIGHUP, the agent reads the configuration again and applies the new settings without a restart. If the new
+configuration is invalid, the agent logs the mistakes and continues with the old settings. See `bridge.cli.run`.
 
-A Python signal handler runs on the main thread between two steps of this thread. If the main thread is inside
-`threading.Event.wait`, it holds the lock of the event, and a handler that calls `Event.set` waits for the lock forever.
-If the system delivers a signal to another thread, the wait of the main thread does not end, and the handler runs only
-after the wait. Therefore handlers do nothing: `signal.set_wakeup_fd` writes the signal number into a pipe, and a thread
-that reads the pipe sets the events.
+The Python signal handlers in this module do nothing. `signal.set_wakeup_fd` writes the number of each signal to a pipe,
+and a thread reads the pipe and sets a `threading.Event`. A handler cannot set the event itself, because a handler that
+interrupts `Event.wait` on the main thread would wait forever for the lock of the event.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ _READ_BYTES = 256
 
 
 class SignalEvents:
-    """Sets events when signals arrive. Create it on the main thread, because only this thread can set handlers."""
+    """Sets events when signals arrive. Only the main thread may create an instance."""
 
     def __init__(self) -> None:
         self._events: dict[int, tuple[threading.Event, ...]] = {}
@@ -49,7 +47,7 @@ class SignalEvents:
 
 
 def set_by_signals() -> threading.Event:
-    """Return an event that a stop signal or the end of the terminal sets. Signals that are ignored stay ignored."""
+    """Return an event that is set when a stop signal or SIGHUP arrives."""
     stop, signals = threading.Event(), SignalEvents()
     for number in (*STOP_SIGNALS, _RELOAD):
         if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
@@ -58,10 +56,7 @@ def set_by_signals() -> threading.Event:
 
 
 class RunSignals:
-    """The signals of `run`: a stop signal sets *stop*, and SIGHUP sets *reload_wanted*.
-
-    Until `wake`, a stop signal exits with 0 at once: opening the outbox can wait for a lock, and nothing runs yet.
-    """
+    """The signals of `run`. Before the call of `wake`, a stop signal ends the process at once."""
 
     def __init__(self) -> None:
         self.stop = threading.Event()
@@ -73,7 +68,7 @@ class RunSignals:
             signal.signal(number, lambda *_: sys.exit(0))
 
     def wake(self, turn: threading.Event) -> None:
-        """Set *turn* as well when a signal arrives, and also if a reload is already wanted."""
+        """Also set *turn* when a signal arrives."""
         if _RELOAD is not None:
             self._events.set_on(_RELOAD, self.reload_wanted, turn)
         if self.reload_wanted.is_set():
@@ -83,17 +78,14 @@ class RunSignals:
 
     @staticmethod
     def ignore() -> None:
-        """Ignore all signals of `run`: during the interpreter's exit, a second signal would look like a crash."""
+        """Ignore further signals. A second signal during the exit would look like a crash."""
         for number in (_RELOAD, *STOP_SIGNALS):
             if number is not None:
                 signal.signal(number, signal.SIG_IGN)
 
 
 def exit_on_stop_while_importing() -> None:
-    """Exit with 0 on a stop signal while modules are imported, and ignore SIGHUP.
-
-    A service manager reports any other exit of a service that it stops as a failure.
-    """
+    """Exit with 0 on a stop signal, because any other code looks like a failure to a service manager."""
     for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: os._exit(0))
     if _RELOAD is not None:

@@ -1,6 +1,6 @@
-"""The report of `status`: its structure, which is the JSON of `status --json`, and the function that builds it.
+"""The report that `status` displays. `status --json` prints the report as a JSON object.
 
-Keys are stable, and each name contains its unit. A value that only a running agent knows is null without an agent.
+The keys are stable. Values that only a running agent can report are null if no agent is running.
 """
 
 from __future__ import annotations
@@ -11,37 +11,34 @@ from pathlib import Path
 
 import msgspec
 
-from bridge.agent.requests import Status
+from bridge.agent.control_requests import Status
 from bridge.approval.digest import digest
 from bridge.clock import format_time, parse_time
-from bridge.events.diff import is_over
 from bridge.events.event import ScheduledEvent, VmIdentity, names_vm
 from bridge.events.record import TransitionRecord
-from bridge.health.readiness import STUCK_SECONDS, Readiness, directory_text
+from bridge.events.transitions import is_over
+from bridge.health.readiness import STUCK_SECONDS, Readiness, SinkReadiness, directory_text
 from bridge.outbox.approvals import DISABLED_FILE
 from bridge.outbox.rows import ApprovalStage, DecisionStage, PendingApproval, SinkRow, StoredDecision
 
 SCHEMA_VERSION = 1
-_TOTALS = ("accepted", "delivered", "pending", "parked", "expired", "evicted", "discarded")
 
 
 class ConfigurationReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The configuration that this command reads. It can differ from the configuration of the agent."""
+    """The configuration that the command found. The agent can use another configuration."""
 
     file: str | None = None
-    """Null: no file was found, or the state directory was named without a configuration."""
+    """Null if no file was found, or if only the state directory was given."""
     looked_for: str | None = None
-    """The searched locations if no file was found."""
     problem: str | None = None
-    """The reason why the configuration is unknown."""
     sinks: tuple[str, ...] | None = None
     vm_name: str | None = None
     imds_endpoint: str | None = None
     max_bytes: int | None = None
     approvals_unsafe: tuple[str, ...] = ()
-    """Files that users other than root and the agent's user can change. Nothing is approved because of them."""
+    """Files that other users can change. The agent approves nothing because of these files."""
     unusable_keys: tuple[str, ...] = ()
-    """Trusted keys that cannot be used. Decisions that are signed with them do not count."""
+    """Trusted keys that cannot be used. The agent ignores decisions that these keys sign."""
 
 
 class StateReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,40 +49,29 @@ class StateReport(msgspec.Struct, frozen=True, kw_only=True):
     approvals_disabled: bool
     outbox_bytes: int
     kept_files: tuple[str, ...]
-    """Outbox files of earlier generations."""
+    """Older outbox files (generations)."""
 
 
 class EventReport(ScheduledEvent, frozen=True, kw_only=True):
     """An active event."""
 
     seconds_to_not_before: float | None
-    """Negative after NotBefore."""
     affects_this_vm: bool | None
     last_transition: TransitionRecord | None
-    """The newest record that Azure caused."""
+    """The newest record of a change in the document."""
     approval: PendingApproval | None
-    """The approval of the current version of the event."""
     decisions: tuple[StoredDecision, ...]
     """The open decisions on the current version, and the holds on the event."""
 
 
-class SinkReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The totals of one sink, and its last error."""
+class SinkReport(SinkReadiness, frozen=True, kw_only=True):
+    """The state of one sink, and its last error."""
 
     name: str
     configured: bool | None
-    """Null: the configuration is unknown."""
-    accepted: int
-    delivered: int
-    pending: int
-    parked: int
-    expired: int
-    evicted: int
-    discarded: int
-    oldest_pending_seconds: float
+    """Null if the configuration is unknown."""
     last_error: str | None
     last_error_at: str | None
-    needs_attention: bool | None
 
     @property
     def is_stuck(self) -> bool:
@@ -99,16 +85,16 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     schema_version: int = SCHEMA_VERSION
     at: str
     known_at: str | None
-    """The time of the newest stored fact. Without an agent, the report describes the state at this time."""
+    """The time of the last change in the outbox."""
     agent: Readiness | None
     """The running agent, with the keys of /readyz."""
     vm: VmIdentity
     last_good_poll_at: str | None
-    """Without an agent, this is the value in the file, which the agent does not update after each poll."""
+    """Without a running agent, this is the last value that the agent saved. The agent saves it rarely."""
     state: StateReport
     configuration: ConfigurationReport
     active_event_ids: tuple[str, ...] | None
-    """As in a record. Null without an agent, and until the agent knows all events."""
+    """The value for the next record. Null if no agent is running or not all events are known."""
     events: tuple[EventReport, ...]
     sinks: tuple[SinkReport, ...]
 
@@ -150,7 +136,6 @@ def _known_at(answer: Status) -> str | None:
 
 
 def _urgency(event: ScheduledEvent) -> tuple[bool, float]:
-    """Return the sort key of events: started events first, then by NotBefore."""
     is_ahead = event.event_status == "Scheduled"
     return is_ahead, float("inf") if event.not_before is None else event.not_before.timestamp()
 
@@ -175,7 +160,6 @@ def _holds(decision: StoredDecision, event: ScheduledEvent) -> bool:
 
 
 def _sinks(answer: Status, configuration: ConfigurationReport, now: datetime) -> Iterator[SinkReport]:
-    """Yield the configured sinks in their order, then the other sinks of the outbox."""
     totals, configured = answer.totals, configuration.sinks
     live = {} if answer.readiness is None else answer.readiness.sinks
     for name in dict.fromkeys([*(configured or ()), *totals.sinks]):
@@ -184,7 +168,7 @@ def _sinks(answer: Status, configuration: ConfigurationReport, now: datetime) ->
         yield SinkReport(
             name=name,
             configured=None if configured is None else name in configured,
-            **{total: getattr(row, total) for total in _TOTALS},
+            **row.counts,
             oldest_pending_seconds=0.0 if oldest_at is None else round(max(now.timestamp() - oldest_at, 0.0), 3),
             last_error=None if error is None else error.message,
             last_error_at=None if error is None else _time(error.at),

@@ -1,7 +1,7 @@
-"""Output for a person: tables, wrapped lines, colors, and readable times and sizes. Plain if it is piped.
+"""Tables, wrapped lines, colors, and messages for a terminal. Output to a pipe is plain.
 
-Tables do not use rich, which breaks an EventId at the width of a narrow terminal. A long line that the terminal wraps
-can be copied. A table keeps its column widths, so that the rows of `--follow` stay aligned.
+The tables do not use rich, because rich splits a long EventId on a narrow terminal, and the EventId can then not be
+copied.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Literal, TextIO
 
 import click
 
-from bridge.text import duration, one_line
+from bridge.text import duration, escaped, one_line
 
 #: Readable on a dark and on a light background.
 Colour = Literal["green", "bright_red"]
@@ -26,7 +26,7 @@ _KIB = 1_024
 
 
 class Table:
-    """Rows in aligned columns. The header is printed with the first rows."""
+    """A table that prints its header with the first rows and keeps its column widths."""
 
     def __init__(self, header: Sequence[str], *, widths: Sequence[int] = ()) -> None:
         """Create a table with columns of at least *widths*."""
@@ -55,22 +55,22 @@ class Table:
 
 
 def styled(text: str, *, bold: bool = False, colour: Colour | None = None, to: TextIO | None = None) -> str:
-    """Return *text* with a style if the stream *to* (default: standard output) shows styles."""
+    """Return *text* with a style if the stream *to* is a terminal."""
     if not (is_terminal(to) and "NO_COLOR" not in os.environ):
         return text
     return click.style(text, bold=bold or None, fg=colour)
 
 
 def is_terminal(to: TextIO | None = None) -> bool:
-    """Return whether the stream *to* (default: standard output, which can be closed) is a terminal."""
+    """Return whether *to*, by default standard output, is a terminal."""
     stream = to or sys.stdout
     return stream is not None and stream.isatty()
 
 
 def wrapped(text: str, *, indent: str = "", first: str | None = None, to: TextIO | None = None) -> list[str]:
-    """Return *text* in lines of the terminal's width: *first* before the first line, *indent* before the others.
+    """Wrap *text* at the width of the terminal *to*. If *to* is a pipe, return one line.
 
-    If the stream *to* (default: standard output) is piped, the text is one line, because a program may search it.
+    *first* precedes the first line, and *indent* precedes the other lines.
     """
     first = indent if first is None else first
     if not is_terminal(to):
@@ -109,3 +109,16 @@ def size(count: int) -> str:
 def counted(number: int, noun: str) -> str:
     """Return "1 record", "2 records"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def say(*sentences: str) -> None:
+    """Print *sentences* on standard error, and escape control characters."""
+    for text in (escaped(line) for sentence in sentences for line in sentence.split("\n")):
+        for line in wrapped(text, first="", indent="  ", to=sys.stderr):
+            click.echo(line, err=True)
+
+
+def complain(*sentences: str, code: int) -> int:
+    """Print the *sentences* on standard error; return *code*."""
+    say(*sentences)
+    return code

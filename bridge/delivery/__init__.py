@@ -1,4 +1,1 @@
-"""The engine that delivers records: one worker for each sink, with batches, retries, and results.
-
-Public: `pool` (WorkerPool), `router` (Router), `sender` (Sender).
-"""
+"""The delivery engine: one worker for each sink sends the pending records of this sink."""

@@ -1,32 +1,23 @@
-"""Selects the rows of one sink that go into its next request. Pure functions over the due rows.
+"""Selects the records for the next request to one sink. Urgent records are first. Pure.
 
-The records of an event go strictly in sequence. While the first record of an event waits, the other records of this
-event wait, and the records of other events continue. Records of Preempt and Terminate events (urgent) go first, because
-`bridge.outbox.state.DueRows` returns their rows first.
+The agent sends Preempt and Terminate records before all others, because Azure gives only 30 seconds of notice before a
+Preempt. `bridge.outbox.state.DueRows` therefore returns their rows first. The records of one event are sent strictly in
+the order of their sequence. While the first record of an event waits for a retry, the other records of this event also
+wait, and the records of other events continue.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from itertools import islice
-from typing import Protocol
 
 import msgspec
 
 from bridge.delivery.retry_schedule import RetrySchedule, SendMode
 from bridge.outbox.rows import Delivery
+from bridge.outbox.state import DueRows
 
 _MOST_PROBED = 2_000
-
-
-class Rows(Protocol):
-    """The due rows of one sink: urgent rows first, otherwise in sequence."""
-
-    def __iter__(self) -> Iterator[Delivery]:
-        """Yield the rows."""
-
-    def of_event(self, event_key: str) -> Iterator[Delivery]:
-        """Yield the rows of one event in sequence."""
 
 
 class Batching(msgspec.Struct, kw_only=True):
@@ -34,13 +25,13 @@ class Batching(msgspec.Struct, kw_only=True):
 
     max_batch: int
     by_event: bool
-    """True: a batch never mixes events."""
+    """True if each batch contains records of only one event."""
     alone: set[int] = set()
-    """The sequences that are sent in a batch of their own, because a batch with them was rejected."""
+    """The sequences of the records to send one by one, because a batch with these records was rejected."""
 
 
 def next_batch(
-    rows: Rows,
+    rows: DueRows,
     schedule: RetrySchedule,
     now: float,
     *,
@@ -48,9 +39,9 @@ def next_batch(
     fresh_event: str | None = None,
     after: Collection[Delivery] = (),
 ) -> list[Delivery]:
-    """Return the rows for the next request, or for the request after the rows in *after*; [] for none.
+    """Return the rows for the next request, or for the request after the rows in *after*; [] if no row is due.
 
-    *fresh_event* is the event to try in FRESH mode, which `RetrySchedule.take_fresh` returned.
+    *fresh_event* is the result of `RetrySchedule.take_fresh` if the schedule is in the mode FRESH.
     """
     if fresh_event is not None:
         return list(rows.of_event(fresh_event))[:1]
@@ -62,7 +53,9 @@ def next_batch(
     return [] if mode is SendMode.WAIT else _probe(rows, schedule.urgent_failing)
 
 
-def _batch(rows: Rows, schedule: RetrySchedule, now: float, *, batching: Batching, taken: set[int]) -> list[Delivery]:
+def _batch(
+    rows: DueRows, schedule: RetrySchedule, now: float, *, batching: Batching, taken: set[int]
+) -> list[Delivery]:
     failing = schedule.failing_events
     blocked = schedule.blocked(now) if failing else ()
     first = _first(rows, failing, taken) if schedule.last_send_failed else None
@@ -88,10 +81,10 @@ def _first(rows: Iterable[Delivery], blocked: Collection[str], taken: Collection
 
 
 def _probe(rows: Iterable[Delivery], blocked: Collection[str]) -> list[Delivery]:
-    """Return the first row of the event to try next: urgent, then with the fewest attempts, then the oldest.
+    """Return the first row of the event for the next probe: urgent first, then fewest attempts, then oldest.
 
-    The number of attempts matters because an event that the sink never accepts must not use every probe. Only the first
-    2,000 rows are compared, because a paused sink with an urgent record is probed every 2 s.
+    An event with few attempts comes before an event with many. Otherwise, an event that always fails would use every
+    probe. Only the first 2,000 rows are compared, because a paused sink with an urgent record gets a probe every 2 s.
     """
     heads: dict[str, Delivery] = {}
     for row in islice((row for row in rows if row.event_key not in blocked), _MOST_PROBED):
@@ -102,7 +95,7 @@ def _probe(rows: Iterable[Delivery], blocked: Collection[str]) -> list[Delivery]
 
 
 def new_rows(rows: Iterable[Delivery], after: int) -> tuple[list[Delivery], int]:
-    """Return the rows with a sequence above *after* that were never tried, and the newest sequence."""
+    """Return the untried rows with a sequence above *after*, and the highest sequence."""
     newest, found = after, []
     for row in rows:
         if row.sequence > after:

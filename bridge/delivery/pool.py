@@ -1,7 +1,8 @@
-"""The pool of delivery workers: starts, replaces, and ends one worker for each sink.
+"""Starts, replaces, and ends the delivery workers. Each sink has one worker.
 
-A worker ends or is cut before another worker starts on the same rows. A worker that was cut sends nothing more. All
-workers that hang get the same wait and then are cut, so a stop and a reload end in time regardless of their number.
+A new worker for a sink starts only after the previous worker has ended or was cut. A worker that was cut sends nothing
+more. On a stop or a reload, all workers have the same deadline and are then cut together, so that several hanging sinks
+do not add up their delays.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ _RELOAD_SECONDS = 2.0
 
 
 class WorkerPool:
-    """One worker for each configured sink; for one thread, except `notify`, `resume`, `loop_watches`, and `drain`.
+    """One worker for each configured sink. One thread owns the pool; other threads may read and notify it.
 
-    *has_seen_document* returns whether this run had a good document; until then, no active event is sent again.
-    *attested* provides tokens of a portal for this VM.
+    *has_seen_document* returns whether this run has received a good document. Before the first good document, the agent
+    does not send active events again. *attested* provides tokens of a portal for this VM.
     """
 
     def __init__(
@@ -48,22 +49,22 @@ class WorkerPool:
 
     @property
     def loop_watches(self) -> Mapping[str, LoopWatch]:
-        """Return the watch over the loop of each worker, as ``delivery:SINK``."""
+        """Return the watch over the loop of each worker by the name ``delivery:SINK``."""
         return {f"delivery:{name}": worker.loop_watch for name, (_, worker) in list(self._workers.items())}
 
     def notify(self) -> None:
-        """Wake every worker: there may be new rows."""
+        """Wake every worker, because there may be new rows."""
         for _, worker in list(self._workers.values()):
             worker.notify()
 
     def resume(self, sink: str | None = None) -> None:
-        """End the pause of *sink*, or of every sink, also after a 410: a person requested a retry."""
+        """End the pause of *sink*, or of every sink if *sink* is None, because a person requested a retry."""
         for name, (_, worker) in list(self._workers.items()):
             if sink in {None, name}:
                 worker.resume()
 
     def start_missing(self, sinks: Sequence[SinkSettings]) -> None:
-        """Start a worker for each of *sinks* that has none; raise RuntimeError if no thread can be started."""
+        """Start a worker for each sink without a worker; raise RuntimeError if no thread can be started."""
         for sink in sinks:
             if sink.name not in self._workers:
                 self._start(sink)
@@ -83,7 +84,7 @@ class WorkerPool:
         self._workers[sink.name] = (sink, worker)
 
     def end_all_but(self, sinks: Sequence[SinkSettings], *, grace_seconds: float, stop: Callable[[], bool]) -> None:
-        """End every worker whose sink is not unchanged in *sinks*, within two seconds or when *stop* returns True."""
+        """End the worker of each sink that is not in *sinks* or has changed, in at most two seconds."""
         wanted = {sink.name: sink for sink in sinks}
         names = [name for name, (sink, _) in self._workers.items() if wanted.get(name) != sink]
         workers = [self._workers.pop(name)[1] for name in names]
@@ -97,7 +98,7 @@ class WorkerPool:
                 self._metrics.forget_sink(name)
 
     def drain(self, deadline: float) -> None:
-        """Let every worker send due records until *deadline*, in monotonic seconds, then cut the remaining sends."""
+        """Let every worker send due records until *deadline* (monotonic), and then cut the workers."""
         workers = [worker for _, worker in list(self._workers.values())]
         for worker in workers:
             worker.stop(grace_seconds=max(deadline - time.monotonic(), 0.0))
@@ -107,7 +108,7 @@ class WorkerPool:
 def _end(
     workers: Sequence[DeliveryWorker], deadline: float, stop: Callable[[], bool] = lambda: False
 ) -> list[DeliveryWorker]:
-    """Wait until *deadline* or until *stop* returns True, then cut the remaining workers; return the ones that hang."""
+    """Wait until *deadline* or until *stop* returns True. Then cut the workers, and return those that did not end."""
     running = list(workers)
     while running and time.monotonic() < deadline and not stop():
         running[0].join(max(min(deadline - time.monotonic(), _TICK_SECONDS), 0.0))

@@ -1,8 +1,8 @@
 """Selects the records to send again to a sink whose destination loses its alerts on a restart. Pure.
 
-The newest record of each active event becomes pending again, under the same ID, when the sink accepted it at least
-*every_seconds* ago. From then on it is a pending record like any other: retries, pauses, and newer records of its event
-follow the same rules. It counts as accepted, and later as delivered, once more.
+When the interval of a refresh has passed since a sink accepted the newest record of an active event, the agent makes
+this record pending again with the same ID. The agent then treats it like every other pending record, and counts it
+again as accepted and as delivered.
 """
 
 from __future__ import annotations
@@ -15,15 +15,8 @@ from bridge.outbox.rows import Delivery, DeliveryState
 from bridge.outbox.state import State
 
 
-class Refreshes(msgspec.Struct, frozen=True, kw_only=True):
-    """The records that are due for a refresh, and the time until the next refresh."""
-
-    sequences: list[int]
-    next_seconds: float
-
-
-def find_refreshes(state: State, sink: str, *, now: float, every_seconds: float) -> Refreshes:
-    """Return the records that *sink* accepted so long before *now*, in Unix seconds."""
+def find_refreshes(state: State, sink: str, *, now: float, every_seconds: float) -> tuple[list[int], float]:
+    """Return the sequences of the records to send again, and the seconds until the next refresh."""
     due, next_seconds = [], every_seconds
     for delivery in _current(state, sink):
         age = now - delivery.changed_at
@@ -31,11 +24,10 @@ def find_refreshes(state: State, sink: str, *, now: float, every_seconds: float)
             next_seconds = min(next_seconds, every_seconds - age)
         else:  # a negative age means that the wall clock was set back
             due.append(delivery.sequence)
-    return Refreshes(sequences=due, next_seconds=0.0 if due else next_seconds)
+    return due, 0.0 if due else next_seconds
 
 
 def _current(state: State, sink: str) -> Iterator[Delivery]:
-    """Yield the newest delivered row of each active event, unless a newer record is pending for it."""
     for event in state.events.rows.values():
         delivery = state.deliveries.rows.get((event.sinks.get(sink, 0), sink))
         is_newest = event.ended_at is None and event.key not in state.queue(sink).by_event
@@ -44,7 +36,7 @@ def _current(state: State, sink: str) -> Iterator[Delivery]:
 
 
 def send_again(state: State, sink: str, sequences: Sequence[int], *, now: float) -> None:
-    """Make delivered records pending again for *sink*."""
+    """Make the delivered records with *sequences* pending again for *sink*."""
     for sequence in sequences:
         row = state.deliveries.rows.get((sequence, sink))
         if row is None or row.state is not DeliveryState.DELIVERED:

@@ -1,14 +1,15 @@
-"""Decides for one sink whether a rejection is about the record or about the endpoint.
+"""Decides for one sink whether a rejected record or the endpoint is the cause of a rejection.
 
-A 400 has several causes. It comes from a TLS port that receives plain HTTP, and from a receiver that does not know the
-secret of a signature. If the agent parked records for these causes, it would park every record of a fleet. A rejection
-that may be about the endpoint (`DeliveryRejected.may_be_endpoint`) therefore counts as one in two cases:
+A rejection such as 400 does not always mean that the record is wrong. For example, a TLS port returns 400 to plain
+HTTP, and a receiver with another signing secret returns 400 to every request. If the agent parked the records in these
+cases, a wrong setting would park every record of a fleet. A sink marks such a rejection with
+`DeliveryRejected.may_be_endpoint`. The endpoint is then the cause in two cases:
 
-- The endpoint has accepted nothing since the configuration of the sink, or a file that it names, changed.
-- The endpoint rejects different events in a row and accepts nothing in between. The first of these records was already
-  parked, and becomes pending again.
+- The endpoint has not accepted any record since the sink's configuration, or a file in this configuration, changed.
+- The endpoint rejects records of different events in a row, and accepts no record in between. The agent parked the
+  first of these records before it could detect this case, so this record becomes pending again.
 
-If a record is rejected again after the endpoint accepted another record, the record itself is the cause.
+If the endpoint accepts another record and then rejects the same record again, the record is the cause.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ from bridge.system.secrets import ChangingFile
 
 
 class Refusals:
-    """The rejections of one sink. *accepted_under*: the configuration at the last acceptance."""
+    """The rejections of one sink. *accepted_under* is the digest of the configuration at the last acceptance."""
 
     def __init__(self, *, accepted_under: str | None) -> None:
         self._accepted_under = accepted_under
         self._acceptances = 0
         self._is_blamed = False
-        """True if the endpoint caused a rejection and has accepted nothing since."""
+        """True if the endpoint caused a rejection and has not accepted any record since."""
         self._refused: dict[int, int] = {}
-        """By sequence of a rejected record that is not parked, the acceptances before the rejection."""
+        """Sequence of each rejected, unparked record -> the number of acceptances before its rejection."""
         self._in_a_row: dict[int, str] = {}
-        """By sequence, the event keys of the records that were parked since the last acceptance."""
+        """Sequence of each record that was parked since the last acceptance -> the key of its event."""
 
     def accepted(self, sequences: Iterable[int], *, under: str) -> bool:
-        """Note accepted records; return whether they are the first *under* this configuration."""
+        """Note accepted records. Return whether they are the first records under this configuration."""
         is_first, self._accepted_under = self._accepted_under != under, under
         self._acceptances += 1
         self._is_blamed = False
@@ -48,10 +49,7 @@ class Refusals:
         return is_first
 
     def are_about_endpoint(self, events: Mapping[int, str], *, under: str) -> bool:
-        """Return whether the endpoint is the cause of a rejection *under* this configuration.
-
-        *events* has the event key of each rejected record, by sequence.
-        """
+        """Return whether the endpoint caused a rejection. *events* maps each rejected sequence to its event key."""
         has_accepted = self._accepted_under == under
         sequence = next(iter(events))
         if has_accepted and len(events) == 1 and self._refused.get(sequence, self._acceptances) < self._acceptances:
@@ -66,7 +64,7 @@ class Refusals:
         return self._is_blamed
 
     def take_back(self) -> list[int]:
-        """Return the sequences that were parked since the last acceptance; they no longer count as parked."""
+        """Return the sequences of the records that were parked since the last acceptance, and forget them."""
         sequences = list(self._in_a_row)
         self._refused.update(dict.fromkeys(sequences, self._acceptances))
         self._in_a_row.clear()
@@ -74,10 +72,10 @@ class Refusals:
 
 
 def configuration_digest(sink_class: type[Sink], config: SinkConfig) -> str:
-    """Return a text that changes with the configuration of the sink and does not reveal it.
+    """Return a hash that changes when the configuration of the sink changes.
 
-    It covers the table of the sink, and the file or variable that each key ending in ``_file`` or ``_env`` names. Call
-    it only where a file system that hangs does no harm.
+    The hash includes the sink's table, and the content of each file or variable that a key ending in ``_file`` or
+    ``_env`` names. Call this function only on the sink's thread, because a read from a dead file server can hang.
     """
     keys = msgspec.structs.asdict(config)
     found: list[object] = [sink_class.__module__, sink_class.__qualname__, keys]

@@ -1,37 +1,30 @@
-"""The retry schedule of one sink: when and with which records the sink is tried after a failure. Pure: times come in.
+"""The retry delay of one sink: when the agent tries again after a failed send, and with which records.
 
-The delay between two attempts (`bridge.backoff.delivery_gap`):
+The delay between two attempts (`bridge.backoff.delivery_gap`) follows these rules:
 
-- It is random, from 0.1 s to a limit that starts at 1 s and doubles with each failure up to 300 s (full jitter).
-- While NotBefore is in the future, the limit is a quarter of the time left: at least 1 s, and at most 5 s in the first
-  minute of an outage and 15 s after that.
-- A Retry-After of the destination is a minimum for the whole sink, up to an hour. It overrides the other limits.
-- For a Preempt or Terminate, the delay is at most 2 s, regardless of all other rules.
+- The delay is random, from 0.1 s to a limit. The limit is 1 s at first and doubles with each failure, up to 300 s.
+- While NotBefore is in the future, the limit is a quarter of the time left. This limit is at least 1 s, and at most 5 s
+  in the first minute of an outage and 15 s after that.
+- A Retry-After header is a minimum for the whole sink, up to one hour. It overrides the other limits.
+- For a Preempt or Terminate event, the delay is at most 2 s, regardless of all other rules.
 
-A record that its destination does not accept delays only its own event. A destination that is down fails every send.
-Two failures in a row on different events therefore pause the sink. A paused sink gets probes, which are one record at a
-time. Any response about a record ends the pause and makes all rows due.
+A failure delays only its own event. Two failures in a row on different events pause the sink, because the destination
+is probably down. A paused sink gets probes, which are single records. These records have a separate timer for urgent
+events (Preempt and Terminate), so that the two kinds of probes alternate. Any response about a record ends the pause
+and makes all records due.
 
-A few events that always fail must not stop all other events. For this reason:
+After a failure, the next send is of another event, and a probe uses the record with the fewest attempts. Otherwise, an
+event that always fails would stop the other events. A response makes each failing event due once, because the
+destination may have caused the failure.
 
-- After a failure, the next send is of another event, if there is one (`last_send_failed`, `failing_events`). Two
-  failures in a row then point to the destination.
-- A probe uses the record with the fewest attempts.
-- Probes alternate between urgent records and all others.
-
-A response also makes the failing events due, each of them once: the destination may have been the cause. An event that
-fails again has its own problem, and only its own delay or the end of a pause makes it due.
-
-These limits also apply between two probes, because the first successful probe makes every record due. A Preempt or
-Terminate has a separate timer, because its VM will be gone.
-
-Times are seconds on one monotonic clock.
+The schedule is pure: callers pass the time, in seconds on one monotonic clock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import Enum
+from functools import partial
 
 import msgspec
 
@@ -48,32 +41,31 @@ _LONG_AGO = float("-inf")
 
 
 class SendMode(Enum):
-    """The records that may be sent now."""
+    """The records that the worker may send now."""
 
     ALL = "all"
-    """All due records."""
+    """The sink is not paused. The worker sends all due records."""
     FRESH = "fresh"
-    """Paused: the first record of an event that has a new record."""
+    """The sink is paused. The worker sends the first record of an event that has a new record."""
     PROBE = "probe"
-    """Paused: one record, except of urgent events that failed, which have their own timer."""
+    """The sink is paused. The worker sends one record, but not of an urgent event that has failed."""
     URGENT = "urgent"
-    """Paused: one urgent record."""
+    """The sink is paused. The worker sends one urgent record."""
     WAIT = "wait"
-    """No record until `RetrySchedule.next_at`."""
+    """The worker sends no record until `RetrySchedule.next_at`."""
 
 
 class FailedEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An event of a batch that failed."""
+    """An event with a record in a batch that failed."""
 
     event_key: str
     urgent: bool
     seconds_to_not_before: float | None
-    """None if it is unknown or has passed."""
+    """The time until NotBefore; None if NotBefore is unknown or has passed."""
 
 
 class _Delay(msgspec.Struct, kw_only=True):
     since: float
-    """The time of the first failure."""
     attempts: int = 0
     until: float = _LONG_AGO
     tried_at: float = _LONG_AGO
@@ -83,10 +75,10 @@ class _Delay(msgspec.Struct, kw_only=True):
 
 
 class RetrySchedule:
-    """The retry state of one sink; *random* returns a number in [0, 1)."""
+    """The retry state of one sink. *random* returns a number in [0, 1)."""
 
     def __init__(self, random: Callable[[], float]) -> None:
-        self._random = random
+        self._gap = partial(delivery_gap, random=random)
         self._delays: dict[str, _Delay] = {}
         self._last_failed: frozenset[str] = frozenset()
         self._failing_since: float | None = None
@@ -97,7 +89,7 @@ class RetrySchedule:
         self._urgent_was_last = False
         self._fresh: dict[str, None] = {}
         self.is_gone = False
-        """True after a 410: nothing is sent until a restart or `outbox retry`."""
+        """True after a 410. The agent then sends nothing until a restart or `outbox retry`."""
 
     @property
     def is_paused(self) -> bool:
@@ -106,21 +98,21 @@ class RetrySchedule:
 
     @property
     def is_troubled(self) -> bool:
-        """Return whether anything is delayed, so that it matters which rows are new."""
+        """Return whether an event or the sink is delayed. Only then must the worker report new records."""
         return self._probe_at is not None or bool(self._delays)
 
     @property
     def last_send_failed(self) -> bool:
-        """Return whether the last send failed: the next send should be of an event that has not failed."""
+        """Return whether the last send failed, so that the next send should be of another event."""
         return self._probe_at is None and bool(self._last_failed)
 
     @property
     def failing_events(self) -> Collection[str]:
-        """Return the keys of the events that failed and have no response since."""
+        """Return the keys of the events whose last send failed."""
         return self._delays.keys()
 
     def blocked(self, now: float) -> Collection[str]:
-        """Return the keys of the events that have a delay of their own."""
+        """Return the keys of the failing events that must still wait."""
         return {key for key, delay in self._delays.items() if delay.until > now}
 
     @property
@@ -129,7 +121,7 @@ class RetrySchedule:
         return {key for key, delay in self._delays.items() if delay.urgent}
 
     def urgent_blocked(self, now: float) -> Collection[str]:
-        """Return the keys of the urgent failing events, except the event that has been due for the longest time."""
+        """Return the keys of the urgent failing events, except for the event that is next."""
         return set(self.urgent_failing) - {self._longest_due_urgent(now)}
 
     def _longest_due_urgent(self, now: float) -> str | None:
@@ -150,7 +142,7 @@ class RetrySchedule:
         return SendMode.WAIT
 
     def next_at(self) -> float:
-        """Return when `mode` or `blocked` may change; infinity if only a new record can change them."""
+        """Return when `mode` or `blocked` may change, or infinity if only a new record can change them."""
         if self.is_gone:
             return _NEVER
         if self._probe_at is None:
@@ -165,7 +157,7 @@ class RetrySchedule:
     def record_arrived(
         self, event_key: str, now: float, *, urgent: bool, seconds_to_not_before: float | None = None
     ) -> None:
-        """Note a new record: its event is tried once immediately, unless a Retry-After applies to the sink."""
+        """Note a new record. The agent tries its event immediately, unless a Retry-After applies."""
         delay = self._delays.get(event_key)
         if delay is not None:
             delay.until = _LONG_AGO
@@ -179,13 +171,13 @@ class RetrySchedule:
             self._fresh[event_key] = None
 
     def take_fresh(self) -> str:
-        """Return the event to try in FRESH mode; its record is no longer new."""
+        """Return the event to try in the mode FRESH. Its record then no longer counts as new."""
         event_key = next(iter(self._fresh))
         del self._fresh[event_key]
         return event_key
 
     def nothing_pending(self, mode: SendMode, now: float) -> None:
-        """Note that there is no row which *mode* may send."""
+        """Note that no pending row matches *mode*."""
         if mode is SendMode.ALL:
             for event_key in [key for key, delay in self._delays.items() if delay.until <= now]:
                 del self._delays[event_key]
@@ -197,10 +189,10 @@ class RetrySchedule:
         elif mode is SendMode.PROBE and not self.urgent_failing:
             self.resume()
         elif mode is SendMode.PROBE:
-            self._probe_at = now + self._gap(self._probes, None, outage_seconds=0.0)
+            self._probe_at = now + self._gap(self._probes, outage_seconds=0.0)
 
     def succeeded(self, event_keys: Iterable[str]) -> None:
-        """Note that the destination accepted records, or rejected them permanently: it responds."""
+        """Note that the destination accepted or permanently rejected records, so it responds."""
         for event_key in event_keys:
             self._delays.pop(event_key, None)
         self._last_failed = frozenset()
@@ -212,12 +204,12 @@ class RetrySchedule:
                 delay.until, delay.was_released = _LONG_AGO, True
 
     def needed_no_request(self, event_keys: Iterable[str]) -> None:
-        """Note that the sink had nothing to send for these events, which shows nothing about the destination."""
+        """Note that the sink made no request for these events. This is no sign of its destination."""
         for event_key in event_keys:
             self._delays.pop(event_key, None)
 
     def resume(self) -> None:
-        """Make every row due: the sink responded, or a person requested it."""
+        """End the pause and make every row due, because the sink responded or a person requested a retry."""
         self._probe_at, self._bound_until, self._urgent_at = None, _LONG_AGO, _NEVER
         self._last_failed, self._failing_since = frozenset(), None
         self._probes = 0
@@ -239,8 +231,8 @@ class RetrySchedule:
     ) -> None:
         """Note that a send in the mode *during* failed.
 
-        *has_urgent*: an urgent record is pending for the sink. *seconds_to_notice*: the time to the soonest future
-        NotBefore of all pending records. *is_gone*: the response was 410.
+        *has_urgent* is True if an urgent record is pending for the sink. *seconds_to_notice* is the time until the
+        earliest future NotBefore of all pending records. *is_gone* is True if the response was 410.
         """
         if self._failing_since is None:
             self._failing_since = now
@@ -259,10 +251,12 @@ class RetrySchedule:
             self._set_urgent(now, during, has_urgent=has_urgent)
 
     def _pause(self, now: float, during: SendMode, seconds_to_notice: float | None) -> None:
-        """Set the time of the next probe; an attempt out of turn does not delay it."""
+        """Set the time of the next probe. A send of an urgent or new record does not delay the next probe."""
         if self._probe_at is None or during is SendMode.PROBE:
             self._probes += 1
-            self._probe_at = now + self._gap(self._probes, seconds_to_notice, outage_seconds=self._outage_seconds(now))
+            outage_seconds = self._outage_seconds(now)
+            gap = self._gap(self._probes, seconds_to_not_before=seconds_to_notice, outage_seconds=outage_seconds)
+            self._probe_at = now + gap
         else:
             self._bring_probe_forward(now, seconds_to_notice)
 
@@ -286,7 +280,6 @@ class RetrySchedule:
             self._urgent_at = soon
 
     def _urgent_deadline(self) -> float:
-        """Return when the first of the urgent failing events has waited for its longest time."""
         tried = (delay.tried_at for delay in self._delays.values() if delay.urgent)
         return min(tried, default=_NEVER) + URGENT_CAP_SECONDS
 
@@ -298,7 +291,7 @@ class RetrySchedule:
         delay.urgent = event.urgent
         gap = self._gap(
             delay.attempts,
-            event.seconds_to_not_before,
+            seconds_to_not_before=event.seconds_to_not_before,
             outage_seconds=now - delay.since,
             retry_after=retry_after,
             urgent=event.urgent,
@@ -308,21 +301,3 @@ class RetrySchedule:
             queue_seconds = MINIMUM_DELAY_SECONDS * len(self.urgent_failing)
             gap = max(min(gap, URGENT_CAP_SECONDS - queue_seconds), MINIMUM_DELAY_SECONDS)
         delay.tried_at, delay.until = now, now + gap
-
-    def _gap(
-        self,
-        attempts: int,
-        seconds_to_not_before: float | None,
-        *,
-        outage_seconds: float,
-        retry_after: float | None = None,
-        urgent: bool = False,
-    ) -> float:
-        return delivery_gap(
-            attempts,
-            seconds_to_not_before=seconds_to_not_before,
-            outage_seconds=outage_seconds,
-            urgent=urgent,
-            retry_after=retry_after,
-            random=self._random,
-        )

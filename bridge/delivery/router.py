@@ -1,21 +1,20 @@
-"""The router: selects the sinks of a record by the settings that every ``[[sinks]]`` table has. Pure.
+"""Selects the sinks that receive a record, by the filters in each ``[[sinks]]`` table. Pure.
 
-A filter on event types or sources does not apply to a record without an event, because a refused approval of an unknown
-event must reach every sink.
+The filters use the current form of the event, which can change. For example, Azure can change a Reboot to a Freeze or
+remove a VM from Resources. A record without an event, such as the refusal of an approval for an unknown event, passes
+the filters on event types and event sources.
 
-Filters apply to the current form of the event, and an event can change: a Reboot can become a Freeze, and a VM can
-leave Resources. With ``speak = "first"``, only the first VM in Resources sends records of an event. The agents of an
-event need no coordination for this, because all of them see the same list. If it is not known which VM is the first,
-each VM sends the records.
+With ``speak = "first"``, only the first VM in Resources sends the records of an event. The agents need no coordination
+for this, because all VMs receive the same list from Azure. If an agent cannot find out which VM is the first, it sends
+the records itself.
 
-A sink that received a record of an event receives all later records of this event until the event ends. Otherwise, its
-alert would never resolve, and its VM would stay drained. The outbox keeps the sinks of each event, and the router
-returns the sinks for which this rule matters.
+If a sink received a record of an event, the sink also receives all later records of this event, regardless of the
+filters. Otherwise, an alert would never resolve, and a drained VM would never return to service.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from bridge.events.event import is_first_named, names_vm
 from bridge.events.record import Transition, TransitionRecord
@@ -23,7 +22,7 @@ from bridge.sink import SinkConfig
 
 
 def wants(config: SinkConfig, record: TransitionRecord, vm_name: str | None) -> bool:
-    """Return whether the sink with *config* receives *record* on the VM *vm_name* (None: unknown)."""
+    """Return whether the sink with *config* receives *record*. *vm_name* is None if the VM's name is unknown."""
     if record.transition is Transition.HEARTBEAT:
         return config.heartbeat
     return _takes_transition(config, record) and _takes_event(config, record, vm_name)
@@ -53,16 +52,13 @@ class Router:
     def __init__(self, configs: Sequence[SinkConfig]) -> None:
         self._configs = tuple(configs)
 
-    def __call__(self, record: TransitionRecord, vm_name: str | None) -> list[str]:
-        """Return the names in the order of the configuration."""
-        return [config.name for config in self._configs if wants(config, record, vm_name)]
+    def __call__(self, record: TransitionRecord, vm_name: str | None, told: Collection[str]) -> list[str]:
+        """Return the names of the sinks in the order of the configuration.
 
-    def if_told(self, record: TransitionRecord, vm_name: str | None) -> list[str]:
-        """Return the names of the sinks that receive *record* only if they received one of its event before."""
-        if record.event is None:
-            return []
+        A sink in *told* received an earlier record of the event, and therefore receives all later records of the event.
+        """
         return [
             config.name
             for config in self._configs
-            if _takes_transition(config, record) and not _takes_event(config, record, vm_name)
+            if wants(config, record, vm_name) or (config.name in told and _takes_transition(config, record))
         ]

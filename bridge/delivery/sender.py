@@ -1,12 +1,15 @@
-"""Calls a sink with a deadline that holds even if the SDK of the sink hangs.
+"""Calls a sink with a deadline that holds even if the sink's SDK hangs.
 
-Each sink has its own thread, and the work that uses the sink runs on this thread, so a send needs no hand-over
-between threads. The thread that starts the work watches the calls into the sink. At the deadline of a call, the
-watching thread abandons the sink's thread. An abandoned thread ends as soon as its call returns, and its work changes
-nothing more. The sink is closed on a third thread, and the next work gets a new instance. Threads that never return are
-counted. With too many of them, nothing is sent until one ends, because a leak would also affect the healthy sinks.
+Each sink has its own thread, and the delivery loop runs on this thread. Another thread, the watching thread, measures
+the time of each call into the sink. If a call passes its deadline, the watching thread abandons the sink's thread and
+closes the sink on a third thread. The next call uses a new instance of the sink on a new thread.
 
-Time in which the VM was frozen does not count. Otherwise, a half-finished command would be cut and run again.
+An abandoned thread ends when its call returns, and it changes nothing more. A call may never return. If eight abandoned
+threads are still running, the agent sends nothing to this sink until one of them ends, because a leak of threads would
+also affect healthy sinks.
+
+The deadline does not include the time in which Azure froze the VM. Otherwise, the agent would abort a command that is
+half finished, and run the command again.
 """
 
 from __future__ import annotations
@@ -39,10 +42,10 @@ _NO_THREAD = "No thread can be started: raise the limit of tasks (TasksMax, pids
 
 
 class Sender:
-    """Runs work on the thread of one sink, which *build* makes when it is first needed. For one thread.
+    """Runs work on the thread of one sink. Only one thread may use a Sender, except for `cut`.
 
-    *configuration* returns a digest of the sink's configuration; it may read files. *attested* provides tokens of a
-    portal for this VM. *on_stall* is called with the seconds in which this process did not run.
+    *build* makes the sink when the first call needs it. *configuration* returns a digest of the sink's configuration
+    and may read files. *attested* provides tokens of a portal for this VM.
     """
 
     def __init__(
@@ -52,25 +55,20 @@ class Sender:
         name: str,
         timeout_seconds: float,
         configuration: Callable[[], str] = str,
-        on_stall: Callable[[float], None] = lambda _seconds: None,
         attested: AttestedTokens | None = None,
     ) -> None:
         self._build = build
         self._name = name
         self._timeout_seconds = timeout_seconds
         self._configuration = configuration
-        self._on_stall = on_stall
         self._attested = attested
         self._current: SinkThread | None = None
         self._abandoned: list[SinkThread] = []
         self.is_cut = False
-        """True after `cut`: nothing more is sent."""
+        """True after `cut`. The Sender then sends nothing more."""
 
     def run(self, work: Callable[[SinkThread], T]) -> T:
-        """Run *work* on the sink's thread and return its result.
-
-        Raise DeliveryFailed when a call into the sink passes the deadline, or if no thread can be started.
-        """
+        """Run *work* on the sink's thread. Raise DeliveryFailed if a call is overdue or no thread can start."""
         began_at = time.monotonic()
         if self._abandoned:
             self._reap_abandoned()
@@ -79,7 +77,7 @@ class Sender:
         if self.is_cut:
             raise DeliveryFailed(_CUT, reason=RetryReason.CUT)
         try:
-            return current.run(work, self._on_stall)
+            return current.run(work)
         except _Overdue:
             self._current = None
             self._abandoned.append(current)
@@ -89,22 +87,22 @@ class Sender:
             raise DeliveryFailed(message, reason=RetryReason.TIMEOUT) from None
 
     def send(self, batch: Sequence[TransitionRecord]) -> bool:
-        """Send *batch* from any thread; see `SinkThread.send`."""
+        """Send *batch* on the sink's thread."""
         return self.run(lambda thread: thread.send(batch))
 
     def check(self) -> None:
-        """Test the destination."""
+        """Test the destination on the sink's thread."""
         self.run(lambda thread: thread.check())
 
     def cut(self) -> None:
-        """Begin no other call, and close the sink under the call that is in progress; from any thread."""
+        """Start no more calls, and close the sink to end the current call. Any thread may call this."""
         self.is_cut = True  # before the next line, because `run` makes its thread visible before it reads this value
         current = self._current
         if current is not None:
             current.cut()
 
     def close(self) -> None:
-        """Close the sink; wait one second at most."""
+        """Close the sink, and wait for at most one second."""
         current, self._current = self._current, None
         if current is not None:
             current.end()
@@ -124,7 +122,7 @@ class Sender:
             raise DeliveryFailed(_NO_THREAD, needs_attention=True) from error
 
     def _reap_abandoned(self) -> None:
-        """Wait until the last abandoned sink is closed; raise DeliveryFailed if too many threads stay."""
+        """Wait until the last abandoned sink is closed; raise DeliveryFailed if too many threads remain."""
         until = time.monotonic() + min(_CLOSE_SECONDS, self._timeout_seconds * _CLOSE_SHARE)
         self._abandoned[-1].wait_closed(until - time.monotonic())
         self._abandoned = [each for each in self._abandoned if not each.is_gone(0)]
@@ -144,11 +142,11 @@ class _Overdue(Exception):
 
 
 class _Abandoned(BaseException):
-    """Ends the work on a thread that was given up. Not an Exception, so that the work does not handle it."""
+    """Ends the work on an abandoned thread. It is not an Exception, so that the work does not catch it."""
 
 
 class SinkThread:
-    """One instance of a sink and its thread. Work on this thread uses the sink through `send` and `check`."""
+    """One instance of a sink and the thread on which all calls into this instance run."""
 
     def __init__(
         self,
@@ -164,9 +162,9 @@ class SinkThread:
         self._read_configuration = configuration
         self._attested = attested
         self.configuration = ""
-        """The configuration of the sink when the sink was built."""
+        """The digest of the configuration with which the sink was built."""
         self.spent_seconds = 0.0
-        """The part of the next call's deadline that is already over."""
+        """The time that the next call has already used of its deadline."""
         self._sink: Sink | None = None
         self._changed = threading.Condition(threading.Lock())
         self._call_began_at: float | None = None
@@ -179,9 +177,9 @@ class SinkThread:
     # On the sink's thread.
 
     def send(self, batch: Sequence[TransitionRecord], following: Sequence[TransitionRecord] = ()) -> bool:
-        """Send *batch*, which *following* probably follows; return whether the sink made a request.
+        """Send *batch*, and return whether the sink made a request. *following* are probably the next records.
 
-        Raise DeliveryRejected as the sink does. Every other exception of the sink becomes a DeliveryFailed.
+        Raise DeliveryRejected if the sink raises it. Every other exception of the sink becomes a DeliveryFailed.
         """
         return self._call(lambda sink: self._send(sink, batch, following))
 
@@ -198,7 +196,6 @@ class SinkThread:
         self._call(lambda sink: sink.check())
 
     def _call(self, call: Callable[[Sink], T]) -> T:
-        """Return the result of *call*, which the watching thread limits in time."""
         with self._changed:
             self._call_began_at = time.monotonic()
             if self._is_unwatched:
@@ -229,7 +226,7 @@ class SinkThread:
         return self._sink
 
     def _refuse_if_cut(self) -> None:
-        """Raise DeliveryFailed after a cut: another instance may have sent the records in the meantime."""
+        """Raise DeliveryFailed after a cut, because another instance may already have sent the records."""
         if self._is_cut or self._is_abandoned:
             raise DeliveryFailed(_CUT, reason=RetryReason.CUT)
 
@@ -249,8 +246,8 @@ class SinkThread:
 
     # On the watching thread.
 
-    def run(self, work: Callable[[SinkThread], T], on_stall: Callable[[float], None]) -> T:
-        """Run *work* on the sink's thread and return its result; raise _Overdue when a call passes its deadline."""
+    def run(self, work: Callable[[SinkThread], T]) -> T:
+        """Run *work* on the sink's thread and return its result; raise _Overdue if a call passes its deadline."""
         done: Future[T] = Future()
 
         def run() -> None:
@@ -266,10 +263,10 @@ class SinkThread:
                 self._changed.notify()
 
         self._works.put(run)
-        self._watch(done, on_stall)
+        self._watch(done)
         return done.result()
 
-    def _watch(self, done: Future[T], on_stall: Callable[[float], None]) -> None:
+    def _watch(self, done: Future[T]) -> None:
         limit, watched, waited = RunningTime(self._deadline_seconds), 0.0, 0.0
         with self._changed:
             while not done.done():
@@ -284,26 +281,23 @@ class SinkThread:
                     watched, late_seconds = began_at, min(time.monotonic() - began_at, waited)
                     limit = RunningTime(self._deadline_seconds - late_seconds - self.spent_seconds)
                     self.spent_seconds = 0.0
-                stalled_seconds = limit.stalled_seconds
                 waited = limit.next_wait()
-                if limit.stalled_seconds > stalled_seconds:
-                    on_stall(limit.stalled_seconds - stalled_seconds)
                 if waited <= 0:
                     self._is_abandoned = True
                     raise _Overdue
                 self._changed.wait(waited)
 
     def cut(self) -> None:
-        """Begin no other call, and close the sink under the call in progress; from any thread."""
+        """Start no more calls, and close the sink to end the current call. Any thread may call this."""
         self._is_cut = True
         self.begin_closing()
 
     def end(self) -> None:
-        """Close the sink from its own thread when that thread is free."""
+        """Close the sink on its own thread after the current work."""
         self._works.put(None)
 
     def begin_closing(self) -> None:
-        """Begin to close the sink under its call, unless no thread is free."""
+        """Start to close the sink during its call. If no thread can be started, do nothing."""
         if self._closer is None:
             closer = threading.Thread(target=self._close, name=f"{self._thread.name}:close", daemon=True)
             with suppress(RuntimeError):
@@ -311,18 +305,17 @@ class SinkThread:
                 self._closer = closer
 
     def wait_closed(self, timeout_seconds: float) -> None:
-        """Wait at most *timeout_seconds* until the sink is closed."""
+        """Wait for at most *timeout_seconds* until the sink is closed."""
         if self._closer is not None:
             self._closer.join(timeout_seconds)
 
     def is_gone(self, timeout_seconds: float) -> bool:
-        """Return whether none of its threads is left, after *timeout_seconds* at most."""
+        """Wait for at most *timeout_seconds*, and return whether all threads of this instance have ended."""
         self._thread.join(timeout_seconds)
         return not self._thread.is_alive() and (self._closer is None or not self._closer.is_alive())
 
 
 def _as_delivery_error(error: BaseException) -> DeliveryError:
-    """Return *error* as one of the two errors that the worker handles."""
     if isinstance(error, DeliveryRejected | DeliveryFailed):
         return error
     failed = DeliveryFailed(_describe(error), reason=RetryReason.EXCEPTION)

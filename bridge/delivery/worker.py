@@ -1,19 +1,19 @@
-"""The delivery worker: sends the pending records of one sink.
+"""The delivery worker sends the pending records of one sink.
 
-Each sink has one worker, so no sink can delay another sink. The `RetrySchedule` decides what may be tried when,
-`next_batch` selects the rows, the `Sender` enforces the deadline, and the sink only sends. The worker connects these
-parts, stores the results, and reports to logs and metrics.
+Each sink has one worker, so a slow sink does not delay another sink. `RetrySchedule` decides when the worker may send,
+`next_batch` selects the records, and `Sender` enforces the deadline. The worker connects these parts, saves the
+results, and reports failures to the log and the metrics.
 
-The loop of the worker runs on the thread of the sink (`SinkThread`). The worker's own thread watches the deadlines. If
-a call hangs, this thread handles the failure and starts the loop again on a new thread. Only one thread at a time uses
-the state of the worker.
+The loop of the worker runs on the thread of the sink (`SinkThread`). The worker's own thread only measures the time of
+the calls. If a call hangs, the worker's thread notes the failure and starts the loop again on a new thread. Only one of
+these threads at a time uses the state of the worker.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from bridge.clock import REAL_CLOCK, Clock, parse_time
@@ -29,7 +29,7 @@ from bridge.outbox import deliveries
 from bridge.outbox.deliveries import DeliveryResult
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.rows import Delivery, DeliveryState
-from bridge.outbox.state import DueRows
+from bridge.outbox.state import DueRows, State
 from bridge.sink import AttestedTokens, Sink, SinkConfig
 from bridge.system.threads import LoopWatch
 
@@ -50,7 +50,7 @@ _ENDPOINT_REFUSES = (
 
 
 class DeliveryWorker:
-    """Delivers to one sink, from `start` to `stop`."""
+    """Sends records to one sink, from `start` to `stop`."""
 
     def __init__(
         self,
@@ -74,7 +74,6 @@ class DeliveryWorker:
             name=config.name,
             timeout_seconds=config.timeout_seconds,
             configuration=partial(configuration_digest, sink_class, config),
-            on_stall=self.loop_watch.extend,
             attested=attested,
         )
         self._schedule = RetrySchedule(clock.random)
@@ -91,7 +90,7 @@ class DeliveryWorker:
         self._woken = threading.Event()
         self._is_resumed = False
         self._seen_through = 0
-        """While the sink has trouble, the newest record that the schedule was notified about."""
+        """The newest record that the schedule knows, while the sink has failures."""
         self._expired_at = float("-inf")
         self._send_began_at = 0.0
         self._in_flight: tuple[list[Delivery], SendMode] | None = None
@@ -100,29 +99,29 @@ class DeliveryWorker:
         self._thread = threading.Thread(target=self._run, name=f"delivery:{config.name}", daemon=True)
 
     def start(self) -> None:
-        """Begin to deliver."""
+        """Start the worker."""
         self._thread.start()
 
     def notify(self) -> None:
-        """Wake the worker: there may be new rows."""
+        """Wake the worker, because there may be new rows."""
         self._woken.set()
 
     def resume(self) -> None:
-        """End a pause, also after a 410: a person requested a retry."""
+        """End a pause, even after a 410, because a person requested a retry."""
         self._is_resumed = True
         self._woken.set()
 
     def stop(self, *, grace_seconds: float) -> None:
-        """Let the worker send due records for *grace_seconds* more; returns immediately, see `join`."""
+        """Let the worker send due records for *grace_seconds* more. Do not wait for its end."""
         self._stop_at = self._clock.monotonic() + grace_seconds
         self._woken.set()
 
     def cut(self) -> None:
-        """End the send in progress and begin no other; the records stay pending."""
+        """Cancel the current send, and start no other send. The records stay pending."""
         self._sender.cut()
 
     def join(self, timeout_seconds: float) -> bool:
-        """Wait for the end of the worker; return whether it has ended."""
+        """Wait for the end of the worker, and return whether it has ended."""
         self._thread.join(timeout_seconds)
         return not self._thread.is_alive()
 
@@ -138,7 +137,7 @@ class DeliveryWorker:
         self._sender.close()
 
     def _no_result(self, error: DeliveryFailed) -> None:
-        """Handle a send that passed its deadline; without a send in progress, no thread could be started."""
+        """Handle a send that passed its deadline, or a thread that could not be started."""
         if self._in_flight is not None:
             batch, mode = self._in_flight
             self._end_send()
@@ -179,7 +178,7 @@ class DeliveryWorker:
         self._is_over = True
 
     def _run_once(self, thread: SinkThread) -> float:
-        """Send one batch; return the seconds for which there is nothing to do."""
+        """Send one batch. Return the seconds until the next call is useful."""
         now = self._clock.monotonic()
         is_woken = self._woken.is_set()
         self._woken.clear()
@@ -199,7 +198,7 @@ class DeliveryWorker:
         return min(retry_seconds, _IDLE_WAIT_SECONDS, refresh_seconds, self._outbox.seconds_to_due())
 
     def _note_new_rows(self, now: float) -> None:
-        """Notify the schedule about new records; at most 64 events are tried out of turn."""
+        """Notify the schedule about the new records of at most 64 events."""
         found: list[Delivery] = []
 
         def look(rows: DueRows) -> list[Delivery]:
@@ -213,7 +212,7 @@ class DeliveryWorker:
             self._schedule.record_arrived(row.event_key, now, urgent=row.urgent, seconds_to_not_before=ahead)
 
     def _select(self, now: float) -> tuple[SendMode, list[Delivery], list[Delivery]]:
-        """Return the mode, the rows of the next request, and the rows that probably follow."""
+        """Return the mode, the rows of the next request, and the rows of the request after it."""
         while (mode := self._schedule.mode(now)) is not SendMode.WAIT:
             fresh_event = self._schedule.take_fresh() if mode is SendMode.FRESH else None
             choose = partial(self._choose, now=now, mode=mode, fresh_event=fresh_event)
@@ -227,7 +226,7 @@ class DeliveryWorker:
         return SendMode.WAIT, [], []
 
     def _choose(self, rows: DueRows, *, now: float, mode: SendMode, fresh_event: str | None) -> list[Delivery]:
-        """Return the rows of the next request, and for some sinks also the rows that probably follow."""
+        """Return the rows of the next request. For some sinks, also return the rows of the request after it."""
         batch = next_batch(rows, self._schedule, now, batching=self._batching, fresh_event=fresh_event)
         self._batch_size = len(batch)
         if not batch or not self._prepares_next or mode is not SendMode.ALL:
@@ -235,7 +234,7 @@ class DeliveryWorker:
         return batch + next_batch(rows, self._schedule, now, batching=self._batching, after=batch)
 
     def _expire(self, now: float) -> None:
-        """Give up the records that are older than `max_age_seconds`, at most once a second."""
+        """Expire the records that are older than `max_age_seconds`, at most once a second."""
         max_age = self.config.max_age_seconds
         if max_age is None or now < self._expired_at + 1.0:
             return
@@ -248,23 +247,23 @@ class DeliveryWorker:
             logger.warning("Records expired: they are older than max_age_seconds.", extra=extra)
 
     def _refresh(self) -> float:
-        """Make records that are due for a refresh pending again; return the seconds until the next refresh."""
+        """Make records that are due for a refresh pending again. Return the seconds until the next refresh."""
         if self._refresh_seconds is None or self._stop_at is not None:
             return _NEVER
         if not (self._outbox.is_trusted and self._has_seen_document()):
             return _NO_DOCUMENT_SECONDS
         now = self._clock.timestamp()
-        found = self._outbox.read(find_refreshes, self.name, now=now, every_seconds=self._refresh_seconds)
-        if found.sequences:
-            self._outbox.change(send_again, self.name, found.sequences, now=now)
-        return found.next_seconds
+        due, seconds = self._outbox.read(find_refreshes, self.name, now=now, every_seconds=self._refresh_seconds)
+        if due:
+            self._outbox.change(send_again, self.name, due, now=now)
+        return seconds
 
     @property
     def _has_pending(self) -> bool:
         return self._outbox.read(lambda state: bool(state.queue(self.name).pending))
 
     def _clear_attention_if_idle(self) -> None:
-        """Reset needs_attention when nothing is pending for the sink, except after a 410."""
+        """Clear needs_attention if nothing is pending for the sink, except after a 410."""
         if self._metrics.needs_attention and not self._schedule.is_gone and not self._has_pending:
             self._metrics.set_needs_attention(needed=False)
 
@@ -305,7 +304,7 @@ class DeliveryWorker:
         self._outbox.record_results(self.name, results, accepted_under=accepted_under)
 
     def _delivered(self, batch: list[Delivery], *, under: str | None) -> None:
-        """Store that *batch* is delivered. *under* is the configuration; None: the sink made no request."""
+        """Save that *batch* is delivered. *under* is the configuration, or None if there was no request."""
         is_first = under is not None and self._refusals.accepted([row.sequence for row in batch], under=under)
         self._store(batch, DeliveryState.DELIVERED, accepted_under=under if is_first else None)
         now = self._clock.now()
@@ -319,7 +318,7 @@ class DeliveryWorker:
         self._responded(keys)
 
     def _responded(self, event_keys: Sequence[str]) -> None:
-        """Note that the destination responds: it accepted records, or rejected them permanently."""
+        """Note that the destination accepted or permanently rejected records, so it responds."""
         self._schedule.succeeded(event_keys)
         if self._metrics.needs_attention:
             self._metrics.set_needs_attention(needed=False)
@@ -342,6 +341,7 @@ class DeliveryWorker:
                 f"{self.name}: refused",
                 logging.ERROR,
                 f"The sink rejected records permanently. They are parked; see `outbox list --state parked`. {reason}",
+                kind=error.reason,
                 sink=self.name,
                 records=[row.record.id for row in refused],
             )
@@ -350,14 +350,14 @@ class DeliveryWorker:
         self._responded([row.event_key for row in batch])
 
     def _failed(self, batch: list[Delivery], mode: SendMode, error: DeliveryFailed, *, next_step: str = "") -> None:
-        """Store and log the failure, delay the failed events, and pause the sink if it is at fault."""
+        """Save and log the failure, delay the events, and pause the sink if the destination is the cause."""
         self._store(batch, None, str(error)[:_REASON_CHARACTERS])
         self._note_failure(error, next_step=next_step)
         urgent: dict[str, bool] = {}
         for row in batch:
             urgent[row.event_key] = urgent.get(row.event_key, False) or row.urgent
         wall = self._clock.timestamp()
-        has_urgent, soonest, notices = self._outbox.read(deliveries.urgency, self.name, urgent, now=wall)
+        has_urgent, soonest, notices = self._outbox.read(_urgency, self.name, urgent, now=wall)
         events = [
             FailedEvent(
                 event_key=key,
@@ -373,7 +373,7 @@ class DeliveryWorker:
             has_urgent=has_urgent,
             seconds_to_notice=None if soonest is None else soonest - wall,
             retry_after=error.retry_after,
-            is_gone=error.held,
+            is_gone=error.gone,
         )
 
     def _note_failure(self, error: DeliveryFailed, *, next_step: str = "") -> None:
@@ -381,7 +381,24 @@ class DeliveryWorker:
         if error.needs_attention:
             self._metrics.set_needs_attention(needed=True)  # until the sink responds
         level = logging.ERROR if error.needs_attention else logging.WARNING
-        if error.held:
+        if error.gone:
             next_step = "Nothing is sent until `outbox retry` or a restart."
         reason = str(error)[:_REASON_CHARACTERS]
-        self._report.problem(self.name, level, f"Sending failed: {reason} {next_step}".rstrip(), sink=self.name)
+        self._report.problem(
+            self.name, level, f"Sending failed: {reason} {next_step}".rstrip(), kind=error.reason, sink=self.name
+        )
+
+
+def _urgency(
+    state: State, sink: str, events: Iterable[str], *, now: float
+) -> tuple[bool, float | None, dict[str, float]]:
+    """Return whether an urgent row is pending, the next NotBefore of all rows, and the next NotBefore per event."""
+    queue = state.queue(sink)
+    ahead = (row.not_before for row in queue.pending.values() if row.not_before is not None and row.not_before > now)
+    soonest = min(ahead, default=None)
+    by_event: dict[str, float] = {}
+    for key in events:
+        times = [row.not_before for row in queue.of_event(key) if row.not_before is not None and row.not_before > now]
+        if times:
+            by_event[key] = min(times)
+    return bool(queue.urgent), soonest, by_event

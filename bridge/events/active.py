@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bridge.clock import Instant
-from bridge.events.diff import is_over
 from bridge.events.event import Document
+from bridge.events.transitions import is_over
 
 MOST_LISTED_EVENTS = 200
 _AGREEMENT_SECONDS = 300.0

@@ -2,35 +2,9 @@
 
 The command sink and the command of an approval set the same variables. Every variable is always set, and is empty
 without a value, so that ``set -u`` and ``[ -n "$X" ]`` both work. Each value is one line: control characters and NUL
-become spaces. A value has at most 1,024 characters unless the list gives another limit, because the size of an
+become spaces. A value has at most 1,024 characters, and the names of the VMs have at most 8,192, because the size of an
 environment is limited (execve(2): 128 KiB per variable on Linux; 32,767 characters in all on Windows). Standard input
-has the complete record.
-
-    SCHEDULED_EVENT_ID                the record's id: the same each time this record is sent
-    SCHEDULED_EVENT_TRANSITION        scheduled, started, updated, completed, canceled, ended, approved, ..., test
-    SCHEDULED_EVENT_EVIDENCE          observed, inferred, boot_id, or unknown: the certainty
-    SCHEDULED_EVENT_OBSERVED_AT       time of the observation, UTC: 2026-11-20T11:00:01.123Z
-    SCHEDULED_EVENT_SEQUENCE          orders this VM's records
-    SCHEDULED_EVENT_EVENT_ID          Azure's EventId
-    SCHEDULED_EVENT_EVENT_TYPE        Freeze, Reboot, Redeploy, Preempt or Terminate
-    SCHEDULED_EVENT_EVENT_STATUS      Scheduled or Started
-    SCHEDULED_EVENT_EVENT_SOURCE      Platform or User
-    SCHEDULED_EVENT_RESOURCES         the VMs affected, joined by commas; at most 8,192 characters of whole names
-    SCHEDULED_EVENT_RESOURCE_COUNT    how many VMs are affected, also when not all names fit
-    SCHEDULED_EVENT_AFFECTS_THIS_VM   true, false, or empty if unknown
-    SCHEDULED_EVENT_NOT_BEFORE        UTC: 2026-11-20T11:15:00Z; empty if unknown or already started
-    SCHEDULED_EVENT_NOTICE_SECONDS    NotBefore minus the time of observation; may be negative
-    SCHEDULED_EVENT_DURATION_SECONDS  the expected impact
-    SCHEDULED_EVENT_DESCRIPTION       Azure's description
-    SCHEDULED_EVENT_CHANGED           of an update: the fields that changed, joined by commas
-    SCHEDULED_EVENT_VM_NAME           the name of this VM
-    SCHEDULED_EVENT_VM_ID             its vmId
-    SCHEDULED_EVENT_VM_RESOURCE_ID    its ARM resource id
-    SCHEDULED_EVENT_APPROVAL_RESULT   of an approval's record: its result
-
-A command of an approval gets one more:
-
-    SCHEDULED_EVENT_RULE              the name of the rule; empty for the command of approval.remote
+has the complete record. docs/reference/sinks.md describes each variable.
 """
 
 from __future__ import annotations

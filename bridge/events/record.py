@@ -73,6 +73,20 @@ class Verdict(str, Enum):
     HOLD = "hold"
 
 
+class ApprovalResult(str, Enum):
+    """The result of an approval in records and metrics. A refusal has its reason instead."""
+
+    ACCEPTED = "accepted"
+    ALREADY_APPROVED = "already_approved"
+    DRY_RUN = "dry_run"
+    UNANSWERED = "unanswered"
+    GAVE_UP = "gave_up"
+    REJECTED = "rejected"
+    DISABLED = "disabled"
+    UNSAFE_FILES = "unsafe_files"
+    COMMAND_FAILED = "command_failed"
+
+
 class Approval(msgspec.Struct, frozen=True, kw_only=True):
     """The decision behind an approval outcome."""
 

@@ -25,7 +25,9 @@ import msgspec
 
 from bridge.clock import Instant
 from bridge.events.active import Agreement, listed_event_ids
-from bridge.events.diff import (
+from bridge.events.event import SERVICE_OFF_AFTER_SECONDS, Document, ScheduledEvent
+from bridge.events.record import Transition, repeat_key
+from bridge.events.transitions import (
     Change,
     Step,
     classify_ending,
@@ -35,8 +37,6 @@ from bridge.events.diff import (
     is_step_back,
     match_events,
 )
-from bridge.events.event import SERVICE_OFF_AFTER_SECONDS, Document, ScheduledEvent
-from bridge.events.record import Transition, repeat_key
 
 AGREEING_RESPONSES = 5
 LONG_CONFIRMATION_SECONDS = 300.0

@@ -1,4 +1,4 @@
-"""The agent's health: the pages /healthz, /readyz, and /metrics, and a client for /readyz.
+"""The agent's health: the pages /healthz, /readyz, and /metrics.
 
-Public: `reporter` (HealthReporter), `readiness` (Readiness), `server` (HealthServer), `client`.
+Public: `reporter` (HealthReporter), `readiness` (Readiness), `server` (HealthServer).
 """

@@ -17,7 +17,7 @@ def directory_text(directory: Path) -> str:
 
 
 class SinkReadiness(msgspec.Struct, frozen=True, kw_only=True):
-    """The totals of one sink across restarts, the age of its oldest record, and whether a person must act."""
+    """The counts of one sink across restarts, the age of its oldest record, and whether a person must act."""
 
     accepted: int
     delivered: int
@@ -27,7 +27,8 @@ class SinkReadiness(msgspec.Struct, frozen=True, kw_only=True):
     evicted: int
     discarded: int
     oldest_pending_seconds: float
-    needs_attention: bool
+    needs_attention: bool | None
+    """Null without an agent."""
 
 
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):

@@ -143,15 +143,8 @@ class HealthReporter:
         )
 
     def _sink(self, name: str, reading: OutboxReading) -> SinkReadiness:
-        row = reading.totals.sinks[name]
         return SinkReadiness(
-            accepted=row.accepted,
-            delivered=row.delivered,
-            pending=row.pending,
-            parked=row.parked,
-            expired=row.expired,
-            evicted=row.evicted,
-            discarded=row.discarded,
+            **reading.totals.sinks[name].counts,
             oldest_pending_seconds=round(reading.oldest_pending_seconds(name), 3),
             needs_attention=self._metrics.needs_attention(name),
         )

@@ -1,6 +1,7 @@
-"""The causes of a failed HTTP request, and whether a host is this machine.
+"""Finds the cause of a failed HTTP request, and detects hosts that are this machine.
 
-requests wraps urllib3, which wraps the error of the socket. The innermost error is the useful one.
+requests wraps the exceptions of urllib3, and urllib3 wraps the exceptions of the socket. The innermost exception has
+the most useful message.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from urllib.parse import urlsplit
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield *error* and its chain of causes. urllib3 also keeps a cause in ``reason``."""
+    """Yield *error* and its chain of causes. urllib3 also keeps a cause in the attribute ``reason``."""
     seen: set[int] = set()
     following: object = error
     while isinstance(following, BaseException) and id(following) not in seen:
@@ -21,7 +22,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """Return the innermost of the `causes` of *error*."""
+    """Return the innermost cause of *error*."""
     *_, innermost = causes(error)
     return innermost
 
@@ -35,10 +36,12 @@ def is_loopback(host: str) -> bool:
 
 
 def are_loopback_hosts(host_headers: Sequence[str]) -> bool:
-    """Return whether each of *host_headers* names this machine. A request without the header is not from a browser.
+    """Return whether each Host header in *host_headers* names this machine.
 
-    The owner of a domain can point its name to 127.0.0.1, and a browser then lets a page of this domain read responses
-    of a local server (DNS rebinding). The header Host still has the name, so a local server refuses other names.
+    A local server uses this check against DNS rebinding. In this attack, the owner of a domain points its name to
+    127.0.0.1, and a web page of this domain can then read the responses of local servers. The Host header of these
+    requests still contains the name of the domain. A request without a Host header does not come from a browser, so it
+    is allowed.
     """
     for value in host_headers:
         try:

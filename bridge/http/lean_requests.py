@@ -1,8 +1,9 @@
-"""Imports requests without its character set detection, which needs 3 MB of the agent's 40 MB.
+"""Imports the library requests without its character set detection, which would use 3 MB of memory.
 
-All bodies are bytes, JSON, or UTF-8. requests looks for a detection library during its own import, and works without
-one: it warns, and ``Response.text`` then assumes UTF-8. This module hides the libraries during that import. The load
-of a sink that may use requests calls it, and the start of the portal poller, before anything else imports requests.
+The agent does not need the detection, because every body that it reads is JSON or UTF-8. requests imports a detection
+library if one is installed. This module hides the detection libraries while requests is imported. The configuration
+loader calls it before it loads a sink that may use requests, and the approval service before it starts the portal
+poller. A program that imports `bridge` as a library is not affected.
 """
 
 from __future__ import annotations

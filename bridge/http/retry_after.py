@@ -1,4 +1,8 @@
-"""The Retry-After header of a response."""
+"""The Retry-After header of a response: how long a server asks its clients to wait.
+
+This module only reads the header. `bridge.delivery.retry_schedule` limits the wait of a sink to one hour, and
+`bridge.backoff.poll_delay` limits the wait of the IMDS poll to 5 s.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from email.utils import parsedate_to_datetime
 
 
 def retry_after_seconds(headers: Mapping[str, str] | Message, *, now: datetime | None = None) -> float | None:
-    """Return the value of the Retry-After header in seconds; None if it is missing or invalid.
+    """Return the value of the Retry-After header in seconds, or None if the header is missing or invalid.
 
     The value is a number of seconds or an HTTP date (RFC 9110 section 10.2.3). A past date is 0.
     """

@@ -1,7 +1,7 @@
-"""The check of the PEM files of a TLS client, when a configuration is read.
+"""Checks the PEM files of a TLS client when the agent reads its configuration.
 
-The sinks over HTTP, Event Hubs, and the ops portal have the same keys: `ca_file`, `client_cert_file`, and
-`client_key_file`. The check finds an unusable file before the file is needed.
+The HTTP sinks, the Event Hubs sink, and the ops portal have the same three keys: `ca_file`, `client_cert_file`, and
+`client_key_file`. The check reports an unusable file before the first connection needs the file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 def tls_file_problems(
     *, ca_file: str | None = None, client_cert_file: str | None = None, client_key_file: str | None = None
 ) -> Iterator[tuple[str, str]]:
-    """Yield the name of each key with an unusable file, and a sentence with the reason."""
+    """Yield the key of each unusable file, with a sentence that states the problem."""
     files = {"ca_file": ca_file, "client_cert_file": client_cert_file, "client_key_file": client_key_file}
     for key, file in files.items():
         if file is None:

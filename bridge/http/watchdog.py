@@ -1,15 +1,15 @@
-"""The watchdog: one thread per process that ends every HTTP call at its wall-clock deadline.
+"""The watchdog is one thread that ends every overdue HTTP request of this process.
 
-The timeout of requests applies to each read, so a peer that sends a byte now and then never exceeds it. The watchdog
-shuts down the sockets of an overdue call instead. A blocked send, handshake, or read then returns immediately, with
-and without TLS. Each connection keeps a second descriptor of its socket, because TLS replaces the first socket object,
-and because a response with ``Connection: close`` outlives its connection. A call on an open connection needs no new
-descriptor, so polls continue when the process has no free descriptors.
+The timeout of requests applies to each read of the socket. A server that sends one byte from time to time therefore
+never exceeds this timeout. The watchdog shuts down the sockets of an overdue request instead. A blocked send,
+handshake, or read then returns immediately, with and without TLS.
 
-A call wakes the thread only if the call is due before the thread wakes anyway, so most calls do not wake the thread.
+Each connection keeps a duplicate of its socket descriptor, because TLS replaces the first socket object, and because a
+response with ``Connection: close`` can outlive its connection. A request on an open connection needs no new descriptor.
+Polls therefore continue if the process has no free descriptors.
 
-The watchdog cannot end a name lookup, because ``getaddrinfo`` has no socket. Callers that use names instead of
-addresses need an outer deadline, as the delivery host has.
+The watchdog cannot end a name lookup, because ``getaddrinfo`` has no socket. A caller that uses host names needs
+another deadline, such as the deadline of the delivery engine.
 """
 
 from __future__ import annotations
@@ -21,24 +21,25 @@ import socket
 import threading
 import time
 
+from bridge.errors import DeadlineExceeded
+
 
 class Call:
-    """One call in flight, as a context manager: its deadline, its sockets, and the reason why it was cut.
+    """One running request: its deadline, its sockets, and the reason why it was cut. Use it as a context manager.
 
-    Every connection that the thread uses inside the context belongs to the call.
+    Every connection that the thread uses inside the context belongs to this request.
     """
 
-    __slots__ = ("closed", "cut_by", "deadline_seconds", "expires_at", "session", "sockets", "started_at")
+    __slots__ = ("closed", "cut_by", "deadline_seconds", "expires_at", "session", "sockets")
 
     def __init__(self, session: object, deadline_seconds: float) -> None:
         self.session = session
         self.deadline_seconds = deadline_seconds
-        self.started_at = time.monotonic()
-        self.expires_at = self.started_at + deadline_seconds
+        self.expires_at = time.monotonic() + deadline_seconds
         self.cut_by: str | None = None
         self.sockets: list[socket.socket] = []
         self.closed: list[socket.socket] = []
-        """The sockets whose connections were closed during the call. A response can still use them."""
+        """The sockets of connections that were closed during the request. The response may still use them."""
 
     def __enter__(self) -> None:
         _watchdog.begin(self)
@@ -51,20 +52,27 @@ class Call:
             each.close()
 
     def remaining_seconds(self) -> float:
-        """Return the time left. The value is never 0, because a socket timeout of 0 means non-blocking."""
+        """Return the time left. It is never 0, because a socket timeout of 0 means non-blocking."""
         return max(0.001, self.expires_at - time.monotonic())
 
     def cut(self, cut_by: str) -> None:
-        """Shut down the sockets; *cut_by* is "deadline" or "close"."""
+        """Shut down the sockets. *cut_by* is "deadline" or "close"."""
         self.cut_by = self.cut_by or cut_by
         for each in self.sockets:
             with contextlib.suppress(OSError):  # the peer has already closed the connection
                 each.shutdown(socket.SHUT_RDWR)
 
+    def raise_if_cut(self, error: Exception | None = None, *, is_timeout: bool = False) -> None:
+        """Raise the reason if the request was cut. A timeout of one read or connect also counts as a cut."""
+        if self.cut_by == "close":
+            raise ConnectionAbortedError("the connection was closed") from error
+        is_late = error is not None and time.monotonic() >= self.expires_at
+        if self.cut_by == "deadline" or is_timeout or is_late:
+            seconds = f"{self.deadline_seconds:g} s"
+            raise DeadlineExceeded(f"no complete response within {seconds}, so the request was cut") from error
+
 
 class _Watchdog:
-    """Cuts overdue calls on one daemon thread, which starts with the first call."""
-
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._calls: set[Call] = set()
@@ -82,7 +90,6 @@ class _Watchdog:
                 self._changed.notify()
 
     def watch(self, call: Call, duplicate: socket.socket) -> None:
-        """Let *call* be cut at *duplicate*. If the call is already cut, cut it again."""
         with self._changed:
             call.sockets.append(duplicate)
             if call.cut_by is not None:
@@ -111,7 +118,7 @@ class _Watchdog:
 
 
 class _InFlight(threading.local):
-    """The call of this thread. urllib3 offers no way to pass it to a connection."""
+    """The request of the current thread. urllib3 has no way to pass a request to its connection."""
 
     call: Call | None = None
 
@@ -126,7 +133,7 @@ def current_call() -> Call | None:
 
 
 def cut_calls_of(session: object) -> None:
-    """Cut every call of *session* that is in flight."""
+    """Cut every running request of *session*."""
     _watchdog.cut_session(session)
 
 
@@ -166,7 +173,7 @@ class Watched(http.client.HTTPConnection):
         return True
 
     def close(self) -> None:
-        """Close the connection. A call in flight keeps the duplicate, because its response can use the socket."""
+        """Close the connection. The response of a running request can still use the duplicate."""
         super().close()
         duplicate, self._duplicate = self._duplicate, None
         if duplicate is not None and _in_flight.call is not None:
@@ -176,9 +183,9 @@ class Watched(http.client.HTTPConnection):
 
 
 def connected_socket(call: Call, host: str, port: int) -> socket.socket:
-    """Return a socket that is connected to one of the addresses of *host*. Each gets an equal share of the time left.
+    """Return a socket connected to one address of *host*. Each address gets an equal share of the time left.
 
-    With the whole time for each address, a name with two dead addresses would take twice the deadline.
+    If each address had all of the time, a name with two dead addresses would take twice the deadline.
     """
     error = OSError("the name has no address")
     name = host.strip("[]")

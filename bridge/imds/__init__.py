@@ -1,5 +1,4 @@
 """The Instance Metadata Service: its requests, and its Scheduled Events document.
 
-This is the only package that knows the URLs of the service. Public: `client` (ImdsClient) and `document`
-(parse_document, parse_identity).
+Only this package contains the URLs of the service. `client` sends the requests, and `document` parses the responses.
 """

@@ -1,11 +1,13 @@
-"""ImdsClient: requests the Scheduled Events document and the identity of this VM, and sends approvals.
+"""The client of the Azure Instance Metadata Service (IMDS).
 
-Every request has the header ``Metadata: true``. The service refuses a request with X-Forwarded-For, so the client never
-uses a proxy and never follows a redirect. The first request turns the feature on and may take two minutes. After 24
-hours without a request, the feature is off again (Microsoft, "Scheduled Events for Linux VMs in Azure").
+The client requests the Scheduled Events document and the identity of this VM, and it sends approvals. Each request has
+the header ``Metadata: true``. The service rejects requests with the header X-Forwarded-For, so the client uses no proxy
+and follows no redirects.
 
-A response with the same bytes as the last good response
-returns the same Document without parsing.
+The first request for the document turns Scheduled Events on for this VM and may take two minutes. After 24 hours
+without a request, Azure turns Scheduled Events off (Microsoft, "Scheduled Events for Linux VMs in Azure").
+
+If a response has the same bytes as the last good response, the client returns the same Document and parses nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from bridge.http.retry_after import retry_after_seconds
 from bridge.imds.document import MAX_DOCUMENT_BYTES, parse_attested, parse_document, parse_identity
 from bridge.sink import AttestedTokens
 from bridge.system.access_tokens import RenewedToken
-from bridge.text import EXCERPT_CHARACTERS, excerpt, one_line
+from bridge.text import excerpt
 
 if TYPE_CHECKING:
     import requests
@@ -43,11 +45,13 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 class ImdsClient:
     """The metadata service of this VM.
 
+    - *endpoint* is a URL such as ``http://169.254.169.254``.
+    - *timeout_seconds* is the deadline of each request.
+    - *first_timeout_seconds* is the deadline of `scheduled_events` if there was no good response within the last day.
+    - *clock* returns Unix time.
+
     Three threads can call `scheduled_events`, `identity`, and `start_requests` at the same time. Call
-    `scheduled_events_again` only from the thread that calls `start_requests`. *endpoint* is a URL such as
-    ``http://169.254.169.254``. If the last response with status 200 is missing or over a day old,
-    *first_timeout_seconds* is the deadline of `scheduled_events`. *timeout_seconds* is the deadline of all other
-    requests. *clock* returns Unix time.
+    `scheduled_events_again` only from the thread that calls `start_requests`.
     """
 
     def __init__(
@@ -68,60 +72,58 @@ class ImdsClient:
         self._identity_connection = self._connection()
         self._approval_connection = self._connection()
         self._events_path = f"/metadata/scheduledevents?api-version={quote(api_version, safe='')}"
-        self._answered_at: float | None = None
+        self.answered_at: float | None = None
+        """Unix time of the last response with status 200. Set it if an earlier client received such a response."""
         self._last: tuple[bytes, Document] | None = None
 
     @property
     def deadline_seconds(self) -> float:
-        """Return the deadline of the next `scheduled_events`."""
-        is_on = self._answered_at is not None and self._clock() - self._answered_at < SERVICE_OFF_AFTER_SECONDS
+        """Return the deadline of the next call of `scheduled_events`."""
+        is_on = self.answered_at is not None and self._clock() - self.answered_at < SERVICE_OFF_AFTER_SECONDS
         return self._timeout_seconds if is_on else max(self._timeout_seconds, self._first_timeout_seconds)
-
-    def go_on_from(self, before: ImdsClient) -> None:
-        """Continue from *before*, a client of the same service: the feature is already on."""
-        self._answered_at = before._answered_at
 
     def scheduled_events(self) -> Document:
         """Return the Scheduled Events document. While its bytes do not change, return the same object.
 
-        Raises ImdsUnreachable, ImdsStatus if the status is not 200, and DocumentInvalid if the body is not a document.
-        After each of these errors, the state is unknown. It never means that there are no events.
+        Raises ImdsUnreachable if there is no response, ImdsStatus if the status is not 200, and DocumentInvalid if the
+        body is not a document. These errors mean that the state is unknown. They never mean that there are no events.
         """
         response = self._send(self._poll_connection, "GET", self._events_path, deadline_seconds=self.deadline_seconds)
-        self._answered_at = self._clock()
+        self.answered_at = self._clock()
         last = self._last
         if last is None or response.content != last[0]:
             last = self._last = (response.content, parse_document(response.content))
         return last[1]
 
     def scheduled_events_again(self) -> Document:
-        """Return the current document over the connection of `start_requests`; raise the same errors.
+        """Return the current document, requested over the connection of `start_requests`.
 
-        If the bytes equal those of the last poll, return the object that `scheduled_events` returned.
+        If the bytes have not changed since the last poll, return the same object as the poll. Raises the same errors as
+        `scheduled_events`.
         """
         response = self._send(self._approval_connection, "GET", self._events_path)
         last = self._last
         return last[1] if last is not None and response.content == last[0] else parse_document(response.content)
 
     def identity(self) -> VmIdentity:
-        """Return the identity of this VM. Raises the same errors as a poll."""
+        """Return the identity of this VM. Raises the same errors as `scheduled_events`."""
         return parse_identity(self._send(self._identity_connection, "GET", _IDENTITY_PATH).content)
 
     def attested_document(self, nonce: str) -> str:
-        """Return the signed document with the identity of this VM and *nonce*, in base64.
+        """Return the document in which Azure signs the identity of this VM and the *nonce*, in base64.
 
-        The service may return an earlier document with another nonce. Any thread can call this method. It raises the
-        same errors as a poll, with the same message for every nonce.
+        The service may return an earlier document with another nonce. Any thread can call this method. Raises the same
+        errors as `scheduled_events`. The messages do not contain the nonce.
         """
         path = _ATTESTED_PATH + _ATTESTED_QUERY + quote(nonce, safe="")
         with closing(self._connection()) as connection:
             return parse_attested(self._send(connection, "GET", path, shown=_ATTESTED_PATH).content)
 
     def start_requests(self, event_ids: Sequence[str], *, incarnation: Incarnation) -> int:
-        """Approve the events *event_ids* with one request, and return the status, which is 200.
+        """Approve the events *event_ids* with one request, and return the status 200.
 
-        The 2017 versions also require the *incarnation* of the document. After ImdsUnreachable, it is unknown whether
-        the service received the approval. Raises ImdsStatus for any other status.
+        The api-versions of 2017 also require the *incarnation* of the document. Raises ImdsStatus for any other status.
+        If this method raises ImdsUnreachable, Azure may have received the approval.
         """
         if not event_ids:
             raise ValueError("start_requests needs at least one EventId.")
@@ -132,7 +134,7 @@ class ImdsClient:
         return self._send(self._approval_connection, "POST", self._events_path, body=body).status_code
 
     def close(self) -> None:
-        """Close every connection and end the calls of other threads. A second call has no effect."""
+        """Close all connections, which ends the calls of other threads. A second call has no effect."""
         for connection in (self._poll_connection, self._identity_connection, self._approval_connection):
             connection.close()
 
@@ -152,7 +154,7 @@ class ImdsClient:
     ) -> HttpResponse:
         """Return the response if its status is 200; raise ImdsError otherwise.
 
-        *shown* replaces the path in messages, so that the message does not contain a nonce.
+        Messages contain *shown* instead of the path if the path contains a nonce.
         """
         shown = shown or path
         try:
@@ -167,8 +169,8 @@ class ImdsClient:
         except (DeadlineExceeded, OSError, http.client.HTTPException) as exc:
             reason = (str(exc) or type(exc).__name__).rstrip(".")
             raise ImdsUnreachable(
-                f"The metadata service at {self.endpoint} gave no answer to {method} {shown}: {reason}. "
-                "It is asked again."
+                f"The metadata service at {self.endpoint} did not respond to {method} {shown}: {reason}. "
+                "The agent tries again."
             ) from exc
         where = f"{method} {self.endpoint}{shown}"
         if response.status_code != _OK:
@@ -183,21 +185,15 @@ class ImdsClient:
 
     def _complaint(self, response: HttpResponse) -> str:
         """Return the error in *response* as a sentence."""
-        status = f"{response.status_code} {response.reason}".strip()
+        status = f"{response.status_code} {response.reason} for api-version {self.api_version}"
         if response.status_code in _REDIRECTS:
             return f"{status}, a redirect. The metadata service sends no redirects. Check imds.endpoint."
-        versions = _newest_versions(response) if response.status_code == _BAD_REQUEST else ""
-        if versions:
-            return (
-                f"{status}. The service does not support api-version {self.api_version!r}. Its newest versions are "
-                f"{versions}. Set imds.api_version to a supported version, such as 2020-07-01."
-            )
         body = excerpt(response.content)
         return f"{status}: {body}" if body else f"{status}, with an empty body."
 
 
 def client_of(settings: ImdsSettings, *, at_most_seconds: float | None = None) -> ImdsClient:
-    """Return a client for *settings*. *at_most_seconds* limits every request, also the first."""
+    """Return a client for *settings*. *at_most_seconds* limits all requests, including the first."""
     within = settings.timeout_seconds if at_most_seconds is None else min(settings.timeout_seconds, at_most_seconds)
     return ImdsClient(
         endpoint=settings.endpoint,
@@ -208,13 +204,13 @@ def client_of(settings: ImdsSettings, *, at_most_seconds: float | None = None) -
 
 
 def attested_document(settings: ImdsSettings, nonce: str) -> str:
-    """Return the attested document of this VM with *nonce*, see `ImdsClient.attested_document`."""
+    """Return the attested document of this VM with *nonce* (`ImdsClient.attested_document`)."""
     with closing(client_of(settings, at_most_seconds=settings.timeout_seconds)) as imds:
         return imds.attested_document(nonce)
 
 
 def attested_tokens(document: Callable[[str], str]) -> AttestedTokens:
-    """Return the function by which sinks get a portal's token. *document* returns the attested document."""
+    """Return a function that gives sinks the token of a portal. *document* returns the attested document."""
 
     def make(post: Callable[[str, bytes], requests.Response], *, portal: str) -> RenewedToken:
         from bridge.system.access_tokens import AttestedToken  # noqa: PLC0415  # only this credential needs it
@@ -222,14 +218,3 @@ def attested_tokens(document: Callable[[str], str]) -> AttestedTokens:
         return AttestedToken(post, document, portal=portal)
 
     return make
-
-
-def _newest_versions(response: HttpResponse) -> str:
-    """Return the versions that a 400 lists, separated by commas; "" if the response lists no versions."""
-    try:
-        answer = json.loads(response.content)
-    except (ValueError, RecursionError):
-        return ""
-    versions = answer.get("newest-versions") if isinstance(answer, dict) else None
-    named = [version for version in versions if isinstance(version, str)] if isinstance(versions, list) else []
-    return one_line(", ".join(named[:10]), EXCERPT_CHARACTERS)

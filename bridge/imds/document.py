@@ -1,11 +1,11 @@
 """Parses the responses of the metadata service: the Scheduled Events document and the identity of this VM.
 
-The whole fleet acts on a document, so parsing is strict where an error would invent or lose an event. Without a list
-of Events, an EventStatus, or valid JSON, the state is unknown. Every other field of the wrong type is read as None and
-kept in ``extra``, because one odd Description must not stop the agent.
+The parser is strict where an error would invent or lose an event. If the body is not valid JSON, has no list of Events,
+or has an event without an EventStatus, the document is invalid, and the state of the events is unknown. Any other field
+with a wrong type is read as None and kept in ``extra``, because an invalid Description must not stop the agent.
 
-The result can always be written as JSON again: lone surrogates become U+FFFD, integers beyond 64 bits become text, and
-the depth is limited. Microsoft describes the shapes in "Scheduled Events for Linux VMs in Azure" and "Azure Instance
+The result can always be written as JSON again. Lone surrogates become U+FFFD, integers beyond 64 bits become text, and
+the depth is limited. Microsoft describes the fields in "Scheduled Events for Linux VMs in Azure" and "Azure Instance
 Metadata Service".
 """
 
@@ -49,8 +49,8 @@ _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct",
 def parse_document(body: bytes) -> Document:
     """Return the document in *body*; raise DocumentInvalid if *body* is not a document.
 
-    A document is at most 4 MiB of UTF-8 (RFC 8259 section 8.1; a byte order mark is accepted). It is a JSON object with
-    a list of Events. Each event is an object with a text EventStatus.
+    A document is a JSON object in UTF-8 with at most 4 MiB. It has a list of Events, and each event is an object whose
+    EventStatus is a text. A byte order mark is accepted.
     """
     value = _json_object(body, "The Scheduled Events document")
     events = value.get("Events")
@@ -65,9 +65,10 @@ def parse_document(body: bytes) -> Document:
 
 
 def parse_identity(body: bytes) -> VmIdentity:
-    """Return the identity in *body*, a response of ``/metadata/instance/compute``. An empty text is read as None.
+    """Return the identity in *body*, a response of ``/metadata/instance/compute``.
 
-    Raises DocumentInvalid if *body* is not a JSON object, or has neither a name nor a vmId.
+    An empty text is read as None. Raises DocumentInvalid if *body* is not a JSON object, or if it contains neither a
+    name nor a vmId.
     """
     value = _json_object(body, "The instance document")
 
@@ -94,7 +95,7 @@ def parse_identity(body: bytes) -> VmIdentity:
 def parse_attested(body: bytes) -> str:
     """Return the signed document, in base64, from a response of ``/metadata/attested/document``.
 
-    Raises DocumentInvalid if it is missing or too long. The portal verifies the signature.
+    Raises DocumentInvalid if the signed document is missing or too long. The portal verifies the signature.
     """
     value = _json_object(body, "The attested document")
     signature = value.get("signature")
@@ -104,10 +105,11 @@ def parse_attested(body: bytes) -> str:
 
 
 def parse_not_before(text: str) -> datetime | None:
-    """Return *text* as an aware UTC datetime; None if it is empty or not a date.
+    """Return the time in *text* in UTC, or None if *text* is empty or not a time.
 
-    The format is RFC 1123 (RFC 9110 section 5.6.7). The weekday is ignored, because Microsoft's own page shows a wrong
-    weekday. Older api-versions use ISO 8601; a time without a zone is UTC. The year 1 is .NET's "no date".
+    Azure uses the format of RFC 1123. The weekday is ignored, because the example in Microsoft's documentation has a
+    wrong weekday. Older api-versions use ISO 8601, and a time without a zone is UTC. The year 1 means that there is no
+    time.
     """
     match = _ISO_8601.fullmatch(text.strip()) or _RFC_1123.fullmatch(text.strip())
     if match is None:
@@ -205,7 +207,7 @@ def _event(value: Any, position: int, body: bytes) -> ScheduledEvent:
 
 
 def _take(rest: dict[str, Any], name: str, read: Callable[[Any], Any]) -> Any:
-    """Remove the field *name* from *rest* and return its value. If *read* returns None, the field stays in *rest*."""
+    """Remove the field *name* from *rest* and return its value. If *read* rejects the value, keep the field."""
     field = rest.get(name)
     value = None if field is None else read(field)
     if field is None or value is not None:
@@ -224,7 +226,7 @@ def _as_names(field: Any) -> tuple[str, ...] | None:
 
 
 def _resources(rest: dict[str, Any]) -> tuple[str, ...] | None:
-    """Return Resources. In api-version 2017-03-01, the name is ResourceName, and the value can be a text."""
+    """Return Resources. In api-version 2017-03-01, the field is ResourceName, and its value can be a text."""
     if rest.get("Resources") is not None:
         return _take(rest, "Resources", _as_names)  # type: ignore[no-any-return]
     rest.pop("Resources", None)
@@ -240,17 +242,12 @@ def _duration(rest: dict[str, Any]) -> int | None:
 
 
 def _tags(value: dict[str, Any]) -> dict[str, str]:
-    """Return the tags from tagsList, else from the text ``k:v;k:v``, whose values cannot contain a semicolon."""
-    listed = value.get("tagsList")
-    if isinstance(listed, list):
-        return {
-            tag["name"]: tag["value"]
-            for tag in listed
-            if isinstance(tag, dict) and isinstance(tag.get("name"), str) and isinstance(tag.get("value"), str)
-        }
-    text = value.get("tags")
-    pairs = text.split(";") if isinstance(text, str) else []
-    return {name: tag for name, colon, tag in (pair.partition(":") for pair in pairs) if name and colon}
+    tags = value.get("tagsList")
+    return {
+        tag["name"]: tag["value"]
+        for tag in (tags if isinstance(tags, list) else [])
+        if isinstance(tag, dict) and isinstance(tag.get("name"), str) and isinstance(tag.get("value"), str)
+    }
 
 
 def _utc_offset(zone: str) -> timedelta:

@@ -20,10 +20,6 @@ from bridge.outbox.deliveries import OutboxTotals
 
 PREFIX = "scheduled_events_bridge_"
 
-#: Azure names five types and two statuses; whatever a strange document holds, a scrape stays small.
-_MOST_KINDS = 32
-_LONGEST_LABEL = 64
-_OTHER = "other"
 _SCHEDULED = "Scheduled"
 
 
@@ -75,8 +71,9 @@ class StateCollector(Collector):
             number = _number(document.incarnation)
             if number is not None:
                 incarnation.add_metric([], number)
-            for (event_type, status), count in sorted(_kinds(document).items()):
-                active.add_metric([event_type, status], count)
+            kinds = Tally((event.event_type or "", event.event_status) for event in document.events)
+            for kind, count in sorted(kinds.items()):
+                active.add_metric(kind, count)
         yield incarnation
         yield active
         yield self._ahead(document)
@@ -95,8 +92,7 @@ class StateCollector(Collector):
         for event in () if document is None else document.events:
             if event.event_status != _SCHEDULED or event.not_before is None or names_vm(event, name) is False:
                 continue
-            kind = _label(event.event_type or "")
-            kind = kind if kind in soonest or len(soonest) < _MOST_KINDS else _OTHER
+            kind = event.event_type or ""
             left = event.not_before.timestamp() - now
             soonest[kind] = min(left, soonest.get(kind, left))
         for kind, left in sorted(soonest.items()):
@@ -107,19 +103,6 @@ class StateCollector(Collector):
 def _number(incarnation: Incarnation) -> float | None:
     text = str(incarnation)
     return float(text) if re.fullmatch(r"-?[0-9]{1,300}", text) else None
-
-
-def _kinds(document: Document) -> Mapping[tuple[str, str], int]:
-    tally: Tally[tuple[str, str]] = Tally()
-    for event in document.events:
-        kind = (_label(event.event_type or ""), _label(event.event_status))
-        tally[kind if kind in tally or len(tally) < _MOST_KINDS else (_OTHER, _OTHER)] += 1
-    return tally
-
-
-def _label(text: str) -> str:
-    # A lone surrogate would fail the whole scrape.
-    return text[:_LONGEST_LABEL].encode(errors="backslashreplace").decode()
 
 
 class OutboxCollector(Collector):

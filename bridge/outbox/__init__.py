@@ -1,8 +1,8 @@
-"""The state of the agent: in memory, with a copy on disk for the next start.
+"""The state of the agent: kept in memory, and copied to a file for the next start.
 
-Memory is the source of truth while the agent runs. One thread, the saver, writes the copy, so every disk failure has
-the same meaning (the copy is behind) and the same remedy (write it again).
+Memory is the source of truth while the agent runs. One thread, the saver, writes the file. Every disk failure
+therefore means that the file is behind, and the agent always responds by writing the missing rows again.
 
-Public: `outbox` (Outbox), `state` (State), `rows` (the rows of its tables), `records`, `deliveries`, and `approvals`
-(pure functions over the state), `database` (files, for commands), `lock` (one agent per directory).
+The public modules are `outbox` (Outbox), `state` (State), `rows` (the rows of the tables), `records`, `deliveries`,
+`approvals`, and `retention` (functions on the state), `database` (files), and `lock` (one agent per directory).
 """

@@ -1,8 +1,8 @@
-"""Decisions and approvals in the outbox. Pure functions over `State`.
+"""Stores decisions, holds, and approvals in `State`. The functions do no I/O.
 
-A decision is stored before the agent acts on it, and its jti is remembered after it expired, so that the same decision
-is recognized when it arrives again. An approval belongs to one version of an event: when the event changes, its digest
-changes, and the approval no longer applies. A hold belongs to the EventId.
+The agent stores a decision before it acts on the decision. The agent keeps the ID (jti) of a decision after the
+decision has expired, because the portal may send the same decision again. An approval applies to one version of an
+event and ends when the event changes. A hold applies to the EventId and stays in force when the event changes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from enum import Enum
 
 import msgspec
 
-from bridge.clock import CLOCK_SKEW_SECONDS
 from bridge.errors import StreamChanged
 from bridge.events.record import Verdict
 from bridge.outbox.rows import (
@@ -27,29 +26,25 @@ from bridge.outbox.rows import (
 )
 from bridge.outbox.state import State
 
-#: While this file is in the state directory, nothing is approved.
 DISABLED_FILE = "approvals.disabled"
-#: A day longer than the clock skew, in case the clock is set back.
-REMEMBER_SECONDS = CLOCK_SKEW_SECONDS + 86_400.0
-KEEP_APPROVALS_SECONDS = 7 * 86_400.0
 MOST_OPEN_DECISIONS = 1_000
-"""Of one key."""
+"""The limit for each key. Above the limit, the agent closes the oldest approvals first, and holds last."""
 _SURPLUS = f"The key has more than {MOST_OPEN_DECISIONS:,} open decisions, and this is the oldest approval among them."
 
 
 class KeepResult(Enum):
-    """The result of `keep_decisions` for one decision."""
+    """The result of `keep_decisions` for a decision."""
 
     NEW = "new"
     KNOWN = "known"
     REPLAYED = "replayed"
-    """Its jti was used for another decision."""
+    """Another decision used the same ID (jti)."""
     TOO_OLD = "too_old"
-    """It was issued before this outbox was created."""
+    """The decision is older than this outbox."""
 
 
 def read_state(state: State) -> ApprovalState:
-    """Return the open decisions and every approval, in the order of its last change."""
+    """Return all open decisions, and all approvals in the order of their last change."""
     decisions = open_decisions(state)
     by_change = sorted(state.approvals.rows.values(), key=lambda each: (each.changed_at, each.key))
     return ApprovalState(
@@ -61,18 +56,20 @@ def read_state(state: State) -> ApprovalState:
 
 
 def open_decisions(state: State) -> tuple[StoredDecision, ...]:
-    """Return the decisions that are neither followed nor refused, holds among them, in the order of arrival."""
+    """Return the open decisions in the order of arrival. Holds in force are open decisions."""
     return tuple(row for row in state.decisions.rows.values() if row.state in OPEN_DECISIONS)
 
 
 def find_decision(state: State, source: str, approver: str, decision_id: str) -> StoredDecision | None:
-    """Return the decision with this jti, None if there is none."""
-    arrival = state.arrivals.get((source, approver, decision_id))
-    return None if arrival is None else state.decisions.rows[arrival]
+    """Return the decision with this ID (jti), or None."""
+    for row in state.decisions.rows.values():
+        if row.decision_id == decision_id and (row.source, row.approver) == (source, approver):
+            return row
+    return None
 
 
 def token_digests(state: State, arrivals: Iterable[int]) -> tuple[str, ...]:
-    """Return the SHA-256 of the signed text of each decision; a local decision has none."""
+    """Return the SHA-256 of the signed text of each decision. A local decision has no signed text."""
     tokens = (row.token for arrival in arrivals if (row := state.decisions.rows.get(arrival)) is not None)
     return tuple(hashlib.sha256(token.encode()).hexdigest() for token in tokens if token is not None)
 
@@ -80,17 +77,16 @@ def token_digests(state: State, arrivals: Iterable[int]) -> tuple[str, ...]:
 def keep_decisions(
     state: State, decisions: Sequence[StoredDecision], *, created_at: float
 ) -> tuple[list[KeepResult], list[StoredDecision]]:
-    """Store the new ones among *decisions*.
+    """Store new decisions. Return one result per decision, and the decisions that were closed at the limit of a key.
 
-    Return a result for each, and the decisions, old or new, that a limit closed. An approval that was issued before
-    *created_at* (Unix seconds) is not stored, because it may have been followed already. A hold always is.
+    An approval that is older than *created_at* (Unix seconds) is not stored, because the agent may have acted on the
+    approval before it lost its state. A hold of any age is stored.
     """
     results = []
     for decision in decisions:
         is_old = decision.issued_at < created_at * 1_000_000 and decision.verdict is not Verdict.HOLD
         results.append(KeepResult.TOO_OLD if is_old else _keep(state, decision))
-    keys = dict.fromkeys((each.source, each.approver, each.kid) for each in decisions)
-    return results, [closed for key in keys for closed in _close_surplus(state, *key)]
+    return results, [closed for key in dict.fromkeys(map(_key, decisions)) for closed in _close_surplus(state, key)]
 
 
 def _keep(state: State, decision: StoredDecision) -> KeepResult:
@@ -99,32 +95,30 @@ def _keep(state: State, decision: StoredDecision) -> KeepResult:
         return KeepResult.KNOWN if known.payload_sha256 == decision.payload_sha256 else KeepResult.REPLAYED
     arrival = max(int(state.get("last_arrival") or 0), *state.decisions.rows, 0) + 1
     state.put("last_arrival", str(arrival))
-    state.put_decision(msgspec.structs.replace(decision, arrival=arrival))
+    state.decisions.put(msgspec.structs.replace(decision, arrival=arrival))
     return KeepResult.NEW
 
 
-def _close_surplus(state: State, source: str, approver: str, kid: str | None) -> list[StoredDecision]:
-    """Close the oldest open approvals of a key above the limit, and then its oldest holds."""
-    of_key = [
-        each for each in open_decisions(state) if (each.source, each.approver, each.kid) == (source, approver, kid)
-    ]
+def _key(decision: StoredDecision) -> tuple[str, str, str | None]:
+    return decision.source, decision.approver, decision.kid
+
+
+def _close_surplus(state: State, key: tuple[str, str, str | None]) -> list[StoredDecision]:
+    of_key = [each for each in open_decisions(state) if _key(each) == key]
     surplus = sorted(of_key, key=lambda each: (each.verdict is Verdict.HOLD, each.issued_at))
     surplus = surplus[: max(len(of_key) - MOST_OPEN_DECISIONS, 0)]
-    update_decisions(
-        state,
-        [
-            DecisionUpdate(arrival=each.arrival, state=DecisionStage.REFUSED, outcome="superseded", message=_SURPLUS)
-            for each in surplus
-        ],
-    )
+    for each in surplus:
+        closed = DecisionUpdate(
+            arrival=each.arrival, state=DecisionStage.REFUSED, outcome="superseded", message=_SURPLUS
+        )
+        update_decisions(state, [closed])
     return surplus
 
 
 def keep_overruling(state: State, decision: StoredDecision, overruled: Collection[int]) -> tuple[StoredDecision, ...]:
-    """Store a person's *decision* on this VM, which ends the holds *overruled* (arrivals).
+    """Store the *decision* that an operator made on this VM. This decision ends the holds in *overruled*.
 
-    If the event has other holds, nothing is stored, and the other holds are returned. A hold that is overruled and has
-    a later issue time gets an earlier one, so that it does not win.
+    If the event has other holds, the function stores nothing and returns these holds.
     """
     holds = [
         each for each in open_decisions(state) if each.event_id == decision.event_id and each.verdict is Verdict.HOLD
@@ -132,8 +126,8 @@ def keep_overruling(state: State, decision: StoredDecision, overruled: Collectio
     others = tuple(hold for hold in holds if hold.arrival not in overruled)
     if not others:
         for hold in holds:
-            if hold.issued_at >= decision.issued_at:
-                state.put_decision(msgspec.structs.replace(hold, issued_at=decision.issued_at - 1))
+            if hold.issued_at >= decision.issued_at:  # the newest decision wins
+                state.decisions.put(msgspec.structs.replace(hold, issued_at=decision.issued_at - 1))
         _keep(state, decision)
     return others
 
@@ -145,7 +139,7 @@ def write_changes(
     approvals: Sequence[PendingApproval] = (),
     decisions: Sequence[DecisionUpdate] = (),
 ) -> None:
-    """Store changed approvals and decisions; raise StreamChanged if they result from the state of another machine."""
+    """Store changed approvals and decisions. Raise StreamChanged if the state was replaced since the evaluation."""
     if state.get("stream_id") != stream_id:
         raise StreamChanged("The outbox now belongs to another machine. Approvals are evaluated again.")
     for approval in approvals:
@@ -154,21 +148,18 @@ def write_changes(
 
 
 def update_decisions(state: State, updates: Iterable[DecisionUpdate]) -> None:
-    """Store the progress of decisions."""
+    """Store the new progress of decisions."""
     for update in updates:
         row = state.decisions.rows.get(update.arrival)
         if row is not None:
             values = {"state": update.state, "outcome": update.outcome, "message": update.message}
-            state.put_decision(msgspec.structs.replace(row, **values))
+            state.decisions.put(msgspec.structs.replace(row, **values))
 
 
 def begin_attempt(
     state: State, stream_id: str, approvals: Sequence[PendingApproval], *, now: float
 ) -> list[PendingApproval]:
-    """Count an attempt for those of *approvals* that may still be posted, and return them.
-
-    An approval whose event has a hold that is not evaluated yet is left out.
-    """
+    """Count one more attempt for each approval that the agent may still send. Return these approvals."""
     held = {
         each.event_id
         for each in open_decisions(state)
@@ -183,14 +174,3 @@ def begin_attempt(
     ]
     write_changes(state, stream_id, approvals=ready)
     return ready
-
-
-def prune(state: State, active_event_ids: Collection[str], now: float) -> None:
-    """Delete decisions and approvals that expired long ago, except those of an event that the outbox still knows."""
-    known = {*active_event_ids, *state.events.rows}
-    for row in list(state.decisions.rows.values()):
-        if row.expires_at < now - REMEMBER_SECONDS and row.event_id not in known:
-            state.delete_decision(row)
-    for approval in list(state.approvals.rows.values()):
-        if approval.changed_at < now - KEEP_APPROVALS_SECONDS and approval.event_id not in known:
-            state.approvals.delete(approval.key)

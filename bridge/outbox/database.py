@@ -1,11 +1,11 @@
-"""The files of the outbox, and the only SQL.
+"""The SQLite files of the outbox. This module contains all SQL of the agent.
 
-A file is one *generation* of the state, ``outbox-N.db``. A new generation is written whole in one transaction, whose
-last row is ``complete``, so a kill at any point leaves at least one complete file. A start opens the newest complete
-file. Files are compared by what the file system reports, never read back, merged, or repaired.
+Each file ``outbox-N.db`` is one *generation* of the state. The agent writes a new generation in one transaction, and
+the last row of this transaction is ``complete``. A kill at any point therefore leaves at least one complete file. A
+start opens the newest complete file. The agent never merges or repairs files.
 
-Schema version 1 (``PRAGMA user_version``). Each table has its key columns, the columns that a person with ``sqlite3``
-searches by, and the other values as JSON in the column ``rest``.
+The schema version is 1 (``PRAGMA user_version``). Each table has its key columns, the columns that an operator needs
+for a search with ``sqlite3``, and the column ``rest``, which contains all other values as JSON.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import sqlite3
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -24,27 +24,15 @@ from typing import Any
 import msgspec
 
 from bridge.events.record import decode_record
-from bridge.outbox.rows import (
-    NEEDED,
-    Delivery,
-    EventRow,
-    MetaRow,
-    PendingApproval,
-    RecordRow,
-    SinkRow,
-    StoredDecision,
-)
-from bridge.outbox.state import OLDEST_SEQUENCE, Changes
+from bridge.outbox.rows import Delivery, EventRow, MetaRow, PendingApproval, RecordRow, SinkRow, StoredDecision
+from bridge.outbox.state import Changes
 
-KEPT_GENERATIONS = 2
-"""Older files that are kept."""
 _FILE_NAME = re.compile(r"outbox-([1-9][0-9]{0,17})\.db")
 _NOT_REPEATED = ("event_key", "body")
-"""Values of a record that its deliveries do not repeat."""
+"""The file stores these values with the record only, and not again with each delivery."""
 _SCHEMA_VERSION = 1
-_IS_COMPLETE = "SELECT 1 FROM meta WHERE key = 'complete'"
 HISTORY_STEP = 500
-"""The number of records that are deleted at once, so that no save takes long."""
+"""The saver deletes at most this number of records in one step, because a save must not take long."""
 _SETTINGS = (
     "page_size = 1024",  # a transition changes a few short rows
     "journal_mode = WAL",
@@ -56,7 +44,7 @@ _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE events (key TEXT PRIMARY KEY, ended_at REAL, rest TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE records (sequence INTEGER PRIMARY KEY, id TEXT NOT NULL, event_key TEXT NOT NULL,
-  observed_at REAL NOT NULL, is_routed INTEGER NOT NULL, rest TEXT NOT NULL, body TEXT NOT NULL);
+  observed_at REAL NOT NULL, body TEXT NOT NULL);
 CREATE TABLE deliveries (sequence INTEGER NOT NULL, sink TEXT NOT NULL, state TEXT NOT NULL, attempts INTEGER NOT NULL,
   error TEXT, rest TEXT NOT NULL, PRIMARY KEY (sequence, sink)) WITHOUT ROWID;
 CREATE TABLE sinks (name TEXT PRIMARY KEY, rest TEXT NOT NULL) WITHOUT ROWID;
@@ -69,46 +57,42 @@ PRAGMA user_version = 1;
 
 
 class _Spec:
-    """The columns of a table, and how a row is stored in them."""
+    """Converts the rows of one table to columns and back."""
 
     def __init__(self, name: str, row: type[Any], key: tuple[str, ...], *columns: str) -> None:
-        # msgspec crashes if two threads use a class for the first time at once. This uses the class during the import.
+        # msgspec crashes if two threads use a new class at the same time. This line uses the class during the import.
         msgspec.json.Decoder(row)
         self.row, self.key, self.columns = row, key, (*key, *columns)
         self.rest = tuple(field for field in row.__struct_fields__ if field not in (*self.columns, *_NOT_REPEATED))
-        """The fields that are stored as JSON."""
-        body = ("body",) if row is RecordRow else ()
-        self.stored = (*self.columns, *(("rest",) if self.rest else ()), *body)
-        """All columns that a row fills."""
+        self.stored = (*self.columns, *(("rest",) if self.rest else ()))
         marks = ", ".join("?" * len(self.stored))
         self.put = f"INSERT OR REPLACE INTO {name} ({', '.join(self.stored)}) VALUES ({marks})"  # noqa: S608
         self.delete = f"DELETE FROM {name} WHERE {' AND '.join(f'{column} = ?' for column in key)}"  # noqa: S608
 
     def encode(self, row: Any) -> list[Any]:
-        """Return the values of *row* for `put`."""
         values = [getattr(row, field) for field in self.columns]
         if self.rest:
             values.append(msgspec.json.encode({field: getattr(row, field) for field in self.rest}).decode())
         if isinstance(row, RecordRow):
-            values.append(row.body.decode())
+            values[-1] = row.body.decode()
         return values
 
     def decode(self, values: Sequence[Any]) -> Any:
-        """Return the row with these *values*; raises an error if they are damaged."""
+        """Return the row with the column *values*; raise an error if the values are damaged."""
         plain = dict(zip(self.stored, values, strict=True))
         plain |= msgspec.json.decode(plain.pop("rest")) if self.rest else {}
-        if self.row is not RecordRow:
-            return msgspec.convert(plain, self.row)
-        if decode_record(plain["body"]).id != plain["id"]:
-            raise ValueError(plain["id"])
-        return RecordRow(**{**plain, "is_routed": bool(plain["is_routed"]), "body": plain["body"].encode()})
+        if self.row is RecordRow:
+            if decode_record(plain["body"]).id != plain["id"]:
+                raise ValueError(plain["id"])
+            plain["body"] = plain["body"].encode()
+        return msgspec.convert(plain, self.row)
 
 
 _SPECS = {
     "meta": _Spec("meta", MetaRow, ("key",), "value"),
     "events": _Spec("events", EventRow, ("key",), "ended_at"),
     "deliveries": _Spec("deliveries", Delivery, ("sequence", "sink"), "state", "attempts", "error"),
-    "records": _Spec("records", RecordRow, ("sequence",), "id", "event_key", "observed_at", "is_routed"),
+    "records": _Spec("records", RecordRow, ("sequence",), "id", "event_key", "observed_at", "body"),
     "sinks": _Spec("sinks", SinkRow, ("name",)),
     "decisions": _Spec(
         "decisions", StoredDecision, ("arrival",), "source", "approver", "decision_id", "event_id", "verdict", "state"
@@ -118,28 +102,28 @@ _SPECS = {
 
 
 Fingerprint = tuple[tuple[int, ...] | None, tuple[int, ...] | None]
-"""Device, inode, size, mtime, and ctime of the file and of its WAL; None if it does not exist."""
+"""The device, inode, size, mtime, and ctime of the file and of its WAL. A missing file is None."""
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
-    """The state in a file."""
+    """The rows that the agent loads from a file at start."""
 
     rows: dict[str, list[Any]] = {}
     file: Path | None = None
     fingerprint: Fingerprint = (None, None)
     missing: dict[str, int | None] = {}
-    """By damaged table, the number of rows that could not be read; None if the number is unknown."""
+    """The number of unreadable rows of each damaged table. An unknown number is None."""
     unreadable: tuple[Path, ...] = ()
-    """Newer files that could not be read at all."""
+    """The newer files that the agent could not read."""
 
     @property
     def is_damaged(self) -> bool:
-        """Return whether anything could not be read."""
+        """Return whether some rows or files were unreadable."""
         return bool(self.missing or self.unreadable)
 
 
 def generations(directory: Path) -> dict[int, Path]:
-    """Return the files by generation, the newest first; raise OSError."""
+    """Return the outbox files in *directory* by generation, the newest first; raise OSError."""
     try:
         found = {int(match[1]): path for path in directory.iterdir() if (match := _FILE_NAME.fullmatch(path.name))}
     except FileNotFoundError:
@@ -149,31 +133,23 @@ def generations(directory: Path) -> dict[int, Path]:
 
 def is_damage(error: Exception) -> bool:
     """Return whether *error* reports a damaged file."""
-    return _reports(error, "malformed") or _reports(error, "not a database")
+    return isinstance(error, sqlite3.Error) and ("malformed" in str(error) or "not a database" in str(error))
 
 
 def is_full(error: Exception) -> bool:
     """Return whether *error* reports a full disk."""
-    return _reports(error, "is full") or (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT))
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return isinstance(error, sqlite3.Error) and "is full" in str(error)  # Python 3.10 has no error codes
 
 
 def is_read_only(error: Exception) -> bool:
-    """Return whether *error* reports a file that is open only for reading."""
-    return _reports(error, "readonly")
-
-
-def _reports(error: Exception, text: str) -> bool:
-    return isinstance(error, sqlite3.Error) and text in str(error)  # Python 3.10 has no error codes
-
-
-# Reading.
+    """Return whether *error* reports a read-only file."""
+    return isinstance(error, sqlite3.Error) and "readonly" in str(error)
 
 
 def read_newest(directory: Path) -> Loaded:
-    """Read the newest complete file, without history; raise OSError or sqlite3.Error if the disk fails.
-
-    A damaged file is read as far as possible. A file that cannot be read at all is left out.
-    """
+    """Read all readable rows of the newest complete file; raise OSError or sqlite3.Error if the disk fails."""
     unreadable: list[Path] = []
     for path in generations(directory).values():
         try:
@@ -191,58 +167,46 @@ def read_newest(directory: Path) -> Loaded:
 
 
 def read_file(path: Path) -> Loaded | None:
-    """Read one file, without history; return None if it is not complete; raise OSError or sqlite3.Error."""
+    """Read a file without its history. Return None if the file is not complete. Raise OSError or sqlite3.Error."""
     found = fingerprint(path)
     with closing(connect_read_only(path)) as connection:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version != _SCHEMA_VERSION or not connection.execute(_IS_COMPLETE).fetchone():
+        is_known = version == _SCHEMA_VERSION
+        if not (is_known and connection.execute("SELECT 1 FROM meta WHERE key = 'complete'").fetchone()):
             return None
         missing: dict[str, int | None] = {}
-        rows: dict[str, list[Any]] = {}
-        for name in _SPECS:
-            rows[name] = _read_table(connection, name, missing, *_without_history(name, rows))
+        whole = [name for name in _SPECS if name not in ("deliveries", "records")]
+        rows = {name: _read_table(connection, name, missing) for name in whole}
+        undelivered = _read_table(connection, "deliveries", missing, "WHERE state IN ('pending', 'parked')")
+        needed = {row.sequence for row in undelivered}
+        needed.update(sequence for event in rows["events"] for sequence in event.references)
+        for name in ("deliveries", "records"):
+            where = "WHERE sequence IN (SELECT value FROM json_each(?))"
+            rows[name] = _read_table(connection, name, missing, where, msgspec.json.encode(needed).decode())
         return Loaded(rows=rows, file=path, fingerprint=found, missing=missing)
 
 
-def _without_history(name: str, rows: Mapping[str, list[Any]]) -> tuple[str, tuple[Any, ...]]:
-    """Return the condition for rows that are not history, and its values, from the tables that are read before."""
-    if name not in ("deliveries", "records"):
-        return "", ()
-    oldest = next((int(row.value) for row in rows["meta"] if row.key == OLDEST_SEQUENCE), -(2**62))
-    if name == "deliveries":
-        return "WHERE sequence >= ?", (oldest,)
-    needed = {row.sequence for row in rows["deliveries"] if row.state in NEEDED}
-    needed.update(sequence for event in rows["events"] for sequence in event.references)
-    where = "WHERE sequence >= ? AND (NOT is_routed OR sequence IN (SELECT value FROM json_each(?)))"
-    return where, (oldest, msgspec.json.encode(needed).decode())
-
-
 def connect_read_only(path: Path) -> sqlite3.Connection:
-    """Open *path* for reading; on a read-only mount, without its WAL; raise sqlite3.Error."""
-    quoted = path.absolute().as_uri()
-    # mode=ro would create a WAL that is missing. A file without a WAL is complete.
-    has_wal = path.with_name(f"{path.name}-wal").exists()
-    try:
-        return _connect_for_reading(f"{quoted}?{'mode=ro' if has_wal else 'immutable=1'}")
-    except sqlite3.Error as error:
-        if not has_wal or is_damage(error):
-            raise
-    return _connect_for_reading(f"{quoted}?immutable=1")
-
-
-def _connect_for_reading(uri: str) -> sqlite3.Connection:
-    connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
-    connection.text_factory = lambda text: text.decode(errors="replace")  # a damaged text is found by its JSON
-    try:
-        connection.execute("SELECT count(*) FROM sqlite_master")
-    except sqlite3.Error:
-        connection.close()
-        raise
+    """Open *path* for reading. On a read-only mount, ignore the WAL. Raise sqlite3.Error."""
+    # mode=ro creates a missing WAL. A file without a WAL is complete, and immutable=1 creates no WAL.
+    modes = ("mode=ro", "immutable=1") if path.with_name(f"{path.name}-wal").exists() else ("immutable=1",)
+    for mode in modes:
+        uri = f"{path.absolute().as_uri()}?{mode}"
+        connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+        connection.text_factory = lambda text: text.decode(errors="replace")  # the JSON decoder finds damaged text
+        try:
+            connection.execute("SELECT count(*) FROM sqlite_master")
+        except sqlite3.Error as error:
+            connection.close()
+            if mode == modes[-1] or is_damage(error):
+                raise
+        else:
+            break
     return connection
 
 
 def _read_table(
-    connection: sqlite3.Connection, name: str, missing: dict[str, int | None], where: str, values: tuple[Any, ...]
+    connection: sqlite3.Connection, name: str, missing: dict[str, int | None], where: str = "", *values: str
 ) -> list[Any]:
     """Read a table from its first row up to the damage, and from its last row back to the damage."""
     spec = _SPECS[name]
@@ -269,22 +233,19 @@ def _read_table(
 
 
 def read_records(path: Path, *, after: int, before: int) -> Iterator[tuple[int, bytes]]:
-    """Yield sequence and body of all records in the file, history included, the newest first; raise sqlite3.Error."""
+    """Yield the sequence and the body of each record in the file, the newest first; raise sqlite3.Error."""
     with closing(connect_read_only(path)) as connection:
         query = "SELECT sequence, body FROM records WHERE sequence > ? AND sequence < ? ORDER BY sequence DESC"
         for sequence, body in connection.execute(query, (after, before)):
             yield sequence, body.encode()
 
 
-# Writing.
-
-
 class Database:
-    """One open generation; for the saver's thread only. Methods raise sqlite3.Error or OSError if the disk fails."""
+    """An open file of the outbox for the saver thread. All methods can raise sqlite3.Error or OSError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # mode=rw: a file that was deleted is not created again, because it would be empty.
+        # mode=rw does not create a deleted file again. The new file would be empty.
         uri = f"{path.absolute().as_uri()}?mode=rw"
         self._connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=1.0)
         for setting in _SETTINGS:
@@ -294,7 +255,7 @@ class Database:
 
     @classmethod
     def create(cls, directory: Path, changes: Changes) -> Database:
-        """Write a new generation with all rows of *changes*."""
+        """Create the file of the next generation and write all rows of *changes*."""
         generation = max(generations(directory), default=0) + 1
         path = directory / f"outbox-{generation}.db"
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
@@ -316,21 +277,15 @@ class Database:
         with self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
             for name, rows in changes.tables.items():
-                if rows:
-                    self._write(name, rows)
-
-    def _write(self, name: str, rows: dict[Any, Any]) -> None:
-        spec = _SPECS[name]
-        self._connection.executemany(spec.put, [spec.encode(row) for row in rows.values() if row is not None])
-        gone = [key if isinstance(key, tuple) else (key,) for key, row in rows.items() if row is None]
-        if gone:
-            self._connection.executemany(spec.delete, gone)
+                spec = _SPECS[name]
+                put = [spec.encode(row) for row in rows.values() if row is not None]
+                deleted = [key if isinstance(key, tuple) else (key,) for key, row in rows.items() if row is None]
+                for statement, values in ((spec.put, put), (spec.delete, deleted)):
+                    if values:
+                        self._connection.executemany(statement, values)
 
     def delete_history(self, in_memory: Collection[int], *, before: float = math.inf) -> int:
-        """Delete the oldest 500 records that are not *in_memory* and were observed before *before* (Unix seconds).
-
-        Return the number of deleted records.
-        """
+        """Delete up to 500 records that are older than *before* and not *in_memory*; return their number."""
         query = (
             "SELECT sequence, observed_at FROM records WHERE sequence NOT IN (SELECT value FROM json_each(?)) "
             "ORDER BY sequence LIMIT ?"
@@ -346,33 +301,33 @@ class Database:
         return len(chosen)
 
     def checkpoint(self) -> None:
-        """Move the WAL into the file, so that its space is used again."""
+        """Move the WAL into the file, because SQLite can then use the space of the WAL again."""
         self._connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
 
     @property
     def used_bytes(self) -> int:
-        """Return the size of the used pages."""
+        """Return the size of the used pages in bytes."""
         names = ("page_count", "freelist_count", "page_size")
         pages, free, size = (self._connection.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
         return int((pages - free) * size)
 
     def close(self) -> None:
-        """Close the file; never raises."""
+        """Close the file. This method never raises an exception."""
         with suppress(sqlite3.Error):
             self._connection.close()
 
 
 def fingerprint(path: Path) -> Fingerprint:
-    """Return what the file system reports about the file and its WAL; raise OSError.
+    """Return the properties of the file and of its WAL in the file system; raise OSError.
 
-    Without the ctime of the WAL: when root opens the file for reading, SQLite sets the owner of the WAL again.
+    The ctime of the WAL is ignored, because SQLite changes the ctime when root opens the file for reading.
     """
     wal = _stat(f"{path}-wal")
     return _stat(str(path)), None if wal is None else wal[:-1]
 
 
 def follows(before: Fingerprint, after: Fingerprint) -> bool:
-    """Return whether *after* can be the result of this agent's own writes: neither file is replaced or shrinks."""
+    """Return whether the agent's own writes can lead to *after*. They never replace or shrink a file."""
     return all(
         old is None or (new is not None and new[:2] == old[:2] and new[2] >= old[2])
         for old, new in zip(before, after, strict=True)
@@ -380,19 +335,14 @@ def follows(before: Fingerprint, after: Fingerprint) -> bool:
 
 
 def delete_generation(path: Path) -> None:
-    """Delete a file with its WAL; raise OSError."""
+    """Delete a file and its WAL; raise OSError."""
     for suffix in ("-wal", "-shm", ""):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
 
 
 def file_bytes(path: Path) -> int:
-    """Return the size of a file with its WAL; raise OSError."""
-    return sum_of_sizes(fingerprint(path))
-
-
-def sum_of_sizes(found: Fingerprint) -> int:
-    """Return the size of a file with its WAL."""
-    return sum(each[2] for each in found if each is not None)
+    """Return the size of a file and its WAL in bytes; raise OSError."""
+    return sum(each[2] for each in fingerprint(path) if each is not None)
 
 
 def _stat(path: str) -> tuple[int, ...] | None:
@@ -404,15 +354,14 @@ def _stat(path: str) -> tuple[int, ...] | None:
 
 
 def _sync_directory(directory: Path) -> None:
-    if os.name != "posix":
-        return
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    if os.name == "posix":
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def older_generations(directory: Path, current: Path | None) -> list[Path]:
-    """Return the other files, the newest first; raise OSError."""
+    """Return all files except *current*, the newest first; raise OSError."""
     return [path for path in generations(directory).values() if path != current]

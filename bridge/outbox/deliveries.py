@@ -1,7 +1,8 @@
-"""Deliveries: the state of each record at each sink. Pure functions over `State`.
+"""Tracks the delivery of each record to each sink in `State`. The functions do no I/O.
 
-A delivery is pending until the sink accepts the record (delivered), rejects it permanently (parked), or the agent or a
-person gives it up (expired, evicted, discarded). For each sink, accepted is the sum of these six counts.
+A delivery is pending until the sink accepts the record (delivered) or permanently rejects the record (parked). The
+agent can also give up a record (expired, evicted), and an operator can discard a record (discarded). For each sink,
+the number of accepted records is the sum of these six counts.
 """
 
 from __future__ import annotations
@@ -13,19 +14,12 @@ import msgspec
 
 from bridge.events.record import TransitionRecord
 from bridge.outbox import approvals
-from bridge.outbox.rows import (
-    NEEDED,
-    DecisionStage,
-    Delivery,
-    DeliveryState,
-    RecordRow,
-    SinkRow,
-)
+from bridge.outbox.rows import NEEDED, DecisionStage, Delivery, DeliveryState, RecordRow, SinkRow
 from bridge.outbox.state import State
 
 
 class DeliveryResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one send for one record; a state of None means that the send failed and is tried again."""
+    """The result of a send for one record. The state is None if the send failed and the sink must try again."""
 
     sequence: int
     state: DeliveryState | None
@@ -33,11 +27,11 @@ class DeliveryResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutboxTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """The totals of every sink and the size of the outbox, from one moment."""
+    """The totals of all sinks and the size of the outbox at one moment."""
 
     sinks: dict[str, SinkRow] = {}
     oldest_pending_at: dict[str, float] = {}
-    """By sink, the time from which its oldest pending record ages (see `Delivery.aged_from`)."""
+    """The smallest `Delivery.aged_from` of the pending records of each sink."""
     needed_bytes: int = 0
     stream_id: str | None = None
 
@@ -45,10 +39,7 @@ class OutboxTotals(msgspec.Struct, frozen=True, kw_only=True):
 def record_results(
     state: State, sink: str, results: Sequence[DeliveryResult], *, now: float, accepted_under: str | None = None
 ) -> None:
-    """Store *results*, except for rows that are no longer pending.
-
-    *accepted_under* is the digest of the configuration under which the destination accepted a record.
-    """
+    """Store the results of a send. Results of rows that are no longer pending are ignored."""
     row = state.sinks.rows.get(sink)
     if accepted_under is not None and row is not None and row.accepted_under != accepted_under:
         state.sinks.put(msgspec.structs.replace(row, accepted_under=accepted_under))
@@ -56,13 +47,13 @@ def record_results(
         delivery = state.deliveries.rows.get((result.sequence, sink))
         if delivery is None or delivery.state is not DeliveryState.PENDING:
             continue
-        # A sink may quote a response with lone surrogates, which cannot be stored.
+        # A sink may quote a response with lone surrogates, and UTF-8 cannot encode them.
         error = None if result.error is None else result.error.encode(errors="replace").decode()
         change_state(state, delivery, result.state or DeliveryState.PENDING, now=now, error=error, attempts=1)
 
 
 def expire(state: State, sink: str, *, now: float, older_than: float) -> int:
-    """Give up the records that age since before *older_than*; return their number."""
+    """Expire the pending records of a sink that are older than *older_than*; return their number."""
     old = [row for row in state.queue(sink).pending.values() if row.aged_from < older_than]
     for row in old:
         change_state(state, row, DeliveryState.EXPIRED, now=now)
@@ -70,7 +61,7 @@ def expire(state: State, sink: str, *, now: float, older_than: float) -> int:
 
 
 def replace_older(state: State, sink: str, record: RecordRow, *, now: float) -> None:
-    """Expire the pending records of the same event: a `current_state_only` sink needs the newest record only."""
+    """Expire the older pending records of the event. A `current_state_only` sink needs only the newest record."""
     for row in list(state.queue(sink).of_event(record.event_key)):
         if row.sequence < record.sequence:
             state.count(sink, event_over=1)
@@ -85,10 +76,10 @@ def retry(
     sequences: Collection[int] | None = None,
     now: float,
 ) -> int:
-    """Make parked records of one sink, or with None of all sinks, pending again; return their number.
+    """Make the parked records of a sink pending again; return their number. None as *sink* selects all sinks.
 
-    Their age starts again. Only records with *sequences*, which were parked although the endpoint was at fault, keep
-    their age.
+    The age of the records starts again. With *sequences*, the records keep their age, because the sink parked them by
+    mistake while its endpoint was failing.
     """
     rows = needed_records(state, sink, [DeliveryState.PARKED], record_id=record_id)
     rows = rows if sequences is None else [row for row in rows if row.sequence in sequences]
@@ -106,7 +97,7 @@ def retry(
 
 
 def discard(state: State, sink: str, *, states: Collection[DeliveryState], record_id: str | None, now: float) -> int:
-    """Discard the records of *sink* in *states* (pending, parked), or one of them; return their number."""
+    """Discard the records of *sink* in *states*, or only the record with *record_id*; return their number."""
     rows = needed_records(state, sink, states, record_id=record_id)
     for row in rows:
         change_state(state, row, DeliveryState.DISCARDED, now=now)
@@ -114,9 +105,9 @@ def discard(state: State, sink: str, *, states: Collection[DeliveryState], recor
 
 
 def move(state: State, old: str, new: str, *, now: float) -> int:
-    """Move the pending and parked records of the sink *old* to *new*; return the number that *new* accepts.
+    """Move the pending and parked records of the sink *old* to *new*; return the number of moved records.
 
-    The records count as discarded on *old*. A record that *new* already has is not added again.
+    The records count as discarded on *old*. A record that *new* already received is not added again.
     """
     moved = 0
     for row in needed_records(state, old):
@@ -128,7 +119,7 @@ def move(state: State, old: str, new: str, *, now: float) -> int:
 
 
 def totals(state: State) -> OutboxTotals:
-    """Return the totals of every sink."""
+    """Return the totals of all sinks."""
     return OutboxTotals(
         sinks=dict(state.sinks.rows),
         oldest_pending_at={
@@ -142,36 +133,11 @@ def totals(state: State) -> OutboxTotals:
 
 
 def make_event_urgent(state: State, event_key: str) -> None:
-    """Make the pending records of the event urgent: they are sent before its urgent record."""
+    """Make all pending records of the event urgent, because a sink sends the records of an event in order."""
     for queue in state.queues.values():
         for row in list(queue.of_event(event_key)):
             if not row.urgent:
                 state.put_delivery(msgspec.structs.replace(row, urgent=True))
-
-
-def urgency(
-    state: State, sink: str, events: Iterable[str], *, now: float
-) -> tuple[bool, float | None, dict[str, float]]:
-    """Return whether an urgent row is pending, the soonest NotBefore after *now*, and the soonest one per event."""
-    queue = state.queue(sink)
-    ahead = (row.not_before for row in queue.pending.values() if row.not_before is not None and row.not_before > now)
-    soonest = min(ahead, default=None)
-    by_event: dict[str, float] = {}
-    for key in events:
-        times = [row.not_before for row in queue.of_event(key) if row.not_before is not None and row.not_before > now]
-        if times:
-            by_event[key] = min(times)
-    return bool(queue.urgent), soonest, by_event
-
-
-def last_records_of_active(state: State) -> list[RecordRow]:
-    """Return the records that a new sink receives: of each active event the newest state, then a later outcome."""
-    found = []
-    for event in state.events.rows.values():
-        if event.ended_at is None:
-            sequences = {event.last_state_sequence, event.last_sequence} - {None}
-            found += [state.records.rows[each] for each in sequences if each in state.records.rows]
-    return sorted(found, key=lambda row: row.sequence)
 
 
 def new_delivery(record: RecordRow, decoded: TransitionRecord, sink: str) -> Delivery:
@@ -193,7 +159,7 @@ def new_delivery(record: RecordRow, decoded: TransitionRecord, sink: str) -> Del
 def change_state(
     state: State, row: Delivery, to: DeliveryState, *, now: float, error: str | None = None, attempts: int = 0
 ) -> None:
-    """Store the new state of a delivery; *attempts* is the number of new attempts."""
+    """Store the new state of a delivery, and add *attempts* to its number of attempts."""
     state.put_delivery(
         msgspec.structs.replace(row, state=to, error=error, changed_at=now, attempts=row.attempts + attempts)
     )
@@ -202,7 +168,7 @@ def change_state(
 def needed_records(
     state: State, sink: str | None, states: Collection[DeliveryState] = NEEDED, *, record_id: str | None = None
 ) -> list[Delivery]:
-    """Return the pending or parked rows of one sink, or of all, in *states*, in sequence; or those of one record."""
+    """Return the rows in *states* by sink and sequence. None as *sink* or *record_id* selects all."""
     queues = state.queues.values() if sink is None else [state.queue(sink)]
     rows = [row for queue in queues for row in (*queue.pending.values(), *queue.parked.values()) if row.state in states]
     if record_id is not None:
@@ -213,23 +179,21 @@ def needed_records(
 def import_rows(state: State, rows: Mapping[str, Iterable[Any]], known: Collection[tuple[str, int]]) -> int:
     """Add the pending and parked records and the holds of another file; return the number of records.
 
-    Records are known by (stream_id, sequence): those in *known* or in memory are left out. They keep their ids and
-    their place in their stream, and get negative sequences in this outbox, because they are older than all others.
+    A pair of stream_id and sequence identifies a record. Records in *known* and in memory are not added again. The
+    added records keep their IDs. They get negative sequences, because they are older than all other records.
     """
+    other = State()
+    other.load(rows)
     present = {*known, *(_place(row) for row in state.records.rows.values())}
-    wanted: dict[int, list[Delivery]] = {}
-    for row in rows.get("deliveries", ()):
-        if row.state in NEEDED:
-            wanted.setdefault(row.sequence, []).append(row)
-    new = [row for row in rows.get("records", ()) if row.sequence in wanted and _place(row) not in present]
+    undelivered = {delivery.sequence for delivery in needed_records(other, None)}
+    new = [row for row in map(other.records.rows.__getitem__, undelivered) if _place(row) not in present]
     first = min([0, *state.records.rows]) - len(new)
     for place, row in enumerate(sorted(new, key=_place), first):
-        state.put_record(msgspec.structs.replace(row, sequence=place, is_routed=True))
-        for delivery in wanted[row.sequence]:
-            state.put_delivery(
-                msgspec.structs.replace(delivery, sequence=place, event_key=row.event_key, body=row.body)
-            )
-    holds = [row for row in rows.get("decisions", ()) if row.state is DecisionStage.ON_HOLD]
+        state.records.put(msgspec.structs.replace(row, sequence=place))
+        for delivery in other.deliveries_of(row.sequence):
+            if delivery.state in NEEDED:
+                state.put_delivery(msgspec.structs.replace(delivery, sequence=place))
+    holds = [row for row in approvals.open_decisions(other) if row.state is DecisionStage.ON_HOLD]
     approvals.keep_decisions(state, holds, created_at=0.0)
     return len(new)
 

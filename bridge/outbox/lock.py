@@ -1,10 +1,10 @@
-"""The lock on the state directory: one agent per directory.
+"""Locks the state directory. Only one agent can run on a state directory.
 
-Two agents on one directory would send every record twice and overwrite each other's file. The lock is on the
-directory's own descriptor, because a lock file cannot be created on a read-only disk. On Windows, the lock is on a
-file. The operating system releases the lock when the process ends.
+Two agents on one directory would send every record twice and overwrite each other's file. The agent locks the
+directory itself, because it cannot create a lock file on a read-only disk. On Windows, the agent locks a file. The
+operating system releases the lock when the process ends.
 
-If the directory is deleted, moved, or replaced, `DirectoryLock.claim` locks the directory that is at the path now.
+If the directory is deleted, moved, or replaced, `DirectoryLock.claim` locks the new directory at the same path.
 """
 
 from __future__ import annotations
@@ -31,46 +31,47 @@ logger = logging.getLogger(__name__)
 _RETRY_SECONDS = 0.1
 
 
-class DirectoryLock:
-    """The lock on *directory*, until `release`. A missing directory is created for its owner only.
+class _Taken(StateDirectoryError):
+    """Another agent holds the lock of the directory."""
 
-    An existing directory may be read-only. If another agent holds the lock, the call waits up to *wait_seconds*, or
-    until *give_up* returns True, and then raises StateDirectoryError.
+
+class DirectoryLock:
+    """Locks *directory* until `release`. A missing directory is created with mode 0700.
+
+    The directory may be read-only. If another agent holds the lock, the constructor waits up to *wait_seconds*, or
+    until *give_up* returns True, and then raises StateDirectoryError (exit code 73).
     """
 
     def __init__(
         self, directory: Path, *, wait_seconds: float = 0.2, give_up: Callable[[], bool] = lambda: False
     ) -> None:
         self._directory = directory
-        self._path = str(directory)
         self._gate = threading.Lock()
-        self._descriptor: int | None = self._wait(time.monotonic() + wait_seconds, give_up)
-
-    def _wait(self, give_up_at: float, give_up: Callable[[], bool]) -> int:
-        while True:
+        self._descriptor: int | None = None
+        give_up_at = time.monotonic() + wait_seconds
+        while self._descriptor is None:
             try:
-                return _open_locked(self._directory, shared=False)
+                self._descriptor = _open_locked(directory, shared=False)
+            except _Taken:
+                if time.monotonic() >= give_up_at or give_up():
+                    raise
+                time.sleep(_RETRY_SECONDS)
             except OSError as error:
-                if not _is_taken(error) or time.monotonic() >= give_up_at or give_up():
-                    raise StateDirectoryError(_why_unusable(self._directory, error)) from error
-            time.sleep(_RETRY_SECONDS)
+                raise StateDirectoryError(
+                    f"The state directory {directory} cannot be created, opened, or locked: {error.strerror or error}. "
+                    "Give the agent's user access to it, or set another directory in the [state] table."
+                ) from error
 
     def claim(self) -> bool:
-        """Lock the directory at the path if it is not the locked directory; return whether it was not.
+        """If the directory at the path was replaced, lock the new directory. Return whether it was replaced.
 
-        May be called from any thread. Raises StateDirectoryError if another agent holds the lock, and OSError if the
-        directory cannot be locked at the moment.
+        Any thread may call this method. It raises StateDirectoryError if another agent holds the lock, and OSError if
+        the directory cannot be locked at the moment.
         """
         with self._gate:
             if self._descriptor is None or self._is_in_place(self._descriptor):
                 return False
-            try:
-                descriptor = _open_locked(self._directory, shared=False)
-            except OSError as error:
-                if not _is_taken(error):
-                    raise
-                raise StateDirectoryError(_why_unusable(self._directory, error)) from error
-            old, self._descriptor = self._descriptor, descriptor
+            old, self._descriptor = self._descriptor, _open_locked(self._directory, shared=False)
             os.close(old)
         logger.error(
             "The state directory was deleted, moved, or replaced. The agent locked the new directory and writes its "
@@ -80,7 +81,7 @@ class DirectoryLock:
         return True
 
     def release(self) -> None:
-        """Release the lock. A second call does nothing."""
+        """Release the lock."""
         with self._gate:
             descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
@@ -91,7 +92,7 @@ class DirectoryLock:
         if sys.platform == "win32":
             return True  # Windows does not delete or move a directory with an open file
         try:
-            return os.path.samestat(os.fstat(descriptor), os.stat(self._path))  # noqa: PTH116  # runs every second
+            return os.path.samestat(os.fstat(descriptor), self._directory.stat())
         except FileNotFoundError:
             return False
         except OSError:  # an unreadable path is not a replaced directory
@@ -99,18 +100,17 @@ class DirectoryLock:
 
 
 def is_locked(directory: Path) -> bool | None:
-    """Return whether an agent holds the lock on *directory*; None if this user may not check."""
+    """Return whether an agent holds the lock of *directory*, or None if this user may not check the lock."""
     try:
         os.close(_open_locked(directory, shared=True, create=False))
-    except FileNotFoundError:
-        return False
+    except _Taken:
+        return True
     except OSError as error:
-        return True if _is_taken(error) else None
+        return False if isinstance(error, FileNotFoundError) else None
     return False
 
 
 def _open_locked(directory: Path, *, shared: bool, create: bool = True) -> int:
-    """Return a locked descriptor; a shared lock does not conflict with another check."""
     if create:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if sys.platform == "win32":
@@ -122,26 +122,14 @@ def _open_locked(directory: Path, *, shared: bool, create: bool = True) -> int:
             fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         else:
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-    except BaseException:
+    except OSError as error:
         os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _is_taken(error: OSError) -> bool:
-    # On Windows, LockFileEx reports EACCES or EDEADLOCK.
-    return isinstance(error, BlockingIOError) or (
-        sys.platform == "win32" and error.errno in (errno.EACCES, errno.EDEADLK)
-    )
-
-
-def _why_unusable(directory: Path, error: OSError) -> str:
-    if _is_taken(error):
-        return (
+        # Windows reports a taken lock as EACCES or EDEADLOCK.
+        is_taken = sys.platform == "win32" and error.errno in (errno.EACCES, errno.EDEADLK)
+        if not (is_taken or isinstance(error, BlockingIOError)):
+            raise
+        raise _Taken(
             f"Another agent runs on the state directory {directory}. "
             "Stop the other agent, or set another directory in the [state] table."
-        )
-    return (
-        f"The state directory {directory} cannot be created, opened, or locked: {error.strerror or error}. "
-        "Give the agent's user access to it, or set another directory in the [state] table."
-    )
+        ) from error
+    return descriptor

@@ -1,13 +1,13 @@
-"""The outbox of the agent: the state in memory, its lock, and the saver.
+"""The outbox combines the state in memory, the lock of the state, and the saver.
 
     rows = outbox.select("webhook", choose)
 
-Every method takes the lock for microseconds and does no I/O, so the poll, the workers, and the approver never wait for
-the disk or for one another. A record is due when it is saved, and at the latest 0.5 s after its arrival. An approval
-waits until everything about it is saved (`wait_saved`).
+Every method holds the lock for microseconds and does no I/O. The poll, the sinks, and the approver therefore never wait
+for the disk or for one another. A record is due when it is saved, and at the latest 0.5 s after it arrives. The agent
+posts an approval only after `wait_saved` confirms that everything about the approval is saved.
 
-State that was stored before a boot may have come with another machine's image. Until the identity of this VM is
-confirmed, the outbox is not trusted: stored rows are not sent, and the stored document is not compared.
+After a boot, the stored state may have come with the image of another machine. The agent sends no stored records and
+compares no stored document until IMDS returns the vmId. If the vmId is foreign, `Outbox.identify` empties the outbox.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from typing import Concatenate, ParamSpec, TypeVar
 import msgspec
 
 from bridge.clock import REAL_CLOCK, Clock, format_time, parse_time
-from bridge.events.diff import Change
-from bridge.events.event import Document, Incarnation, ScheduledEvent, VmIdentity, encode
+from bridge.events.event import Document, Incarnation, VmIdentity, encode
 from bridge.events.record import Transition, TransitionRecord
 from bridge.events.stream import new_stream_id
+from bridge.events.transitions import Change
 from bridge.logs import ThrottledLog
 from bridge.outbox import approvals, deliveries, records, retention
 from bridge.outbox.approvals import DISABLED_FILE
 from bridge.outbox.database import Loaded
 from bridge.outbox.deliveries import DeliveryResult
-from bridge.outbox.records import RecordContext, Routing
+from bridge.outbox.records import RecordContext
 from bridge.outbox.rows import ApprovalRecord, Delivery
 from bridge.outbox.saver import Saver
-from bridge.outbox.state import DueRows, State, StoredState, stored_state
+from bridge.outbox.state import DueRows, State
 from bridge.system.boot import has_booted
 
 logger = logging.getLogger(__name__)
@@ -45,18 +45,15 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: A record that is not saved by then is sent all the same.
+#: A sink sends a record after this time even if the record is not saved.
 DUE_SECONDS = 0.5
-#: Imported rows have negative sequences, because they are older than all others.
-_FIRST = -(2**62)
 
 
 class Outbox:
-    """The outbox in *directory*.
+    """Keeps the state of the agent in memory, and a copy of the state in *directory*.
 
-    *max_bytes* limits the files, *max_pending_bytes* the bodies that sinks need. *boot_id* is the identity of this
-    boot. *configured_vm_id* is the vmId in the configuration. With *has_portal*, nothing is approved until the portal
-    has responded from index 0. *claim*: see `Saver`.
+    *max_bytes* limits the size of the files, and *max_pending_bytes* limits the bodies of undelivered records.
+    *boot_id* identifies this boot. *configured_vm_id* is `vm.vm_id` of the configuration. See `Saver` for *claim*.
     """
 
     def __init__(
@@ -75,23 +72,22 @@ class Outbox:
         self.directory = directory
         self.max_bytes, self.max_pending_bytes = max_bytes, max_pending_bytes
         self.on_due: Callable[[], None] = lambda: None
-        """Called after records may have become due, from any thread; must be quick."""
+        """Any thread calls this function when records may be due. The function must return quickly."""
         self.active_event_ids: tuple[str, ...] | None = None
-        """The announced events, for records that no document causes."""
+        """The EventIds of the announced events. None means that the events are unknown."""
         self.awaits_portal = has_portal
-        """True until the portal has given all of its decisions since the start."""
+        """True until the portal has sent all of its decisions to this run of the agent."""
         self.is_trusted = False
         """False while the stored state may belong to another machine."""
         self.epoch = 0
-        """Rises when the state of another machine is replaced by an empty state."""
+        """The number of times that the outbox deleted the state of another machine."""
         self._has_portal = has_portal
         self.clock = clock
         self._boot_id, self._configured_vm_id = boot_id, configured_vm_id
         self._lock = threading.Lock()
         self._state = State()
         self._context = RecordContext()
-        self._urgent: list[ScheduledEvent] = []
-        self._arrivals: deque[tuple[int, int, float]] = deque()
+        self._arrivals: deque[tuple[int, float]] = deque()
         self._due_through = self._notified_through = 0
         self._sending: dict[str, frozenset[int]] = {}
         self._newest_document_sequence = 1
@@ -109,41 +105,36 @@ class Outbox:
             now=clock.timestamp,
         )
 
-    # Start and stop.
-
     def wait_loaded(self, seconds: float | None = None) -> bool:
-        """Wait until the stored state is in memory; return whether it is."""
+        """Wait for the load of the stored state; return whether the load ended within *seconds*."""
         return self.saver.loaded.wait(seconds)
 
     def close(self, seconds: float = 5.0) -> bool:
-        """Save everything and close the file; return whether that took at most *seconds*."""
+        """Save everything and close the file; return whether the save ended within *seconds*."""
         return self.saver.close(seconds)
 
     def _take_loaded(self, loaded: Loaded) -> None:
-        """Begin a new stream with the loaded state; on the saver's thread, with the lock held."""
+        """Start a new stream with the loaded state. The saver thread holds the lock and calls this method."""
         state, now = self._state, self.clock.now()
         state.put("stream_id", new_stream_id(now, state.get("stream_id")))
         if state.get("created_at") is None:
             state.put("created_at", format_time(now))
         self._due_through = self._notified_through = state.loaded_through
         self._newest_document_sequence = state.next_sequence
-        stored = stored_state(self._state)
-        self.is_trusted = self._is_own(stored)
-        if stored.vm is not None and self.is_trusted:
-            self._context = msgspec.structs.replace(self._context, vm=stored.vm)
+        self.is_trusted = self._is_own(state.vm)
+        if state.vm is not None and self.is_trusted:
+            self._context = msgspec.structs.replace(self._context, vm=state.vm)
         if loaded.is_damaged:
             self._report_damage(loaded)
-        self._state.version += 1
 
-    def _is_own(self, stored: StoredState) -> bool:
-        vm_id = None if stored.vm is None else stored.vm.vm_id
-        if vm_id is None or _same(vm_id, self._configured_vm_id):
+    def _is_own(self, vm: VmIdentity | None) -> bool:
+        if vm is None or vm.vm_id is None or _same(vm.vm_id, self._configured_vm_id):
             return True
-        known_boot = self._state.get("vm_boot_id") or stored.boot_id
+        known_boot = self._state.get("vm_boot_id") or self._state.get("boot_id")
         return bool(known_boot) and not has_booted(known_boot, self._boot_id)
 
     def _report_damage(self, loaded: Loaded) -> None:
-        """Drop open approvals, and stop approvals altogether if a hold may be lost that no portal sends again."""
+        """Delete open approvals. Disable all approvals if a hold may be lost and no portal can send the hold again."""
         for key in list(self._state.approvals.rows):
             self._state.approvals.delete(key)
         logger.error(
@@ -159,19 +150,15 @@ class Outbox:
             with suppress(OSError):
                 (self.directory / DISABLED_FILE).touch()
 
-    # Changes and the saver.
-
     @contextmanager
     def _change(self, *, soon: bool = True, notifies: bool = True) -> Iterator[State]:
-        """Hold the lock for a change; wake the saver, with *soon* False in 0.2 s. New records may call `on_due`."""
+        """Change the state under the lock. The saver saves the change at once, or within 0.2 s if *soon* is False."""
         with self._lock:
             before = self._state.next_sequence
             yield self._state
-            self._state.version += 1
             has_new = self._state.next_sequence > before
             if has_new:
-                arrival = (self._state.next_sequence - 1, self._state.version, self.clock.monotonic())
-                self._arrivals.append(arrival)
+                self._arrivals.append((self._state.next_sequence - 1, self.clock.monotonic()))
                 excess = self._state.needed_bytes - self.max_pending_bytes
                 if excess > 0:
                     self._evict(excess, "state.max_pending_bytes")
@@ -191,37 +178,31 @@ class Outbox:
             self._log.problem(limit, logging.ERROR, message)
 
     def wait_saved(self, seconds: float) -> bool:
-        """Save now; return whether every change made before this call is saved within *seconds*."""
+        """Start a save; return whether all earlier changes are saved within *seconds*."""
         return self.saver.wait_saved(seconds)
 
     @property
     def is_behind(self) -> bool:
-        """Return whether the file lacks changes because the disk fails or hangs: nothing is approved meanwhile."""
+        """Return whether the disk fails or hangs. In this case, the agent approves nothing."""
         return self.saver.behind_reason is not None
 
     def _saved(self) -> None:
         with self._lock:
             before, self._notified_through = self._notified_through, self._advance_due()
-        if self._notified_through != before:  # a worker may have advanced it already, for all of them
+        if self._notified_through != before:  # otherwise, a worker has already sent the records
             self.on_due()
 
-    # Identity.
-
-    def use_vm(self, vm: VmIdentity, *, is_waiting: bool = False) -> None:
-        """Use *vm* for new records without confirming the stored state; with *is_waiting*, they wait for a call."""
-        with self._change() as state:
-            self._context = msgspec.structs.replace(self._context, vm=vm, is_waiting=is_waiting)
-            if self.is_trusted:
-                records.route_waiting(state, self._context)
-        self.on_due()
+    def use_vm(self, vm: VmIdentity) -> None:
+        """Use *vm* for new records. The stored state stays unconfirmed."""
+        with self._lock:
+            self._context = msgspec.structs.replace(self._context, vm=vm)
 
     def identify(self, vm: VmIdentity) -> bool:
-        """Take *vm* as this machine; return whether the stored state was another machine's and was replaced."""
+        """Confirm the identity of this machine. If the stored state has another vmId, delete it and return True."""
         with self._change() as state:
-            stored = stored_state(self._state).vm
-            before = None if stored is None else stored.vm_id
+            before = None if state.vm is None else state.vm.vm_id
             is_foreign = bool(vm.vm_id and before) and not _same(vm.vm_id, before)
-            self._context = msgspec.structs.replace(self._context, vm=vm, is_waiting=False)
+            self._context = msgspec.structs.replace(self._context, vm=vm)
             if is_foreign:
                 records.start_empty(state, self.clock.now())
                 self.epoch += 1
@@ -229,13 +210,11 @@ class Outbox:
             state.put("vm", encode(vm).decode())
             state.put("vm_boot_id", self._boot_id or None)
             self.is_trusted = True
-            records.configure(state, self._context)
+            records.add_sinks(state, self._context)
         if is_foreign:
             logger.warning("The stored state belongs to another machine. The agent starts with an empty outbox.")
         self.on_due()
         return is_foreign
-
-    # Records.
 
     def configure(
         self,
@@ -245,53 +224,42 @@ class Outbox:
         labels: Mapping[str, str],
         current_state_only: Collection[str] = (),
     ) -> None:
-        """Route new records by *router*; a new sink receives the last record of every active event."""
+        """Use *router* for new records. A new sink receives the last record of each active event."""
         with self._change() as state:
-            routing = Routing(
+            self._context = RecordContext(
+                vm=self._context.vm,
                 router=router,
                 sinks=tuple(sinks),
                 labels=dict(labels),
                 current_state_only=frozenset(current_state_only),
             )
-            self._context = msgspec.structs.replace(self._context, routing=routing)
-            records.configure(state, self._context)
+            records.add_sinks(state, self._context)
         self.on_due()
 
     def append_observation(
-        self, document: Document, changes: Sequence[Change], *, active_event_ids: tuple[str, ...] | None
+        self, document: Document | None, changes: Sequence[Change], *, active_event_ids: tuple[str, ...] | None
     ) -> list[TransitionRecord]:
-        """Store *document*, to be tracked from now on, and the records of *changes*.
+        """Store *document*, unless it is None, and add the records of *changes*; return the records.
 
-        *active_event_ids* are the announced events after these changes. The caller calls `on_due` if the records become
-        due without a save.
+        *active_event_ids* are the announced events after these changes. The caller must call `on_due` if the records
+        are due before they are saved.
         """
         with self._change(notifies=False) as state:
             self.active_event_ids = active_event_ids
             if changes:
                 self._newest_document_sequence = state.next_sequence
-            state.put("document", encode(document).decode())
-            facts = [msgspec.structs.asdict(change) for change in changes]
-            new = [records.new_record(**each, active_event_ids=active_event_ids) for each in facts]
-            return records.append(state, new, self._context)
-
-    def append_urgent(self, document: Document, now: datetime) -> list[TransitionRecord]:
-        """Record the urgent events of *document*, once each, while the outbox is not trusted."""
-        with self._change() as state:
-            new = [event for event in document.events if event.is_urgent and event not in self._urgent]
-            self._urgent += new
-            return records.append(state, [records.of_urgent(event, document, now) for event in new], self._context)
+            if document is not None:
+                state.put("document", encode(document).decode())
+            new = [records.new_record(**msgspec.structs.asdict(change)) for change in changes]
+            return records.append(state, new, self._context, active_event_ids)
 
     def append_heartbeat(self, *, incarnation: Incarnation) -> list[TransitionRecord]:
-        """Add a heartbeat for the sinks that request heartbeats."""
+        """Add a heartbeat record for the sinks that request heartbeats."""
         with self._change() as state:
             new = records.new_record(
-                Transition.HEARTBEAT,
-                self.clock.now(),
-                incarnation=incarnation,
-                previous_incarnation=incarnation,
-                active_event_ids=self.active_event_ids,
+                Transition.HEARTBEAT, self.clock.now(), incarnation=incarnation, previous_incarnation=incarnation
             )
-            return records.append(state, [new], self._context)
+            return records.append(state, [new], self._context, self.active_event_ids)
 
     def append_outcomes(
         self,
@@ -300,95 +268,78 @@ class Outbox:
         incarnation: Incarnation,
         first: Callable[[State], object] = lambda _state: None,
     ) -> list[TransitionRecord]:
-        """Apply *first*, and add a record for each outcome of an approval, in one change."""
+        """Call *first*, and add a record for each approval outcome. The saver writes both in one transaction."""
+        new = []
         with self._change() as state:
             first(state)
-            new = [
-                records.new_record(
+            for outcome in outcomes:
+                jws_sha256 = approvals.token_digests(state, outcome.arrivals)
+                record = records.new_record(
                     outcome.transition,
                     self.clock.now(),
                     event=outcome.event,
                     incarnation=incarnation,
                     previous_incarnation=incarnation,
-                    active_event_ids=self.active_event_ids,
-                    approval=msgspec.structs.replace(
-                        outcome.approval, jws_sha256=approvals.token_digests(state, outcome.arrivals)
-                    ),
+                    approval=msgspec.structs.replace(outcome.approval, jws_sha256=jws_sha256),
                 )
-                for outcome in outcomes
-            ]
-            return records.append(state, new, self._context)
-
-    @property
-    def stream_id(self) -> str:
-        """Return the stream of this run."""
-        with self._lock:
-            return self._state.get("stream_id") or ""
-
-    # Deliveries.
+                new.append(record)
+            return records.append(state, new, self._context, self.active_event_ids)
 
     def select(self, sink: str, choose: Callable[[DueRows], Sequence[Delivery]]) -> list[Delivery]:
-        """Return the rows that the pure function *choose* picks from the due rows of *sink*.
+        """Return the rows that the pure function *choose* selects from the due rows of *sink*.
 
-        They count as being sent, and so are not evicted, until `record_results` or the next call.
+        The agent evicts none of these rows before the next call of `select` or `record_results` for the same sink.
         """
         with self._lock:
             state = self._state
-            after = _FIRST if self.is_trusted else state.loaded_through
+            after = -math.inf if self.is_trusted else state.loaded_through
             chosen = list(choose(DueRows(state.queue(sink), after=after, through=self._advance_due())))
             self._sending[sink] = frozenset(row.sequence for row in chosen)
             return chosen
 
     def seconds_to_due(self) -> float:
-        """Return the seconds until a record that is not saved becomes due; infinity if all records are due."""
+        """Return the seconds until the next unsaved record is due. The result is infinite if all records are due."""
         with self._lock:
             self._advance_due()
             if not self._arrivals:
                 return math.inf
-            return max(self._arrivals[0][2] + DUE_SECONDS - self.clock.monotonic(), 0.0)
+            return max(self._arrivals[0][1] + DUE_SECONDS - self.clock.monotonic(), 0.0)
 
     def _advance_due(self) -> int:
-        """Return the last sequence that is due: saved, or 0.5 s old."""
-        saved, now = self.saver.saved_version, self.clock.monotonic()
-        while self._arrivals and (self._arrivals[0][1] <= saved or now - self._arrivals[0][2] >= DUE_SECONDS):
+        saved, now = self.saver.saved_through, self.clock.monotonic()
+        while self._arrivals and (self._arrivals[0][0] <= saved or now - self._arrivals[0][1] >= DUE_SECONDS):
             self._due_through = self._arrivals.popleft()[0]
         return self._due_through
 
     def record_results(
         self, sink: str, results: Sequence[DeliveryResult], *, accepted_under: str | None = None
     ) -> None:
-        """Store the results of a send."""
+        """Store the results of a send to *sink*."""
         with self._change(soon=False) as state:
             self._sending.pop(sink, None)
             now = self.clock.timestamp()
             deliveries.record_results(state, sink, results, now=now, accepted_under=accepted_under)
 
     def created_at(self) -> datetime:
-        """Return when the outbox was created: an approval that was issued earlier is refused.
-
-        A time in the future, from a clock that was ahead, becomes the present time.
-        """
+        """Return the creation time of the outbox. A stored time in the future is replaced by the current time."""
         with self._change(soon=False) as state:
             now = self.clock.now()
             created_at = min(parse_time(state.get("created_at") or format_time(now)), now)
             state.put("created_at", format_time(created_at))
             return created_at
 
-    # Everything else is a pure function over the state.
-
     def read(self, work: Callable[Concatenate[State, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what *work*, which changes nothing, returns for the state and these arguments."""
+        """Call the function *work* with the state and these arguments; return its result. *work* changes nothing."""
         with self._lock:
             return work(self._state, *args, **kwargs)
 
     def change(self, work: Callable[Concatenate[State, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Change the state by *work* and save the change; return what *work* returns."""
+        """Call the function *work*, which may change the state; return its result. The saver saves the changes."""
         with self._change() as state:
             result = work(state, *args, **kwargs)
-        self.on_due()  # *work* may have made older records pending
+        self.on_due()  # older records may be pending again
         return result
 
 
 def _same(one: str | None, other: str | None) -> bool:
-    """Return whether both are the same vmId."""
     return bool(one and other) and (one or "").lower() == (other or "").lower()

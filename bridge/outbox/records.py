@@ -1,22 +1,21 @@
-"""From changes, heartbeats, and approval outcomes to records with deliveries. Pure functions over `State`.
+"""Builds records and their deliveries from changes, heartbeats, and approval outcomes, without I/O.
 
-A document is handled as a whole: its records, their deliveries, and the document itself are one change of the state and
-one save. After a crash, the state has all of it or none, and with none the next poll sees it again under the same ids.
-
-While the name of this VM is unknown, a record has no sinks and no final id, because both depend on the VM.
+The agent applies each document as one change of the state, which contains the document, its records, and their
+deliveries. The saver writes this change in one transaction. After a crash, the file contains either the complete change
+or no part of the change. If the change is missing, the next poll builds the same records with the same IDs.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from bridge.clock import format_time, parse_time
-from bridge.events.event import Document, Incarnation, ScheduledEvent, VmIdentity, encode, names_vm
+from bridge.events.event import Incarnation, ScheduledEvent, VmIdentity, encode, names_vm
 from bridge.events.record import (
     Approval,
     Evidence,
@@ -32,43 +31,19 @@ from bridge.outbox import deliveries
 from bridge.outbox.rows import EventRow, RecordRow
 from bridge.outbox.state import State
 
-#: Events are forgotten so long after their ending.
-REMEMBER_EVENT_SECONDS = 7 * 86_400.0
-_BY_STATUS = {"Scheduled": Transition.SCHEDULED, "Started": Transition.STARTED}
-
-
-class Router(Protocol):
-    """Selects the sinks of a record."""
-
-    def __call__(self, record: TransitionRecord, vm_name: str | None, /) -> Iterable[str]:
-        """Return the sinks that receive *record*."""
-
-    def if_told(self, record: TransitionRecord, vm_name: str | None, /) -> Iterable[str]:
-        """Return the sinks that receive *record* only because they received an earlier record of its event."""
-
-
-class Routing(msgspec.Struct, frozen=True, kw_only=True):
-    """The configuration that new records depend on."""
-
-    router: Router
-    sinks: tuple[str, ...]
-    current_state_only: frozenset[str]
-    labels: dict[str, str]
+Router = Callable[[TransitionRecord, str | None, Collection[str]], Iterable[str]]
+"""Selects the sinks of a record by the record, the name of this VM, and the sinks that know the event."""
 
 
 class RecordContext(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts that every new record depends on."""
+    """The identity of this VM and the sink configuration for new records."""
 
     vm: VmIdentity = VmIdentity()
-    routing: Routing | None = None
-    """None: the sinks are not configured yet."""
-    is_waiting: bool = False
-    """True while records wait for the identity of this VM."""
-
-    @property
-    def is_routing(self) -> bool:
-        """Return whether the sinks of new records are known."""
-        return self.routing is not None and not self.is_waiting
+    router: Router | None = None
+    """None until the sinks are configured."""
+    sinks: tuple[str, ...] = ()
+    current_state_only: frozenset[str] = frozenset()
+    labels: dict[str, str] = {}
 
 
 def new_record(
@@ -77,21 +52,20 @@ def new_record(
     *,
     incarnation: Incarnation,
     previous_incarnation: Incarnation,
-    active_event_ids: tuple[str, ...] | None,
     evidence: Evidence = Evidence.OBSERVED,
     event: ScheduledEvent | None = None,
     previous: dict[str, Any] | None = None,
     changed: tuple[str, ...] = (),
     approval: Approval | None = None,
 ) -> TransitionRecord:
-    """Return a record for `append`, which adds the place in the stream, the VM, the labels, and the ids."""
+    """Return a record without its ID, VM, labels, and place in the stream. `append` adds these values."""
     notice = None if event is None or event.not_before is None else event.not_before - observed_at
     return TransitionRecord(
         id="",
         transition_key="",
         stream_id="",
         sequence=0,
-        active_event_ids=active_event_ids,
+        active_event_ids=None,
         transition=transition,
         evidence=evidence,
         observed_at=format_time(observed_at),
@@ -108,90 +82,60 @@ def new_record(
     )
 
 
-def of_urgent(event: ScheduledEvent, document: Document, now: datetime) -> TransitionRecord:
-    """Return the record of an urgent event of *document* that does not wait for the identity of this VM."""
-    return new_record(
-        _BY_STATUS.get(event.event_status, Transition.UPDATED),
-        now,
-        event=event,
-        incarnation=document.incarnation,
-        previous_incarnation=None,
-        active_event_ids=None,
-    )
-
-
 def save_liveness(state: State, *, last_good_at: datetime, boot_id: str) -> None:
-    """Store the time of the last good response and the boot identity of this VM at that time."""
+    """Store the time of the last good response and the boot ID of this VM at that time."""
     state.put("last_good_at", format_time(last_good_at))
     state.put("boot_id", boot_id)
 
 
-def append(state: State, new: Sequence[TransitionRecord], context: RecordContext) -> list[TransitionRecord]:
-    """Add the records *new* to the end of the stream, with their deliveries; return them with their ids."""
+def append(
+    state: State, new: Sequence[TransitionRecord], context: RecordContext, active_event_ids: tuple[str, ...] | None
+) -> list[TransitionRecord]:
+    """Add the records *new* and their deliveries to the end of the stream; return the records with their IDs."""
     added = []
     stream_id = state.get("stream_id") or ""
-    labels = {} if context.routing is None else context.routing.labels
     for each in new:
         sequence = state.next_sequence
         state.put("next_sequence", str(sequence + 1))
-        placed = msgspec.structs.replace(each, stream_id=stream_id, sequence=sequence, vm=context.vm, labels=labels)
+        placed = msgspec.structs.replace(
+            each,
+            stream_id=stream_id,
+            sequence=sequence,
+            active_event_ids=active_event_ids,
+            vm=context.vm,
+            labels=context.labels,
+        )
         content = "" if each.event is None else repeat_key(each.transition, each.event)
         n = 0 if each.event is None else event(state, each.event.key).counts.get(content, 0)
         record = _with_ids(placed, n)
-        observed_at = parse_time(record.observed_at).timestamp()
         row = RecordRow(
             sequence=sequence,
             id=record.id,
             event_key=record.event_key,
-            observed_at=observed_at,
-            is_routed=context.is_routing,
-            n=n,
+            observed_at=parse_time(record.observed_at).timestamp(),
             body=encode(record),
         )
-        state.put_record(row)
-        _note_event(state, record, row, content)
-        if context.is_routing:
-            _route(state, record, row, context)
+        state.records.put(row)
+        _note_event(state, record, row, {content: n + 1})
+        _route(state, record, row, context)
         added.append(record)
     for key in {record.event_key for record in added if record.is_urgent}:
         deliveries.make_event_urgent(state, key)
     return added
 
 
-def route_waiting(state: State, context: RecordContext) -> None:
-    """Choose the sinks of the records that wait, and give them their final ids."""
-    if not context.is_routing:
-        return
-    waiting = sorted((row for row in state.records.rows.values() if not row.is_routed), key=lambda each: each.sequence)
-    for row in waiting:
-        record = _with_ids(msgspec.structs.replace(row.record, vm=context.vm), row.n)
-        routed = msgspec.structs.replace(row, id=record.id, is_routed=True, body=encode(record))
-        state.put_record(routed)
-        _route(state, record, routed, context)
-        if record.is_urgent:
-            deliveries.make_event_urgent(state, routed.event_key)
-
-
-def configure(state: State, context: RecordContext) -> None:
-    """Add new sinks, and give each the last record of every active event."""
-    routing = context.routing
-    if routing is None:
-        return
-    new = [name for name in routing.sinks if name not in state.sinks.rows]
+def add_sinks(state: State, context: RecordContext) -> None:
+    """Add the new sinks of the configuration. A new sink receives the last record of each active event."""
+    new = [name for name in context.sinks if name not in state.sinks.rows]
     for name in new:
         state.count(name)
-    route_waiting(state, context)
-    for row in deliveries.last_records_of_active(state) if new else ():
-        record = row.record
-        names = [name for name in routing.router(record, context.vm.name) if name in new]
-        _add_deliveries(state, names, record, row, routing)
-
-
-def forget_events(state: State, now: float) -> None:
-    """Forget the events that ended over 7 days ago."""
-    for event in list(state.events.rows.values()):
-        if event.ended_at is not None and event.ended_at < now - REMEMBER_EVENT_SECONDS:
-            state.events.delete(event.key)
+    if context.router is None or not new:
+        return
+    for known in list(state.events.rows.values()):
+        row = state.records.rows.get(known.last_state_sequence or 0)
+        if known.ended_at is None and row is not None:
+            names = [name for name in context.router(row.record, context.vm.name, ()) if name in new]
+            _add_deliveries(state, names, row.record, row, context)
 
 
 def _with_ids(record: TransitionRecord, n: int) -> TransitionRecord:
@@ -217,48 +161,43 @@ def _with_ids(record: TransitionRecord, n: int) -> TransitionRecord:
     )
 
 
-def _note_event(state: State, record: TransitionRecord, row: RecordRow, content: str) -> None:
-    """Count the record for its event, and note whether the event is active."""
+def _note_event(state: State, record: TransitionRecord, row: RecordRow, counts: dict[str, int]) -> None:
     if record.event is None:
         return
     is_state = record.approval is None
-    # The outcome of an approval neither begins nor ends an event.
-    event = state.events.rows.get(row.event_key) or EventRow(
+    is_ending = record.transition.is_ending
+    # Only a record that Azure caused can begin or end an event.
+    known = state.events.rows.get(row.event_key) or EventRow(
         key=row.event_key, ended_at=None if is_state else row.observed_at
     )
-    ended_at = event.ended_at
-    if is_state:
-        ended_at = row.observed_at if record.transition.is_ending else None
-    state.put_event(
-        msgspec.structs.replace(
-            event,
-            ended_at=ended_at,
-            was_started=event.was_started or record.event.event_status == "Started",
-            has_ended=event.has_ended or (is_state and record.transition.is_ending),
-            counts={**event.counts, content: row.n + 1},
-            last_sequence=row.sequence,
-            last_state_sequence=row.sequence if is_state else event.last_state_sequence,
-        )
+    known = msgspec.structs.replace(
+        known,
+        was_started=known.was_started or record.event.event_status == "Started",
+        counts={**known.counts, **counts},
     )
+    if is_state:
+        known = msgspec.structs.replace(
+            known,
+            ended_at=row.observed_at if is_ending else None,
+            has_ended=known.has_ended or is_ending,
+            last_state_sequence=row.sequence,
+        )
+    state.put_event(known)
 
 
 def _route(state: State, record: TransitionRecord, row: RecordRow, context: RecordContext) -> None:
-    routing, vm_name = context.routing, context.vm.name
-    if routing is None:
-        return
-    told = event(state, row.event_key).sinks
-    names = [*routing.router(record, vm_name)]
-    names += [name for name in routing.router.if_told(record, vm_name) if name in told]
-    _add_deliveries(state, names, record, row, routing)
-    state.settle(row.sequence)
+    if context.router is not None:
+        names = context.router(record, context.vm.name, event(state, row.event_key).sinks)
+        _add_deliveries(state, list(names), record, row, context)
+        state.settle(row.sequence)
 
 
 def _add_deliveries(
-    state: State, sinks: Sequence[str], record: TransitionRecord, row: RecordRow, routing: Routing
+    state: State, sinks: Sequence[str], record: TransitionRecord, row: RecordRow, context: RecordContext
 ) -> None:
     is_state = record.event is not None and record.approval is None
     for sink in dict.fromkeys(sinks):
-        if sink in routing.current_state_only and is_state:
+        if sink in context.current_state_only and is_state:
             deliveries.replace_older(state, sink, row, now=row.observed_at)
         state.put_delivery(deliveries.new_delivery(row, record, sink))
     known = state.events.rows.get(row.event_key)
@@ -269,9 +208,9 @@ def _add_deliveries(
 
 
 def start_empty(state: State, now: datetime) -> None:
-    """Delete everything, because it belongs to another machine. The next poll finds the announced events again."""
+    """Delete the state of another machine. The next poll records the announced events again."""
     stream_id, sequence = state.get("stream_id"), state.get("next_sequence")
-    # No save may write the new identity into the file of the other machine.
+    # A new file is necessary, because the old file belongs to the other machine.
     state.reset("it belongs to another machine")
     state.put("stream_id", new_stream_id(now, stream_id))
     state.put("next_sequence", sequence)
@@ -279,12 +218,11 @@ def start_empty(state: State, now: datetime) -> None:
 
 
 def event(state: State, event_key: str) -> EventRow:
-    """Return the agent's memory of an event."""
+    """Return the row of an event, or an empty row if the event is unknown."""
     return state.events.rows.get(event_key) or EventRow(key=event_key)
 
 
 def last_record(state: State, event_key: str) -> TransitionRecord | None:
-    """Return the newest record of an event, None if it is history."""
-    event = state.events.rows.get(event_key)
-    row = None if event is None or event.last_sequence is None else state.records.rows.get(event.last_sequence)
+    """Return the newest record of an event that Azure caused, or None if the record is not in memory."""
+    row = state.records.rows.get(event(state, event_key).last_state_sequence or 0)
     return None if row is None else row.record

@@ -1,7 +1,8 @@
-"""Retention: the records to remove at a limit. Pure functions over `State`.
+"""Evicts records when the outbox is full, and deletes old events. The functions do no I/O.
 
-At a limit, parked records are evicted first, because they wait for a person, then the oldest pending records, and
-urgent records last. The records of the newest document and the records that are being sent stay.
+The agent first evicts parked records, because these records wait for an operator. The agent then evicts the oldest
+pending records, and urgent records last. The agent never evicts the records of the newest document or records that a
+sink is sending.
 """
 
 from __future__ import annotations
@@ -12,12 +13,11 @@ from bridge.outbox import deliveries
 from bridge.outbox.rows import NEEDED, DeliveryState, RecordRow
 from bridge.outbox.state import State
 
+REMEMBER_SECONDS = 7 * 86_400.0
+
 
 def make_room(state: State, excess_bytes: int, *, newest: int, sending: Collection[int], now: float) -> int:
-    """Evict records with at least *excess_bytes* of bodies; return the number of evicted deliveries.
-
-    Records from the sequence *newest* on and those in *sending* stay.
-    """
+    """Free *excess_bytes* of memory by evicting records. Return the number of evicted deliveries."""
     target = state.needed_bytes - excess_bytes
     evicted = 0
     for row in _in_order(state):
@@ -33,14 +33,29 @@ def make_room(state: State, excess_bytes: int, *, newest: int, sending: Collecti
 
 
 def _in_order(state: State) -> Iterator[RecordRow]:
-    parked: set[int] = set()
-    pending: set[int] = set()
-    urgent: set[int] = set()
-    for queue in state.queues.values():
-        parked.update(queue.parked)
-        pending.update(queue.pending)
-        urgent.update(queue.urgent)
-    for sequences in (parked - pending, pending - urgent, urgent):
-        for sequence in sorted(sequences):
-            if sequence in state.records.rows:
-                yield state.records.rows[sequence]
+    queues = list(state.queues.values())
+    parked = {sequence for queue in queues for sequence in queue.parked}
+    pending = {sequence for queue in queues for sequence in queue.pending}
+    urgent = {sequence for queue in queues for sequence in queue.urgent}
+    for sequence in (*sorted(parked - pending), *sorted(pending - urgent), *sorted(urgent)):
+        if sequence in state.records.rows:
+            yield state.records.rows[sequence]
+
+
+def forget_old(state: State, now: float) -> None:
+    """Delete events 7 days after their ending, and then also the decisions and approvals of these events.
+
+    The agent keeps a decision for 7 days after it expires, and can therefore recognize a decision that arrives again.
+    """
+    before = now - REMEMBER_SECONDS
+    for event in list(state.events.rows.values()):
+        if event.ended_at is not None and event.ended_at < before:
+            state.events.delete(event.key)
+    announced = () if state.document is None else state.document.events
+    events = {*state.events.rows, *(event.event_id for event in announced)}
+    for decision in list(state.decisions.rows.values()):
+        if decision.expires_at < before and decision.event_id not in events:
+            state.decisions.delete(decision.arrival)
+    for approval in list(state.approvals.rows.values()):
+        if approval.changed_at < before and approval.event_id not in events:
+            state.approvals.delete(approval.key)

@@ -1,9 +1,15 @@
-"""The saver: the only thread that writes the file of the outbox.
+"""The saver thread writes the state to the file of the outbox. No other thread writes this file.
 
-The saver takes the rows that changed since its last save and writes them in one transaction. Every failure has one
-response: the next attempt writes all rows that are not saved yet. If the file is no longer as the saver left it, or if
-it is damaged, the complete state goes into a new file (`Database.create`). A save that hangs blocks only this thread,
-so `is_behind` also compares the time.
+The saver writes all rows that changed since the last save in one transaction. If a save fails, for example because the
+disk is full, the saver tries again with all unsaved rows. If another program changes the file, or if SQLite reports
+damage, the saver writes the complete state to a new file (`Database.create`). If the disk hangs, only this thread is
+blocked, and `behind_reason` reports the problem after 2 s.
+
+When the disk is full or the limit is reached, the saver deletes older files first, and then the oldest history.
+
+The saver has a known limitation. While a save runs, the saver cannot distinguish its own writes from the writes of
+another program. If another program overwrites the file or its WAL in place during a save, the saver detects the
+problem only if SQLite reports damage.
 """
 
 from __future__ import annotations
@@ -18,23 +24,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from bridge.outbox.database import (
-    HISTORY_STEP,
-    KEPT_GENERATIONS,
-    Database,
-    Fingerprint,
-    Loaded,
-    delete_generation,
-    file_bytes,
-    fingerprint,
-    follows,
-    is_damage,
-    is_full,
-    is_read_only,
-    older_generations,
-    read_newest,
-    sum_of_sizes,
-)
+from bridge.outbox import database as files
+from bridge.outbox.database import Database, Fingerprint, Loaded
 from bridge.outbox.state import Changes, State
 
 logger = logging.getLogger(__name__)
@@ -46,23 +37,22 @@ _FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.5, 30.0
 _STOP_RETRY_SECONDS = 0.2
 _UNREADABLE_SECONDS = 30.0
 _MOST_UNSAVED = 10_000
-"""Records. With more of them, a disk that fails for weeks would use up the memory."""
+"""The largest number of unsaved records. The limit protects the memory if the disk fails for weeks."""
 _CLEAN_SECONDS = 600.0
-#: Room is made above this share of `max_bytes`.
+_KEPT_GENERATIONS = 2
+#: The saver frees space above this share of the limit.
 _FULL_SHARE = 0.95
-#: Of the volume, if that is less than `max_bytes`: the WAL and a new generation need room, too.
+#: On a small volume, the limit is this share of the volume, because the WAL and a new file need space, too.
 _VOLUME_SHARE = 1 / 3
 _CHANGED = "another program changed, moved, or deleted it"
 _DAMAGED = "it is damaged"
-_READ_ONLY = "it was read-only"
 
 
 class Saver:
-    """Saves *state* in *directory*; *lock* protects the state.
+    """Saves *state* in *directory*. The *lock* protects the state.
 
-    *on_loaded* gets the loaded file, with the lock held. *on_saved* is called after each save, without the lock.
-    *make_room* evicts records of so many bytes from memory. *claim* locks the directory at the path if it is not the
-    one that this agent locked; it raises StateDirectoryError if another agent holds it.
+    After the load, the saver calls *on_loaded* while it holds the lock. After each save, the saver calls *on_saved*
+    without the lock. The saver calls *make_room* to evict records from memory, and *claim* before it creates a file.
     """
 
     def __init__(
@@ -98,21 +88,19 @@ class Saver:
         self._older_bytes = 0
         self._limit: float = max_bytes
         self.loaded = threading.Event()
-        self.saved_version = 0
+        self.saved_through = 0
+        """The file contains all records up to this sequence."""
         self.file: Path | None = None
-        """The file of the current generation."""
         self.used_bytes = 0
-        """The size of all files; near the limit, the used pages of the current file instead of its size."""
+        """The size of all files. Near the limit, the current file counts with its used pages only."""
         self.file_changes = 0
-        """How many times a file had to be replaced by a new generation."""
+        """The number of new files that the saver wrote because of a failure."""
         self._thread = threading.Thread(target=self._run, name="saver", daemon=True)
         self._thread.start()
 
-    # Called from other threads.
-
     @property
     def behind_seconds(self) -> float:
-        """Return for how long the disk has failed, or hung for over 2 s; 0 if the file is up to date."""
+        """Return the duration of the current failure of the disk. The result is 0 if the file is up to date."""
         if self._failure is not None:
             return time.monotonic() - self._failed_since
         began_at = self._began_at
@@ -121,11 +109,11 @@ class Saver:
 
     @property
     def behind_reason(self) -> str | None:
-        """Return why the file lacks changes; None if it is up to date."""
+        """Return the reason if the file is behind. The result is None if the file is up to date."""
         return self._failure or ("The disk does not respond." if self.behind_seconds else None)
 
     def wake(self, *, soon: bool) -> None:
-        """Save the changes: at once, or with *soon* False together with others within 0.2 s."""
+        """Start a save at once, or within 0.2 s if *soon* is False."""
         save_at = time.monotonic() + (0.0 if soon else _MARKS_WAIT_SECONDS)
         with self._turn:
             if save_at < self._save_at:
@@ -133,7 +121,7 @@ class Saver:
                 self._turn.notify_all()
 
     def wait_saved(self, seconds: float) -> bool:
-        """Save now and compare the file; return whether all changes made before this call are saved in time."""
+        """Compare the file and start a save; return whether all earlier changes are saved within *seconds*."""
         with self._turn:
             self._requested += 1
             request = self._requested
@@ -141,15 +129,13 @@ class Saver:
             return self._turn.wait_for(lambda: self._confirmed >= request, seconds)
 
     def close(self, seconds: float) -> bool:
-        """Save everything and end; return whether that took at most *seconds*."""
+        """Save everything and end the thread; return whether the save ended within *seconds*."""
         with self._turn:
             self._is_stopping = True
             self._requested += 1
             self._turn.notify_all()
         self._thread.join(max(seconds, 0.0))
         return self._confirmed >= self._requested and not self._thread.is_alive()
-
-    # The thread.
 
     def _run(self) -> None:
         if not self._load():
@@ -164,7 +150,7 @@ class Saver:
             self._database.close()
 
     def _wait(self) -> tuple[bool, int]:
-        """Wait until a save or the comparison of the file is due; return whether it is the last, and its request."""
+        """Wait for the next save. Return whether this save is the last one, and the number of its request."""
         check_at = time.monotonic() + _CHECK_SECONDS
         with self._turn:
             while not self._is_stopping and self._requested == self._confirmed:
@@ -176,7 +162,6 @@ class Saver:
             return self._is_stopping, self._requested
 
     def _pause(self) -> None:
-        """Wait before the next attempt. A stop allows no long wait."""
         with self._turn:
             if self._turn.wait_for(lambda: self._is_stopping, self._retry_seconds):
                 self._turn.wait(_STOP_RETRY_SECONDS)
@@ -184,27 +169,21 @@ class Saver:
         self._retry_seconds = min(self._retry_seconds * 2, _LONGEST_RETRY_SECONDS)
 
     def _load(self) -> bool:
-        """Read the newest file; return False if a stop came first. A disk that fails for 30 s has no state."""
         give_up_at = time.monotonic() + _UNREADABLE_SECONDS
         while not self._is_stopping:
             try:
-                self._take(read_newest(self._directory))
-            except (OSError, sqlite3.Error) as error:
-                if time.monotonic() < give_up_at:
+                self._take(files.read_newest(self._directory))
+            except Exception as error:  # noqa: BLE001  # rows of a damaged file may contradict one another
+                if isinstance(error, (OSError, sqlite3.Error)) and time.monotonic() < give_up_at:
                     with self._turn:
                         self._turn.wait_for(lambda: self._is_stopping, _FIRST_RETRY_SECONDS)
                     continue
-                self._start_empty(error)
-            except Exception as error:  # noqa: BLE001  # every row decodes, but together they make no sense
-                self._start_empty(error)
+                logger.error("The outbox cannot be read. The agent starts without it. %r", error)  # noqa: TRY400
+                self._state.reset(_DAMAGED)
+                self._take(Loaded(unreadable=(self._directory,)))
             self.loaded.set()
             return True
         return False
-
-    def _start_empty(self, error: Exception) -> None:
-        logger.error("The outbox cannot be read. The agent starts without it. %r", error)
-        self._state.reset(_DAMAGED)
-        self._take(Loaded(unreadable=(self._directory,)))
 
     def _take(self, loaded: Loaded) -> None:
         self.file, self._print = loaded.file, loaded.fingerprint
@@ -215,13 +194,12 @@ class Saver:
             self._on_loaded(loaded)
 
     def _save(self, request: int) -> bool:
-        """Save all changes once; return whether the file is up to date."""
         self._began_at = time.monotonic()
         try:
             has_written = self._write()
             self._confirm(request, has_written=has_written)
             self._keep_limits(has_written=has_written)
-        except Exception as error:  # noqa: BLE001  # logged; the saver survives every error
+        except Exception as error:  # noqa: BLE001  # the saver logs every error and continues
             self._failed(error)
             return False
         finally:
@@ -229,28 +207,27 @@ class Saver:
         return True
 
     def _write(self) -> bool:
-        """Write what is not saved; return whether there was anything."""
+        """Write all unsaved changes; return whether the file has changed."""
         unsaved = self._unsaved
         if self.file is not None and unsaved.new_file_because is None:
-            if fingerprint(self.file) != self._print:
+            if files.fingerprint(self.file) != self._print:
                 unsaved.require_new_file(_CHANGED)
             elif self._database is None:
                 self._database = Database(self.file)
                 self._accept_own_changes()
         with self._lock:
             unsaved.add(self._state.take_changes())
-        has_written = self._database is None or not unsaved.is_empty
+        has_written = self._database is None or unsaved.new_file_because is not None or any(unsaved.tables.values())
         if self._database is not None and unsaved.new_file_because is None and has_written:
             self._database.save(unsaved)
             self._accept_own_changes()
-        version = unsaved.version
+        through = unsaved.through
         if self._database is None or unsaved.new_file_because is not None:
-            version = self._create_file(unsaved.new_file_because)
-        self._unsaved, self.saved_version = Changes(), version
+            through = self._create_file(unsaved.new_file_because)
+        self._unsaved, self.saved_through = Changes(), through
         return has_written
 
     def _create_file(self, reason: str | None) -> int:
-        """Write the complete state into a new generation; return its version. Keep the two newest other files."""
         self._claim()
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._lock:
@@ -259,19 +236,19 @@ class Saver:
         if self._database is not None:
             self._database.close()
         self._database, before, self.file = database, self.file, database.path
-        self._print = fingerprint(database.path)
+        self._print = files.fingerprint(database.path)
         self._cleaned_at = -math.inf
         if reason is not None:
             self.file_changes += 1
             logger.error(
-                "The outbox continues in a new file with everything in memory, because of the file before: %s.",
+                "The agent wrote its complete state to a new file, because the previous file cannot be used: %s.",
                 reason,
                 extra={"file": database.path.name, "before": None if before is None else before.name},
             )
         with suppress(OSError):
-            for path in older_generations(self._directory, database.path)[KEPT_GENERATIONS:]:
-                delete_generation(path)
-        return everything.version
+            for path in files.older_generations(self._directory, database.path)[_KEPT_GENERATIONS:]:
+                files.delete_generation(path)
+        return everything.through
 
     def _confirm(self, request: int, *, has_written: bool) -> None:
         was_behind = self._failure is not None
@@ -296,40 +273,38 @@ class Saver:
         self._failure = f"{error}".rstrip(".") + "."
         if len(self._unsaved.tables.get("records", ())) > _MOST_UNSAVED:
             self._unsaved.require_new_file("too many changes were not saved in time")
-        if is_damage(error):
+        if files.is_damage(error):
             self._unsaved.require_new_file(_DAMAGED)
-        if is_read_only(error):  # the connection stays read-only after the mount is writable again
-            self._unsaved.require_new_file(_READ_ONLY)
+        if files.is_read_only(error):  # SQLite cannot make this connection writable again
+            self._unsaved.require_new_file("it was read-only")
         with suppress(OSError, sqlite3.Error):
             self._accept_own_changes()
-            if is_full(error) and self._free_space():
-                logger.warning("The disk is full: an older file or delivered records were deleted early.")
+            if files.is_full(error) and self._free_space():
+                logger.warning("The disk is full. The agent deleted an older file or delivered records early.")
 
     def _accept_own_changes(self) -> None:
-        """Accept the file as this thread left it, unless it cannot be the result of this thread's writes."""
+        """Store the current properties of the file. Require a new file if the file was replaced or has shrunk."""
         if self._database is None:
             return
-        after = fingerprint(self._database.path)
-        if self._print is not None and not follows(self._print, after):
+        after = files.fingerprint(self._database.path)
+        if self._print is not None and not files.follows(self._print, after):
             self._unsaved.require_new_file(_CHANGED)
         self._print = after
 
-    # Limits of the disk.
-
     def _keep_limits(self, *, has_written: bool) -> None:
-        """Delete old history, and make room at the limit, in one step for each save, so that no save takes long."""
+        """Delete old history, and free space at the limit. A save does only one step, because a save must be short."""
         database, now = self._database, time.monotonic()
         is_cleaning = now - self._cleaned_at >= min(_CLEAN_SECONDS, max(self._keep_history_seconds / 10, 1.0))
         if database is None or not (has_written or is_cleaning):
             return
         if is_cleaning:
-            if self._delete_history(database, before=self._now() - self._keep_history_seconds) < HISTORY_STEP:
+            if self._delete_history(database, before=self._now() - self._keep_history_seconds) < files.HISTORY_STEP:
                 self._cleaned_at = now
-            with suppress(OSError):  # the next save notices that the directory is gone
-                self._older_bytes = sum(map(file_bytes, older_generations(self._directory, database.path)))
+            with suppress(OSError):  # the next save detects a missing directory
+                self._older_bytes = sum(map(files.file_bytes, files.older_generations(self._directory, database.path)))
                 volume = shutil.disk_usage(self._directory).total
                 self._limit = min(self._max_bytes, volume * _VOLUME_SHARE) * _FULL_SHARE
-        used = sum_of_sizes(self._print) if self._print else 0
+        used = files.file_bytes(database.path)
         if used + self._older_bytes > self._limit:
             used = database.used_bytes
         self.used_bytes = used + self._older_bytes
@@ -341,12 +316,12 @@ class Saver:
                 self._make_room(excess)
 
     def _free_space(self) -> bool:
-        """Delete the oldest other file, or without one the oldest history; return whether there was any."""
+        """Delete the oldest other file, or the oldest history without other files. Return whether this freed space."""
         if self._database is None:
             return False
-        older = older_generations(self._directory, self._database.path)
+        older = files.older_generations(self._directory, self._database.path)
         if older:
-            delete_generation(older[-1])
+            files.delete_generation(older[-1])
             self._cleaned_at = -math.inf
             return True
         deleted = self._delete_history(self._database)
@@ -355,7 +330,6 @@ class Saver:
         return deleted > 0
 
     def _delete_history(self, database: Database, *, before: float = math.inf) -> int:
-        """Delete records that are in the file only, and whose last changes are saved."""
         with self._lock:
             self._unsaved.add(self._state.take_changes())
             in_memory = set(self._state.records.rows)

@@ -1,22 +1,20 @@
-"""The tables of the agent in memory, with indexes, and the rows that the saver has yet to write.
+"""The tables of the agent in memory, with their indexes and their unsaved rows.
 
-All engines read and change one `State` under the lock of `bridge.outbox.outbox`. Nothing here reads a clock, does I/O,
-or takes a lock, so a test can compare a `State` with a plain list.
+All engines read and change one `State` under the lock of `bridge.outbox.outbox`. This module does not read a clock, do
+I/O, or take a lock. A test can therefore compare a `State` with a plain list.
 
-A record stays in memory while a sink needs it (pending or parked), while its sinks are not chosen yet, or while it is
-the newest record of an active event. All other records are *history*: they are in the file only.
+A record stays in memory while it is pending or parked, or while it is the newest record of an active event. All other
+records are *history*, and only the file contains them. A sink sends urgent records first (`DueRows`).
 """
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import datetime
+from itertools import chain
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from bridge.clock import parse_time
 from bridge.events.event import Document, VmIdentity, decode_document
 from bridge.outbox.rows import (
     NEEDED,
@@ -31,15 +29,12 @@ from bridge.outbox.rows import (
     StoredDecision,
 )
 
-OLDEST_SEQUENCE = "oldest_sequence"
-"""The key of the oldest sequence in memory: older records in the file are history."""
-
 K = TypeVar("K")
 R = TypeVar("R")
 
 
-class Table(Generic[K, R]):
-    """Rows by key, and the changes since the last save."""
+class _Table(Generic[K, R]):
+    """The rows of a table by key, and the changes since the last save."""
 
     def __init__(self, key_of: Callable[[R], K]) -> None:
         self._key_of = key_of
@@ -47,173 +42,141 @@ class Table(Generic[K, R]):
         self._changed: dict[K, R | None] = {}
 
     def put(self, row: R) -> None:
-        """Add or replace *row*."""
         key = self._key_of(row)
         self.rows[key] = self._changed[key] = row
 
     def delete(self, key: K) -> None:
-        """Delete the row from memory and from the file."""
         if self.rows.pop(key, None) is not None:
             self._changed[key] = None
 
-    def forget(self, key: K) -> None:
-        """Drop the row from memory only."""
-        self.rows.pop(key, None)
-
     def load(self, rows: Iterable[R]) -> None:
-        """Take over saved *rows*."""
         self.rows = {self._key_of(row): row for row in rows}
         self._changed = {}
 
-    @property
-    def has_changed(self) -> bool:
-        """Return whether there are changes since the last call of `take`."""
-        return bool(self._changed)
-
     def take(self) -> dict[K, R | None]:
-        """Return the changes since the last call: None marks a deleted row."""
+        """Return the changes since the last call. The value None marks a deleted row."""
         changed, self._changed = self._changed, {}
         return changed
 
 
 class Changes(msgspec.Struct, kw_only=True):
-    """The rows of one save."""
+    """The rows that the next save writes."""
 
-    version: int = 0
+    through: int = 0
+    """The sequence of the newest record in these changes."""
     tables: dict[str, dict[Any, Any]] = {}
-    """By table, key -> row; None marks a deleted row."""
+    """The rows of each table by key. The value None marks a deleted row."""
     new_file_because: str | None = None
-    """Why the next save writes the complete state into a new file; None if it writes only these rows."""
-
-    @property
-    def is_empty(self) -> bool:
-        """Return whether there is nothing to write."""
-        return self.new_file_because is None and not any(self.tables.values())
+    """The reason if the next save must write the complete state to a new file, otherwise None."""
 
     def add(self, newer: Changes) -> None:
-        """Add *newer* changes: the newest row of each key counts."""
-        self.version = newer.version
+        """Add *newer* changes. The newer row of a key replaces the older row."""
+        self.through = newer.through
         self.require_new_file(newer.new_file_because)
         for name, rows in newer.tables.items() if self.new_file_because is None else ():
             self.tables.setdefault(name, {}).update(rows)
 
     def require_new_file(self, reason: str | None) -> None:
-        """Write everything into a new file, so that these rows are not needed; the first reason counts."""
+        """Write the complete state to a new file at the next save. The first *reason* counts."""
         self.new_file_because = self.new_file_because or reason
         if self.new_file_because is not None:
             self.tables = {}
 
 
 class SinkQueue:
-    """The pending and parked rows of one sink, in sequence."""
+    """The pending and parked rows of a sink, ordered by sequence."""
 
     def __init__(self) -> None:
         self.pending: dict[int, Delivery] = {}
-        self.urgent: dict[int, None] = {}
-        self.by_event: dict[str, list[int]] = {}
+        self.urgent: dict[int, Delivery] = {}
+        """The pending rows of urgent events. The sink sends these rows first."""
+        self.by_event: dict[str, dict[int, Delivery]] = {}
         self.parked: dict[int, Delivery] = {}
 
     def update(self, row: Delivery) -> None:
-        """Add, replace, or remove a row by its state."""
-        sequence, is_new = row.sequence, row.sequence not in self.pending
-        self.parked.pop(sequence, None)
-        if row.state is DeliveryState.PENDING:
-            self.pending = _in_order(self.pending, sequence, row)
-            if row.urgent:
-                self.urgent = _in_order(self.urgent, sequence, None)
-            if is_new:
-                insort(self.by_event.setdefault(row.event_key, []), sequence)
-            return
-        if row.state is DeliveryState.PARKED:
-            self.parked[sequence] = row
-        if not is_new:
-            del self.pending[sequence]
-            self.urgent.pop(sequence, None)
-            self.by_event[row.event_key].remove(sequence)
-            if not self.by_event[row.event_key]:
-                del self.by_event[row.event_key]
+        """Add, replace, or remove *row*, depending on its state."""
+        is_pending = row.state is DeliveryState.PENDING
+        of_event = self.by_event.setdefault(row.event_key, {})
+        _update(self.pending, row, belongs=is_pending)
+        _update(self.urgent, row, belongs=is_pending and row.urgent)
+        _update(of_event, row, belongs=is_pending)
+        _update(self.parked, row, belongs=row.state is DeliveryState.PARKED)
+        if not of_event:
+            del self.by_event[row.event_key]
 
-    def of_event(self, event_key: str) -> Iterator[Delivery]:
-        """Yield the pending rows of one event in sequence."""
-        for sequence in self.by_event.get(event_key, ()):
-            yield self.pending[sequence]
+    def of_event(self, event_key: str) -> Iterable[Delivery]:
+        """Return the pending rows of an event, ordered by sequence."""
+        return self.by_event.get(event_key, {}).values()
+
+
+def _update(rows: dict[int, Delivery], row: Delivery, *, belongs: bool) -> None:
+    is_last = not rows or next(reversed(rows)) < row.sequence
+    if not belongs:
+        rows.pop(row.sequence, None)
+    elif is_last or row.sequence in rows:
+        rows[row.sequence] = row
+    else:  # a row that is put back between newer rows
+        in_order = sorted({**rows, row.sequence: row}.items())
+        rows.clear()
+        rows.update(in_order)
 
 
 class DueRows:
-    """The rows of one sink that may be sent now. Valid only inside `Outbox.select`."""
+    """The rows that a sink may send now. An instance is valid only during a call of `Outbox.select`."""
 
-    def __init__(self, queue: SinkQueue, *, after: int, through: int) -> None:
+    def __init__(self, queue: SinkQueue, *, after: float, through: int) -> None:
         self._queue, self._after, self._through = queue, after, through
 
     def __iter__(self) -> Iterator[Delivery]:
-        """Yield the rows, urgent rows first, otherwise in sequence."""
+        """Yield the urgent rows first, and then all other rows. Both groups are ordered by sequence."""
         queue = self._queue
-        for sequence in queue.urgent:
-            if self._after < sequence <= self._through:
-                yield queue.pending[sequence]
-        for sequence, row in queue.pending.items():
-            if self._after < sequence <= self._through and not row.urgent:
-                yield row
+        normal = (row for row in queue.pending.values() if not row.urgent)
+        return (row for row in chain(queue.urgent.values(), normal) if self._after < row.sequence <= self._through)
 
     def of_event(self, event_key: str) -> Iterator[Delivery]:
-        """Yield the rows of one event in sequence."""
+        """Return the due rows of an event, ordered by sequence."""
         return (row for row in self._queue.of_event(event_key) if self._after < row.sequence <= self._through)
 
 
-def _in_order(rows: dict[int, R], sequence: int, row: R) -> dict[int, R]:
-    """Return *rows* with *row*; a row that is put back between newer rows keeps the order of the sequence."""
-    is_in_order = sequence in rows or not rows or next(reversed(rows)) < sequence
-    rows[sequence] = row
-    return rows if is_in_order else dict(sorted(rows.items()))
-
-
 class State:
-    """All tables in memory."""
+    """All tables of the agent in memory."""
 
     def __init__(self) -> None:
-        self.version = 0
-        """Rises with each change. The saver publishes the version up to which everything is saved."""
-        self.meta: Table[str, MetaRow] = Table(lambda row: row.key)
-        self.events: Table[str, EventRow] = Table(lambda row: row.key)
-        self.records: Table[int, RecordRow] = Table(lambda row: row.sequence)
-        self.deliveries: Table[tuple[int, str], Delivery] = Table(lambda row: (row.sequence, row.sink))
-        self.sinks: Table[str, SinkRow] = Table(lambda row: row.name)
-        self.decisions: Table[int, StoredDecision] = Table(lambda row: row.arrival)
-        self.approvals: Table[EventVersion, PendingApproval] = Table(lambda row: row.key)
-        self.tables: Mapping[str, Table[Any, Any]] = {
-            name: table for name, table in vars(self).items() if isinstance(table, Table)
+        self.meta: _Table[str, MetaRow] = _Table(lambda row: row.key)
+        self.events: _Table[str, EventRow] = _Table(lambda row: row.key)
+        self.records: _Table[int, RecordRow] = _Table(lambda row: row.sequence)
+        self.deliveries: _Table[tuple[int, str], Delivery] = _Table(lambda row: (row.sequence, row.sink))
+        self.sinks: _Table[str, SinkRow] = _Table(lambda row: row.name)
+        self.decisions: _Table[int, StoredDecision] = _Table(lambda row: row.arrival)
+        self.approvals: _Table[EventVersion, PendingApproval] = _Table(lambda row: row.key)
+        self.tables: dict[str, _Table[Any, Any]] = {
+            name: table for name, table in vars(self).items() if isinstance(table, _Table)
         }
         self.queues: dict[str, SinkQueue] = {}
         self.needed_bytes = 0
-        """The bytes of the bodies that a sink still needs."""
-        self.arrivals: dict[tuple[str, str, str], int] = {}
-        """By (source, approver, jti), the arrival of each decision."""
+        """The size of the bodies of all pending and parked records, in bytes."""
         self.loaded_through = 0
-        """The last sequence of an earlier run."""
+        """The last sequence of the previous run of the agent."""
         self._new_file_because: str | None = None
 
     def reset(self, reason: str) -> None:
-        """Delete everything; the rest goes into a new file because of *reason*."""
-        version = self.version
+        """Delete everything. The next save writes a new file because of *reason*."""
         State.__init__(self)
-        self.version, self._new_file_because = version + 1, reason
-
-    # For the saver.
+        self._new_file_because = reason
 
     def load(self, rows: Mapping[str, Iterable[Any]]) -> None:
-        """Take over the rows of a file, except deliveries without their record: that is history, or damaged."""
+        """Load the rows of a file. A delivery without its record is history or damaged, and is not loaded."""
         for name, table in self.tables.items():
             table.load(rows.get(name, ()))
         for key, delivery in list(self.deliveries.rows.items()):
             record = self.records.rows.get(delivery.sequence)
             if record is None:
-                self.deliveries.forget(key)
+                del self.deliveries.rows[key]
             else:
                 shared = {"event_key": record.event_key, "body": record.body}
                 self.deliveries.rows[key] = whole = msgspec.structs.replace(delivery, **shared)
                 self.queue(delivery.sink).update(whole)
         self.needed_bytes = sum(len(row.body) for row in self.records.rows.values() if self._is_needed(row))
-        self.arrivals = {_jti(row): row.arrival for row in self.decisions.rows.values()}
         for name in self.sinks.rows.keys() | self.queues.keys():  # rows of a damaged file may be missing
             row, queue = self.sinks.rows.get(name) or SinkRow(name=name), self.queue(name)
             counted = msgspec.structs.replace(row, pending=len(queue.pending), parked=len(queue.parked))
@@ -226,37 +189,44 @@ class State:
 
     def take_changes(self) -> Changes:
         """Return all changes since the last call."""
-        if self.records.has_changed:  # an older value is also right, and costs no page
-            self.put(OLDEST_SEQUENCE, str(min(self.records.rows, default=self.next_sequence)))
         tables = {name: table.take() for name, table in self.tables.items()}
         reason, self._new_file_because = self._new_file_because, None
-        return Changes(version=self.version, tables=tables, new_file_because=reason)
+        return Changes(through=self.next_sequence - 1, tables=tables, new_file_because=reason)
 
     def take_everything(self) -> Changes:
-        """Return every row in memory, for a new file."""
+        """Return all rows for a new file."""
         self.take_changes()
-        return Changes(version=self.version, tables={name: dict(table.rows) for name, table in self.tables.items()})
-
-    # Meta.
+        tables = {name: dict(table.rows) for name, table in self.tables.items()}
+        return Changes(through=self.next_sequence - 1, tables=tables)
 
     def get(self, key: str) -> str | None:
-        """Return a value of `meta`, None if it has none."""
+        """Return a value of the table `meta`, or None."""
         row = self.meta.rows.get(key)
         return None if row is None else row.value
 
     def put(self, key: str, value: str | None) -> None:
-        """Store a value of `meta`; None deletes it."""
+        """Store a value in the table `meta`. The value None deletes the row."""
         if value is None:
             self.meta.delete(key)
         elif self.get(key) != value:
             self.meta.put(MetaRow(key=key, value=value))
 
     @property
+    def document(self) -> Document | None:
+        """Return the tracked document, or None before the first document."""
+        text = self.get("document")
+        return None if text is None else decode_document(text)
+
+    @property
+    def vm(self) -> VmIdentity | None:
+        """Return the identity of the machine of this state, or None if the identity was never known."""
+        text = self.get("vm")
+        return None if text is None else msgspec.json.decode(text, type=VmIdentity)
+
+    @property
     def next_sequence(self) -> int:
         """Return the sequence of the next record."""
         return int(self.get("next_sequence") or 1)
-
-    # Records, deliveries, events.
 
     def queue(self, sink: str) -> SinkQueue:
         """Return the queue of *sink*."""
@@ -265,15 +235,8 @@ class State:
             queue = self.queues[sink] = SinkQueue()
         return queue
 
-    def put_record(self, row: RecordRow) -> None:
-        """Add a record, or replace one whose sinks are being chosen."""
-        before = self.records.rows.get(row.sequence)
-        self.needed_bytes -= self._needed_bytes(before)
-        self.records.put(row)
-        self.needed_bytes += self._needed_bytes(row)
-
     def put_delivery(self, row: Delivery) -> None:
-        """Add or change the delivery of a record, and the totals of its sink."""
+        """Add or change a delivery, and update the totals of the sink."""
         record = self.records.rows.get(row.sequence)
         before = self.deliveries.rows.get((row.sequence, row.sink))
         self.needed_bytes -= self._needed_bytes(record)
@@ -287,14 +250,14 @@ class State:
         self.settle(row.sequence)
 
     def put_event(self, row: EventRow) -> None:
-        """Add or change an event. Records that only this event kept in memory become history."""
+        """Add or change an event. Records that the event no longer needs become history."""
         before = self.events.rows.get(row.key)
         self.events.put(row)
         for sequence in sorted(before.references - row.references) if before is not None else ():
             self.settle(sequence)
 
     def settle(self, sequence: int) -> None:
-        """Make the record history if no sink needs it and its event is not active or has newer records."""
+        """Remove a record from memory if no sink and no active event needs the record."""
         row = self.records.rows.get(sequence)
         if row is None or self._is_needed(row):
             return
@@ -302,59 +265,22 @@ class State:
         if event is not None and sequence in event.references:
             return
         for delivery in self.deliveries_of(sequence):
-            self.deliveries.forget((sequence, delivery.sink))
-        self.records.forget(sequence)
+            del self.deliveries.rows[sequence, delivery.sink]
+        del self.records.rows[sequence]
 
     def deliveries_of(self, sequence: int) -> list[Delivery]:
-        """Return the deliveries of a record in memory."""
+        """Return the deliveries of a record."""
         rows = self.deliveries.rows
         return [rows[sequence, sink] for sink in self.queues if (sequence, sink) in rows]
 
     def _is_needed(self, row: RecordRow) -> bool:
-        return not row.is_routed or any(delivery.state in NEEDED for delivery in self.deliveries_of(row.sequence))
+        return any(delivery.state in NEEDED for delivery in self.deliveries_of(row.sequence))
 
     def _needed_bytes(self, row: RecordRow | None) -> int:
         return len(row.body) if row is not None and self._is_needed(row) else 0
 
     def count(self, sink: str, **changes: int) -> None:
-        """Change the totals of a sink; without *changes*, add the totals of a new sink."""
+        """Add *changes* to the totals of a sink. A new sink starts with 0."""
         row = self.sinks.rows.get(sink) or SinkRow(name=sink)
         values = {name: getattr(row, name) + change for name, change in changes.items()}
         self.sinks.put(msgspec.structs.replace(row, **values))
-
-    # Decisions.
-
-    def put_decision(self, row: StoredDecision) -> None:
-        """Add or change a decision."""
-        self.decisions.put(row)
-        self.arrivals[_jti(row)] = row.arrival
-
-    def delete_decision(self, row: StoredDecision) -> None:
-        """Delete a decision."""
-        self.decisions.delete(row.arrival)
-        self.arrivals.pop(_jti(row), None)
-
-
-def _jti(row: StoredDecision) -> tuple[str, str, str]:
-    return row.source, row.approver, row.decision_id
-
-
-class StoredState(msgspec.Struct, frozen=True, kw_only=True):
-    """The last stored facts about the VM and the document."""
-
-    document: Document | None
-    last_good_at: datetime | None
-    boot_id: str | None
-    """The boot identity at `last_good_at`."""
-    vm: VmIdentity | None
-
-
-def stored_state(state: State) -> StoredState:
-    """Return the last stored facts about the VM and the document."""
-    document, good_at, vm = state.get("document"), state.get("last_good_at"), state.get("vm")
-    return StoredState(
-        document=None if document is None else decode_document(document),
-        last_good_at=None if good_at is None else parse_time(good_at),
-        boot_id=state.get("boot_id"),
-        vm=None if vm is None else msgspec.json.decode(vm, type=VmIdentity),
-    )

@@ -2,11 +2,13 @@
 
 A start tries once, then uses the stored identity, and then tries again every minute. There are two exceptions:
 
-- The identity was never known. Records wait for it, because their sinks and ids depend on it: at most 60 s, 5 s if
-  IMDS responds that it has no identity, and 2 s for an eviction or a deletion.
+- The identity was never known. The agent compares no document until IMDS returns the identity, because the sinks and
+  the IDs of records depend on it. This wait takes at most 60 s, or 5 s if IMDS responds that it has no identity.
 - The VM has booted since the identity was stored, so the stored state may have come with another machine's image.
   Until IMDS returns the vmId, no stored record is sent, no stored document is compared, and nothing is approved. This
   wait has no limit. If IMDS returns another vmId, the agent starts with an empty state (`Outbox.identify`).
+
+In both cases, the agent records evictions and deletions after 2 s.
 """
 
 from __future__ import annotations
@@ -23,7 +25,6 @@ from bridge.events.event import VmIdentity
 from bridge.imds.client import ImdsClient
 from bridge.logs import ThrottledLog
 from bridge.outbox.outbox import Outbox
-from bridge.outbox.state import stored_state
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +36,6 @@ _START_SECONDS = 2.0
 _TICK_SECONDS = 0.05
 _WAIT_SECONDS = 60.0
 _WAIT_SECONDS_WHEN_REFUSED = 5.0
-_WAIT_SECONDS_WHEN_URGENT = 2.0
 #: These responses mean that IMDS has no identity, not that it is unavailable.
 _PLAIN_REFUSALS = frozenset({400, 403, 404, 405, 501})
 
@@ -68,7 +68,7 @@ class IdentityResolver:
         self.is_found = False
         """Whether IMDS has returned the identity to this agent."""
         self.is_waiting = False
-        """Whether records wait for the identity."""
+        """True while the first document waits for the identity."""
         self.vm = VmIdentity().with_overrides(configured)
         """The known part of the identity."""
 
@@ -91,29 +91,23 @@ class IdentityResolver:
             except RuntimeError:  # no thread is free
                 self._stop_waiting()
 
-    def expedite(self) -> None:
-        """Let records wait at most 2 s more: one of them is about an eviction or a deletion."""
-        if self.is_waiting:
-            self._wait_until = min(self._wait_until, self._clock.monotonic() + _WAIT_SECONDS_WHEN_URGENT)
-
     def wake(self) -> None:
         """Check at once whether the pause between two requests is over."""
         self._woken.set()
 
     def stop(self, *, timeout_seconds: float = 1.0) -> None:
-        """Stop trying; records that wait get their sinks now."""
+        """Stop trying."""
         self._stop.set()
         self._has_started.set()
         self.wake()
         if self._thread.ident is not None:
             self._thread.join(timeout_seconds)
-        self._stop_waiting()
 
     def _use_stored(self) -> None:
         with self._lock:
             if self.is_found:
                 return
-            stored = self._outbox.read(stored_state).vm
+            stored = self._outbox.read(lambda state: state.vm)
             if not self._outbox.is_trusted:
                 self._outbox.use_vm(self.vm)
                 logger.warning(
@@ -124,7 +118,7 @@ class IdentityResolver:
                 self.vm = (stored or VmIdentity()).with_overrides(self._configured)
                 self._outbox.identify(self.vm)
             else:
-                self._outbox.use_vm(self.vm, is_waiting=True)
+                self._outbox.use_vm(self.vm)
                 self.is_waiting = True
                 seconds = _WAIT_SECONDS_WHEN_REFUSED if self._is_refused else _WAIT_SECONDS
                 self._wait_until = min(self._wait_until, self._started_at + seconds)
@@ -174,8 +168,8 @@ class IdentityResolver:
                 self._outbox.use_vm(self.vm)
                 self._failed(DocumentInvalid("The instance document has no vmId, which must confirm the stored state."))
                 return
-            self.is_found, self.is_waiting = True, False
             self._outbox.identify(self.vm)
+            self.is_found, self.is_waiting = True, False
         self._report.recovered("identity", "The identity of this VM is known.", vm=self.vm.name)
 
     def _failed(self, error: ImdsError) -> None:
@@ -187,7 +181,7 @@ class IdentityResolver:
             name = self._configured.name
             meanwhile = "" if name is None else f" The configured name {name!r} is used."
             message = f"IMDS does not return the identity of this VM: {error}{meanwhile}"
-            self._report.problem("identity", logging.WARNING, message)
+            self._report.problem("identity", logging.WARNING, message, kind=repr(type(error)))
 
     def _report_untrusted(self) -> None:
         if self._clock.monotonic() - self._started_at >= _UNTRUSTED_ERROR_SECONDS:
@@ -199,8 +193,7 @@ class IdentityResolver:
             if not self.is_waiting:
                 return
             self.is_waiting = False
-            self._outbox.use_vm(self.vm)
-        if self.vm.name is None and not self._stop.is_set():
+        if self.vm.name is None:
             logger.warning(
                 "The name of this VM is not known: sinks of scope 'mine' receive every event. Set vm.name to be sure."
             )

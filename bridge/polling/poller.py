@@ -4,8 +4,8 @@ A failed poll means that the document is unknown, never that it is empty: the st
 the next poll follows. The thread survives every error, because an agent that stopped polling looks like an agent that
 has nothing to report.
 
-Stored state may belong to another machine, for example after a boot from a golden image. Until the outbox is trusted,
-no document is compared. Only urgent events are recorded, after 2 s, because a spot eviction gives 30 s of notice.
+Until the identity of this VM is known, no document is compared: see `bridge.polling.identity`. Only urgent events are
+recorded, after 2 s, because a spot eviction gives 30 s of notice.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from enum import Enum
 from typing import Protocol
 
 from bridge.backoff import poll_delay
-from bridge.clock import REAL_CLOCK, Clock, Instant, format_time
+from bridge.clock import REAL_CLOCK, Clock, Instant, format_time, parse_time
 from bridge.errors import DocumentInvalid, ImdsError, ImdsStatus
-from bridge.events.event import Document, Incarnation
+from bridge.events.event import Document, Incarnation, ScheduledEvent
 from bridge.events.record import TransitionRecord
 from bridge.events.tracker import DocumentTracker, Update
+from bridge.events.transitions import Step, classify_shown
 from bridge.imds.client import ImdsClient
 from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import Metrics
 from bridge.outbox import records
 from bridge.outbox.outbox import Outbox
-from bridge.outbox.state import stored_state
+from bridge.outbox.state import State
 from bridge.polling.identity import IdentityResolver
 from bridge.system.boot import has_booted
 from bridge.system.threads import LoopWatch
@@ -125,6 +126,7 @@ class Poller:
         self._tracker: DocumentTracker | None = None
         self._epoch = outbox.epoch
         self._untrusted_since: float | None = None
+        self._urgent: list[ScheduledEvent] = []
 
     @property
     def incarnation(self) -> Incarnation:
@@ -200,7 +202,9 @@ class Poller:
             delay = self._failed(error)
         except Exception as error:  # noqa: BLE001  # logged with its traceback; the poll survives every error
             result = PollResult.ERROR.value
-            self._report.problem("poll", logging.ERROR, f"The poll failed: {error!r}", exc_info=error)
+            self._report.problem(
+                "poll", logging.ERROR, f"The poll failed: {error!r}", kind=repr(type(error)), exc_info=error
+            )
         self._publish_active_events()
         self._metrics.polled(result, duration_seconds=self._clock.monotonic() - started)
         is_confirming = self._tracker is not None and self._tracker.has_unconfirmed
@@ -217,7 +221,7 @@ class Poller:
             return 0.0  # the stop closed the connection
         self._failures += 1
         self.refused_answer = str(error) if isinstance(error, DocumentInvalid) else None
-        self._report.problem("imds", logging.WARNING, str(error))
+        self._report.problem("imds", logging.WARNING, str(error), kind=_reason(error))
         status = error.status if isinstance(error, ImdsStatus) else None
         retry_after = error.retry_after_seconds if isinstance(error, ImdsStatus) else None
         is_confirming = self._tracker is not None and self._tracker.has_unconfirmed
@@ -263,28 +267,29 @@ class Poller:
         for record in new_records:
             self._metrics.recorded(record.transition)
             _log_record(record)
-        if any(record.is_urgent for record in new_records):
-            self._identity.expedite()
 
     # State that may belong to another machine.
 
     def _trusted_tracker(self) -> DocumentTracker | None:
-        """Return the tracker of the stored document; None while that may be another machine's."""
+        """Return the tracker of the stored document; None while the identity of this VM is awaited."""
         outbox = self._outbox
-        if not outbox.is_trusted:
+        if not outbox.is_trusted or (self._tracker is None and self._identity.is_waiting):
             return None
         if self._tracker is None or outbox.epoch != self._epoch:
             self._epoch = outbox.epoch
-            stored = outbox.read(stored_state)
-            self._tracker = DocumentTracker(
-                stored.document,
-                history=_EventHistory(outbox),
-                last_good_at=stored.last_good_at,
-                booted=has_booted(stored.boot_id, self._boot_id),
-                booted_at=self._booted_at,
-                gap_seconds=self.gap_seconds,
-            )
+            self._tracker = outbox.read(self._restored_tracker)
         return self._tracker
+
+    def _restored_tracker(self, stored: State) -> DocumentTracker:
+        good_at = stored.get("last_good_at")
+        return DocumentTracker(
+            stored.document,
+            history=_EventHistory(self._outbox),
+            last_good_at=None if good_at is None else parse_time(good_at),
+            booted=has_booted(stored.get("boot_id"), self._boot_id),
+            booted_at=self._booted_at,
+            gap_seconds=self.gap_seconds,
+        )
 
     def _record_urgent(self, document: Document, instant: Instant) -> None:
         """Record the urgent events of *document* with the identity known so far, once each."""
@@ -292,7 +297,11 @@ class Poller:
             self._untrusted_since = instant.monotonic
         if instant.monotonic - self._untrusted_since < _UNTRUSTED_URGENT_SECONDS:
             return
-        self._note(self._outbox.append_urgent(document, instant.wall))
+        new = [event for event in document.events if event.is_urgent and event not in self._urgent]
+        self._urgent += new
+        step = Step(before=None, after=document, observed_at=instant.wall)
+        changes = [change for event in new if (change := classify_shown(None, event, step)) is not None]
+        self._note(self._outbox.append_observation(None, changes, active_event_ids=None))
 
     def _publish_active_events(self) -> None:
         tracker = self._tracker

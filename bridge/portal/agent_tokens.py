@@ -1,9 +1,15 @@
-"""Challenges, and agent tokens for one hour. Neither needs a table.
+"""Issues and verifies the tokens of agents, and the challenges that an agent needs to get a token.
 
-A challenge consists of its time, random bytes, and a MAC of both, in 32 letters and digits (Azure's limit for a nonce).
-The secret is sufficient to recognize a challenge and its age. A token is a JWT (HS256) with the VM as its subject.
-Every process of the portal with the secret can verify it. A secret file can contain several secrets for rotation, one
-per line: the first one signs, and all of them verify.
+A challenge is a nonce for an attested document. It consists of its creation time, random bytes, and a MAC of both, in
+32 letters and digits, which is Azure's limit for a nonce. The portal can therefore check the origin and the age of a
+challenge without a database.
+
+A token is a JWT (HS256) that names one VM and is valid for one hour. Every process of the portal that has the secret
+can verify the token. `AgentTokens.vm_id_of` refuses a token that is too long, is malformed, was signed with another
+secret, or has expired. `bridge.approval.decision_token` has the reasons for refused decisions.
+
+For a rotation, the secret file can contain several secrets, one per line. The first secret signs, and all secrets
+verify.
 """
 
 from __future__ import annotations
@@ -23,10 +29,10 @@ import jwt
 from bridge.clock import Clock
 from bridge.errors import BridgeError
 
-#: An agent asks for documents with one challenge for five minutes; and a minute for the way.
+#: An agent uses a challenge for five minutes. The sixth minute covers delays in the network.
 CHALLENGE_SECONDS = 360
 TOKEN_SECONDS = 3600
-#: A secret with less chance in it could be guessed from one token.
+#: With one token, an attacker could guess a shorter secret.
 LEAST_SECRET_CHARACTERS = 32
 
 _TIME_BYTES, _CHANCE_BYTES, _MAC_BYTES = 4, 4, 12
@@ -34,19 +40,19 @@ _CHALLENGE = re.compile("[a-z2-7]{32}")
 _AUDIENCE = "scheduled-events-portal"
 _ALGORITHM = "HS256"
 _MOST_TOKEN_CHARACTERS = 2_048
-#: A clock of another process of the portal may be ahead of ours.
+#: The clock of another portal process can be ahead.
 _SKEW_SECONDS = 60
-#: How long a document that was taken is remembered: longer than its challenge counts.
+#: The portal stores an accepted document for longer than its challenge is valid.
 KEPT_SECONDS = CHALLENGE_SECONDS + _SKEW_SECONDS
 _MOST_CACHED = 20_000
 
 
 class TokenRefused(BridgeError):
-    """The token is invalid or has expired; the message contains no part of it."""
+    """The token is invalid or has expired. The message contains no part of the token."""
 
 
 class Challenges:
-    """Makes and verifies challenges; *secrets* returns the portal's secrets, the newest first."""
+    """Creates and verifies challenges. *secrets* returns the portal's secrets, newest first."""
 
     def __init__(self, secrets: Callable[[], Sequence[str]], *, clock: Clock) -> None:
         self._secrets = secrets
@@ -61,11 +67,11 @@ class Challenges:
 
     def is_fresh(self, nonce: str) -> bool:
         """Return whether *nonce* is a challenge of this portal that has not expired."""
-        if _CHALLENGE.fullmatch(nonce) is None:  # a challenge has one spelling, so a used one cannot come as another
+        if _CHALLENGE.fullmatch(nonce) is None:  # another spelling of a used challenge must not be valid
             return False
         found = base64.b32decode(nonce.upper())
         said, mac = found[: _TIME_BYTES + _CHANCE_BYTES], found[_TIME_BYTES + _CHANCE_BYTES :]
-        # The time must not depend on the secret that matches.
+        # Check every secret, because the response time must not reveal which secret matches.
         if True not in [hmac.compare_digest(mac, _mac(secret, said)) for secret in self._secrets()]:
             return False
         made_at = int.from_bytes(said[:_TIME_BYTES], "big")
@@ -73,18 +79,16 @@ class Challenges:
 
 
 class _Read(NamedTuple):
-    """The verified claims of a token."""
-
     vm_id: str
     issued_at: int
     expires_at: int
 
 
 class AgentTokens:
-    """Issues and verifies agent tokens; *secrets* returns the portal's secrets, the newest first.
+    """Issues and verifies agent tokens. *secrets* returns the portal's secrets, newest first.
 
-    An agent sends its token with every poll, and the verification would double the cost of a poll. Verified tokens are
-    therefore cached.
+    An agent sends its token with every poll. Verified tokens are cached, because the verification of a token would
+    double the cost of a poll.
     """
 
     def __init__(self, secrets: Callable[[], Sequence[str]], *, clock: Clock) -> None:
@@ -105,7 +109,7 @@ class AgentTokens:
         return jwt.encode(claims, _key(self._secrets()[0]), algorithm=_ALGORITHM)
 
     def vm_id_of(self, token: str) -> str:
-        """Return the VM of *token*, in lower case; raise TokenRefused for an invalid token."""
+        """Return the VM of *token*, in lower case. Raise TokenRefused for an invalid token."""
         if len(token) > _MOST_TOKEN_CHARACTERS:
             raise TokenRefused("The token is too long.")
         for secret in self._secrets():
@@ -121,17 +125,14 @@ class AgentTokens:
 
 @lru_cache(maxsize=_MOST_CACHED)
 def _verified(token: str, secret: str) -> _Read:
-    """Return the claims of *token*; raise TokenRefused for a malformed token, InvalidSignatureError for another secret.
-
-    The cache contains no failures, so invalid tokens take no memory.
-    """
+    """Return the claims of *token*. Errors are not cached, so invalid tokens use no memory."""
     try:
         claims = jwt.decode(
             token,
             _key(secret),
             algorithms=[_ALGORITHM],
             audience=_AUDIENCE,
-            # The times are looked at by the portal's own clock.
+            # `vm_id_of` checks the times with the portal's clock.
             options={"require": ["sub", "iat", "exp"], "verify_exp": False, "verify_iat": False},
         )
     except jwt.InvalidSignatureError:
@@ -149,5 +150,5 @@ def _mac(secret: str, said: bytes) -> bytes:
 
 
 def _key(secret: str, purpose: str = "agent-token") -> bytes:
-    """Return a key for one purpose, so that a signature for one purpose is invalid for another."""
+    """Return a key for one *purpose*. A signature for one purpose is invalid for every other purpose."""
     return hmac.digest(secret.encode(), purpose.encode(), hashlib.sha256)

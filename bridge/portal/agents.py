@@ -1,7 +1,9 @@
-"""The routes for agent tokens (PROTOCOL.md, section 2): a challenge, and a token for an attested document.
+"""Issues tokens to agents that prove their VM with an attested document (PROTOCOL.md, section 2).
 
-Both routes need no credentials. Therefore, the body is limited to 64 KiB, and a few threads verify documents. Further
-requests get a 503. The database keeps accepted documents, so that each one is accepted once by all processes.
+One route returns a challenge. The other route returns a token for an attested document with this challenge. Both routes
+need no credentials. Therefore, a body can have at most 64 KiB, and only a few threads verify documents. If too many
+documents wait, the response is 503. The database stores each accepted document for some minutes, because no process of
+the portal may accept a document twice.
 """
 
 from __future__ import annotations
@@ -43,9 +45,8 @@ logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 64 * 1024
 _THREADS = 4
-#: So many documents wait at most: some seconds' work.
 _MOST_WAITING = 500
-#: A refusal that is none of these is 403.
+#: All other refusals have the status 403.
 _STATUSES = {
     DocumentRefusal.TOO_LARGE: 413,
     DocumentRefusal.MALFORMED: 400,
@@ -58,7 +59,7 @@ class _TokenRequest(msgspec.Struct, frozen=True):
 
 
 class AgentRoutes:
-    """The two routes. *documents* counts the results, and *store* keeps the accepted documents."""
+    """The routes for challenges and tokens. *documents* is the metric that counts the results."""
 
     def __init__(
         self,
@@ -100,11 +101,11 @@ class AgentRoutes:
         ]
 
     def close(self) -> None:
-        """Start no further verification. Running ones end by themselves within seconds."""
+        """Start no further verification. Running verifications end within seconds."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def challenge(self, request: Request) -> Response:
-        """Return a new challenge; the body of *request* is not read."""
+        """Return a new challenge. The portal does not read the body of *request*."""
         del request
         try:
             nonce = self._challenges.new()
@@ -128,7 +129,6 @@ class AgentRoutes:
         return json_answer({"token": token, "expires_in": TOKEN_SECONDS})
 
     async def _token_for(self, document: str) -> str | None:
-        """Return the token for *document*; None if too many documents wait."""
         if self._waiting >= _MOST_WAITING:
             return None
         self._waiting += 1
@@ -156,7 +156,7 @@ class AgentRoutes:
 
 
 def secrets_of(secret: Secret) -> Callable[[], Sequence[str]]:
-    """Return a function that reads *secret* and raises SecretUnavailable if it is unreadable or too short."""
+    """Return a function that reads *secret*, and that raises SecretUnavailable for a short or unreadable secret."""
 
     def read() -> Sequence[str]:
         found = secret.values()

@@ -1,4 +1,4 @@
-"""The read-only API for programs: events, VMs and their agents, and the audit, as JSON."""
+"""The read-only JSON API for programs: events, VMs and their agents, and the audit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MOST_AGENTS = 10_000
 
 
 class Api:
-    """Serves readers."""
+    """Answers the requests of readers."""
 
     def __init__(self, *, store: StoreThreads, authenticator: Authenticator, connected_agents: ConnectedAgents) -> None:
         self._store = store
@@ -71,7 +71,7 @@ class Api:
         return json_answer({"event": event, "records": [msgspec.Raw(each.encode()) for each in records]})
 
     async def _records(self, request: Request) -> Response:
-        """Return the records of an event, one per line; with ``vm_id``, only the one that counts for that VM."""
+        """Return the records of an event, one per line. With ``vm_id``, return only the newest record of that VM."""
         key, vm_id = _key(request), request.query_params.get("vm_id")
         if vm_id is None:
             found = await self._store.read(records_of, key)
@@ -115,7 +115,6 @@ def _newest_record(vm: VmState | None) -> dict[str, object] | None:
 
 
 def _key(request: Request) -> str:
-    """Return the key of the event that the path names, by its key or its EventId."""
     name: str = request.path_params["key"]
     return name if KEY.fullmatch(name) else key_of_event_id(name)
 

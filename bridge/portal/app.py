@@ -1,4 +1,4 @@
-"""The portal's ASGI application, built from the settings. `bridge.portal.serve` listens."""
+"""Builds the portal's ASGI application from the settings. `bridge.portal.serve` runs the application."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from bridge.portal.pages import Pages
 from bridge.portal.pending_decisions import PendingDecisions
 from bridge.portal.poll import PREFIX, LongPoll
 from bridge.portal.requests import RequestRefused, error_answer
-from bridge.portal.sentences import too_few
 from bridge.portal.server_sent_events import LiveUpdates
 from bridge.portal.settings import PortalSettings
 from bridge.portal.signing import PortalKey
 from bridge.portal.store.database import StoreThreads, StoreUnavailable
 from bridge.portal.store.event_details import approvers_here
+from bridge.portal.two_person_rule import too_few
 from bridge.portal.users import Users
 from bridge.portal.verdicts_api import VerdictsApi
 
@@ -42,7 +42,7 @@ _NOTHING_HERE = "This address does not exist."
 
 
 class Application:
-    """The application of the public listener. Call `load` first, and run the `followers` meanwhile."""
+    """The application of the public listener. Call `load` first, and run a task for each of the `followers`."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Application:
             self._live,
             AgentExchange(threads, self._connected_agents, clock=clock),
         )
-        """The tasks that follow the database."""
+        """Objects with a method `follow`, which runs until the portal stops."""
         authenticator = Authenticator(
             attested=None if self._agents is None else self._agents.tokens,
             agent_token=settings.agents.token(),
@@ -99,7 +99,7 @@ class Application:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, and count the response by route and status. The long poll counts its own responses.
 
-        A path with an encoded slash gets a 404, because a proxy may have checked another path.
+        The response to a path with an encoded slash is 404, because a proxy may have checked a different path.
         """
         if scope["path"].startswith(PREFIX):
             await self._poll(scope, receive, send)
@@ -124,7 +124,7 @@ class Application:
             logger.error("No event can be approved: %s", why_not)
 
     def stop(self) -> None:
-        """Answer every held poll, and end every stream."""
+        """Answer every open poll, and end every stream."""
         self.pending_decisions.stop()
         self._live.stop()
 
@@ -134,7 +134,6 @@ class Application:
             self._agents.close()
 
     def _machine_routes(self, authenticator: Authenticator) -> list[Route]:
-        """Return the routes for agents and for programs."""
         ingest = Ingest(store=self._threads, authenticator=authenticator, metrics=self._metrics, clock=self._clock)
         api = Api(store=self._threads, authenticator=authenticator, connected_agents=self._connected_agents)
         decisions_api = DecisionsApi(
@@ -152,7 +151,6 @@ class Application:
         ]
 
     def _person_routes(self) -> list[Route]:
-        """Return the routes for people: verdicts as JSON, and the pages."""
         key, signing = None, self._settings.signing
         if signing is not None:
             key = PortalKey(DecisionSigner(signing.private_key_file, kid=signing.kid, approver=signing.approver))
@@ -195,5 +193,4 @@ async def _not_allowed(_request: Request, error: Any) -> Response:
 
 
 async def _failed(_request: Request, _error: Exception) -> Response:
-    # uvicorn logs the error.
-    return error_answer(500, "The request failed. See the portal's log.")
+    return error_answer(500, "The request failed. See the portal's log.")  # uvicorn logs the error

@@ -1,11 +1,13 @@
-"""Verifies attested documents: PKCS#7 over a JSON object with vmId, subscriptionId, nonce, and times, signed by Azure.
+"""Verifies attested documents. Azure signs an attested document, and the document proves the identity of one VM.
 
-The checks run in the order of `DocumentRefusal`. The signature names the signer's certificate, its key verifies the
-signature, and *this* certificate must lead to a trusted root. Other verifiers were attacked because they never verified
-the signature, or took the first certificate in the bag.
+A document is a PKCS#7 signature of a JSON object with vmId, subscriptionId, nonce, and times. The checks run in the
+order of `DocumentRefusal`. The signature names the certificate of its signer. The key of this certificate must verify
+the signature, and the same certificate must lead to a trusted root. Attackers have bypassed other verifiers that did
+not verify the signature, or that used the first certificate in the document.
 
-Real documents (2022, 2023) have no signed attributes, contain sha256WithRSAEncryption as the DigestAlgorithm, and lack
-the intermediate certificate (see `certificate_chain`). Anyone can send a document, so no message quotes it.
+Real documents (2022, 2023) have no signed attributes, contain sha256WithRSAEncryption as the DigestAlgorithm, and do
+not contain the intermediate certificate (see `certificate_chain`). Error messages never quote a document, because
+anyone can send one.
 """
 
 from __future__ import annotations
@@ -33,11 +35,11 @@ from bridge.portal.agent_tokens import Challenges
 from bridge.portal.certificate_chain import IntermediateCertificates
 from bridge.system.access_tokens import DocumentRefusal
 
-#: Real ones have 4,000 to 9,000.
+#: Real documents have 4,000 to 9,000 characters.
 MAX_DOCUMENT_CHARACTERS = 32 * 1024
 MAX_AGE_SECONDS = 300
 _SKEW_SECONDS = 60
-#: The signer's, and what may lead to a root: of many that name one another the ways would be too many to try.
+#: A document with more certificates could contain too many possible chains.
 _MOST_CERTIFICATES = 5
 _RSA_BITS = range(2048, 4097)
 
@@ -46,7 +48,7 @@ _NAME = re.compile(r"(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)?metadata\.azure\
 _WRITTEN = "%m/%d/%y %H:%M:%S %z"
 _MOST_TIME_CHARACTERS = 32
 
-#: What a DigestAlgorithm may say; of real documents it is the signature's algorithm instead.
+#: The accepted values of DigestAlgorithm. In real documents, the value names the signature algorithm instead.
 _DIGESTS: dict[str, tuple[str, type[hashes.HashAlgorithm]]] = {
     "2.16.840.1.101.3.4.2.1": ("sha256", hashes.SHA256),
     "2.16.840.1.101.3.4.2.2": ("sha384", hashes.SHA384),
@@ -74,13 +76,13 @@ class AttestedVm(NamedTuple):
 
 
 class _Signed(NamedTuple):
-    """The parsed, unverified parts of a SignedData with one signer."""
+    """The unverified parts of a document."""
 
     content: bytes
     content_type: str
     signer: Any
     bag: tuple[tuple[bytes, x509.Certificate], ...]
-    """Each certificate with the name of its issuer, DER."""
+    """Each certificate, and the DER encoding of its issuer's name."""
 
 
 class _Content(NamedTuple):
@@ -92,12 +94,13 @@ class _Content(NamedTuple):
 
 
 class DocumentVerifier:
-    """Verifies documents of *subscriptions* with signers that lead to *roots*.
+    """Verifies documents of VMs in *subscriptions*. Threads can share a verifier.
 
-    With *nonce* "required", a document needs a fresh challenge of *challenges* and counts once: *take_document* returns
-    False for a VM and nonce that were accepted before. With "preferred", another nonce counts too, for a metadata
-    service that returns documents of earlier requests; a copy of such a document counts for five minutes. The verifier
-    is safe to use from many threads.
+    If *nonce* is "required", a document must contain a fresh challenge of *challenges*, and the portal accepts the
+    document once. *take_document* returns False if the portal has already accepted a document with this VM and nonce.
+
+    If *nonce* is "preferred", the portal also accepts a document with another nonce, because a metadata service can
+    return the document of an earlier request. A copy of such a document is valid for five minutes.
     """
 
     def __init__(
@@ -120,7 +123,7 @@ class DocumentVerifier:
         self._intermediates = intermediates
 
     def vm_of(self, document: str) -> AttestedVm:
-        """Return the VM of *document*, which is base64; raise DocumentRefused."""
+        """Return the VM of *document*, which is Base64. Raise DocumentRefused if a check fails."""
         with _malformed("document"):
             signed = _parsed(document)
             signer = _signer(signed)
@@ -133,7 +136,7 @@ class DocumentVerifier:
         if content.subscription_id.lower() not in self._subscriptions:
             raise DocumentRefused(DocumentRefusal.SUBSCRIPTION_NOT_LISTED, "The subscription is not listed.")
         vm_id = _vm_id(content.vm_id)
-        # Last, so that a refused document is not stored.
+        # This check is the last one, because a refused document must not be stored.
         if is_fresh and self._nonce == "required" and not self._take_document(vm_id, content.nonce):
             raise DocumentRefused(DocumentRefusal.REPLAYED, "The document was used before.")
         return AttestedVm(vm_id, content.subscription_id.lower())
@@ -155,7 +158,6 @@ class DocumentVerifier:
                 ) from error
 
     def _check_nonce(self, nonce: str) -> bool:
-        """Return whether *nonce* is fresh; raise DocumentRefused when it must be."""
         is_fresh = self._challenges.is_fresh(nonce)
         if not is_fresh and self._nonce == "required":
             raise DocumentRefused(DocumentRefusal.OLD_NONCE, "The nonce is not a recent challenge of this portal.")
@@ -164,7 +166,7 @@ class DocumentVerifier:
     def _check_times(self, content: _Content) -> None:
         now = self._clock.now()
         if content.created_at > now + timedelta(seconds=_SKEW_SECONDS):
-            raise DocumentRefused(DocumentRefusal.NOT_YET_VALID, "The document is in the future. Check the clocks.")
+            raise DocumentRefused(DocumentRefusal.NOT_YET_VALID, "The document is from the future. Check the clocks.")
         if now - content.created_at > timedelta(seconds=MAX_AGE_SECONDS) or now >= content.expires_at:
             message = f"The document is more than {MAX_AGE_SECONDS} s old, or has expired."
             raise DocumentRefused(DocumentRefusal.TOO_OLD, message)
@@ -172,7 +174,7 @@ class DocumentVerifier:
 
 @contextlib.contextmanager
 def _malformed(what: str) -> Iterator[None]:
-    """Convert every error to DocumentRefused: with bytes of a stranger, the parsers can raise any exception."""
+    """Convert every error to DocumentRefused, because the parsers can raise any exception for malicious input."""
     try:
         yield
     except DocumentRefused:
@@ -182,7 +184,6 @@ def _malformed(what: str) -> Iterator[None]:
 
 
 def _parsed(document: str) -> _Signed:
-    """Return the parts of *document*, a SignedData with one signer."""
     if len(document) > MAX_DOCUMENT_CHARACTERS:
         message = f"The document has more than {MAX_DOCUMENT_CHARACTERS} characters."
         raise DocumentRefused(DocumentRefusal.TOO_LARGE, message)
@@ -208,7 +209,6 @@ def _parsed(document: str) -> _Signed:
 
 
 def _signer(signed: _Signed) -> x509.Certificate:
-    """Return the one certificate with the issuer and serial of the signature, at any place in the bag."""
     named = signed.signer["sid"].chosen
     issuer, serial = named["issuer"].dump(), named["serial_number"].native
     found = [each for its_issuer, each in signed.bag if (its_issuer, each.serial_number) == (issuer, serial)]
@@ -218,7 +218,6 @@ def _signer(signed: _Signed) -> x509.Certificate:
 
 
 def _check_signature(signed: _Signed, certificate: x509.Certificate) -> None:
-    """Raise DocumentRefused unless the key of *certificate* signed the content."""
     digest, algorithm = _DIGESTS[signed.signer["digest_algorithm"]["algorithm"].dotted]
     message, signature, key = _message(signed, digest), signed.signer["signature"].native, certificate.public_key()
     try:
@@ -230,11 +229,11 @@ def _check_signature(signed: _Signed, certificate: x509.Certificate) -> None:
             return
     except (InvalidSignature, UnsupportedAlgorithm, ValueError) as error:
         raise DocumentRefused(DocumentRefusal.FORGED, "The signature is invalid.") from error
-    raise DocumentRefused(DocumentRefusal.MALFORMED, "The kind of the signer's key is not supported.")
+    raise DocumentRefused(DocumentRefusal.MALFORMED, "The type of the signer's key is not supported.")
 
 
 def _message(signed: _Signed, digest: str) -> bytes:
-    """Return the signed bytes: the content, or the attributes with its digest (RFC 5652, section 5.4)."""
+    """Return the signed bytes, which are the content or the signed attributes (RFC 5652, section 5.4)."""
     attributes = signed.signer["signed_attrs"]
     if not attributes or not len(attributes):
         if signed.content_type != cms.ContentType.unmap("data"):
@@ -256,17 +255,16 @@ def _message(signed: _Signed, digest: str) -> bytes:
 
 
 def _check_usage(certificate: x509.Certificate) -> None:
-    """Raise DocumentRefused for a key that is not for signatures (RFC 5280, section 4.2.1.3)."""
+    """Raise DocumentRefused if the key must not sign data (RFC 5280, section 4.2.1.3)."""
     try:
         uses = certificate.extensions.get_extension_for_class(x509.KeyUsage).value
     except x509.ExtensionNotFound:
         return
     if not (uses.digital_signature or uses.content_commitment):
-        raise DocumentRefused(DocumentRefusal.UNTRUSTED, "Its signer's certificate is not for signatures.")
+        raise DocumentRefused(DocumentRefusal.UNTRUSTED, "The signer's certificate is not for signatures.")
 
 
 def _name_of(certificate: x509.Certificate) -> str:
-    """Return the name of the metadata service in *certificate*; raise DocumentRefused if it has none."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         return next(name for name in names.get_values_for_type(x509.DNSName) if _NAME.fullmatch(name.lower()))
@@ -277,7 +275,6 @@ def _name_of(certificate: x509.Certificate) -> str:
 
 
 def _content(text: bytes) -> _Content:
-    """Return the signed content; raise an error if it does not have the form of Azure's documents."""
     found = strict_json.loads(text.decode("utf-8"))
     nonce, subscription_id, vm_id, times = (found[key] for key in ("nonce", "subscriptionId", "vmId", "timeStamp"))
     if not all(isinstance(each, str) for each in (nonce, subscription_id, vm_id)):
@@ -293,5 +290,5 @@ def _moment(text: str) -> datetime:
 
 def _vm_id(text: str) -> str:
     if _UUID.fullmatch(text) is None:
-        raise DocumentRefused(DocumentRefusal.NO_VM_ID, "Its vmId is no UUID.")
+        raise DocumentRefused(DocumentRefusal.NO_VM_ID, "The vmId is not a UUID.")
     return text.lower()

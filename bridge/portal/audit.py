@@ -1,7 +1,8 @@
-"""The audit: a chain of entries, each with the hash of the previous entry.
+"""The audit: a chain of entries in which each entry contains the hash of the previous entry.
 
-A changed, removed, or inserted entry invalidates every later hash. `first_fault` returns the first invalid entry. It
-cannot detect a chain whose end was removed together with the counter. Compare the last hash with a copy elsewhere.
+If an entry is changed, removed, or inserted, all later hashes become invalid. `first_fault` returns the first invalid
+entry. If someone removes the last entries and also changes the counter, the rest of the chain is still valid. To detect
+this, compare the last hash with a copy that is stored elsewhere.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import msgspec
 
 from bridge.events.event import compact_json
 
-#: The previous hash of the first entry.
 NO_HASH = "0" * 64
 
 
@@ -26,9 +26,8 @@ class NewEntry(msgspec.Struct, frozen=True, kw_only=True):
     action: str
     """One of a few words, such as ``approved``."""
     subject: str
-    """The key of an event or the name of a user; can be empty."""
+    """The key of an event, the name of a user, or ""."""
     details: dict[str, Any]
-    """Plain JSON values."""
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +36,6 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     entry: int
     """Counts from 1 without a gap."""
     at: str
-    """The time of the entry, in UTC with milliseconds."""
     actor: str
     action: str
     subject: str
@@ -56,7 +54,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def chained(new: NewEntry, *, entry: int, at: str, previous_hash: str) -> Entry:
-    """Return *new* as the entry with that number, after the one with *previous_hash*."""
+    """Return *new* as the entry with the number *entry*, after the entry with *previous_hash*."""
     return Entry(
         entry=entry,
         at=at,
@@ -70,13 +68,13 @@ def chained(new: NewEntry, *, entry: int, at: str, previous_hash: str) -> Entry:
 
 
 def first_fault(entries: Iterable[Entry], *, count: int) -> Fault | None:
-    """Return the first fault of *entries*, which are all entries in order; *count* is the number of written entries."""
+    """Return the first fault of *entries*, which are in order. *count* is the number of written entries."""
     last, last_hash = 0, NO_HASH
     for found in entries:
         if found.entry != last + 1:
             return Fault(entry=last + 1, why="it is missing")
         if found.previous_hash != last_hash:
-            return Fault(entry=found.entry, why="the previous entry is not the one that was written")
+            return Fault(entry=found.entry, why="it does not contain the hash of the previous entry")
         made_again = (found.at, found.actor, found.action, found.subject, found.details)
         if found.hash != _hash(found.entry, *made_again, found.previous_hash):
             return Fault(entry=found.entry, why="it was changed")

@@ -1,6 +1,8 @@
 """Authenticates agents and programs by bearer tokens and webhook signatures.
 
-A refused request is counted by its reason, and each reason is logged once. `bridge.portal.users` authenticates people.
+`AuthenticationFailure` lists the reasons for a refused request. The response to a refused token contains the reason as
+a sentence. The portal counts refused requests by reason, and logs the first request with each reason.
+`bridge.portal.agent_tokens` verifies the tokens of attested agents, and `bridge.portal.users` authenticates people.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ _LONGEST_TOKEN = 4_096
 
 
 class AuthenticationFailure(str, Enum):
-    """The reason for a refused request, which is also the label of a metric."""
+    """The reason for a refused request, which is also a label of a metric."""
 
     NO_CREDENTIALS = "no_credentials"
     WRONG_TOKEN = "wrong_token"  # noqa: S105  # a word
@@ -40,7 +42,7 @@ class Agent(msgspec.Struct, frozen=True):
     """An authenticated agent."""
 
     vm_key: str | None
-    """The only VM for which the agent may act; None: the credential names no VM."""
+    """The only VM for which the agent may act, or None if the credential names no VM."""
 
     def may_speak_for(self, vm_key: str) -> bool:
         """Return whether the agent may send records of *vm_key* and poll for its decisions."""
@@ -60,7 +62,7 @@ class Authenticator:
         clock: Clock,
         attested: AgentTokens | None = None,
     ) -> None:
-        """Without *attested*, the portal issues no tokens for attested documents."""
+        """If *attested* is None, the portal issues no tokens for attested documents."""
         self._attested = attested
         self._agent_token = agent_token
         self._webhook_secret = webhook_secret
@@ -74,11 +76,11 @@ class Authenticator:
         return self._webhook_secret.is_set and "webhook-signature" in headers and "authorization" not in headers
 
     def check_signature(self, headers: Mapping[str, str], body: bytes) -> Agent:
-        """Return the agent that signed *body*; raise RequestRefused."""
+        """Return the agent that signed *body*. Raise RequestRefused if the signature is invalid."""
         keys = usable_keys(self._values(self._webhook_secret))
         if not keys:
             raise self._unavailable(
-                "No secret of agents.webhook_secret is whsec_ and Base64 of 24 to 64 bytes. Create one with: "
+                "agents.webhook_secret has no valid secret: whsec_ and the Base64 of 24 to 64 bytes. Create one with: "
                 'echo "whsec_$(openssl rand -base64 32)"'
             )
         if not is_signed(headers, body, keys, self._clock.timestamp()):
@@ -86,25 +88,18 @@ class Authenticator:
         return Agent(None)
 
     def agent(self, headers: Mapping[str, str]) -> Agent:
-        """Return the agent that sent *headers*; raise RequestRefused."""
+        """Return the agent that sent *headers*. Raise RequestRefused if the token is invalid."""
         token = _bearer(headers)
         if token is None:
             raise self.refused(AuthenticationFailure.NO_CREDENTIALS, "The request has no bearer token.")
         if self._agent_token.is_set and self._is_one_of(token, self._agent_token):
             return Agent(None)
-        vm_id = self._attested_vm(token)
-        if vm_id is None:
-            raise self.refused(AuthenticationFailure.WRONG_TOKEN, "The token is invalid.")
-        return Agent(vm_id)
-
-    def _attested_vm(self, token: str) -> str | None:
-        """Return the VM for which the portal issued *token*; None if it did not issue *token*."""
         if self._attested is None:
-            return None
+            raise self.refused(AuthenticationFailure.WRONG_TOKEN, "The token is invalid.")
         try:
-            return self._attested.vm_id_of(token)
-        except TokenRefused:
-            return None
+            return Agent(self._attested.vm_id_of(token))
+        except TokenRefused as error:
+            raise self.refused(AuthenticationFailure.WRONG_TOKEN, str(error)) from error
         except SecretUnavailable as error:
             raise self._unavailable(str(error)) from error
 
@@ -125,11 +120,11 @@ class Authenticator:
     def refused(self, reason: AuthenticationFailure, message: str, *, status: int = 401) -> RequestRefused:
         """Count and log a refused request, and return the exception to raise."""
         self._metrics.callers_refused.labels(reason.value).inc()
-        self._log.problem(reason, logging.WARNING, f"A caller was refused: {message}", reason=reason.value)
+        self._log.problem(reason, logging.WARNING, f"A request was refused: {message}", reason=reason.value)
         return RequestRefused(status, message)
 
     def _is_one_of(self, token: str, secret: Secret) -> bool:
-        """Return whether *token* is one of the values of *secret*, in a time that does not depend on the match."""
+        """Return whether *token* is a value of *secret*. The duration does not depend on the result."""
         known = self._values(secret)
         return sum(hmac.compare_digest(token.encode(), each.encode()) for each in known) > 0
 

@@ -1,9 +1,11 @@
-"""Finds the certificates between Azure's signers and the roots, and fetches the missing ones.
+"""Finds the certificates between Azure's signers and the roots, and downloads missing certificates.
 
-A signer's certificate contains the address of its issuer's certificate (caIssuers). Anyone can send such a certificate,
-so the portal requests an address only below the configured addresses, with their scheme and without a query. A response
-is kept for a day and a failure for five minutes, and at most ten requests are sent in a minute, so that forged
-documents cost few requests. A fetched certificate is not trusted. It only joins a chain that must end at a root.
+The certificate of a signer contains the URL of its issuer's certificate (caIssuers). Anyone can send a certificate with
+any URL. Therefore, the portal uses only URLs below the configured URLs, without a query.
+
+The portal keeps a downloaded certificate for a day, and repeats a failed download after five minutes. It downloads at
+most ten certificates per minute, because forged documents must not cause many requests. A downloaded certificate is not
+trusted. It becomes part of a chain that must end at a trusted root.
 """
 
 from __future__ import annotations
@@ -37,7 +39,6 @@ _DEADLINE_SECONDS = 3.0
 _KEPT_SECONDS, _FAILED_SECONDS = 86_400.0, 300.0
 _MOST_KEPT = 64
 _MOST_FETCHES, _FETCHES_SECONDS = 10, 60.0
-#: A cross-signed root adds one step.
 _MOST_STEPS = 3
 _MOST_ADDRESSES = 2
 _OK = 200
@@ -60,7 +61,7 @@ _AZURE_ROOTS = frozenset(
 
 
 class IntermediateCertificates:
-    """The *known* certificates and those that can be fetched below *base_urls*; safe to use from many threads."""
+    """The *known* certificates, and certificates from below *base_urls*. Threads can share this object."""
 
     def __init__(
         self,
@@ -74,17 +75,17 @@ class IntermediateCertificates:
         self._known = tuple(known)
         self._lock = threading.Lock()
         self._fetched: dict[str, tuple[float, x509.Certificate | None]] = {}
-        """By URL: the time until which the result counts, and the certificate; None: the request failed."""
+        """For each URL, the time until which the result is valid, and the certificate or None."""
         self._fetched_at: deque[float] = deque(maxlen=_MOST_FETCHES)
         self._log = ThrottledLog(logger, clock=clock)
 
     def available(self) -> tuple[x509.Certificate, ...]:
-        """Return the known certificates and the fetched ones."""
+        """Return the known certificates and the downloaded certificates."""
         fetched = [certificate for _, certificate in list(self._fetched.values()) if certificate is not None]
         return (*self._known, *fetched)
 
     def fetch_for(self, certificate: x509.Certificate, others: Sequence[x509.Certificate] = ()) -> None:
-        """Fetch the certificates that are missing between *certificate* and a root; *others* may be some of them."""
+        """Download the missing certificates between *certificate* and a root. *others* can be part of the chain."""
         for _ in range(_MOST_STEPS):
             here = (*others, *self.available())
             issuer = next((each for each in here if _has_issued(each, certificate)), None)
@@ -103,7 +104,7 @@ class IntermediateCertificates:
         return None
 
     def _certificate_at(self, url: str) -> x509.Certificate | None:
-        """Return the certificate at *url*; None if it is not available now. One request at a time is enough."""
+        """Return the certificate at *url*, or None if it is unavailable. Only one download runs at a time."""
         with self._lock:
             now = self._clock.monotonic()
             until, kept = self._fetched.get(url, (float("-inf"), None))
@@ -128,7 +129,7 @@ def azure_roots() -> tuple[x509.Certificate, ...]:
     import certifi  # noqa: PLC0415  # not needed with configured roots
 
     found = pem.unarmor(Path(certifi.where()).read_bytes(), multiple=True)
-    # cryptography warns about one of the other roots, so only these are loaded with it.
+    # Load only these roots with cryptography, because it logs a warning for another root of certifi.
     return tuple(
         x509.load_der_x509_certificate(der)
         for _, _, der in found
@@ -137,7 +138,7 @@ def azure_roots() -> tuple[x509.Certificate, ...]:
 
 
 def certificates_in(path: Path) -> tuple[x509.Certificate, ...]:
-    """Return the certificates of the PEM file at *path*; raise ConfigurationError if it has none."""
+    """Return the certificates in the PEM file at *path*. Raise ConfigurationError if the file has none."""
     try:
         return tuple(x509.load_pem_x509_certificates(path.read_bytes()))
     except OSError as error:
@@ -155,7 +156,7 @@ def _has_issued(issuer: x509.Certificate, certificate: x509.Certificate) -> bool
 
 
 def _fetch(url: str) -> x509.Certificate:
-    """Return the certificate at *url*. The message of an error has only the host: the path comes from a stranger."""
+    """Return the certificate at *url*. Errors contain only the host, because anyone can choose the path."""
     where = "{0.scheme}://{0.netloc}".format(urlsplit(url))
     try:
         with DeadlineSession() as session:
@@ -192,7 +193,6 @@ def _issuer_addresses(certificate: x509.Certificate) -> list[str]:
 
 
 def _below(base: str, address: str) -> str | None:
-    """Return *address* with the scheme and host of *base*; None if it is not below *base*."""
     wanted = urlsplit(base)
     try:
         parts = urlsplit(address)

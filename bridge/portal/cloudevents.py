@@ -1,7 +1,7 @@
-"""Reads records from a request: CloudEvents 1.0 over HTTP in structured, batched, or binary mode.
+"""Reads records from a request in the structured, batched, or binary mode of CloudEvents 1.0 over HTTP.
 
-The Content-Type selects the mode. The original text of a record is stored, so that fields of later versions are not
-lost. Error messages quote nothing of the request.
+The Content-Type selects the mode. The portal stores the original text of each record, because a record from a newer
+agent can have fields that this version does not support. Error messages never quote the request.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LONGEST_NAME = 256
 
 
 class RequestMalformed(BridgeError):
-    """The request contains no valid records. Sending it again does not help."""
+    """The request contains no valid records. If the agent repeats the request, the portal refuses it again."""
 
 
 class _Envelope(msgspec.Struct, frozen=True):
@@ -42,7 +42,7 @@ _several = msgspec.json.Decoder(list[_Envelope]).decode
 
 
 def received_records(headers: Mapping[str, str], body: bytes) -> list[ReceivedRecord]:
-    """Return the records of a request, at least one; raise RequestMalformed. Names of *headers* are in lower case."""
+    """Return the records of a request. Raise RequestMalformed. The names of *headers* are in lower case."""
     content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     try:
         if content_type == _STRUCTURED:
@@ -93,7 +93,6 @@ def _record_of(envelope: _Envelope) -> ReceivedRecord:
 
 
 def _normal_time(text: str) -> str:
-    """Return *text* in UTC with milliseconds; raise RequestMalformed if it is not a time with a time zone."""
     try:
         moment = parse_time(text)
         if moment.tzinfo is not None:
@@ -104,7 +103,6 @@ def _normal_time(text: str) -> str:
 
 
 def _check_names(record: TransitionRecord) -> None:
-    """Raise RequestMalformed for a name that is too long or not printable ASCII."""
     for name, value in (("id", record.id), ("stream_id", record.stream_id), ("vm.vm_id", record.vm.vm_id)):
         longest = 64 if name == "id" else _LONGEST_NAME
         if value is not None and not (1 <= len(value) <= longest and value.isascii() and value.isprintable()):
@@ -112,7 +110,6 @@ def _check_names(record: TransitionRecord) -> None:
 
 
 def _check_depth(value: Any) -> None:
-    """Raise RequestMalformed for deeply nested values."""
     level: list[Any] = [value]
     for _ in range(_DEEPEST):
         level = [inner for outer in level for inner in _inside(outer)]

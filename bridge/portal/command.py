@@ -1,4 +1,4 @@
-"""The functions behind `scheduled-events-bridge portal` and its commands. `bridge.cli.portal` has the options."""
+"""The commands of `scheduled-events-bridge portal`. `bridge.cli.portal` defines their options."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def serve(config: Path | None) -> None:
 
 
 def migrate(config: Path | None) -> tuple[str | None, str]:
-    """Migrate the database to this version; return the migration steps before and after."""
+    """Migrate the database to this version. Return the migration steps before and after the migration."""
     with _opened(config, must_exist=False) as store:
         return store.migrate()
 
 
 def backup(config: Path | None, target: Path) -> None:
-    """Copy the database to *target*, also while the portal runs."""
+    """Copy the database to *target*. The portal can run during the copy."""
     with _opened(config) as store:
         store.kind.back_up(target)
 
@@ -66,7 +66,7 @@ def verify(config: Path | None) -> Verified:
 
 
 def add_user(config: Path | None, name: str, *, password: str | None, role: str, scope: Sequence[str]) -> None:
-    """Add or replace a user; without *password*, only a proxy can authenticate the user."""
+    """Add or replace a user. Without *password*, only a proxy can authenticate the user."""
     known = user_name_in(name)
     if known is None:
         raise BridgeError(
@@ -84,17 +84,17 @@ def add_user(config: Path | None, name: str, *, password: str | None, role: str,
 
 
 def change_user(config: Path | None, name: str, *, role: str | None = None, scope: Sequence[str] | None = None) -> User:
-    """Change the role and the scope of a user; None: unchanged. Return the updated user."""
+    """Change the role or the scope of a user, unless the value is None. Return the updated user."""
     changes = {} if role is None else {"role": Role(role).value}
     changes |= {} if scope is None else {"scope": _scopes(scope)}
     if not changes:
-        raise BridgeError("Nothing to change. Give --role, --scope, or --all-vms.")
+        raise BridgeError("Nothing to change. Use --role, --scope, or --all-vms.")
     details = {key: value.splitlines() if key == "scope" else value for key, value in changes.items()}
     return _change(config, "user_changed", name, details, **changes)
 
 
 def set_password(config: Path | None, name: str, password: str | None) -> User:
-    """Set the password of a user; None: only a proxy can authenticate the user."""
+    """Set the password of a user. Without *password*, only a proxy can authenticate the user."""
     details = {"by": "proxy" if password is None else "password"}
     return _change(config, "user_password_changed", name, details, password_hash=_hash_of(password))
 
@@ -121,7 +121,6 @@ def list_users(config: Path | None) -> list[User]:
 
 
 def _change(config: Path | None, action: str, name: str, details: Mapping[str, object], **values: object) -> User:
-    """Update the user and end all of their sessions. Return the updated user."""
     return _write(config, action, details, lambda connection: store_change(connection, name, **values), name=name)
 
 
@@ -133,7 +132,6 @@ def _write(
     *,
     name: str,
 ) -> User:
-    """Run *change* and add it to the audit, in one transaction; return the updated user."""
 
     def both(connection: Connection) -> User:
         user = change(connection)
@@ -150,7 +148,7 @@ def _write(
 
 def _hash_of(password: str | None) -> str | None:
     if password is not None and len(password) < SHORTEST_PASSWORD:
-        raise BridgeError(f"A password has at least {SHORTEST_PASSWORD} characters.")
+        raise BridgeError(f"A password must have at least {SHORTEST_PASSWORD} characters.")
     return None if password is None else hashed(password)
 
 
@@ -159,18 +157,14 @@ def _scopes(texts: Sequence[str]) -> str:
 
 
 def _scope(text: str) -> str:
-    """Return *text* in the form of an event's groups; raise BridgeError if it is not a group."""
     kind, separator, value = text.partition(":")
     if not separator or not value or not (kind == "resource_group" or kind.removeprefix("labels.") not in {"", kind}):
-        raise BridgeError(f"{text!r} is not a scope. Give resource_group:NAME or labels.NAME:VALUE.")
+        raise BridgeError(f"{text!r} is not a scope. Use resource_group:NAME or labels.NAME:VALUE.")
     return text.casefold() if kind == "resource_group" else text
 
 
 def export(config: Path | None, form: str) -> Iterator[str]:
-    """Yield every audit entry as a line of JSON or CSV.
-
-    Each page of entries is read in its own transaction, so that a slow reader does not block writes.
-    """
+    """Yield every audit entry as a line of JSON or CSV. Each page of entries has a separate transaction."""
     with _opened(config) as store:
         if form == "csv":
             yield _csv_line(_COLUMNS)
@@ -201,7 +195,7 @@ def _csv_line(cells: tuple[str, ...]) -> str:
 def _opened(config: Path | None, *, must_exist: bool = True) -> Iterator[Store]:
     settings = load(find(config))
     where = settings.database.url or database_file(settings)
-    missing = BridgeError(f"There is no database at {where}. The first start or `portal migrate` creates it.")
+    missing = BridgeError(f"No database exists at {where}. The first start or `portal migrate` creates it.")
     if must_exist and isinstance(where, Path) and not where.exists():
         raise missing
     with contextlib.closing(Store.of_settings(settings)) as store:

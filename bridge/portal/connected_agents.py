@@ -1,7 +1,11 @@
-"""Which agents poll for decisions, and the contents of their headers (PROTOCOL.md, section 2).
+"""Tracks which agents are connected to the portal, and what each agent reports about itself.
 
-The table is in memory, because every poll changes it. Processes that share a database write their changes once a second
-and read those of the others. The polls of a killed process count as lost after HELD_SECONDS.
+An agent is connected while one of its polls is open at any process of the portal, and for 15 seconds after its last
+poll has ended. Each poll has a header with the agent's version, keys, and settings (PROTOCOL.md, section 2).
+
+The agents are kept in memory, because every poll changes them. Several processes can share a database. Each process
+then writes its changes to the database once a second, and reads the changes of the other processes. If a process is
+killed, its open polls count for at most 90 seconds.
 """
 
 from __future__ import annotations
@@ -17,7 +21,6 @@ import msgspec
 
 from bridge.clock import Clock, format_time, parse_time
 from bridge.logs import ThrottledLog
-from bridge.portal.signing import AgentSeen
 from bridge.portal.store.agents import SharedAgent, agents_of_other_processes, delete_agents, store_agents
 from bridge.portal.store.database import StoreThreads, StoreUnavailable
 
@@ -25,17 +28,17 @@ logger = logging.getLogger(__name__)
 
 HEADER = "scheduled-events-agent"
 _MOST_HEADER_CHARACTERS = 8_192
-#: An agent whose last poll ended longer ago is removed. A poll lasts at most 600 s.
+#: An agent is removed when its last poll ended this long ago. A poll lasts at most 600 s.
 FORGOTTEN_SECONDS = 700.0
-#: A poll at another process counts for this long after the last update by that process.
-HELD_SECONDS = 90.0
-#: An agent stays connected for this long between two polls.
+_OPEN_POLL_SECONDS = 90.0
 _RECONNECT_SECONDS = 15.0
 _EXCHANGE_SECONDS = 1.0
-_FULL_EXCHANGE_ROUNDS = int(HELD_SECONDS / 3)
+_FULL_EXCHANGE_ROUNDS = int(_OPEN_POLL_SECONDS / 3)
 
 
-class _Reported(msgspec.Struct, frozen=True):
+class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The header of an agent's last poll. A member is None if the header does not contain it."""
+
     version: str | None = None
     kids: tuple[str, ...] | None = None
     required_approvals: int | None = None
@@ -43,19 +46,39 @@ class _Reported(msgspec.Struct, frozen=True):
     disabled: bool | None = None
 
 
-class _Seen(msgspec.Struct):
+class AgentSeen(AgentReport, frozen=True, kw_only=True):
+    """An agent that has polled for decisions."""
+
+    is_connected: bool
+    received_index: int = 0
+    """The agent has received every decision up to this number."""
+
+    def why_not(self, kid: str) -> str | None:
+        """Return the reason why the agent would not act on an approval by the key *kid*; None if it would."""
+        if not self.is_connected:
+            return "is not connected"
+        if self.kids is not None and kid not in self.kids:
+            return f"does not trust the key {kid}"
+        if self.disabled:
+            return "approves nothing, because its file approvals.disabled exists"
+        if self.dry_run:
+            return "does not approve, because dry_run is set"
+        return None
+
+
+class _Polls(msgspec.Struct):
     at: float
-    reported: _Reported
+    reported: AgentReport
     open_polls: int = 0
     received_index: int = 0
 
 
 class _SharedBody(msgspec.Struct, frozen=True):
-    is_held: bool
-    reported: _Reported
+    is_polling: bool
+    reported: AgentReport
 
 
-_reported_of = msgspec.json.Decoder(_Reported).decode
+_reported_of = msgspec.json.Decoder(AgentReport).decode
 _shared_body_of = msgspec.json.Decoder(_SharedBody).decode
 
 
@@ -64,15 +87,15 @@ class ConnectedAgents:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._here: dict[str, _Seen] = {}
-        self._elsewhere: dict[str, _Seen] = {}
+        self._here: dict[str, _Polls] = {}
+        self._elsewhere: dict[str, _Polls] = {}
         self._unshared: set[str] = set()
 
     def begins(self, vm_key: str, header: str, *, index: int = 0) -> None:
         """Record the start of a poll for the decisions after *index*, with the agent's *header*."""
         known = self._here.get(vm_key)
         open_polls = 1 if known is None else known.open_polls + 1
-        self._here[vm_key] = _Seen(
+        self._here[vm_key] = _Polls(
             at=self._clock.monotonic(), reported=_read(header), open_polls=open_polls, received_index=index
         )
         self._unshared.add(vm_key)
@@ -102,22 +125,25 @@ class ConnectedAgents:
         changes = []
         for key in keys:
             seen = self._here[key]
-            is_held = seen.open_polls > 0
-            asked_at = format_time(now - timedelta(seconds=0.0 if is_held else monotonic - seen.at))
-            body = msgspec.json.encode(_SharedBody(is_held=is_held, reported=seen.reported)).decode()
+            is_polling = seen.open_polls > 0
+            asked_at = format_time(now - timedelta(seconds=0.0 if is_polling else monotonic - seen.at))
+            body = msgspec.json.encode(_SharedBody(is_polling=is_polling, reported=seen.reported)).decode()
             changes.append(SharedAgent(vm_key=key, asked_at=asked_at, received_index=seen.received_index, body=body))
         return changes
 
     def receive(self, shared: Iterable[SharedAgent]) -> None:
         """Replace the agents of all other processes; called from one thread at a time."""
         now, monotonic = self._clock.now(), self._clock.monotonic()
-        found: dict[str, _Seen] = {}
+        found: dict[str, _Polls] = {}
         for each in shared:
             ago = (now - parse_time(each.asked_at)).total_seconds()
             body = _shared_body_of(each.body)
-            is_held = body.is_held and ago < HELD_SECONDS
-            seen = _Seen(
-                at=monotonic - ago, reported=body.reported, open_polls=int(is_held), received_index=each.received_index
+            is_polling = body.is_polling and ago < _OPEN_POLL_SECONDS
+            seen = _Polls(
+                at=monotonic - ago,
+                reported=body.reported,
+                open_polls=int(is_polling),
+                received_index=each.received_index,
             )
             found[each.vm_key] = max(seen, found.get(each.vm_key, seen), key=_recency)
         self._elsewhere = found
@@ -127,7 +153,7 @@ class ConnectedAgents:
         oldest = self._clock.monotonic() - FORGOTTEN_SECONDS
         self._here = {key: seen for key, seen in self._here.items() if seen.open_polls > 0 or seen.at >= oldest}
 
-    def _agent_seen(self, known: list[_Seen]) -> AgentSeen:
+    def _agent_seen(self, known: list[_Polls]) -> AgentSeen:
         seen = max(known, key=_recency)
         return AgentSeen(
             is_connected=seen.open_polls > 0 or self._clock.monotonic() - seen.at < _RECONNECT_SECONDS,
@@ -177,14 +203,13 @@ class AgentExchange:
         return format_time(self._clock.now() - timedelta(seconds=seconds))
 
 
-def _recency(seen: _Seen) -> tuple[bool, float]:
+def _recency(seen: _Polls) -> tuple[bool, float]:
     return seen.open_polls > 0, seen.at
 
 
 @lru_cache(maxsize=64)  # most agents of a fleet send the same header
-def _read(header: str) -> _Reported:
-    """Return the contents of *header*; empty if *header* is malformed."""
+def _read(header: str) -> AgentReport:
     try:
         return _reported_of(header[:_MOST_HEADER_CHARACTERS].encode())
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-        return _Reported()
+        return AgentReport()

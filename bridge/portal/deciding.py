@@ -1,9 +1,11 @@
-"""Turns verdicts of people into signed decisions.
+"""Turns the verdicts of people into signed decisions.
 
-One transaction checks that the person may decide on every VM of the event, that the event is the one that the person
-saw, and that a connected agent would act on an approval. It stores the verdict and its decisions. Then the polls are
-woken. With `required_approvals` above 1, the approval of one person waits for approvals by other people
-(`bridge.portal.verdicts`). The agents verify this rule again (`bridge.approval.evaluate`).
+For each verdict, one database transaction checks that the person may decide on every VM of the event, and that the
+event has not changed since the person saw it. The same transaction stores the verdict and the signed decisions. The
+portal then wakes the polls of the agents.
+
+`bridge.portal.two_person_rule` decides how many approvals an event needs. The portal signs an approval only if a
+connected agent would act on it.
 """
 
 from __future__ import annotations
@@ -39,7 +41,6 @@ class VerdictRequest(msgspec.Struct, frozen=True, kw_only=True):
     event_key: str
     choice: Choice
     digest: str
-    """Digest of the event as the person saw it."""
     reason: str = ""
     valid_seconds: float = DEFAULT_VALID_SECONDS
 
@@ -63,10 +64,9 @@ class VerdictService:
         self._key = key
         self._clock = clock
         self.required = required
-        """The number of people that an approval needs."""
 
     async def submit(self, person: Person, request: VerdictRequest) -> AcceptedVerdict:
-        """Store a verdict of *person*; raise VerdictRefused or AccessDenied."""
+        """Store a verdict of *person*. Raise VerdictRefused or AccessDenied."""
         if self._key is None:
             raise VerdictRefused(NO_KEY)
         now = self._clock.now()
@@ -89,7 +89,7 @@ class VerdictService:
     async def submit_all(
         self, person: Person, requests: Sequence[VerdictRequest]
     ) -> list[AcceptedVerdict | VerdictRefused | AccessDenied | StoreUnavailable]:
-        """Submit verdicts of *person* in order; return the result of each, also after a failure of the database."""
+        """Submit verdicts of *person* in order. Return a result for each, even if the database fails."""
         results: list[AcceptedVerdict | VerdictRefused | AccessDenied | StoreUnavailable] = []
         for request in requests:
             try:
@@ -102,14 +102,14 @@ class VerdictService:
         return results
 
     async def withdraw(self, person: Person, verdict_id: str) -> AcceptedVerdict:
-        """Withdraw a verdict; raise VerdictRefused or AccessDenied."""
+        """Withdraw a verdict. Raise VerdictRefused or AccessDenied."""
         now, allow = self._clock.now(), self._allow(person)
         taken = await self._store.write(withdraw, verdict_id, by=person.name, now=now, sign=self._sign, allow=allow)
         await self._notify()
         return taken
 
     async def _notify(self) -> None:
-        """Wake the polls. If the database cannot be read now, the polls are woken later."""
+        """Wake the polls. If the database is unavailable, `PendingDecisions.follow` wakes them later."""
         with contextlib.suppress(StoreUnavailable):
             await self._pending_decisions.catch_up()
 
@@ -127,7 +127,6 @@ class VerdictService:
         return check
 
     def _sign(self, event: EventState, ruling: Ruling, vm_keys: Sequence[str]) -> Sequence[NewDecision]:
-        """Return the decisions for *ruling*; called from a thread of the store."""
         if self._key is None:
             return ()
         now = self._clock.now()

@@ -1,8 +1,8 @@
-"""The progress of each decision of an event, and whether Azure accepted an approval. Pure.
+"""Computes the progress of each decision on an event, and whether Azure has accepted an approval. Pure.
 
-The index of an agent's poll shows the decisions that it has received. An outcome record names a decision by the SHA-256
-of its text (PROTOCOL.md, sections 3 and 9). A hold produces no outcome record. After the result `accepted` or
-`already_approved`, no one can stop the event.
+The index in an agent's poll shows which decisions the agent has received. An outcome record names each decision by the
+SHA-256 of its text (PROTOCOL.md, sections 3 and 9). A hold produces no outcome record. After an approval with the
+result `accepted` or `already_approved`, no one can stop the event.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import msgspec
 from bridge.approval.digest import digest
 from bridge.clock import parse_time
 from bridge.events.record import Transition, TransitionRecord
+from bridge.portal.connected_agents import AgentSeen
 from bridge.portal.fleet import State
-from bridge.portal.signing import AgentSeen
 from bridge.portal.store.event_details import EventDetails, SignedDecision
 from bridge.portal.verdicts import Choice, Verdict, people_of
 
@@ -31,9 +31,9 @@ class AcceptedApproval(msgspec.Struct, frozen=True, kw_only=True):
     at: str
     """`observed_at` of the agent's outcome record."""
     by: str
-    """The approvers, for a sentence; empty: unknown."""
+    """The names of the approvers, or "" if they are unknown."""
     verdicts: tuple[Verdict, ...]
-    """The approvals behind it; empty: it was signed elsewhere, or a rule approved."""
+    """The approvals of people. Empty if a rule approved, or if the decision was signed elsewhere."""
 
     @property
     def clock(self) -> str:
@@ -48,10 +48,10 @@ class AcceptedApproval(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def accepted_approval(details: EventDetails) -> AcceptedApproval | None:
-    """Return the approval of the event that Azure accepted; None if there is none.
+    """Return the approval of the event that Azure accepted, or None.
 
-    While the event is Scheduled, only an approval of the event with its current digest counts. After a change by Azure,
-    a person can hold the event again.
+    While the event is Scheduled, only an approval of the event with its current digest counts. If Azure changes the
+    event, a person can therefore hold it again.
     """
     accepted = [each for each in details.outcomes if is_accepted(each)]
     if details.event.state is State.SCHEDULED:
@@ -105,18 +105,16 @@ class Stage(str, Enum):
 
 
 class DecisionProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """The progress of decisions that were made together, for the VMs with equal progress."""
+    """The progress of decisions that were made together, for all VMs with the same progress."""
 
     vms: tuple[str, ...]
     choice: Choice
     made_at: str
     stage: Stage
     because: str
-    """An explanation of the stage; can be empty."""
     is_stopped: bool
-    """A later decision holds the event."""
     is_past: bool
-    """It has no effect any more."""
+    """The decision has no effect any more."""
 
 
 _NOT_FOLLOWED = frozenset({"dry_run"})
@@ -151,7 +149,6 @@ def progress_of(
 
 
 def _is_lifted(hold: SignedDecision, details: EventDetails) -> bool:
-    """Return whether the event is no longer Scheduled, or all of its holds were withdrawn."""
     if details.event.state is not State.SCHEDULED:
         return True
     is_verdict = any(each.verdict_id == hold.verdict_id and each.choice is Choice.HOLD for each in details.verdicts)
@@ -160,7 +157,6 @@ def _is_lifted(hold: SignedDecision, details: EventDetails) -> bool:
 
 
 def _newest_outcomes(outcomes: Iterable[TransitionRecord]) -> dict[str, TransitionRecord]:
-    """Return the newest outcome record of each decision, by the hash of the decision."""
     found: dict[str, TransitionRecord] = {}
     for record in sorted(outcomes, key=lambda each: (each.observed_at, each.sequence)):
         if record.approval is not None:
@@ -178,7 +174,6 @@ def _stage_of(
             return Stage.FOLLOWED, ""
         return Stage.REFUSED, f"{outcome.approval.reason or 'No reason.'} ({result})"
     if agent is not None and agent.received_index >= decision.index:
-        # A hold produces no outcome record.
         return Stage.RECEIVED, "The agent does not start the event early." if decision.choice is Choice.HOLD else ""
     if decision.choice is Choice.APPROVE and decision.expires_at_seconds <= now.timestamp():
         return Stage.EXPIRED, "It expired before the agent polled."

@@ -1,7 +1,7 @@
-"""``POST /api/v1/decisions``: accepts decisions that were signed elsewhere, verifies them, and forwards them.
+"""``POST /api/v1/decisions``: accepts decisions that were signed elsewhere, and forwards them to the agents.
 
-The settings name the public keys. The portal refuses a decision that every agent would refuse, so that the sender
-detects it at once. An agent verifies each decision again with the keys on its VM.
+The settings contain the public keys. The portal verifies each decision and refuses a decision that every agent would
+refuse, so that the sender notices a mistake at once. Each agent verifies the decision again with the keys on its VM.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from bridge.approval.decision_token import Claims, verify_for_any_vm
+from bridge.approval.decision_token import Claims, RefusedDecision, verify_for_any_vm
 from bridge.clock import Clock, format_time
 from bridge.config.trusted_keys import TrustedKey
-from bridge.errors import RefusedDecision
 from bridge.logs import ThrottledLog
 from bridge.portal.fleet import key_of_event_id
 from bridge.portal.metrics import PortalMetrics
@@ -29,15 +28,15 @@ from bridge.portal.store.decisions import NewDecision, add_decisions
 
 logger = logging.getLogger(__name__)
 
-#: About three milliseconds of work.
+#: The verification of one group takes about three milliseconds.
 _VERIFIED_AT_ONCE = 16
 
 
-class _Brought(msgspec.Struct, frozen=True):
+class _Submitted(msgspec.Struct, frozen=True):
     decisions: list[str]
 
 
-_decode = msgspec.json.Decoder(_Brought).decode
+_decode = msgspec.json.Decoder(_Submitted).decode
 
 
 class DecisionsApi:
@@ -60,7 +59,7 @@ class DecisionsApi:
         self._log = ThrottledLog(logger, clock=clock)
 
     async def post(self, request: Request) -> Response:
-        """Return the number of each decision or the reason for its refusal; 400 if all are refused."""
+        """Return the number of each decision, or the reason for its refusal. The status is 400 if all are refused."""
         if not self._keys:
             return error_answer(403, "This portal has no [[keys]].")
         try:
@@ -69,15 +68,15 @@ class DecisionsApi:
             return error_answer(400, 'The body must be {"decisions": ["...", ...]}.')
         if not 1 <= len(tokens) <= MAX_DECISIONS:
             return error_answer(400, f"The body must contain 1 to {MAX_DECISIONS} decisions.")
-        looked_at = await self._verify(tokens)
-        good = [each for each in looked_at if isinstance(each, NewDecision)]
+        verified = await self._verify(tokens)
+        good = [each for each in verified if isinstance(each, NewDecision)]
         numbers = await self._store.write(add_decisions, good, at=format_time(self._clock.now())) if good else {}
         await self._pending_decisions.catch_up()
-        results = [_result(each, numbers) for each in looked_at]
+        results = [_result(each, numbers) for each in verified]
         return json_answer({"decisions": results}, status=200 if good else 400)
 
     async def _verify(self, tokens: Sequence[str]) -> list[NewDecision | RefusedDecision]:
-        """Verify *tokens* in small groups, because a thousand take 0.2 s and would delay the polls."""
+        """Verify *tokens* in small groups, because a group of a thousand would delay the polls by 0.2 s."""
         found: list[NewDecision | RefusedDecision] = []
         for start in range(0, len(tokens), _VERIFIED_AT_ONCE):
             found += [self._verified(token) for token in tokens[start : start + _VERIFIED_AT_ONCE]]

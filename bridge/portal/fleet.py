@@ -1,8 +1,9 @@
-"""The fold of records into events and each VM's view of them (PROTOCOL.md, section 1).
+"""Combines the records of all VMs into events (PROTOCOL.md, section 1). Pure.
 
-Pure, and independent of the order of arrival: records arrive late, twice, and at several processes. The fold keeps the
-newest record and the newest list of active events of each VM, and its newest record of each event. The newest record
-has the latest (`stream_id`, `sequence`), because a `stream_id` is a UUIDv7. A new stream says nothing about events.
+The result does not depend on the order of arrival, because records arrive late, twice, and at several processes. For
+each VM, the portal keeps the newest record, the newest list of active events, and the newest record of each event. The
+newest record has the highest pair (`stream_id`, `sequence`), because a `stream_id` is a UUIDv7. A new stream does not
+mean that an event has ended.
 """
 
 from __future__ import annotations
@@ -55,14 +56,13 @@ _OF_ENDING = {
     Transition.ENDED: State.ENDED,
 }
 
-
-#: Orders the records of one VM: the time of the stream, its id, the sequence, and the id of the record.
+#: The sort key for the records of one VM: the time and ID of the stream, the sequence, and the ID of the record.
 Position = tuple[int, str, int, str]
 _FIRST: Position = (-1, "", -1, "")
 
 
 class VmState(msgspec.Struct, frozen=True, kw_only=True):
-    """A VM by its newest record, and its open events by its newest record with a list of active events."""
+    """A VM as in its newest record, and its newest list of active events."""
 
     vm_key: str
     position: Position
@@ -70,7 +70,7 @@ class VmState(msgspec.Struct, frozen=True, kw_only=True):
     vm: VmIdentity
     labels: dict[str, str]
     listed_at: Position | None = None
-    """Position of the newest record with a list; None: no record had one."""
+    """Position of the newest record with a list, or None if no record had a list."""
     active_event_ids: tuple[str, ...] = ()
 
     def has_ended(self, view: View) -> bool:
@@ -116,7 +116,7 @@ class VmOfEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of the event as this VM reports it. A decision for this VM must carry this digest."""
     affects_this_vm: bool | None
     agrees: bool
-    """False: the report differs from the event that the portal shows."""
+    """The value is false if the report differs from the event that the portal shows."""
 
 
 class EventState(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,14 +128,12 @@ class EventState(msgspec.Struct, frozen=True, kw_only=True):
     is_open: bool
     evidence: Evidence
     event: ScheduledEvent
-    """The event as in the record `record_id`."""
     digest: str
     record_id: str
     """The record that counts. A decision is about the event as in this record."""
     first_observed_at: str
     observed_at: str
     undecidable_because: str | None
-    """The reason why the event cannot be decided on; None: it can."""
     vms: tuple[VmOfEvent, ...]
     unheard: tuple[str, ...]
     """The names in Resources whose VMs have sent no record of the event."""
@@ -164,7 +162,7 @@ def key_of_event_id(event_id: str) -> str:
 
 
 def undecidable_because(event: ScheduledEvent, state: State) -> str | None:
-    """Return the reason why *event* cannot be decided on (PROTOCOL.md, section 1); None if it can."""
+    """Return the reason why no one can decide on *event* (PROTOCOL.md, section 1), or None."""
     if not state.is_open:
         return "the event is over"
     if state is not State.SCHEDULED:
@@ -182,12 +180,11 @@ def undecidable(event: EventState) -> str:
 
 
 class Fleet:
-    """Some VMs and their views of events."""
+    """A set of VMs and their views of events."""
 
     def __init__(self) -> None:
         self.vms: dict[str, VmState] = {}
         self.views: dict[tuple[str, str], View] = {}
-        """By event and VM."""
         self.streams: dict[tuple[str, str], str] = {}
         """The first arrival of each stream, by VM and stream."""
 
@@ -230,10 +227,11 @@ class Fleet:
 
 
 def state_of(views: Sequence[View], vms: Mapping[str, VmState]) -> EventState:
-    """Return the state of the event of *views*, which are at least one and all of one event.
+    """Return the state of an event. *views* contains the view of each VM that has reported the event.
 
-    The event is open while any of its VMs reports it as open, and the newest report of the furthest state counts. It is
-    over when all of its VMs report that, or when one VM observed the ending after the newest report of every other VM.
+    The event is open while any of its VMs reports it as open. The newest report with the most advanced state counts.
+    The event is over when all of its VMs report the ending, or when one VM observed the ending after the newest report
+    of every other VM.
     """
     reports = [_report_of(view, vms.get(view.vm_key)) for view in views]
     reports.sort(key=lambda report: (normal_name(report.vm.name or ""), report.vm_key))
@@ -303,9 +301,9 @@ def groups_of(vm: VmState | VmOfEvent) -> tuple[str, ...]:
 
 
 def _stream_milliseconds(stream_id: str, first_received_at: str) -> int:
-    """Return the time of a stream: that of its UUIDv7, and at most its first arrival.
+    """Return the time in the UUIDv7 of a stream, or the time of its first arrival if that is earlier.
 
-    The limit keeps a stream whose clock was ahead from outranking the VM's later streams.
+    Otherwise, if the clock of a VM was ahead, its old stream would take precedence over its later streams.
     """
     received = int(parse_time(first_received_at).timestamp() * 1000)
     try:

@@ -18,17 +18,17 @@ KEY = re.compile("[0-9a-f]{32}")
 DIGEST = re.compile("[0-9a-f]{64}")
 _GROUP = re.compile(r"(resource_group|labels\.[^:\n]{1,256}):[^\n]{0,1024}")
 _TIME = re.compile("[0-9T:.Z-]{1,24}")
-#: Where a sign-in may lead to: this portal's own pages.
+#: The pages to which a login can redirect.
 _NEXT = re.compile(r"/(timeline|agents|audit|events/[0-9a-f]{32})?")
 
 Form = Mapping[str, Sequence[str]]
 
 
 async def form_of(request: Request) -> Form:
-    """Return the fields of the form in *request*; raise RequestRefused."""
+    """Return the fields of the form in *request*. Raise RequestRefused if the form is invalid."""
     body = await body_of(request)
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM:
-        raise RequestRefused(400, f"A form comes as {FORM}.")
+        raise RequestRefused(400, f"The Content-Type of a form must be {FORM}.")
     try:
         return parse_qs(body.decode(), keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS)
     except ValueError as error:  # UnicodeDecodeError is one
@@ -36,13 +36,13 @@ async def form_of(request: Request) -> Form:
 
 
 def one(form: Form, name: str) -> str:
-    """Return the value of a field; empty if the field is missing or repeated."""
+    """Return the value of a field, or "" if the field is missing or repeated."""
     values = form.get(name, ())
     return values[0] if len(values) == 1 else ""
 
 
 def group_of(request: Request) -> str | None:
-    """Return the requested group of VMs; None: all VMs. Raise RequestRefused for an invalid group."""
+    """Return the requested group of VMs, or None for all VMs. Raise RequestRefused if the group is invalid."""
     group = request.query_params.get("group") or None
     if group is not None and not _GROUP.fullmatch(group):
         raise RequestRefused(400, "A group is resource_group:NAME or labels.NAME:VALUE.")
@@ -52,7 +52,7 @@ def group_of(request: Request) -> str | None:
 
 
 def part_of(request: Request) -> frozenset[str] | None:
-    """Return the events whose part of the page is requested; empty: all of them. None: the whole page."""
+    """Return the events of a requested part of the page. An empty set means all events. None means the whole page."""
     text = request.query_params.get("part")
     return None if text is None else frozenset(key for key in text.split(",") if KEY.fullmatch(key))
 
@@ -63,7 +63,7 @@ def cursor_of(event: EventState) -> str:
 
 
 def place_of(request: Request, name: str) -> tuple[str, str] | None:
-    """Return the position in the list of events from the cursor in the parameter *name*; None: the start."""
+    """Return the position in the list of events that the parameter *name* contains, or None for the start."""
     text = request.query_params.get(name)
     if text is None:
         return None
@@ -74,5 +74,5 @@ def place_of(request: Request, name: str) -> tuple[str, str] | None:
 
 
 def own_page(text: str) -> str:
-    """Return *text* if it is the address of a page of this portal, else that of the first page."""
+    """Return *text* if it is the address of a page of this portal. Otherwise, return the first page."""
     return text if _NEXT.fullmatch(text) else "/"

@@ -1,6 +1,7 @@
 """``/healthz``, ``/readyz``, and ``/metrics`` on a separate listener that needs no token.
 
-On a loopback address, the listener refuses foreign names in the Host header, as the agent's listener does.
+On a loopback address, this listener refuses requests with any other name in the Host header. The agent's listener has
+the same rule.
 """
 
 from __future__ import annotations
@@ -25,8 +26,7 @@ from bridge.portal.store.events import numbers
 
 logger = logging.getLogger(__name__)
 
-#: The default timeout of a probe is one second.
-_READ_SECONDS = 0.8
+_READ_SECONDS = 0.8  # the default timeout of a probe is one second
 _FOREIGN_NAME = "This listener on a loopback address accepts only localhost or a loopback address in the Host header.\n"
 
 
@@ -72,7 +72,6 @@ class Health:
         return Response(self._metrics.page(), headers={"Content-Type": CONTENT_TYPE, "Cache-Control": "no-store"})
 
     async def _why_not_read(self) -> str | None:
-        """Update the metrics from the database; return the reason if the database is not available."""
         try:
             self._metrics.show(await asyncio.wait_for(self._store.read(numbers), _READ_SECONDS))
         except (BridgeError, asyncio.TimeoutError) as error:

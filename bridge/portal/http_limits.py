@@ -1,11 +1,12 @@
-"""HTTP/1.1 on one connection, with a limit on the size of a request's head and on the time to send a request.
+"""Limits the size of a request's head and the time to send a request, for each HTTP/1.1 connection.
 
-uvicorn has neither limit: a header without an end would use all memory, and a client that sends one byte at a time
-would keep its connection forever. `bridge.portal.requests` limits the size of a body. A reverse proxy provides all
-other limits, such as slow readers and connections per client (deploy/portal/nginx.conf).
+uvicorn has neither limit. Without a size limit, a header without an end would use all memory. Without a time limit, a
+client that sends one byte at a time would keep its connection forever. `bridge.portal.requests` limits the size of a
+body. A reverse proxy must set all other limits, such as the number of connections per client
+(deploy/portal/nginx.conf).
 
-An application finds its connection in the scope under CONNECTION, and can register a call for its end. A task for each
-connection would use more memory than the held polls.
+The ASGI scope contains the connection under CONNECTION. An application can register a function that runs when the
+connection ends. Such a function needs less memory than a task for each open poll.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     head_bytes: int = 32 * 1024
     request_seconds: float = 20.0
-    """From the start of the connection, or from the first byte of a request, to the last byte of the request."""
+    """The time from the start of the connection, or from the first byte of a request, to its last byte."""
 
 
 class LimitedHttp(HttpToolsProtocol):
     """One connection."""
 
-    # CPython gives an object with 30 or more attributes a dictionary of its own, of 2 KB. Slots avoid that.
+    # Slots save 2 KB, because CPython adds a dictionary to an object with 30 or more attributes.
     __slots__ = ("_call_at_end", "_head_bytes", "_is_in_head", "_limits", "_log", "_metrics", "_timer", "is_gone")
 
     def __init__(self, *, limits: HttpLimits, metrics: PortalMetrics, log: ThrottledLog, **uvicorns: Any) -> None:
@@ -48,10 +49,9 @@ class LimitedHttp(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._call_at_end: Callable[[], object] | None = None
         self.is_gone = False
-        """Whether the connection has ended."""
 
     def call_when_gone(self, call: Callable[[], object] | None) -> None:
-        """Register *call* for the end of the connection, or call it now if the connection has ended; None: nothing."""
+        """Call *call* when the connection ends, or at once if it has ended. None removes the earlier function."""
         self._call_at_end = call
         if self.is_gone and call is not None:
             call()
@@ -62,7 +62,7 @@ class LimitedHttp(HttpToolsProtocol):
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Notify the application, and drop the references back to this object, which the collector would find late."""
+        """Notify the application, and remove the reference cycles of this object."""
         super().connection_lost(exc)
         self._stop_timer()
         self.is_gone = True
@@ -72,7 +72,7 @@ class LimitedHttp(HttpToolsProtocol):
         self._call_at_end = uvicorns.scope = uvicorns.cycle = None
 
     def data_received(self, data: bytes) -> None:
-        """Parse *data*; abort a connection whose request head is too large."""
+        """Parse *data*. Abort the connection if the head of the request is too large."""
         super().data_received(data)
         if self._is_in_head:
             self._head_bytes += len(data)
@@ -86,11 +86,11 @@ class LimitedHttp(HttpToolsProtocol):
         self._start_timer()
 
     def on_headers_complete(self) -> None:
-        """Start the application; abort a connection that sends a request before the response to the previous one."""
+        """Start the application. Abort the connection if the previous request has no response yet."""
         self._is_in_head = False
         cycle: Any = self.cycle
         if cycle is not None and not cycle.response_complete:
-            self._abort("A request came before the response to the previous one.")
+            self._abort("The client sent a request before the response to the previous request.")
             return
         scope: Any = self.scope
         scope[CONNECTION] = self

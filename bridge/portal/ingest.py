@@ -1,7 +1,8 @@
 """``POST /api/v1/records``: accepts records from agents as CloudEvents.
 
-The response 204 means that all records are stored. Sending them again changes nothing. An agent parks a record after a
-400 or 413, and sends it again after a 401, 403, or 503.
+The response 204 means that all records of the request are stored. The portal stores each record once, so an agent can
+safely send a record again. After a 400 or 413, the agent parks the records. After a 401, 403, or 503, the agent sends
+the records again.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from bridge.portal.store.ingest import ReceivedRecord, add_records
 
 logger = logging.getLogger(__name__)
 
-#: Some seconds of work. A sink waits ten seconds for a response.
+#: The portal stores this number of records within seconds. A sink waits ten seconds for a response.
 _MOST_WAITING_RECORDS = 5_000
 
 
 class RecordWriter:
     """Stores the records of several requests in one transaction.
 
-    Each commit waits for the disk, and a fleet that restarts sends its records within seconds. Records that arrive
-    during a commit are batched into the next one.
+    Each commit waits for the disk, and all agents of a fleet can send records within a few seconds. Therefore, records
+    that arrive during a commit are batched into the next commit.
     """
 
     def __init__(self, store: StoreThreads, *, clock: Clock) -> None:
@@ -43,7 +44,7 @@ class RecordWriter:
         self._writing: asyncio.Task[None] | None = None
 
     async def write(self, received: list[ReceivedRecord]) -> None:
-        """Store *received*; raise StoreUnavailable if the database is not available or too many records wait."""
+        """Store *received*. Raise StoreUnavailable if the database is unavailable or too many records wait."""
         if sum(len(records) for records, _ in self._waiting) > _MOST_WAITING_RECORDS:
             raise StoreUnavailable(f"More than {_MOST_WAITING_RECORDS} records wait to be stored.")
         stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -1,4 +1,4 @@
-"""Login and logout, the checks of every page and form, and error pages."""
+"""The login and logout pages, the checks before every page and form, and the error pages."""
 
 from __future__ import annotations
 
@@ -22,13 +22,11 @@ from bridge.portal.users import COOKIE, AccessDenied, Person, Users
 logger = logging.getLogger(__name__)
 
 _SEE_OTHER = 303
-
-
 Answer = Callable[[Request, Person], Awaitable[Response]]
 
 
 class LoginPages:
-    """Serves the login pages, and guards all other pages."""
+    """Serves the login pages, and requires a login for all other pages."""
 
     def __init__(self, *, users: Users, live: LiveUpdates, clock: Clock) -> None:
         self._users = users
@@ -127,12 +125,12 @@ class LoginPages:
     def _problem(self, request: Request, person: Person | None, status: int, why: str) -> Response:
         answer = self.page(request, person, "problem.html", status=status, why=why)
         if request.method == "POST":
-            answer.headers["Connection"] = "close"  # what is left of the body is not read
+            answer.headers["Connection"] = "close"  # the portal does not read the rest of the body
         return answer
 
     def _unavailable(self, request: Request, error: StoreUnavailable, person: Person | None = None) -> Response:
-        self._log.problem("store", logging.ERROR, f"A page cannot be made: {error}")
-        answer = self._problem(request, person, 503, "The database cannot be asked now. Try again in a moment.")
+        self._log.problem("store", logging.ERROR, f"A page cannot be shown: {error}")
+        answer = self._problem(request, person, 503, "The database is not available. Try again in a moment.")
         answer.headers["Retry-After"] = "2"
         return answer
 

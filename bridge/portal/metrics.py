@@ -1,4 +1,4 @@
-"""The metrics of the portal. No label contains an event, a VM, or a name, because their number has no limit."""
+"""The metrics of the portal. Labels contain no events, VMs, or users, because their number has no limit."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class PortalMetrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
-        self.held_polls = Gauge(f"{PREFIX}_held_polls", "Held polls of agents.", registry=self.registry)
+        self.open_polls = Gauge(f"{PREFIX}_held_polls", "Open polls of agents.", registry=self.registry)
         self._vms = Gauge(f"{PREFIX}_vms", "VMs that have ever sent a record.", registry=self.registry)
         self._open_events = Gauge(f"{PREFIX}_open_events", "Open events.", registry=self.registry)
 

@@ -1,8 +1,8 @@
-"""The pages: events to decide, one event, the timeline, the agents, the audit, and decisions on several events.
+"""The pages for people: open events, one event, the timeline, the agents, the audit, and decisions on several events.
 
-The pages work without a script: every action is a form or a link. With the script, `/live` reports changes, and the
-page fetches its changed part (parameter `part`) from the same templates. People who may not decide see no buttons, and
-their requests get a 403.
+The pages work without JavaScript, because every action is a form or a link. With JavaScript, `/live` notifies a page
+about changes, and the page then loads its changed part with the parameter `part`. The same templates render pages and
+parts. A page shows no buttons to a person who may not decide. Requests from such a person get a 403.
 """
 
 from __future__ import annotations
@@ -57,7 +57,6 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     is_accepted: bool
     sentence: str
     changes: tuple[str, ...] = ()
-    """The changes of the event since the page was loaded."""
 
     @property
     def title(self) -> str:
@@ -68,7 +67,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pages:
-    """Serves the pages; *kid* names the portal's key."""
+    """Serves the pages. *kid* is the name of the portal's key, or None without a key."""
 
     def __init__(
         self,
@@ -184,7 +183,7 @@ class Pages:
         return self._login_pages.page(request, person, "audit.html", rows=rows, older=older)
 
     async def chosen(self, request: Request, person: Person) -> Response:
-        """``GET /decide``: the selected events, the effect on each, and one form for all."""
+        """``GET /decide``: the selected events, the effect of a decision on each event, and one form for all events."""
         if person.role is not Role.APPROVER:
             raise AccessDenied(403, VIEWER)
         keys = list(dict.fromkeys(request.query_params.getlist("event")))[:_MOST_CHOSEN]
@@ -202,7 +201,7 @@ class Pages:
         )
 
     async def decide(self, request: Request, person: Person, form: Form) -> Response:
-        """``POST /decide``: one choice and reason for one or more events; a result for each event."""
+        """``POST /decide``: approve or hold one or more events, and show a result for each event."""
         choice = one(form, "verdict")
         named = [each.partition(":") for each in form.get("event", ())]
         are_keys = all(KEY.fullmatch(key) and DIGEST.fullmatch(digest) for key, _, digest in named)
@@ -249,7 +248,7 @@ class Pages:
         return Result(event=event, is_accepted=False, sentence=str(result), changes=changes)
 
     async def _views(self, person: Person, group: str | None, part: frozenset[str] | None) -> list[EventView]:
-        """Return the rows of the first page; for a part of the page, only the changed rows."""
+        """Return the rows of the first page. For a part of the page, return only the changed rows."""
         if part:
             found = await self._store.read(event_details_of, sorted(part)[:_MOST_OPEN])
             found = [details for details in found if group is None or group in details.event.groups]
@@ -290,21 +289,18 @@ class Pages:
 
 
 def _back_to(form: Form, key: str) -> Response:
-    """Return a redirect to the page of the form."""
     return redirect(f"/events/{key}" if one(form, "back") == "event" else f"/#event-{key}")
 
 
 def _effect(taken: AcceptedVerdict) -> str:
-    """Return the effect of an accepted verdict."""
     agents = f"sent to {len(taken.sent_to)} agent{'' if len(taken.sent_to) == 1 else 's'}"
     if taken.ruling.outcome is Outcome.HELD:
-        return f"Held, and {agents}."
+        return f"Held. The hold was {agents}."
     if taken.ruling.outcome is Outcome.WAITING:
-        return f"Stored. {taken.ruling.needed} more must approve the event."
-    return f"Approved, and {agents}." if taken.sent_to else "Stored."
+        return f"Stored. The event needs {taken.ruling.needed} more approval{'' if taken.ruling.needed == 1 else 's'}."
+    return f"Approved. The approval was {agents}." if taken.sent_to else "Stored."
 
 
 def _may_read(entry: Entry, person: Person, events: Mapping[str, EventState]) -> bool:
-    """Return whether *person* may read *entry*. A scope allows entries about its events and of the person itself."""
     event = events.get(entry.subject)
     return not person.scope or entry.actor == person.name or (event is not None and person.may_see(event))

@@ -1,8 +1,11 @@
-"""The decisions that agents can still receive, in memory, and the polls that wait for them. For the event loop only.
+"""Keeps the decisions that agents can still receive in memory, and wakes the polls that wait for them.
 
-A poll never reads the database. Each new decision is read once, in order, and wakes the polls of its VM. A process that
-stores a decision reads it at once, and PostgreSQL notifies the other processes (`notify_new`). In addition, each
-process reads new decisions every second. Once a minute, it reads all decisions again, which removes the expired ones.
+Polls never read the database. Each process reads every new decision once, in order, and wakes the polls of its VM. A
+process that stores a decision reads it at once. With PostgreSQL, the database notifies all other processes
+(`notify_new`). Each process also looks for new decisions every second. Once a minute, it reads all decisions again,
+which removes the expired decisions from memory.
+
+Call the methods only on the event loop.
 """
 
 from __future__ import annotations
@@ -19,14 +22,14 @@ from bridge.portal.store.decisions import Decisions, decisions_after, live_decis
 
 logger = logging.getLogger(__name__)
 
-#: PROTOCOL.md, section 3.
+#: The limits of one response (PROTOCOL.md, section 3).
 MAX_DECISIONS = 1_000
 MAX_ANSWER_BYTES = 1024 * 1024
-#: The quotes and the comma of each decision, and the rest of the response.
+#: The bytes around each decision, and the bytes of the other members of the response.
 _EACH_BYTES, _ENVELOPE_BYTES = 3, 512
 _CATCH_UP_SECONDS = 0.8
 _RELOAD_SECONDS = 60.0
-#: A VM has one poll, and another one after its connection was lost.
+#: A VM has one open poll, and can have others whose lost connection is not yet detected.
 _MOST_WAITING_OF_A_VM = 4
 
 
@@ -50,11 +53,11 @@ class PendingDecisions:
         self._catching_up = asyncio.Lock()
         self._new = asyncio.Event()
         self.is_stopping = False
-        """Whether polls must be answered at once and their connections closed."""
+        """Whether the portal answers every poll at once and closes the connection."""
         self.index = 1
         """Every decision up to this number is in memory."""
         self.epoch = ""
-        """The history to which the numbers belong."""
+        """The numbers of decisions are valid only within this epoch."""
 
     async def load(self) -> None:
         """Read all decisions again."""
@@ -117,7 +120,7 @@ class PendingDecisions:
         return Answer(self.index if is_whole else last, tuple(page), self.epoch)
 
     def wait(self, vm_key: str, woken: asyncio.Future[None]) -> None:
-        """Complete *woken* at the next decision for *vm_key*. The oldest of too many futures is completed at once."""
+        """Complete *woken* at the next decision for *vm_key*. If too many futures wait, complete the oldest."""
         waiting = self._waiting.setdefault(vm_key, [])
         waiting.append(woken)
         if len(waiting) > _MOST_WAITING_OF_A_VM:
@@ -147,7 +150,6 @@ class PendingDecisions:
         self.index = max(self.index, found.index)
 
     def _oldest_seconds(self) -> float:
-        """Return the earliest expiry that counts, with a tolerance for clocks that differ."""
         return self._clock.timestamp() - CLOCK_SKEW_SECONDS
 
 

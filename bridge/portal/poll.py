@@ -1,8 +1,11 @@
-"""The long poll of PROTOCOL.md, sections 2 to 4: ``GET /api/v1/vms/{vmId}/decisions``, as a raw ASGI application.
+"""Answers the long polls of agents: ``GET /api/v1/vms/{vmId}/decisions`` (PROTOCOL.md, sections 2 to 4).
 
-A process holds thousands of polls, so each one consists of a future and a timer, without a framework and without the
-database. A held poll ends after a decision for its VM, after 0.8 to 1.0 of its wait, when its client disconnects, and
-when the portal stops. The random time spreads the polls of a fleet that restarted at once.
+A process serves thousands of open polls. Therefore, an open poll consists only of a future and a timer. The module is
+a raw ASGI application without a web framework, and a poll never reads the database.
+
+A poll ends when a decision for its VM arrives, when its client disconnects, or when the portal stops. Otherwise, it
+ends after 80% to 100% of the wait that the agent requested. The share is random, because the agents of a fleet that
+restarted would otherwise all send their next poll at the same time.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ class Poll(msgspec.Struct, frozen=True):
 
 
 class LongPoll:
-    """Answers agents."""
+    """Answers the polls of agents."""
 
     def __init__(
         self,
@@ -66,17 +69,18 @@ class LongPoll:
         self._log = ThrottledLog(logger, clock=clock)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Answer one poll."""
         poll = None
         try:
             headers = _headers(scope)
             asked = self._asked(scope, headers)
-            received_index = asked.index if asked.index <= self._pending_decisions.index else 0  # of another history
+            # A larger index is of another epoch.
+            received_index = asked.index if asked.index <= self._pending_decisions.index else 0
             self._connected_agents.begins(asked.vm_key, headers.get(HEADER, ""), index=received_index)
             poll = asked
             if poll.index > self._pending_decisions.index:
                 await self._pending_decisions.catch_up()  # the agent may have polled at another process
-            if not self._is_due(poll) and not await self._held(poll, scope[CONNECTION]):
+            if not self._is_due(poll) and not await self._wait_for_decision(poll, scope[CONNECTION]):
                 return
         except RequestRefused as error:
             response = error_answer(error.status, str(error))
@@ -110,7 +114,6 @@ class LongPoll:
         return Poll(vm_key, index, min(wait_seconds, _LONGEST_WAIT_SECONDS))
 
     def _is_due(self, poll: Poll) -> bool:
-        """Return whether the poll is answered at once."""
         is_first_or_lost = poll.index == 0 or poll.index > self._pending_decisions.index
         return (
             is_first_or_lost
@@ -118,8 +121,8 @@ class LongPoll:
             or self._pending_decisions.has_new(poll.vm_key, poll.index)
         )
 
-    async def _held(self, poll: Poll, connection: LimitedHttp) -> bool:
-        """Wait for a response to *poll*; return False if the client has disconnected."""
+    async def _wait_for_decision(self, poll: Poll, connection: LimitedHttp) -> bool:
+        """Wait until *poll* can be answered. Return False if the client has disconnected."""
         loop = asyncio.get_running_loop()
         woken: asyncio.Future[None] = loop.create_future()
 
@@ -131,11 +134,11 @@ class LongPoll:
         share = _LEAST_OF_WAIT + (1.0 - _LEAST_OF_WAIT) * self._clock.random()
         timer = loop.call_later(poll.wait_seconds * share, wake)
         self._pending_decisions.wait(poll.vm_key, woken)
-        self._metrics.held_polls.inc()
+        self._metrics.open_polls.inc()
         try:
             await woken
         finally:
-            self._metrics.held_polls.dec()
+            self._metrics.open_polls.dec()
             self._pending_decisions.stop_waiting(poll.vm_key, woken)
             timer.cancel()
             connection.call_when_gone(None)
@@ -143,12 +146,11 @@ class LongPoll:
 
 
 def _headers(scope: Scope) -> Mapping[str, str]:
-    """Return the headers that the portal reads; the last one of several with the same name."""
+    """Return the headers that a poll needs. If a header is repeated, its last value counts."""
     return {name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in _READ}
 
 
 def _numbers(query: bytes) -> tuple[int, int]:
-    """Return the index and the wait in *query*; raise RequestRefused."""
     found = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
     wait_seconds = whole_number(found, "wait", lowest=1, highest=_LARGEST_INDEX)
     return whole_number(found, "index", lowest=0, highest=_LARGEST_INDEX), wait_seconds

@@ -1,7 +1,8 @@
-"""Finds the address of the client behind configured proxies.
+"""Finds the address of a client whose request came through configured proxies.
 
-A proxy appends the address of its client to ``X-Forwarded-For``. The client can forge the rest of the header. The
-portal therefore reads the header only from a configured proxy, from its end, and stops at the first other address.
+A proxy appends the address of its client to the header ``X-Forwarded-For``. The client can forge the rest of the
+header. The portal therefore reads the header only if a configured proxy has sent the request. It reads the addresses
+from last to first, and stops at the first address that does not belong to a configured proxy.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from collections.abc import Iterable, Mapping
 
 _HEADER = "x-forwarded-for"
 _MOST_PROXIES = 16
-#: Some proxies give the port too.
 _WITH_PORT = re.compile(r"\[([^\[\]]+)\](?::\d+)?|([^:]+):\d+")
 
 
@@ -23,7 +23,6 @@ class Proxies:
         self._addresses = frozenset(_address_in(each) or each for each in addresses)
 
     def __contains__(self, address: str) -> bool:
-        """Return whether *address* is the address of a proxy, in any spelling."""
         return (_address_in(address) or address) in self._addresses
 
     def client_of(self, headers: Mapping[str, str], peer: str) -> str:
@@ -38,7 +37,6 @@ class Proxies:
 
 
 def _address_in(text: str) -> str | None:
-    """Return the normalized address in *text*; None if *text* is not an address."""
     text = text.strip()
     found = _WITH_PORT.fullmatch(text)
     if found is not None:

@@ -1,7 +1,7 @@
-"""Renders templates, and serves static files, with headers that allow a browser to load only files of this portal.
+"""Renders templates and serves static files. The security headers allow a browser to load only files of this portal.
 
-Templates escape invisible characters (control characters, text directions, lone surrogates) and HTML. An undefined
-variable is an error.
+Templates escape HTML and invisible characters, such as control characters, text directions, and lone surrogates. If a
+variable of a template is undefined, the rendering fails.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SECURITY_HEADERS = {
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    # With no-referrer, forms would have the Origin null.
+    # With no-referrer, a browser would send the Origin "null" with forms.
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -61,7 +61,7 @@ class Renderer:
         self._templates.filters["json"] = compact_json
 
     def page(self, template: str, values: Mapping[str, Any], *, status: int = 200) -> Response:
-        """Return the page from *template* and *values*, which no cache stores."""
+        """Return the page from *template* and *values*. Caches must not store the page."""
         html = self._templates.get_template(template).render(values)
         return Response(
             html.encode("utf-8", "replace"),
@@ -71,7 +71,7 @@ class Renderer:
         )
 
     async def static(self, request: Request) -> Response:
-        """``GET /static/{name}``: a file. An address with the hash of the file can be cached without a limit."""
+        """``GET /static/{name}``: return a file. If the URL contains the hash of the file, browsers can cache it."""
         name = request.path_params["name"]
         body = self._files.get(name)
         if body is None:
@@ -87,12 +87,10 @@ class Renderer:
 
 
 def _time_element(when: datetime | str, css_class: str = "") -> Markup:
-    """Return a ``<time>`` element for the page's script and for people."""
     at = parse_time(when) if isinstance(when, str) else when
     element = Markup('<time class="{}" datetime="{}">{:%Y-%m-%d %H:%M:%S} UTC</time>')
     return element.format(css_class, format_time(at), at)
 
 
 def _printed(value: Any) -> Any:
-    """Return *value* with escapes for invisible characters."""
     return escaped(value) if isinstance(value, str) and not isinstance(value, Markup) else value

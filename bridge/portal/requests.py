@@ -1,6 +1,7 @@
 """Reads the headers and the body of a request, and builds JSON responses and error responses.
 
-A body that is too large is refused while it arrives. `bridge.portal.http_limits` aborts a request that is too slow.
+The portal stops reading a body that exceeds the size limit. `bridge.portal.http_limits` aborts a request that arrives
+too slowly.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ JSON = "application/json"
 
 
 class RequestRefused(BridgeError):
-    """The response has *status* and the message as JSON; the application handles this error for all routes."""
+    """The request is refused. The application sends a response with *status* and the message as JSON."""
 
     closes_connection = False
 
@@ -29,13 +30,13 @@ class RequestRefused(BridgeError):
 
 
 class BodyRefused(RequestRefused):
-    """The body is not read to its end; *status* is 400 or 413."""
+    """The portal has stopped reading the body. *status* is 400 or 413."""
 
     closes_connection = True
 
 
 def headers_of(request: Request) -> dict[str, str]:
-    """Return the headers with names in lower case; of one that came twice both values, with a comma."""
+    """Return the headers with lowercase names. The values of a repeated header are joined with a comma."""
     found: dict[str, str] = {}
     for name, value in request.headers.items():
         found[name] = f"{found[name]},{value}" if name in found else value
@@ -43,7 +44,7 @@ def headers_of(request: Request) -> dict[str, str]:
 
 
 async def body_of(request: Request, *, most_bytes: int = MAX_BODY_BYTES) -> bytes:
-    """Return the body; raise BodyRefused if it has more than *most_bytes*."""
+    """Return the body. Raise BodyRefused if the body has more than *most_bytes*."""
     too_large = BodyRefused(413, f"The body is larger than {most_bytes} bytes.")
     length = request.headers.get("content-length", "")
     if length.isascii() and length.isdecimal() and (len(length) > len(str(most_bytes)) or int(length) > most_bytes):
@@ -62,7 +63,7 @@ async def body_of(request: Request, *, most_bytes: int = MAX_BODY_BYTES) -> byte
 def whole_number(
     parameters: Mapping[str, str], name: str, default: int | None = None, *, lowest: int, highest: int
 ) -> int:
-    """Return the parameter *name*; raise RequestRefused unless it is a number from *lowest* to *highest*."""
+    """Return the parameter *name*. Raise RequestRefused unless it is a number from *lowest* to *highest*."""
     text = parameters.get(name, "")
     if not text and name not in parameters and default is not None:
         return default
@@ -72,7 +73,7 @@ def whole_number(
 
 
 def json_answer(value: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Return *value* as JSON that no cache keeps."""
+    """Return *value* as a JSON response that caches must not store."""
     return Response(
         msgspec.json.encode(value),
         status_code=status,
@@ -82,7 +83,7 @@ def json_answer(value: object, *, status: int = 200, headers: Mapping[str, str] 
 
 
 def error_answer(status: int, message: str, *, ends: bool = False) -> Response:
-    """Return *message* as the answer of a request that was refused; *ends*: the connection is closed after it."""
+    """Return an error response with *message*. If *ends* is true, the server then closes the connection."""
     headers = {}
     if status == 401:  # noqa: PLR2004  # RFC 9110, section 15.5.2
         headers["WWW-Authenticate"] = "Bearer"

@@ -1,7 +1,7 @@
-"""The tables of the portal's database, for SQLite and PostgreSQL alike. The migrations make them; a test compares.
+"""The tables of the portal's database, for SQLite and PostgreSQL. The migrations create the tables.
 
-Times are texts in UTC with milliseconds (`bridge.clock.format_time`), which sort as they are. What is only ever read
-whole is one JSON text in `body`; what is asked for has a column.
+Times are texts in UTC with milliseconds (`bridge.clock.format_time`), because such texts sort by time. A value has its
+own column only if a query uses the value. All other values are part of the JSON text in the column `body`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ metadata = MetaData(
     }
 )
 
-#: The row of `properties` that names the history in which numbers of decisions count.
+#: The row of `properties` with the epoch. The numbers of decisions are valid only within one epoch.
 EPOCH = "epoch"
 #: The channel of PostgreSQL's notifications about new decisions.
 CHANNEL = "portal_decisions"
 
-#: Every record that came, as it came; never changed.
+#: The original text of every received record. The rows never change.
 records = Table(
     "records",
     metadata,
@@ -38,7 +38,7 @@ records = Table(
     Index(None, "event_key", "observed_at"),
 )
 
-#: Every VM that has sent a record (`bridge.portal.fleet.VmState`).
+#: A row is a `bridge.portal.fleet.VmState`.
 vms = Table(
     "vms",
     metadata,
@@ -48,7 +48,7 @@ vms = Table(
     Column("body", Text),
 )
 
-#: The first arrival of each stream, which limits the time of the stream.
+#: The time at which the first record of each stream arrived.
 streams = Table(
     "streams",
     metadata,
@@ -67,7 +67,7 @@ event_vms = Table(
     Index(None, "vm_key"),
 )
 
-#: The state of each event, which follows from the views and the VMs (`bridge.portal.fleet.EventState`).
+#: The state of each event, derived from `event_vms` and `vms` (`bridge.portal.fleet.EventState`).
 events = Table(
     "events",
     metadata,
@@ -81,7 +81,7 @@ events = Table(
     Index(None, "first_observed_at", "event_key"),
 )
 
-#: The agents that poll at each process. Unused with SQLite, which has one process.
+#: The agents that poll at each process. With SQLite, this table is empty, because only one process exists.
 agents = Table(
     "agents",
     metadata,
@@ -92,7 +92,6 @@ agents = Table(
     Column("body", Text, nullable=False),
 )
 
-#: The verdicts of people on events.
 verdicts = Table(
     "verdicts",
     metadata,
@@ -108,7 +107,7 @@ verdicts = Table(
     Index(None, "event_key"),
 )
 
-#: Signed decisions, each for one VM, in the order in which agents receive them.
+#: Signed decisions, in the order in which agents receive them. Each decision is for one VM.
 decisions = Table(
     "decisions",
     metadata,
@@ -139,7 +138,7 @@ users = Table(
     Column("disabled_at", String(24)),
 )
 
-#: A session is known by the SHA-256 of its id.
+#: The primary key of a session is the SHA-256 of its ID.
 sessions = Table(
     "sessions",
     metadata,
@@ -150,7 +149,7 @@ sessions = Table(
     Column("expires_at", String(24), nullable=False),
 )
 
-#: Who did what, when and why; each row has the hash of the one before. No row is changed or taken away.
+#: The audit. Each row contains the hash of the previous row. Rows are never changed or deleted.
 audit = Table(
     "audit",
     metadata,
@@ -164,7 +163,7 @@ audit = Table(
     Column("hash", String(64), nullable=False),
 )
 
-#: Numbers that become visible in their order: the row is locked from the moment one is taken until it is committed.
+#: Counters. A transaction locks the row until its commit, so numbers become visible in order.
 counters = Table(
     "counters",
     metadata,
@@ -172,7 +171,7 @@ counters = Table(
     Column("value", BigInteger, nullable=False),
 )
 
-#: Single values of the database itself, such as its epoch, and for some minutes the documents that were taken.
+#: Single values, such as the epoch, and the attested documents of the last minutes.
 properties = Table(
     "properties",
     metadata,

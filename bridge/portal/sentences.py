@@ -1,7 +1,7 @@
-"""The sentences of a page: the next step of an event, the effect of each button, and the reason for a wait. Pure.
+"""The sentences of the pages: the next step of an event, the effects of the buttons, and the reason for a wait. Pure.
 
-No sentence may suggest that a person can deny an event: without an approval, Azure starts it at NotBefore. Each button
-names every VM and the effect, and a row first states what happens if no one acts.
+No sentence may suggest that a person can deny an event, because Azure starts every event at its NotBefore. The row of
+an event first states what happens if no one acts. Each button names its effect and all affected VMs.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ import msgspec
 
 from bridge.clock import parse_time
 from bridge.events.event import ScheduledEvent
+from bridge.portal.connected_agents import AgentSeen
 from bridge.portal.decision_progress import AcceptedApproval, DecisionProgress, Stage, is_accepted
 from bridge.portal.fleet import EventState, State, undecidable
-from bridge.portal.signing import NO_AGENT, AgentSeen, why_unreachable
+from bridge.portal.signing import NO_AGENT, why_unreachable
 from bridge.portal.store.event_details import EventDetails
+from bridge.portal.two_person_rule import too_few
 from bridge.portal.user_names import folded_name
 from bridge.portal.users import Person
 from bridge.portal.verdicts import NO_KEY, WITHDRAW_HOLD, Choice, Outcome, Ruling, people_of
 
-#: The names of fields in sentences, in their order.
 _FIELDS = {
     "event_type": "EventType",
     "not_before_raw": "NotBefore",
@@ -36,35 +37,31 @@ _ENDS = {
     State.CANCELED: "Azure canceled the event.",
     State.ENDED: "The event is over. No VM reported how it ended.",
 }
-
-
 _ON_ITS_WAY = frozenset({Stage.QUEUED, Stage.RECEIVED})
 
 
 class PageContext(msgspec.Struct, frozen=True, kw_only=True):
-    """The values, in addition to the event, on which its view depends."""
+    """The values that the view of an event needs in addition to the event."""
 
     now: datetime
     person: Person
     agents: Mapping[str, AgentSeen]
     kid: str | None
-    """The portal's key; None: it has none."""
     required: int
     approvers: int | None
-    """The number of people who may approve; None: unknown, because a proxy can authenticate others."""
+    """The number of people who may approve. It is None if a proxy can authenticate further people."""
 
 
 class Buttons(msgspec.Struct, frozen=True, kw_only=True):
-    """The effects of the person's buttons; None: the button is missing."""
+    """The effects of the buttons that a person sees. The effect of a missing button is None."""
 
     approve: str | None = None
     hold: str | None = None
     why_not: str = ""
-    """The reason for a missing button; empty if it needs none."""
 
 
 def vm_names(event: EventState) -> tuple[str, ...]:
-    """Return the names in Resources, else the names of the VMs that reported the event."""
+    """Return the names in Resources. Without Resources, return the VMs that have reported the event."""
     return tuple(dict.fromkeys(event.event.resources or ())) or tuple(vm.vm.name or vm.vm_key for vm in event.vms)
 
 
@@ -91,7 +88,7 @@ def differences(before: ScheduledEvent, now: ScheduledEvent) -> tuple[str, ...]:
 
 
 def clock_text(event: EventState) -> str:
-    """Return the start of the event: "at 11:15:00 UTC", with the date if it is not near."""
+    """Return NotBefore as "at 11:15:00 UTC". Include the date if the event was announced over 12 h earlier."""
     at = event.event.not_before
     if at is None:
         return "at an unknown time"
@@ -127,10 +124,9 @@ def buttons(
     *,
     accepted: AcceptedApproval | None,
 ) -> Buttons:
-    """Return the buttons of the person. An approval without effect can be given again.
+    """Return the buttons of the person. A person can repeat an approval that had no effect.
 
-    After Azure has *accepted* an approval there are no buttons, and the sentence of `AcceptedApproval` gives the
-    reason.
+    After Azure has *accepted* an approval, the page shows no buttons. `AcceptedApproval.sentence` gives the reason.
     """
     if accepted is not None and event.state is State.SCHEDULED:
         return Buttons()
@@ -145,7 +141,7 @@ def buttons(
     if why_not is not None:
         return Buttons(why_not=why_not)
     names = these(vm_names(event))
-    hold = f"not started early. Azure starts it {clock_text(event)}. For {names}"
+    hold = f"prevents an early start. Azure starts the event {clock_text(event)}. For {names}"
     why_not = _why_not_approve(event, ruling, progress, context)
     if why_not is not None:
         return Buttons(hold=hold, why_not=why_not)
@@ -153,22 +149,13 @@ def buttons(
     if more > 0:
         others = "one more person approves" if more == 1 else f"{more} more people approve"
         why_not = too_few(context.required, context.approvers)
-        return Buttons(approve=f"starts after {others}, for {names}", hold=hold, why_not=why_not)
-    return Buttons(approve=f"starts now, for {names}", hold=hold)
-
-
-def too_few(required: int, approvers: int | None) -> str:
-    """Return a warning if fewer people may approve than an approval needs; empty otherwise."""
-    if approvers is None or approvers >= required:
-        return ""
-    people = "person" if required == 1 else "different people"
-    return f"{required} {people} must approve, and only {approvers} may. Add approvers with `portal users`."
+        return Buttons(approve=f"starts the event after {others}, for {names}", hold=hold, why_not=why_not)
+    return Buttons(approve=f"starts the event now, for {names}", hold=hold)
 
 
 def _why_not_approve(
     event: EventState, ruling: Ruling, progress: Sequence[DecisionProgress], context: PageContext
 ) -> str | None:
-    """Return the reason why this person, who may hold the event, cannot approve it; None if the person can."""
     if ruling.outcome is Outcome.APPROVED and (_was_followed(progress) or _is_on_its_way(progress)):
         return ""
     unreachable = "" if context.kid is None else why_unreachable(event, context.agents, context.kid)
@@ -178,7 +165,7 @@ def _why_not_approve(
         folded_name(each.user_name) for each in ruling.verdicts
     }:
         why_too_few = too_few(context.required, context.approvers)
-        return f"You approved the event. Another person must approve it too. {why_too_few}".rstrip()
+        return f"You approved the event. Another person must also approve it. {why_too_few}".rstrip()
     return None
 
 
@@ -188,7 +175,7 @@ def why_not_yet(
     progress: Sequence[DecisionProgress],
     accepted: AcceptedApproval | None = None,
 ) -> str:
-    """Return the reason why a Scheduled event has not started; empty for all other events."""
+    """Return the reason why a Scheduled event has not started. Return "" for all other events."""
     event, people = details.event, people_of(ruling.verdicts)
     if event.state is not State.SCHEDULED:
         return ""
@@ -206,7 +193,6 @@ def why_not_yet(
 
 
 def _why_approved_is_not_started(people: str, progress: Sequence[DecisionProgress]) -> str:
-    """Return the progress of the approval of *people*. Only a decision without a later hold counts as approved."""
     if _was_followed(progress):
         return "Approved, and posted to Azure. Azure has not reported the start yet."
     if _is_on_its_way(progress):
@@ -217,12 +203,10 @@ def _why_approved_is_not_started(people: str, progress: Sequence[DecisionProgres
 
 
 def _was_followed(progress: Iterable[DecisionProgress]) -> bool:
-    """Return whether an agent sent an approval to Azure."""
     return any(each.choice is Choice.APPROVE and each.stage is Stage.FOLLOWED for each in progress)
 
 
 def _is_on_its_way(progress: Iterable[DecisionProgress]) -> bool:
-    """Return whether an agent has an approval, or will get one, without a later hold."""
     return any(each.choice is Choice.APPROVE and each.stage in _ON_ITS_WAY and not each.is_stopped for each in progress)
 
 

@@ -1,8 +1,8 @@
-"""Runs the portal: two listeners on one event loop. A stop takes at most five seconds.
+"""Runs the portal, which has two listeners on one event loop. A stop takes at most five seconds.
 
-A held poll with TLS takes 50 KB on uvloop, and 300 KB on the standard library's loop. uvicorn runs from here because
-it would wait for held polls without a limit: the portal becomes not ready, answers held polls, closes the listeners,
-and closes the database last.
+The portal uses uvloop, because an open poll with TLS needs 50 KB on uvloop, and 300 KB on the event loop of the
+standard library. The portal controls the stop of uvicorn, because uvicorn would wait for open polls without a limit. At
+a stop, the portal becomes not ready, answers the open polls, closes the listeners, and closes the database last.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ from bridge.system.systemd import SystemdNotifier
 
 logger = logging.getLogger(__name__)
 
-#: The time for a running request to end after a stop was requested.
+#: A running request must end within this time after a stop is requested.
 _GRACE_SECONDS = 1.5
-#: The time until uvicorn aborts the remaining requests, in whole seconds.
+#: After this time, uvicorn aborts the remaining requests.
 _LAST_SECONDS = 3
-#: Small, because uvicorn keeps the memory of a connection for this time after a reset.
+#: A small value, because uvicorn keeps the memory of a connection for this time after a reset.
 _KEEP_ALIVE_SECONDS = 5
 _BACKLOG = 2_048
 _STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGBREAK") if hasattr(signal, name))
 
 
 class Portal:
-    """The portal; `run` serves until `stop`, which can be called from any thread."""
+    """The portal. `run` serves requests until `stop` is called. Any thread can call `stop`."""
 
     def __init__(
         self,
@@ -68,19 +68,17 @@ class Portal:
         self._stopping = threading.Event()
         self._wake: Callable[[], object] = lambda: None
         self.address: tuple[str, int] | None = None
-        """Address and port for agents, people, and programs; None before the start."""
         self.operator_address: tuple[str, int] | None = None
-        """Address and port for health and metrics; None before the start."""
         self.is_up = threading.Event()
 
     def run(self) -> None:
-        """Serve until `stop` is called; raise BridgeError if the start fails."""
+        """Serve until `stop` is called. Raise BridgeError if the start fails."""
         for library in ("uvicorn", "alembic"):
             logging.getLogger(library).setLevel(logging.WARNING)
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # uvicorn logs a warning for each malformed request
         check_secrets(self._settings)
         for sentence in unusable_keys([key.trusted() for key in self._settings.keys]):
-            logger.warning("A key of [[keys]] does not count: %s", sentence)
+            logger.warning("The portal ignores a key of [[keys]]: %s", sentence)
         store = Store.of_settings(self._settings)
         sockets: list[socket.socket] = []
         _allow_connections()
@@ -108,8 +106,7 @@ class Portal:
     def stop(self) -> None:
         """End `run` within five seconds."""
         self._stopping.set()
-        with contextlib.suppress(RuntimeError):  # the loop is closed: it has stopped
-            self._wake()
+        self._wake()
 
     async def _serve(
         self,
@@ -120,7 +117,7 @@ class Portal:
         operator: socket.socket,
     ) -> None:
         wanted, loop = asyncio.Event(), asyncio.get_running_loop()
-        self._wake = lambda: loop.call_soon_threadsafe(wanted.set)
+        self._wake = _called_on(loop, wanted.set)
         _on_signals(loop, self.stop)
         await app.load()
         log = ThrottledLog(logger, clock=self._clock)
@@ -197,7 +194,7 @@ class Portal:
 
 
 def _called_on(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> Callable[[], None]:
-    """Return a function for any thread that calls *function* on *loop*, unless the loop is closed."""
+    """Return a function that any thread can call to run *function* on *loop*. A closed loop runs nothing."""
 
     def call() -> None:
         with contextlib.suppress(RuntimeError):
@@ -207,14 +204,14 @@ def _called_on(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) 
 
 
 class _Server(uvicorn.Server):
-    """A server without signal handlers that aborts the remaining connections at a stop."""
+    """A uvicorn server that ignores signals and aborts the remaining connections at a stop."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        # A connection with TLS is closed only when its client says goodbye too, which many never do.
+        # A TLS connection closes only after a close message from the client, and many clients never send one.
         cutting = asyncio.get_running_loop().call_later(_GRACE_SECONDS, self._cut_all)
         try:
             await super().shutdown(sockets)
@@ -244,7 +241,6 @@ def _config(app: ASGIApp, protocol: Any, tls: dict[str, Any]) -> uvicorn.Config:
 
 
 def _run(main: Any) -> None:
-    """Run *main* on uvloop, which does not exist on Windows."""
     if sys.platform == "win32":
         asyncio.run(main)
     else:
@@ -256,8 +252,8 @@ def _run(main: Any) -> None:
 def _collect_garbage_rarely() -> None:
     """Exclude the loaded modules from garbage collection, and run full collections less often.
 
-    A full collection stops all polls for a quarter of a second at 5,000 connections. A connection that ends and a poll
-    that is answered leave no reference cycles.
+    With 5,000 connections, a full collection stops all polls for a quarter of a second. Full collections are rarely
+    necessary, because ended connections and answered polls leave no reference cycles.
     """
     gc.collect()
     gc.freeze()
@@ -265,7 +261,7 @@ def _collect_garbage_rarely() -> None:
 
 
 def _allow_connections() -> None:
-    """Raise the limit of open files to its maximum, because each held poll is one."""
+    """Raise the limit of open files to its maximum, because each open poll needs one file."""
     if sys.platform != "win32":
         import resource  # noqa: PLC0415  # not on Windows
 
@@ -290,7 +286,7 @@ def _bound(key: str, listen: str) -> socket.socket:
 
 
 def _on_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
-    """Call *stop* on a stop signal; only the main thread receives signals."""
+    """Call *stop* after a stop signal. Only the main thread can receive signals."""
     if threading.current_thread() is not threading.main_thread():
         return
     for number in _STOP_SIGNALS:

@@ -1,7 +1,8 @@
-"""``/live``: notifies open pages about changes by server-sent events. A page then fetches the changed part of itself.
+"""``/live``: notifies open pages about changes by server-sent events. A page then loads its changed part.
 
-A message contains only keys of events or the word ``agents``. While a page is open, the portal looks for changes in the
-database once a second. At most a hundred keys wait for a slow subscriber; more become ``all``.
+A message contains only the keys of changed events or a word such as ``agents``. While at least one page is open, the
+portal looks for changes in the database once a second. If more than a hundred keys wait for a slow page, the portal
+sends ``all`` instead.
 """
 
 from __future__ import annotations
@@ -16,12 +17,11 @@ from starlette.types import Receive, Scope, Send
 
 from bridge.clock import Clock
 from bridge.logs import ThrottledLog
-from bridge.portal.connected_agents import ConnectedAgents
+from bridge.portal.connected_agents import AgentSeen, ConnectedAgents
 from bridge.portal.form_fields import KEY
 from bridge.portal.http_limits import CONNECTION
 from bridge.portal.rendering import SECURITY_HEADERS
 from bridge.portal.requests import error_answer
-from bridge.portal.signing import AgentSeen
 from bridge.portal.store.database import StoreThreads, StoreUnavailable
 from bridge.portal.store.event_details import Marks, marks, subjects_after, vm_keys_of
 from bridge.portal.users import AccessDenied, Users
@@ -63,7 +63,7 @@ class Subscriber:
         self._woken.set()
 
     async def changes(self, seconds: float) -> set[str]:
-        """Return the keys of the next message; empty if there are none within *seconds*."""
+        """Return the keys of the next message. Return an empty set if nothing changes within *seconds*."""
         await _wait(self._woken, seconds)
         self._woken.clear()
         found, self._pending = self._pending, set()
@@ -190,6 +190,5 @@ def _different(before: Mapping[str, object], now: Mapping[str, object]) -> set[s
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:
-    """Wait for *event* for at most *seconds*."""
     with contextlib.suppress(asyncio.TimeoutError):
         await asyncio.wait_for(event.wait(), seconds)

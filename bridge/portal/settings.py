@@ -1,6 +1,6 @@
-"""The settings of the portal: one TOML file, with the same rules as the agent's configuration file.
+"""The settings of the portal, in one TOML file with the same rules as the agent's configuration file.
 
-The text under a field is the reference of that setting (docs/generate.py).
+The text under each field is the reference documentation of the setting (docs/generate.py).
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ def _listen(value: str) -> None:
         is_address = False
     if not (is_port and is_address):
         raise ValueError(
-            '"address:port", such as "127.0.0.1:8443", "0.0.0.0:8443" or "[::1]:8443"; port 0 takes a free one'
+            '"address:port", such as "127.0.0.1:8443", "0.0.0.0:8443" or "[::1]:8443". Port 0 selects a free port'
         )
 
 
-#: The certificates of Microsoft's authorities.
+#: Microsoft publishes the certificates of its certificate authorities at these URLs.
 AUTHORITIES_URLS = ("https://www.microsoft.com/pkiops/certs", "https://www.microsoft.com/pki/mscorp")
 
 
@@ -90,7 +90,6 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The private key of `cert_file`, PEM."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for half of a certificate."""
         if (self.cert_file is None) != (self.key_file is None):
             raise ValueError("cert_file and key_file belong together. Set both, or none for plain HTTP.")
 
@@ -103,7 +102,6 @@ class OperatorSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _check_one_source(settings: msgspec.Struct, *names: str) -> None:
-    """Raise ValueError for a secret with two sources."""
     for name in names:
         if getattr(settings, f"{name}_file") and getattr(settings, f"{name}_env"):
             raise ValueError(f"{name}_file and {name}_env are both set. Keep one.")
@@ -118,13 +116,12 @@ class DatabaseSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The URL of a PostgreSQL database without a password, for several processes behind a load balancer. Example:
     `postgresql://portal@db.example.net/portal?sslmode=verify-full`. Needs the extra `portal-postgresql`."""
     password_file: _Text | None = None
-    """A file with the password for `url`. The portal reads the file for each connection. Default: the default of
-    libpq."""
+    """A file with the password for `url`. The portal reads the file for each connection. Without a password, libpq
+    uses its own defaults, such as `~/.pgpass`."""
     password_env: _Text | None = None
     """The environment variable with the password."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for two databases, two sources of the password, and a password in the URL."""
         _check_one_source(self, "password")
         if self.file is not None and self.url is not None:
             raise ValueError("file and url are both set. Keep one.")
@@ -139,7 +136,7 @@ class DatabaseSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _mistake_of(url: str) -> str | None:
-    """Return the mistake in *url*, without any part of *url*, which may contain a password."""
+    """Return the mistake in *url*. The text contains no part of *url*, because *url* can contain a password."""
     try:
         parts = urlsplit(url)
         has_password = parts.password is not None or "password" in parts.query.casefold()
@@ -151,7 +148,7 @@ def _mistake_of(url: str) -> str | None:
 
 
 class AttestedSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """``[agents.attested]``: agents that prove their VM with an attested document, and get a token for an hour."""
+    """``[agents.attested]``: agents prove their VM with an attested document, and get a token for one hour."""
 
     subscriptions: Annotated[tuple[Annotated[str, Check(_uuid)], ...], Meta(min_length=1)]
     """The accepted subscriptions. Anyone with an Azure account has genuine documents."""
@@ -173,7 +170,6 @@ class AttestedSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The portal downloads intermediate certificates only below these URLs. An empty list disables downloads."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError unless the secret has one source."""
         if (self.secret_file is None) == (self.secret_env is None):
             raise ValueError("Set secret_file or secret_env, and only one of them.")
 
@@ -195,10 +191,9 @@ class AgentsSettings(msgspec.Struct, frozen=True, kw_only=True):
     webhook_secret_env: _Text | None = None
     """The environment variable with the secret."""
     attested: AttestedSettings | None = None
-    """Attested documents (recommended): no secret on the VM, and no VM can send records for another VM."""
+    """Attested documents (recommended). The VM needs no secret, and no VM can send records for another VM."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for two sources of the token, and if no agent could authenticate."""
         _check_one_source(self, "token", "webhook_secret")
         if not any(getattr(self, name) for name in self.__struct_fields__):
             raise ValueError(
@@ -216,7 +211,7 @@ class AgentsSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReadersSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """``[readers]``: the credentials of programs that read events and the audit. Without a token, no program can."""
+    """``[readers]``: the credentials of programs. Without a token, no program can read the events and the audit."""
 
     token_file: _Text | None = None
     """A file with the bearer tokens of readers, one per line. The portal reads the file again when it changes."""
@@ -224,7 +219,6 @@ class ReadersSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The environment variable with the token."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for two sources of the token."""
         _check_one_source(self, "token")
 
     def token(self) -> Secret:
@@ -246,13 +240,12 @@ class PeopleSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The header with the name of the user whom a proxy has authenticated, such as `X-Forwarded-User` of oauth2-proxy.
     The proxy must remove this header from incoming requests."""
     proxy_addresses: tuple[Annotated[str, Check(_address)], ...] = ()
-    """The addresses of the proxies. The portal accepts `proxy_header` only from these addresses, and also the last
-    address in their `X-Forwarded-For`, by which it counts wrong passwords."""
+    """The addresses of the proxies. The portal accepts `proxy_header` only from these addresses. It also reads the
+    address of a client from their `X-Forwarded-For` header, because it counts wrong passwords for each address."""
     proxy_role: Literal["viewer", "approver"] = "viewer"
     """Role of a user whom the proxy authenticates but who has no local account."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a header without proxies."""
         if self.proxy_header and not self.proxy_addresses:
             raise ValueError("proxy_header needs proxy_addresses.")
 
@@ -286,16 +279,14 @@ class PortalSettings(msgspec.Struct, frozen=True, kw_only=True):
     signing: SigningSettings | None = None
     """The portal's key."""
     keys: tuple[KeySettings, ...] = ()
-    """The public keys of decisions that the portal forwards, one table per key: the keys that the VMs trust."""
+    """The public keys of decisions that the portal forwards. The VMs must trust these keys. Each key has one table."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for two keys with one name, and for one key with two names."""
         mistakes = key_mistakes([key.trusted() for key in self.keys])
         if mistakes:
             raise ValueError(" ".join(mistakes))
 
 
-#: The tables and their structs.
 TABLES: tuple[tuple[str, type[msgspec.Struct]], ...] = (
     ("server", ServerSettings),
     ("operator", OperatorSettings),
@@ -310,10 +301,7 @@ TABLES: tuple[tuple[str, type[msgspec.Struct]], ...] = (
 
 
 def check_secrets(settings: PortalSettings) -> None:
-    """Raise ConfigurationError with every configured secret that cannot be read.
-
-    After the start, the portal refuses the requests that need an unreadable secret, and reads it again.
-    """
+    """Raise ConfigurationError with every configured secret that cannot be read."""
     mistakes = []
     agents = settings.agents
     for secret in (agents.token(), agents.webhook_secret(), settings.readers.token(), settings.database.password()):
@@ -332,7 +320,7 @@ def address_of(listen: str) -> tuple[str, int]:
 
 
 def read(table: Mapping[str, Any]) -> PortalSettings:
-    """Return the settings of a parsed file; raise ConfigurationError with all mistakes."""
+    """Return the settings of a parsed file. Raise ConfigurationError with all mistakes."""
     problems = Problems()
     settings = convert(table, PortalSettings, "", problems)
     if problems.sentences or settings is None:
@@ -341,13 +329,13 @@ def read(table: Mapping[str, Any]) -> PortalSettings:
 
 
 def load(path: Path) -> PortalSettings:
-    """Return the settings of the file at *path*; raise ConfigurationError with all mistakes."""
+    """Return the settings of the file at *path*. Raise ConfigurationError with all mistakes."""
     try:
         table = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
     except OSError as error:
         raise ConfigurationError(
             f"The portal's configuration {path} cannot be read: {error.strerror or error}. Fix the file, or set "
-            "another one with --config."
+            "another file with --config."
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"The portal's configuration {path} is not valid TOML: {error}.") from error
@@ -355,7 +343,7 @@ def load(path: Path) -> PortalSettings:
 
 
 def find(explicit: Path | None, environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the path of the configuration file: *explicit*, else from the environment, else the default."""
+    """Return *explicit*, or the path from the environment, or the default path of the configuration file."""
     if explicit is not None:
         return explicit
     named = environ.get(CONFIG_VARIABLE, "")
@@ -363,7 +351,7 @@ def find(explicit: Path | None, environ: Mapping[str, str] = os.environ) -> Path
 
 
 def database_file(settings: PortalSettings, environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the path of the SQLite database; it need not exist yet."""
+    """Return the path of the SQLite database. The file might not exist."""
     if settings.database.file is not None:
         return Path(settings.database.file)
     given = environ.get("STATE_DIRECTORY", "").split(":")[0]

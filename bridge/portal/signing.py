@@ -1,8 +1,11 @@
-"""Signs decisions for verdicts, and selects the VMs that get them.
+"""Signs decisions for verdicts, and selects the VMs that receive the decisions.
 
-An approval needs one VM, and Azure accepts the first of several. The portal therefore sends it to two VMs that are
-connected, report the event with the same digest, trust the portal's key, and would act on the approval. A hold goes to
-every VM that may approve: all VMs of the event and all known VMs of their resource groups (PROTOCOL.md, section 1).
+An approval of an event needs only one VM. If several VMs approve the event, Azure accepts the first approval. The
+portal sends an approval to two VMs, because one agent can fail. Each of these VMs is connected, reports the event with
+the same digest, trusts the portal's key, and would act on the approval.
+
+A hold must reach every VM that can approve the event. The portal therefore sends a hold to all VMs of the event and to
+all known VMs of their resource groups (PROTOCOL.md, section 1).
 """
 
 from __future__ import annotations
@@ -12,48 +15,23 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
-import msgspec
-
 from bridge.approval.signing import DecisionSigner
 from bridge.clock import format_time
+from bridge.portal.connected_agents import AgentSeen
 from bridge.portal.fleet import EventState, State, VmOfEvent
 from bridge.portal.store.decisions import NewDecision
 from bridge.portal.verdicts import Choice, Ruling, reason_of
 from bridge.text import one_line
 
-#: One agent is sufficient. The second one is a spare.
 _ASKED_TO_APPROVE = 2
 _HOLD_SECONDS = 86_400.0
 _STREAM = "stream:"
 
-
-class AgentSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """The header of an agent's last poll; None: the header has no such member."""
-
-    is_connected: bool
-    version: str | None = None
-    kids: tuple[str, ...] | None = None
-    required_approvals: int | None = None
-    dry_run: bool | None = None
-    disabled: bool | None = None
-    received_index: int = 0
-    """The agent has received every decision up to this number."""
-
-    def why_not(self, kid: str) -> str | None:
-        """Return the reason why the agent would not act on an approval by the key *kid*; None if it would."""
-        if not self.is_connected:
-            return "is not connected"
-        if self.kids is not None and kid not in self.kids:
-            return f"does not trust the key {kid}"
-        if self.disabled:
-            return "approves nothing, because its file approvals.disabled exists"
-        if self.dry_run:
-            return "does not approve, because dry_run is set"
-        return None
+NO_AGENT = "No agent would follow an approval now"
 
 
 def addressees(event: EventState, agents: Mapping[str, AgentSeen], kid: str) -> tuple[VmOfEvent, ...]:
-    """Return the VMs that get an approval: at most two, the best first; empty if no agent would act on it."""
+    """Return at most two VMs that get an approval, the best VM first."""
     able = [
         vm
         for vm in event.vms
@@ -66,11 +44,8 @@ def addressees(event: EventState, agents: Mapping[str, AgentSeen], kid: str) -> 
     return tuple(sorted(able, key=lambda vm: (vm.affects_this_vm is not True, vm.vm_key))[:_ASKED_TO_APPROVE])
 
 
-NO_AGENT = "No agent would follow an approval now"
-
-
 def why_unreachable(event: EventState, agents: Mapping[str, AgentSeen], kid: str) -> str:
-    """Return the reason of each VM why its agent would not act on an approval; empty if one agent would."""
+    """Return why no agent would act on an approval, with a reason for each VM. Return "" if an agent would."""
     if addressees(event, agents, kid):
         return ""
     found = []
@@ -82,7 +57,7 @@ def why_unreachable(event: EventState, agents: Mapping[str, AgentSeen], kid: str
 
 
 class PortalKey:
-    """The portal's key."""
+    """The private key of the portal, which signs decisions."""
 
     def __init__(self, signer: DecisionSigner) -> None:
         self._signer = signer
@@ -103,7 +78,7 @@ class PortalKey:
     def holds(
         self, event: EventState, ruling: Ruling, vm_keys: Sequence[str], *, now: datetime
     ) -> tuple[NewDecision, ...]:
-        """Return a hold of *event* for each of *vm_keys*. A VM without a vmId does not poll and gets no hold."""
+        """Return a hold of *event* for each of *vm_keys*. VMs without a vmId get no hold, because they never poll."""
         asked = [key for key in vm_keys if _has_vm_id(key)]
         return tuple(self._new(event, ruling, key, Choice.HOLD, seconds=_HOLD_SECONDS, now=now) for key in asked)
 

@@ -1,4 +1,4 @@
-"""The timeline: a bar for each event, from its first record to its end, as coordinates for an SVG. Pure.
+"""The timeline: one bar for each event, from its first record to its end. Computes the coordinates for an SVG. Pure.
 
 The table below the picture contains the same information as text.
 """
@@ -38,12 +38,11 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
     height: int
     bars: tuple[Bar, ...]
     ticks: tuple[tuple[float, str], ...]
-    """The lines of the scale and their labels."""
     now: float
 
 
 def chart(events: Sequence[EventState], *, now: datetime) -> Chart | None:
-    """Return the picture of *events*, the first one at the top; None if there are none."""
+    """Return the picture of *events*, with the first event at the top. Return None without events."""
     if not events:
         return None
     starts = [parse_time(event.first_observed_at) for event in events]

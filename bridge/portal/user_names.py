@@ -1,6 +1,7 @@
-"""Validates and compares the names of users by Unicode rules (NFKC and casefold), never by SQL.
+"""Validates and compares the names of users by the Unicode rules NFKC and casefold.
 
-A person must not count as two approvers, and a disabled user must not log in, with another spelling of the name.
+All spellings of a name must refer to one user. Otherwise, one person could count as two approvers, and a disabled user
+could sign in with another spelling. SQL cannot compare names by these rules.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ import unicodedata
 from bridge.text import escaped
 
 MOST_CHARACTERS = 256
-#: Invisible variation selectors.
+#: These variation selectors are invisible.
 _VARIANTS = re.compile("[\ufe00-\ufe0f]")
 
 
 def user_name_in(text: str) -> str | None:
-    """Return the normalized name; None if *text* is empty, too long, or has invisible characters."""
+    """Return the normalized name, or None if *text* is empty, is too long, or has invisible characters."""
     if len(text) > MOST_CHARACTERS:
         return None
     name = unicodedata.normalize("NFC", text).strip()

@@ -1,7 +1,8 @@
 """Authenticates people, and decides which events they may see and decide on.
 
-A person has a local name and password, or a configured proxy sends the name in a header. The database has the SHA-256
-of a session cookie. A request that changes something needs the portal's Origin and a CSRF token.
+A person signs in with a local name and a password, or a configured proxy sends the person's name in a header. The
+database stores only the SHA-256 of each session cookie. Every request that changes something must have the portal's
+own Origin and a valid CSRF token.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from urllib.parse import urlsplit
 import msgspec
 from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
+from sqlalchemy import Connection
 from starlette.requests import Request
 
 from bridge.clock import Clock, format_time
@@ -36,21 +38,19 @@ from bridge.portal.user_names import folded_name, user_name_in
 
 logger = logging.getLogger(__name__)
 
-#: `__Host-`: a browser takes it over TLS or from this machine only, and from this very host.
+#: Because of the prefix `__Host-`, a browser accepts the cookie only over TLS or from localhost, and only for one host.
 COOKIE = "__Host-scheduled-events-portal"
 _SESSION_BYTES = 32
 _LONGEST_PASSWORD = 1_024
-#: Wrong passwords for a name, or from an address, before the next has to wait.
+#: After this number of wrong passwords for one name or from one address, further logins must wait.
 _MOST_WRONG = 5
 _WRONG_SECONDS = 300.0
 _MOST_REMEMBERED = 10_000
-#: The hash of an unused password. The check of an unknown name must take as long as that of a known name.
-NOBODYS_HASH = "$argon2id$v=19$m=65536,t=3,p=4$NODTa3+FH8YWtHER2am/vg$4iqmJnJsGYRtmaLk+wzwN/Pwv000lt7CzysQeENAI+I"
-#: Each takes 64 MiB and about 50 ms.
+#: The hash of an unused password. A login with an unknown name must take as long as a login with a known name.
+UNUSED_HASH = "$argon2id$v=19$m=65536,t=3,p=4$NODTa3+FH8YWtHER2am/vg$4iqmJnJsGYRtmaLk+wzwN/Pwv000lt7CzysQeENAI+I"
+#: Each check of a password needs 64 MiB and takes about 50 ms.
 _HASHES_AT_ONCE = 2
-#: Some seconds' work.
 _MOST_SIGNING_IN = 50
-
 
 VIEWER = "You are a viewer. Only an approver can decide."
 
@@ -63,7 +63,7 @@ class Role(str, Enum):
 
 
 class AccessDenied(RequestRefused):
-    """The person is unknown or lacks the permission; *status* is 401, 403, or 429."""
+    """The person is unknown or does not have the permission. *status* is 401, 403, or 429."""
 
     closes_connection = True
 
@@ -74,10 +74,10 @@ class Person(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     role: Role
     scope: tuple[str, ...] = ()
-    """Groups of VMs, such as ``labels.team:payments`` or ``resource_group:west``; empty: all VMs."""
+    """Groups of VMs, such as ``labels.team:payments``. A person with an empty scope sees all VMs."""
     csrf_token: str
     session_sha256: str | None = None
-    """None: a proxy authenticates each request."""
+    """The value is None if a proxy authenticates each request of this person."""
 
     def may_see(self, event: EventState) -> bool:
         """Return whether one of the event's VMs is in the scope."""
@@ -86,7 +86,8 @@ class Person(msgspec.Struct, frozen=True, kw_only=True):
     def why_not_decide(self, event: EventState) -> str | None:
         """Return the reason why this person may not decide on *event*; None if the person may.
 
-        An approval is consent for every VM of the event. Therefore, each VM must be known and in the scope.
+        An approval is consent for every VM of the event. The portal must therefore know each VM, and each VM must be in
+        the scope of the person.
         """
         if self.role is not Role.APPROVER:
             return VIEWER
@@ -97,8 +98,8 @@ class Person(msgspec.Struct, frozen=True, kw_only=True):
         return f"The event includes VMs outside your scope: {', '.join(outside)}." if outside else None
 
 
-def still(person: Person, connection: store_users.Connection, *, at: str) -> Person:
-    """Return *person* with the current role and scope; raise AccessDenied if the access has ended."""
+def still(person: Person, connection: Connection, *, at: str) -> Person:
+    """Return *person* with the current role and scope. Raise AccessDenied if the access has ended."""
     if person.session_sha256 is not None:
         found = store_users.session_of(connection, person.session_sha256, at=at)
         if found is None:
@@ -171,7 +172,7 @@ class Users:
         """Raise AccessDenied (403) unless the request comes from a page of this portal and of this session."""
         self.check_origin(headers)
         if not hmac.compare_digest(token.encode(), person.csrf_token.encode()):
-            raise AccessDenied(403, "The form is not of this session. Load the page again.")
+            raise AccessDenied(403, "The form belongs to another session. Load the page again.")
 
     def check_origin(self, headers: Mapping[str, str]) -> None:
         """Raise AccessDenied (403) unless the request's Origin is the portal's own."""
@@ -184,9 +185,9 @@ class Users:
             raise AccessDenied(403, "The request comes from another site.")
 
     async def sign_in(self, name: str, password: str, *, address: str, old_session_id: str) -> str:
-        """Start a session and return its ID; raise AccessDenied (401), or 429 after too many wrong passwords."""
+        """Start a session and return its ID. Raise AccessDenied with the status 401 or 429."""
         if self._signing_in >= _MOST_SIGNING_IN:
-            raise AccessDenied(429, "Too many sign in now. Try again in a minute.")
+            raise AccessDenied(429, "Too many people are signing in. Try again in a minute.")
         self._signing_in += 1
         try:
             async with self._hashing:
@@ -222,18 +223,17 @@ class Users:
         return Person(name=name, role=role, scope=() if user is None else user.scopes, csrf_token=token)
 
     async def _known(self, name: str | None, password: str, address: str) -> store_users.User:
-        """Return the user with that password. Few calls run at once, so every wrong guess is counted in time."""
         both = (f"name {folded_name(name or '')}", f"address {address}")
         if any(map(self._wrong.is_too_many, both)):
             raise AccessDenied(429, "Too many wrong passwords. Wait five minutes.")
         user = None if name is None else await self._store.read(store_users.user_of, name)
         known = user.password_hash if user is not None and user.disabled_at is None else None
-        is_right = len(password) <= _LONGEST_PASSWORD and await self._is_right(known or NOBODYS_HASH, password)
+        is_right = len(password) <= _LONGEST_PASSWORD and await self._is_right(known or UNUSED_HASH, password)
         if user is not None and known is not None and is_right:
             return user
         for whom in both:
             self._wrong.note(whom)
-        self._log.problem("sign-in", logging.WARNING, "Somebody gave a wrong name or password.")
+        self._log.problem("sign-in", logging.WARNING, "A login failed, because the name or the password was wrong.")
         raise AccessDenied(401, "The name or the password is wrong.")
 
     async def _is_right(self, password_hash: str, password: str) -> bool:
@@ -255,7 +255,7 @@ def hashed(password: str) -> str:
 
 
 class _Wrong:
-    """Recent wrong passwords by name and by address; the oldest entries are dropped beyond a limit."""
+    """Counts recent wrong passwords by name and by address. Beyond a limit, the oldest entries are dropped."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -275,10 +275,7 @@ class _Wrong:
         return [each for each in self._times.get(whom, ()) if each > since]
 
 
-def _begin_session(
-    connection: store_users.Connection, /, *, user: store_users.User, old_sha256: str, **session: str
-) -> None:
-    """Start a session unless *user* was disabled or changed during the password check."""
+def _begin_session(connection: Connection, /, *, user: store_users.User, old_sha256: str, **session: str) -> None:
     if store_users.user_of(connection, user.user_name) != user:
         raise AccessDenied(401, "The name or the password is wrong.")
     store_users.end_session(connection, old_sha256)
@@ -288,14 +285,13 @@ def _begin_session(
     )
 
 
-def _end_session(connection: store_users.Connection, name: str, session_sha256: str, *, at: str) -> None:
+def _end_session(connection: Connection, name: str, session_sha256: str, *, at: str) -> None:
     store_users.end_session(connection, session_sha256)
     add_entries(connection, [NewEntry(actor=name, action="signed_out", subject="", details={})], at=at)
 
 
 def _as_utf8(text: str) -> str:
-    """Return the header *text* as UTF-8. The server has decoded its bytes as Latin-1."""
-    try:
+    try:  # the server has decoded the bytes of the header as Latin-1
         return text.encode("latin-1").decode()
     except UnicodeError:
         return text

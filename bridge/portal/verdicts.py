@@ -1,20 +1,18 @@
-"""The rules for verdicts: approve the event, hold it, or wait for a second person. Pure.
+"""The verdicts of people on events, and the texts that are derived from them. Pure.
 
-A hold of one person prevents early approvals by people and by the rules of the VMs until its withdrawal, which starts
-nothing. An approval counts only for the event with the same digest, until the approval expires.
+A verdict is the choice of one person: to approve an event, or to hold it. `bridge.portal.two_person_rule` decides
+whether the verdicts approve the event, and `bridge.portal.deciding` turns the result into signed decisions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from enum import Enum
 
 import msgspec
 
-from bridge.portal.user_names import folded_name
-
 WITHDRAW_HOLD = "Withdraw the hold to approve the event."
-NO_KEY = "This portal has no key. Sign with `decide --to`. The portal forwards the decision."
+NO_KEY = "This portal has no key. Sign the decision with `decide --to`, and the portal forwards it."
 
 
 class Choice(str, Enum):
@@ -29,7 +27,7 @@ class Outcome(str, Enum):
 
     UNDECIDED = "undecided"
     WAITING = "waiting"
-    """One person approved, and another person must approve too."""
+    """At least one person has approved, and further people must approve."""
     APPROVED = "approved"
     HELD = "held"
 
@@ -57,38 +55,7 @@ class Ruling(msgspec.Struct, frozen=True, kw_only=True):
     verdicts: tuple[Verdict, ...]
     """The holds, or one approval of each person, oldest first."""
     needed: int
-    """The number of people who must still approve; 0 if the event is approved or held."""
-
-
-def counting(verdicts: Iterable[Verdict], barred: Container[str]) -> tuple[Verdict, ...]:
-    """Return the verdicts that count: all holds, and the approvals of people who may still approve.
-
-    *barred* contains the folded names of people who may not approve.
-    """
-    return tuple(each for each in verdicts if each.choice is Choice.HOLD or folded_name(each.user_name) not in barred)
-
-
-def rule(verdicts: Iterable[Verdict], *, digest: str, at: str, required: int) -> Ruling:
-    """Return the ruling at the time *at* on an event with *digest*.
-
-    An approval needs *required* different people. One person with several spellings of a name counts once.
-    """
-    standing = sorted(
-        (each for each in verdicts if each.withdrawn_at is None), key=lambda each: (each.made_at, each.verdict_id)
-    )
-    holds = tuple(each for each in standing if each.choice is Choice.HOLD)
-    if holds:
-        return Ruling(outcome=Outcome.HELD, verdicts=holds, needed=0)
-    newest = {
-        folded_name(each.user_name): each
-        for each in standing
-        if each.choice is Choice.APPROVE and each.digest == digest and at < each.expires_at
-    }
-    approvals = tuple(sorted(newest.values(), key=lambda each: (each.made_at, each.verdict_id)))
-    needed = max(0, required - len(approvals))
-    if not approvals:
-        return Ruling(outcome=Outcome.UNDECIDED, verdicts=(), needed=needed)
-    return Ruling(outcome=Outcome.WAITING if needed else Outcome.APPROVED, verdicts=approvals, needed=needed)
+    """The number of people who must still approve. It is 0 if the event is approved or held."""
 
 
 def people_of(verdicts: Iterable[Verdict]) -> str:
@@ -97,6 +64,6 @@ def people_of(verdicts: Iterable[Verdict]) -> str:
 
 
 def reason_of(ruling: Ruling, *, most_characters: int = 256) -> str:
-    """Return the reason of a decision: the names and reasons of its verdicts, cut to the length that an agent keeps."""
+    """Return the names and reasons of the verdicts as the reason of a decision, with at most *most_characters*."""
     said = "; ".join(f"{each.user_name}: {each.reason}" if each.reason else each.user_name for each in ruling.verdicts)
     return said if len(said) <= most_characters else f"{said[: most_characters - 1]}…"

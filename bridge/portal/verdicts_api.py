@@ -1,6 +1,6 @@
-"""Verdicts as JSON: a verdict, and a withdrawal. For programs with a session.
+"""The JSON API to submit and withdraw verdicts, for programs with a session.
 
-A request needs the session's cookie, the portal's own Origin, and the session's CSRF token in ``X-CSRF-Token``.
+A request needs the session cookie, the portal's own Origin, and the session's CSRF token in ``X-CSRF-Token``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The values that templates show for an event, a VM, and an audit entry. Pure."""
+"""The values that the templates show for an event, a verdict, a VM, and its agent. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import datetime
 import msgspec
 
 from bridge.clock import format_time, parse_time
-from bridge.events.event import ScheduledEvent
+from bridge.portal.connected_agents import AgentSeen
 from bridge.portal.decision_progress import AcceptedApproval, DecisionProgress, accepted_approval, progress_of
 from bridge.portal.fleet import EventState, State, VmState, groups_of
 from bridge.portal.sentences import (
@@ -22,9 +22,9 @@ from bridge.portal.sentences import (
     vm_names,
     why_not_yet,
 )
-from bridge.portal.signing import AgentSeen
 from bridge.portal.store.event_details import EventDetails
-from bridge.portal.verdicts import Choice, Verdict, rule
+from bridge.portal.two_person_rule import rule
+from bridge.portal.verdicts import Choice, Verdict
 from bridge.text import duration
 
 STATE_WORDS = {
@@ -35,7 +35,6 @@ STATE_WORDS = {
     State.CANCELED: "canceled",
     State.ENDED: "over",
 }
-#: The sections of the first page and their headings.
 SECTIONS = {"announced": "Announced", "under-way": "Under way", "over": "Over within the last hour"}
 
 
@@ -45,22 +44,21 @@ class VerdictView(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
     sentence: str
     withdrawing: str | None
-    """The effect of a withdrawal; None: this person cannot withdraw the verdict now."""
+    """The effect of a withdrawal, or None if this person cannot withdraw the verdict."""
 
 
 class EventView(msgspec.Struct, frozen=True, kw_only=True):
-    """An event for one person."""
+    """An event as one person sees it."""
 
     event: EventState
     title: str
     state: str
     order: str
-    """The sort key of rows."""
     vms: tuple[str, ...]
     next_event: str
     """What happens if no one acts."""
     until: datetime | None
-    """NotBefore, if it is in the future. The page counts down to it."""
+    """NotBefore, if it is in the future. The page counts down to this time."""
     why_not_yet: str
     buttons: Buttons
     verdicts: Sequence[VerdictView]
@@ -76,7 +74,13 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def impact(self) -> str:
         """Return the duration that Azure expects: "5 s pause" for a Freeze."""
-        return _impact(self.event.event)
+        event = self.event.event
+        seconds = event.duration_seconds
+        if seconds is None or seconds < 0:
+            return "unknown"
+        if seconds == 0:
+            return "none"
+        return f"{duration(seconds)} pause" if event.event_type == "Freeze" else duration(seconds)
 
     @property
     def facts(self) -> list[tuple[str, str]]:
@@ -152,7 +156,6 @@ def _verdict_view(
 
 
 def _verb(verdict: Verdict, details: EventDetails, now: datetime, accepted: AcceptedApproval | None) -> str:
-    """Return the action of the verdict, and the reason if it does not count."""
     is_hold, is_withdrawn = verdict.choice is Choice.HOLD, verdict.withdrawn_at is not None
     is_undecided = details.event.state is State.SCHEDULED and accepted is None
     verb, note = "held it" if is_hold else "approved it", ""
@@ -169,17 +172,8 @@ def _verb(verdict: Verdict, details: EventDetails, now: datetime, accepted: Acce
     return verb + note
 
 
-def _impact(event: ScheduledEvent) -> str:
-    seconds = event.duration_seconds
-    if seconds is None or seconds < 0:
-        return "unknown"
-    if seconds == 0:
-        return "none"
-    return f"{duration(seconds)} pause" if event.event_type == "Freeze" else duration(seconds)
-
-
 class AgentView(msgspec.Struct, frozen=True, kw_only=True):
-    """A VM, which may have sent no record, and its agent, which may never have polled."""
+    """A VM and its agent. The VM may have sent no record, and the agent may never have polled."""
 
     name: str
     vm: VmState | None

@@ -1,6 +1,6 @@
-"""Verification of Standard Webhooks signatures (https://www.standardwebhooks.com), an alternative to bearer tokens.
+"""Verifies the signatures of Standard Webhooks (https://www.standardwebhooks.com), an alternative to bearer tokens.
 
-The secret is shared by all agents, so a signature proves no particular VM.
+All agents share one secret. A signature therefore proves that some agent sent the request, but not which agent.
 """
 
 from __future__ import annotations
@@ -11,12 +11,10 @@ import hashlib
 import hmac
 from collections.abc import Iterable, Mapping
 
-#: The specification recommends a tolerance of five minutes.
-_TOLERANCE_SECONDS = 300
+_TOLERANCE_SECONDS = 300  # recommended by the specification
 _VERSION = "v1"
 _SECRET_PREFIX = "whsec_"  # noqa: S105  # the prefix of a secret
-#: The specification requires 192 to 512 bits.
-_KEY_BYTES = range(24, 65)
+_KEY_BYTES = range(24, 65)  # the specification requires 192 to 512 bits
 _MOST_SIGNATURES = 16
 
 

@@ -1,4 +1,4 @@
-"""The operating system: programs, secrets, access tokens, threads, systemd, boot identity, and temporary disks.
+"""Access to the operating system, and to secrets and tokens.
 
 Public: `run_and_kill` (Runner), `secrets` (Secret, ChangingFile), `access_tokens` (RenewedToken, AttestedToken),
 `scopes` (check_scope), `threads` (run_daemon, LoopWatch), `systemd` (SystemdNotifier), `boot` (boot_id),

@@ -1,14 +1,14 @@
-"""Access tokens of this VM: from Entra ID, and from a portal that verifies Azure's attested document.
+"""Access tokens of this VM, from Entra ID or from an ops portal.
 
-A separate thread fetches a token and renews it after two thirds of its life, so callers wait only while no valid token
-exists. The identity endpoint may hang, so a wait ends at the caller's deadline. A fetch that outlives the wait
-continues, and its token is used when it arrives. At most one fetch runs at a time.
+A background thread gets the token, and renews it after two thirds of its lifetime. Callers therefore wait only while
+there is no valid token. The identity endpoint of Azure can hang, so each caller has its own deadline. If a request for
+a token outlives this deadline, the request continues, and later callers use its token.
 
-A portal issues a token in three steps (PROTOCOL.md, section 2): the portal returns a challenge, the metadata service
-signs a document that contains the challenge, and the portal returns a token for the document.
+An ops portal issues a token in three steps (PROTOCOL.md, section 2). The portal returns a challenge, Azure's metadata
+service signs a document that contains the challenge, and the portal returns a token for the signed document.
 
-No message contains a token or text of a peer, except the refusal words of this module. A message is the same for each
-attempt, so that one fault is one line in the log.
+Error messages contain no token and no text of the server, except for the refusal reasons in this module. The message of
+a failure is the same at each attempt, so that the log contains it only once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 import base64
 import http.client
 import json
-import logging
 import os
 import threading
 from collections.abc import Callable
@@ -37,10 +36,6 @@ from bridge.text import EXCERPT_CHARACTERS, one_line
 if TYPE_CHECKING:
     import requests
 
-logger = logging.getLogger(__name__)
-
-#: A token with less time left is used only if no newer token is available: the clock of the service may be ahead.
-_LEAST_SECONDS = 60.0
 _RENEWED_AFTER = 2 / 3
 _RETRY_SECONDS = 5.0
 #: How long the replacement of a refused token is kept, even if the service refuses it too.
@@ -58,7 +53,6 @@ CHALLENGE_PATH = "/agents/challenge"
 TOKEN_PATH = "/agents/token"  # noqa: S105 - a path
 
 _OK, _CONFLICT = 200, 409
-_HAS_RETRY_AFTER = frozenset({429, 503})
 _NEEDS_A_PERSON = frozenset({400, 401, 403, 404, 405, 410, 413})
 _MAX_CHALLENGE_SECONDS = 300.0
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 5.0, 40.0
@@ -70,16 +64,16 @@ _STALE = (
 
 
 class AccessToken(NamedTuple):
-    """A token and its expiry in Unix seconds. The names match azure-core's AccessToken."""
+    """A token and its expiry in Unix seconds. The field names are those of azure-core's AccessToken."""
 
     token: str
     expires_on: int
 
 
 class RenewedToken:
-    """The token that *fetch* returns. *fetch* may hang or raise any exception.
+    """A token that a background thread renews. *fetch* requests a token, and may hang or raise any exception.
 
-    Messages use *source* as the name of the issuer, and *advice* as the action if *fetch* fails.
+    Error messages name *source* as the issuer, and suggest *advice* if *fetch* fails.
     """
 
     def __init__(
@@ -97,34 +91,20 @@ class RenewedToken:
         self._closed: Future[Any] = Future()
 
     def current(self, *, wait_seconds: float) -> AccessToken:
-        """Return a valid token; raise CredentialFailed if none arrives within *wait_seconds*."""
-        token = self.good()
-        if token is not None:
-            if self._clock.timestamp() >= self._renew_at:
-                self._begin()
-            return token
-        try:
+        """Return a valid token; raise CredentialFailed if there is no token within *wait_seconds*."""
+        token, now = self._token, self._clock.timestamp()
+        if token is None or now >= token.expires_on:
             return self._awaited(wait_seconds)
-        except CredentialFailed:
-            last = self._token
-            if last is None or self._clock.timestamp() >= last.expires_on:
-                raise
-            return last
-
-    def good(self) -> AccessToken | None:
-        """Return the stored token unless it is about to expire."""
-        token = self._token
-        return token if token is not None and token.expires_on - self._clock.timestamp() > _LEAST_SECONDS else None
+        if now >= self._renew_at:
+            self._begin()
+        return token
 
     def forget(self) -> None:
         """Drop the token, because the service has refused it."""
         self._token = None
 
     def refuse(self, token: AccessToken) -> bool:
-        """Drop the refused *token*, but not more than once in five minutes.
-
-        Return whether the next request shows another token.
-        """
+        """Drop the refused *token*, at most once in five minutes. Return whether `current` has another token."""
         now = self._clock.monotonic()
         if token == self._token and now - self._refused_at >= _REPLACEMENT_SECONDS:
             self._refused_at = now
@@ -132,13 +112,12 @@ class RenewedToken:
         return token != self._token
 
     def close(self) -> None:
-        """Wake a thread that waits for a token. A running request ends at its timeout."""
+        """Wake a thread that waits for a token. A running request continues until its own timeout."""
         with self._lock:
             if not self._closed.done():
                 self._closed.set_result(None)
 
     def _begin(self) -> Future[AccessToken]:
-        """Return the running fetch; start one if none is running."""
         with self._lock:
             if self._fetching is None or self._fetching.done():
                 self._renew_at = self._clock.timestamp() + _RETRY_SECONDS  # in case this fetch fails
@@ -170,29 +149,21 @@ class RenewedToken:
         ) from error
 
 
-def token_of(scope: str, *, key: str, fetch: Callable[[], AccessToken] | None = None) -> RenewedToken:
-    """Return the token for *scope* of the identity in AZURE_CLIENT_ID, or of the only identity.
-
-    Messages name the setting *key*. *fetch* replaces the request to Entra ID.
-    """
+def token_of(scope: str, *, key: str) -> RenewedToken:
+    """Return the token for *scope* of the VM's identity. Error messages name the setting *key*."""
     return RenewedToken(
-        fetch or partial(fetch_own_token, scope),
+        partial(fetch_token, scope, client_id=os.environ.get("AZURE_CLIENT_ID") or None),
         source=f"Entra ID ({key})",
         advice="Check the scope, and that this VM has a managed identity.",
     )
 
 
-def fetch_own_token(scope: str) -> AccessToken:
-    """Return a new token of the identity in AZURE_CLIENT_ID, or of the only identity. The caller retries."""
-    return fetch_token(scope, client_id=os.environ.get("AZURE_CLIENT_ID") or None)
-
-
 def fetch_token(scope: str, *, client_id: str | None = None, is_default: bool = False) -> AccessToken:
-    """Return a new token for *scope* from this machine's managed identity, or its workload identity in Kubernetes.
+    """Return a new token for *scope*, from the VM's managed identity or from workload identity in Kubernetes.
 
-    *client_id* selects one of several user-assigned identities. With *is_default*, azure-identity selects the first
-    credential that it finds. The exceptions of azure-identity are raised unchanged. Nothing is cached, because a
-    refused token must not return, and nothing is retried, because the caller retries.
+    *client_id* selects one of several user-assigned identities. With *is_default*, azure-identity uses the first
+    credential that it finds. The exceptions of azure-identity are raised unchanged. This function has no cache, because
+    a cache would return a refused token again, and no retries, because the caller retries.
     """
     import requests  # noqa: PLC0415  # likewise
     from azure.core.pipeline.transport import RequestsTransport  # noqa: PLC0415  # 11 to 20 MB and a second, where used
@@ -220,7 +191,7 @@ def fetch_token(scope: str, *, client_id: str | None = None, is_default: bool = 
 
 
 class DocumentRefusal(str, Enum):
-    """Why a portal refuses a document, in the order of the checks. The values are part of the protocol."""
+    """The reasons for which a portal refuses a document, in the order of the checks (PROTOCOL.md)."""
 
     TOO_LARGE = "too_large"
     MALFORMED = "malformed"
@@ -278,10 +249,11 @@ _AnswerT = TypeVar("_AnswerT", bound=msgspec.Struct)
 
 
 class AttestedToken(RenewedToken):
-    """The token of the portal *portal* for the attested document that *document* returns.
+    """A token that the portal at *portal* issues for the attested document of this VM.
 
-    The metadata service may return a document of an earlier request. The portal then responds with 409, and the agent
-    asks the service again with the same challenge until the challenge expires, at most for five minutes.
+    *document* returns the attested document that contains a given nonce. Azure's metadata service can return a document
+    of an earlier request, and the portal refuses this document with 409. The agent then requests another document for
+    the same challenge, until the challenge expires and for at most five minutes.
     """
 
     def __init__(
@@ -300,7 +272,7 @@ class AttestedToken(RenewedToken):
         self._stop = threading.Event()
 
     def close(self) -> None:
-        """End the wait of another thread, and send no further request."""
+        """Cancel the wait of another thread, and send no more requests."""
         self._stop.set()
         super().close()
 
@@ -325,18 +297,12 @@ class AttestedToken(RenewedToken):
                 return AccessToken(found.token, int(asked_at + found.expires_in))
             if _has_nonce(document, challenge.nonce):
                 raise self._refused(response, TOKEN_PATH, "The next attempt uses another challenge.")
-            if wait_seconds == _FIRST_WAIT_SECONDS:
-                logger.info(
-                    "The metadata service returned an attested document of an earlier request. The agent asks again.",
-                    extra={"portal": self._source},
-                )
             if self._clock.monotonic() + wait_seconds > ends_at:
                 raise self._refused(response, TOKEN_PATH, _STALE)
             self._wait(self._stop, wait_seconds)
             wait_seconds = min(2 * wait_seconds, _LONGEST_WAIT_SECONDS)
 
     def _response(self, path: str, body: bytes) -> requests.Response:
-        """Return a response with 200, or with 409 to a document; raise CredentialFailed otherwise."""
         if self._stop.is_set():
             raise CredentialFailed(f"{self._source}: the request was canceled.", needs_attention=False)
         response = self._post(path, body)
@@ -352,7 +318,7 @@ class AttestedToken(RenewedToken):
         return CredentialFailed(
             f"{self._source} responded with {shown} to {path}{why}. {advice}".rstrip(),
             needs_attention=status in _NEEDS_A_PERSON or advice is _STALE,
-            retry_after_seconds=retry_after_seconds(response.headers) if status in _HAS_RETRY_AFTER else None,
+            retry_after_seconds=retry_after_seconds(response.headers),
         )
 
     def _read(self, response: requests.Response, decoder: msgspec.json.Decoder[_AnswerT]) -> _AnswerT:
@@ -367,7 +333,7 @@ class AttestedToken(RenewedToken):
 
 
 def _has_nonce(document: str, nonce: str) -> bool:
-    """Return whether *document* contains *nonce*. The signed content is plain text."""
+    """Return whether *document* contains *nonce*. The signed content of a document is plain text."""
     try:
         return nonce.encode() in base64.b64decode(document)
     except ValueError:
@@ -375,7 +341,6 @@ def _has_nonce(document: str, nonce: str) -> bool:
 
 
 def _refusal_in(response: requests.Response) -> DocumentRefusal | None:
-    """Return the refusal word of *response*, None without a known word."""
     try:
         value = json.loads(response.content)
         return DocumentRefusal(value["reason"]) if isinstance(value, dict) else None

@@ -1,7 +1,7 @@
 """The identity and the time of the current boot.
 
-Linux has a UUID for each boot. Windows has none, so the identity is the time of the boot. Two readings of this time
-differ slightly, so it has a tolerance.
+Linux has a UUID for each boot. Windows has no such ID, so the time of the boot is the identity. Two readings of this
+time differ slightly, so the comparison has a tolerance of two minutes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _TOLERANCE_SECONDS = 120.0
 
 
 def boot_id(path: Path = _LINUX) -> str:
-    """Return the identity of the current boot; "" if it is unknown."""
+    """Return the identity of the current boot, or "" if it is unknown."""
     try:
         return path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
@@ -28,14 +28,14 @@ def boot_id(path: Path = _LINUX) -> str:
 
 
 def seconds_since_boot() -> float:
-    """Return the time since the boot; 0 if it is unknown."""
+    """Return the time since the boot, or 0 if it is unknown."""
     if sys.platform == "linux":
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     return time.monotonic() if sys.platform == "win32" else 0.0
 
 
 def has_booted(before: str | None, now: str) -> bool:
-    """Return whether *now* is another boot than *before*; False if either is unknown."""
+    """Return whether *now* is another boot than *before*. If either is unknown, return False."""
     if not before or not now:
         return False
     if before.startswith(_TIME) and now.startswith(_TIME):

@@ -1,9 +1,9 @@
 """Detects a state directory that does not survive a redeploy of the VM.
 
-Azure's temporary disk, memory, the layer of a container, and an emptyDir are empty after a redeploy (Azure, "Azure
-managed disks overview"). The agent reports redeploys, so it needs its state after a redeploy. If the system does not
-provide the facts, the directory counts as durable. Mounts of file servers are not accessed, because a dead server would
-block the caller.
+After a redeploy, Azure's temporary disk, memory, a container layer, and an emptyDir are empty (Microsoft, "Azure
+managed disks overview"). The agent would then lose the records that it has not yet sent. If the system does not provide
+the necessary information, the directory counts as durable. The check does not access mounts of file servers, because a
+dead server would block the check.
 """
 
 from __future__ import annotations
@@ -35,10 +35,7 @@ def warn_if_ephemeral(directory: Path) -> bool:
 
 
 def why_ephemeral(directory: Path, *, root: Path = Path("/")) -> str | None:
-    """Return why *directory* does not survive a redeploy and the required action, None without a known reason.
-
-    Tests replace "/" with *root*.
-    """
+    """Return the problem of *directory* and the required action, or None. *root* replaces / in tests."""
     try:
         path = os.path.realpath(directory)
         reason = _reason_on_windows(path) if sys.platform == "win32" else _reason_on_linux(path, root)
@@ -57,7 +54,6 @@ def _reason_on_windows(path: str) -> str | None:
 
 
 def _reason_on_linux(path: str, root: Path) -> str | None:
-    """Return the reason by the deepest mount above *path*. The later of two mounts on one point covers the earlier."""
     text = (root / "proc/self/mountinfo").read_text(errors="surrogateescape")
     deepest = -1
     reason = None

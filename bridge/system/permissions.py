@@ -1,16 +1,13 @@
-"""Detects files that other users can change: by their owner, their mode, and the directories above them.
+"""Detects whether a user who is not trusted can change a file.
 
-The rule is that of sshd for the keys of a user (StrictModes): the file and every directory above it belong to root or
-to a trusted user, and neither the group nor others can write to them. A group with one member is no exception, because
-its members can change. An access list for another user appears as the permission of the group.
+A file is safe if only root or a trusted user owns the file and all directories above it, and if neither the group nor
+other users can write to them. sshd has the same rule for the keys of a user (StrictModes). Symbolic links are followed,
+and each directory on the way is checked. A directory to which everyone can write is safe in two cases:
 
-Two kinds of directories that everyone can write to are safe:
+- The directory has the sticky bit, as /tmp has. Only the owner of a file can then remove or rename the file.
+- The directory is a ConfigMap of Kubernetes. Only root on the node can reach it.
 
-- A directory with the sticky bit, such as /tmp. Only the owner of a file can remove or rename the file.
-- A ConfigMap of Kubernetes (drwxrwxrwx). Only root on the node can reach it.
-
-Symbolic links are followed step by step, and each directory on the way is checked. On Windows, access lists decide, and
-this module does not check them.
+This module does not check the access control lists of Windows.
 """
 
 from __future__ import annotations
@@ -21,7 +18,9 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
-if sys.platform != "win32":
+if sys.platform == "win32":
+    import getpass
+else:
     import pwd
 
 _MOST_LINKS = 40
@@ -30,9 +29,10 @@ _CONFIG_MAP = b"/volumes/kubernetes.io~configmap/"
 
 
 def why_writable(path: Path, *, users: Collection[int], mounts: Path = _MOUNTS) -> str | None:
-    """Return which part of *path* a user other than root and *users* can change; None if there is no such part.
+    """Return a sentence about the part of *path* that an untrusted user can change, or None if there is none.
 
-    If *path* does not exist, its existing parent directories count. Tests replace *mounts*.
+    *users* are the trusted users in addition to root. If *path* does not exist, the check covers the existing
+    directories above it. *mounts* replaces the list of mounts in tests.
     """
     if sys.platform == "win32":
         return None
@@ -63,7 +63,7 @@ def why_writable(path: Path, *, users: Collection[int], mounts: Path = _MOUNTS) 
 
 def _why(here: Path, found: os.stat_result, trusted: Collection[int], mounts: Path, *, is_end: bool) -> str | None:
     if found.st_uid not in trusted:
-        return f"{here} belongs to {_name(found.st_uid)}. Change its owner to root or the agent's user (chown)."
+        return f"{here} belongs to {user_name(found.st_uid)}. Change its owner to root or the agent's user (chown)."
     if not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return None
     is_directory = stat.S_ISDIR(found.st_mode)
@@ -76,15 +76,18 @@ def _why(here: Path, found: os.stat_result, trusted: Collection[int], mounts: Pa
     return f"{who} can write to {here}: its mode is {mode:04o}. Run `chmod go-w {here}`."
 
 
-def _name(uid: int) -> str:
+def user_name(uid: int | None = None) -> str:
+    """Return the name of the user *uid*, by default the current user, or the number if there is no name."""
+    if sys.platform == "win32":
+        return getpass.getuser()
+    uid = os.geteuid() if uid is None else uid
     try:
-        return pwd.getpwuid(uid).pw_name
+        return pwd.getpwuid(uid).pw_name  # getpass trusts the environment
     except KeyError:
         return f"uid {uid}"
 
 
 def _is_config_map(here: Path, mounts: Path) -> bool:
-    """Return whether a ConfigMap is mounted at *here*. Fields 4 and 5 of a line are the root and the mount point."""
     try:
         lines = mounts.read_bytes().splitlines()
     except OSError:

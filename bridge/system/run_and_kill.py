@@ -1,15 +1,14 @@
-"""Runner: runs a program with a deadline and ends it with its whole process group.
+"""Runs a program with a deadline, and kills the program and all of its children at the deadline.
 
-A program may print without end, read nothing, ignore signals, or leave a child that holds its standard error open.
-None of these may block the caller. Standard input is therefore a file, standard output is discarded, a thread keeps the
-last bytes of standard error, and the caller waits for the program itself, not for the end of a pipe.
+A program may print without end, read no input, ignore signals, or leave a child that keeps its standard error open.
+None of these programs may block the agent. Standard input is therefore a file, standard output is discarded, and a
+thread reads standard error and keeps its last bytes. The agent waits for the exit of the program, and not for the end
+of its output.
 
 On POSIX, the program leads its own process group. The group gets SIGTERM five seconds before the deadline (or 10 % of
-the deadline, if that is less), and SIGKILL half a second before it (or 5 %). Descendants that call setsid escape; a
-cgroup, such as systemd's, also contains those. On Windows, ``taskkill /t /f`` ends the process tree (Microsoft,
-"taskkill"). Processes that the program leaves running when it exits by itself are not ended.
-
-`Runner.close` and the exit of this process also kill the program. A SIGKILL of this process does not.
+the deadline, if that is less), and SIGKILL half a second before the deadline (or 5 %). A child that calls setsid leaves
+the group, but the cgroup of the systemd unit still contains it. On Windows, ``taskkill /t /f`` ends the process tree
+(Microsoft, "taskkill").
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ PASSING_ERRORS = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFI
 
 
 class Ending(str, Enum):
-    """Why a program is no longer running."""
+    """The reason why a program is no longer running."""
 
     ITSELF = "itself"
     DEADLINE = "deadline"
@@ -63,17 +62,17 @@ class Ending(str, Enum):
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
-    """How a program ended."""
+    """The result of a program."""
 
     ending: Ending
     exit_code: int | None
-    """The exit code, or minus the number of the signal that ended the program; None if it could not be killed."""
+    """The exit code, or minus the number of the signal that ended it; None if it is still running."""
     error_output: str
     """The last 256 characters of standard error, on one line without control characters."""
 
 
 class Runner:
-    """Runs one program at a time. `close` ends the program from any thread and lets no other program start."""
+    """Runs one program at a time. After `close`, which any thread may call, no program starts."""
 
     def __init__(self) -> None:
         self._starting = threading.Lock()
@@ -90,10 +89,10 @@ class Runner:
         without: Collection[str] = (),
         directory: str | None = None,
     ) -> Finished:
-        """Run *argv* without a shell, and return within *deadline_seconds* of running time of this process.
+        """Run *argv* without a shell, and return after at most *deadline_seconds* of this process's running time.
 
-        The program inherits the environment except the names in *without*, plus *environment*. Raises OSError if the
-        program cannot be started.
+        The program gets *environment* and the environment of this process except for the names in *without*. Raises
+        OSError if the program cannot be started.
         """
         started = time.monotonic()
         # The exit of this process does not wait for the program, so it must not run next to the next agent's programs.
@@ -111,7 +110,7 @@ class Runner:
             at_exit.detach()
 
     def close(self) -> None:
-        """Send SIGTERM to the program and kill it 0.3 s later. Start no other program."""
+        """Send SIGTERM to the program, and kill it after 0.3 s. Start no more programs."""
         self._is_closed = True
         if self._starting.acquire(timeout=_START_SECONDS):
             program = self._program
@@ -121,14 +120,12 @@ class Runner:
 
 
 def find_program(name: str, environment: Mapping[str, str] | None = None) -> str | None:
-    """Return the path of the program that `Runner.run` would start as *name*, None if it does not exist."""
+    """Return the path of the program that `Runner.run` starts as *name*, or None if there is none."""
     path = (environment or {}).get("PATH")
     return shutil.which(name, path=os.environ.get("PATH", os.defpath) if path is None else path)
 
 
 class _Program:
-    """A started program, its process group, and the end of its standard error."""
-
     def __init__(
         self, argv: Sequence[str], stdin: bytes, environment: Mapping[Any, Any], directory: str | None
     ) -> None:
@@ -144,7 +141,6 @@ class _Program:
             raise BlockingIOError(errno.EAGAIN, str(error)) from error
 
     def finish(self, started: float, deadline_seconds: float) -> Finished:
-        """Wait for the end of the program; end it at the deadline."""
         kill_before = min(_KILL_SECONDS, deadline_seconds * _KILL_SHARE)
         notice = min(_NOTICE_SECONDS, deadline_seconds * _NOTICE_SHARE) - kill_before
         limit = RunningTime(deadline_seconds - kill_before - (time.monotonic() - started))
@@ -163,7 +159,7 @@ class _Program:
         )
 
     def end(self, ending: Ending, *, notice_seconds: float) -> None:
-        """Send SIGTERM to the process group, and SIGKILL after the notice. Do nothing if the program has ended."""
+        """Send SIGTERM to the process group, and SIGKILL after *notice_seconds*, unless the program has ended."""
         until = time.monotonic() + notice_seconds
         with self._lock:
             if self._ending is None and self._process.poll() is not None:
@@ -178,7 +174,6 @@ class _Program:
         self._signal(signal.SIGKILL)
 
     def _wait(self, limit: RunningTime, *, until_left: float = 0.0) -> bool:
-        """Wait until the program has ended or *until_left* of *limit* is left; return whether it has ended."""
         while not self._has_ended():
             seconds = min(limit.next_wait(), limit.left_seconds - until_left)
             if seconds <= 0:
@@ -192,10 +187,7 @@ class _Program:
             return self._process.poll() is not None
 
     def _signal(self, number: int) -> bool:
-        """Send *number* to the process group; return whether the group still has a member.
-
-        The kernel does not reuse the number of a group that has a member, so an empty group gets no further signal.
-        """
+        """Send *number* to the process group, and return whether the group still has a member."""
         with self._lock:
             if not self._is_group_gone:
                 try:
@@ -237,7 +229,7 @@ def _start(
 
 
 def _scratch_file() -> IO[bytes]:
-    """Return a new file without a name. On Linux it is in memory, because the disk may be full."""
+    """Return a temporary file. On Linux, the file is in memory, because the disk may be full."""
     try:
         return os.fdopen(os.memfd_create("stdin"), "w+b")
     except (AttributeError, OSError):
@@ -245,7 +237,6 @@ def _scratch_file() -> IO[bytes]:
 
 
 def _environment(added: Mapping[str, str], without: Collection[str]) -> Mapping[Any, Any]:
-    """Return the environment of this process without *without*, as bytes on POSIX, plus *added* in UTF-8."""
     if sys.platform == "win32":
         dropped_names = {name.upper() for name in without}  # names are case-insensitive on Windows
         return {**{name: value for name, value in os.environ.items() if name.upper() not in dropped_names}, **added}

@@ -1,9 +1,9 @@
-"""The check of an Entra ID scope. It is a separate module, so that reading a configuration does not import requests."""
+"""Checks an Entra ID scope without importing requests, which `access_tokens` imports."""
 
 from __future__ import annotations
 
 
 def check_scope(scope: str) -> None:
-    """Raise ValueError with the expected value if *scope* is not a scope."""
+    """Raise ValueError with the expected form if *scope* is not a valid scope."""
     if not scope or any(map(str.isspace, scope)):
         raise ValueError('one scope, such as "api://scheduled-events-portal/.default"')

@@ -1,7 +1,7 @@
-"""Secret: a secret in a file or in an environment variable, never in the configuration or in a message.
+"""Reads secrets from files and environment variables, so that the configuration contains no secrets.
 
-A file is read again when it changes, so a rotated token needs no restart. A file can contain several secrets, one per
-line, for a rotation. Empty lines and lines that begin with # are ignored.
+A file is read again when it changes, so a new token needs no restart. A file can contain several secrets for a
+rotation, one on each line. Empty lines and lines that begin with # are ignored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAX_BYTES = 65_536
 
 
 class ChangingFile(Generic[_T]):
-    """The result of *parse* for the bytes of the file at *path*, computed again when the file has changed."""
+    """The result of *parse* for the content of a file. A changed file is parsed again."""
 
     def __init__(self, path: Path, parse: Callable[[bytes], _T]) -> None:
         self.path = path
@@ -34,8 +34,8 @@ class ChangingFile(Generic[_T]):
     def value(self) -> _T:
         """Return the result for the current file.
 
-        Raises the errors of *parse*, and OSError if the file cannot be read, is not a regular file, or is too long.
-        After an error, the next call reads the file again.
+        Raises the errors of *parse*, and OSError if the file cannot be read, is not a regular file, or is larger than
+        64 KiB. After an error, the next call reads the file again.
         """
         last, self._found = self._found, None
         status = self.path.stat()
@@ -57,7 +57,7 @@ class ChangingFile(Generic[_T]):
 
 
 class Secret:
-    """The secret of the setting *key*, from *file* or the environment variable *env*. Without both, it is not set."""
+    """The secret of the setting *key*, from *file* or from the environment variable *env*."""
 
     def __init__(
         self, *, key: str, file: str | None = None, env: str | None = None, environ: Mapping[str, str] = os.environ
@@ -75,11 +75,11 @@ class Secret:
         return self._file is not None or self._env is not None
 
     def value(self) -> str | None:
-        """Return the first secret; None if none is configured. Raises SecretUnavailable if it is missing or empty."""
+        """Return the first secret, or None if none is configured. Raises SecretUnavailable."""
         return self.values()[0] if self.is_set else None
 
     def values(self) -> tuple[str, ...]:
-        """Return all secrets in the order of the file, the newest first."""
+        """Return all secrets in the order of the file, with the newest first."""
         if not self.is_set:
             return ()
         if self._file is not None:
@@ -111,7 +111,7 @@ def _secrets_in(text: str) -> tuple[str, ...]:
 
 
 def masked(text: str, secrets: Iterable[str]) -> str:
-    """Return *text* without *secrets*. A peer can include the request in its response."""
+    """Return *text* with each secret replaced, because a server can repeat the request in its response."""
     for secret in sorted((secret for secret in secrets if len(secret) >= _SHORTEST_MASKED), key=len, reverse=True):
         text = text.replace(secret, MASK)
     return text

@@ -1,7 +1,7 @@
-"""Notifies systemd about start, stop, and liveness (sd_notify(3), over a datagram socket).
+"""Notifies systemd about the start, the stop, and the health of the agent (sd_notify(3)).
 
-A datagram is sent without waiting and can be lost, so the service manager never blocks the agent. The variables are
-removed from the environment, so that programs of sinks cannot send notifications.
+A notification is a datagram. The agent does not wait for its delivery, so systemd never blocks the agent. The agent
+removes systemd's variables from its environment, so that programs which it starts cannot send notifications.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LEAST_SECONDS = 1.0
 
 
 class SystemdNotifier:
-    """Notifies the service manager in *environ*. Without a service manager, the calls have no effect."""
+    """Sends notifications to the socket that *environ* names. Without a socket, the calls have no effect."""
 
     def __init__(self, environ: MutableMapping[str, str], monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -34,7 +34,7 @@ class SystemdNotifier:
         self._feed_seconds = int(microseconds) / _MICROSECONDS / _FEEDINGS if is_for_us else 0.0
         self._fed_at = float("-inf")
         self.feed_within_seconds = max(self._feed_seconds / _FEEDINGS, min(self._feed_seconds, _LEAST_SECONDS))
-        """Interval for calls of `alive`; 0 without a watchdog."""
+        """The interval for calls of `alive`, or 0 without a watchdog."""
 
     def ready(self, status: str) -> None:
         """Report that the agent has started, with *status* on one line."""
@@ -42,17 +42,17 @@ class SystemdNotifier:
         self._send(f"READY=1\nSTATUS={one_line(status)}")
 
     def starting(self, status: str, within_seconds: float) -> None:
-        """Report that the start continues for *within_seconds*, and why. This extends the timeout of the unit."""
+        """Extend the start timeout of the unit by *within_seconds*, and report *status*."""
         self._send(f"EXTEND_TIMEOUT_USEC={within_seconds * _MICROSECONDS:.0f}\nSTATUS={one_line(status)}")
 
     def stopping(self, within_seconds: float) -> None:
-        """Report that the agent stops within *within_seconds*. This extends the timeout of the unit."""
+        """Report that the agent stops, and extend the stop timeout of the unit to *within_seconds*."""
         self._send(
             f"STOPPING=1\nEXTEND_TIMEOUT_USEC={within_seconds * _MICROSECONDS:.0f}\nSTATUS=Sending the pending records"
         )
 
     def alive(self) -> None:
-        """Notify the watchdog if a notification is due."""
+        """Notify the watchdog of systemd if a notification is due."""
         now = self._monotonic()
         if self._feed_seconds and now - self._fed_at >= self._feed_seconds:
             self._fed_at = now

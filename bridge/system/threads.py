@@ -1,7 +1,7 @@
-"""Threads: `run_daemon` starts a function, `LoopWatch` detects a stuck loop, and `RunningTime` limits a wait.
+"""Helpers for threads: start a function, detect a loop that hangs, and limit a wait.
 
-Before each wait or call, a loop sets the longest time that the wait or call may take. A loop counts as late only 30 s
-after this time, because the machine may be busy. After a freeze by Azure, the clocks can also jump by half a minute.
+A loop sets a deadline before each wait and each call. The loop counts as late only 30 s after this deadline, because
+the machine may be busy, and because the clocks can jump when Azure unfreezes the VM.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ _COUNTED_OF_A_STALL = 0.1
 
 
 def run_daemon(name: str, work: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
-    """Call *work* on a new daemon thread *name*; return the Future of the result.
+    """Run *work* on a new daemon thread *name*, and return the Future of its result.
 
-    Use it for calls that can hang, such as a resolver or an SDK. The thread of an executor would delay the exit.
+    Use this function for calls that can hang, such as a name lookup or an SDK. The exit of the process does not wait
+    for a daemon thread.
     """
     future: Future[_T] = Future()
     future.set_running_or_notify_cancel()  # a cancel would not stop the thread
@@ -47,56 +48,48 @@ def run_daemon(name: str, work: Callable[_P, _T], /, *args: _P.args, **kwargs: _
 
 
 class LoopWatch:
-    """The deadline of one loop. Only the loop writes it."""
+    """The deadline of one loop. Only the loop sets the deadline."""
 
     def __init__(self, clock: Clock = REAL_CLOCK) -> None:
         self._clock = clock
         self._due = math.inf
 
     def expect_within(self, within_seconds: float) -> None:
-        """Set the deadline of the next call to *within_seconds* plus the slack."""
+        """Set the deadline to *within_seconds* from now, plus 30 s."""
         self._due = self._clock.monotonic() + within_seconds + SLACK_SECONDS
 
     def expect_call_within(self, deadline_seconds: float) -> None:
-        """Set the deadline for a call that ends within 1.1 x *deadline_seconds*."""
+        """Set the deadline for a call that takes at most 1.1 x *deadline_seconds*."""
         self.expect_within(deadline_seconds * _DEADLINE_FACTOR)
 
-    def extend(self, seconds: float) -> None:
-        """Extend the deadline by *seconds* in which this process did not run."""
-        self._due += seconds
-
     def idle(self) -> None:
-        """Clear the deadline: the loop does not run."""
+        """Clear the deadline, because the loop does not run."""
         self._due = math.inf
 
     @property
     def late_seconds(self) -> float:
-        """Time since the deadline; 0 before the deadline."""
+        """Return the time since the deadline, or 0 before the deadline."""
         return max(self._clock.monotonic() - self._due, 0.0)
 
 
 class RunningTime:
-    """A limit of *seconds* that counts only the time in which this process runs. A freeze of the VM does not count.
+    """A time limit that does not count the time in which Azure froze the VM. For one thread.
 
-    The monotonic clock continues during a freeze or jumps after it. A caller therefore waits in steps of `next_wait`,
-    and a step that takes much longer was a freeze. For one thread.
+    During a freeze, the monotonic clock continues or jumps. A caller therefore waits in short steps of `next_wait`. If
+    a step takes much longer than planned, the process did not run.
     """
 
     def __init__(self, seconds: float) -> None:
         self.left_seconds = seconds
-        self.stalled_seconds = 0.0
-        """Detected time in which this process did not run."""
         self._at = time.monotonic()
         self._longest = 0.0
 
     def next_wait(self, at_most: float = _LONGEST_WAIT_SECONDS) -> float:
-        """Count the time since the last call, and return the length of the next wait; 0 or less at the end."""
+        """Return the length of the next wait, after subtracting the time since the last call; 0 at the end."""
         now = time.monotonic()
         elapsed, self._at = now - self._at, now
         if elapsed - self._longest > _STALL_SECONDS and self._longest:
-            counted = self._longest * _COUNTED_OF_A_STALL
-            self.stalled_seconds += elapsed - counted
-            elapsed = counted
+            elapsed = self._longest * _COUNTED_OF_A_STALL
         self.left_seconds -= elapsed
         self._longest = min(at_most, max(self.left_seconds / 4, _SHORTEST_WAIT_SECONDS), max(self.left_seconds, 0.0))
         return self._longest

@@ -1,11 +1,10 @@
-"""What we test with, shipped so that users test with it too: a simulated Azure metadata service, and what tests a sink.
+"""Test tools that ship with the package, so that users can test with the same tools as this project.
 
-For the metadata service: the names below, from the package `simulator`. For the author of a sink: the modules
-`contract` and `http_contract` (the suite that a sink passes), `peers` and `http_peer` (its other side), `records`
-(samples) and `sinks` (one that keeps what it gets, one that does what a script says); `calls` and `watching` are the
-suite's own.
-
-The names stand here because tests import them from here; so this package, other than the agent's, imports something.
+- `simulator` is a simulated Azure Instance Metadata Service (IMDS). This package exports its public names.
+- `contract` and `http_contract` contain the test suite that every sink must pass.
+- `peers` and `http_peer` contain destinations for tests of sinks.
+- `records` returns sample records, and `sinks` contains a sink that follows a script.
+- `calls` and `watching` are private parts of the contract suite.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls of a sink as the host makes them, and the failures and skips that the contract suite reports."""
+"""Calls into a sink in the same way as the agent, and the failures and skips of the contract suite."""
 
 from __future__ import annotations
 
@@ -16,23 +16,21 @@ _Error = TypeVar("_Error", bound=BaseException)
 
 
 class Host:
-    """The Sender of the host, with what a test wants to know of a call."""
+    """Calls a sink through the same `Sender` as the agent, and returns the errors of the calls."""
 
     def __init__(self, settings: SinkSettings) -> None:
         self._sender = Sender(settings.build, name=settings.name, timeout_seconds=settings.config.timeout_seconds)
-        self.thread_name = f"sink:{settings.name}"
-        """What the Sender calls the thread that the sink lives on."""
 
     def send(self, batch: Sequence[TransitionRecord]) -> DeliveryError | None:
-        """Send *batch* and return what was raised."""
+        """Send *batch*, and return the error or None."""
         return _raised(lambda: self._sender.send(batch))
 
     def check(self) -> DeliveryError | None:
-        """Try the destination and return what was raised."""
+        """Check the destination, and return the error or None."""
         return _raised(self._sender.check)
 
     def close(self) -> None:
-        """Close the sink, as the host does."""
+        """Close the sink."""
         self._sender.close()
 
 
@@ -45,18 +43,18 @@ def _raised(call: Callable[[], object]) -> DeliveryError | None:
 
 
 class Call:
-    """A call on a thread of its own."""
+    """A call on a separate thread."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call = call
         self.error: BaseException | None = None
         self.seconds = 0.0
-        """How long it took, once it is over."""
+        """The duration of the call after its end."""
         self._thread = threading.Thread(target=self._run, name="contract-call", daemon=True)
         self._thread.start()
 
     def wait(self, seconds: float) -> bool:
-        """Return whether the call is over, after *seconds* at most."""
+        """Wait for at most *seconds*, and return whether the call has ended."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
@@ -64,44 +62,44 @@ class Call:
         began = time.monotonic()
         try:
             self._call()
-        except BaseException as error:  # noqa: BLE001  # whatever it is, the test looks at it
+        except BaseException as error:  # noqa: BLE001  # the test checks it
             self.error = error
         self.seconds = time.monotonic() - began
 
 
 def skip(reason: str) -> NoReturn:
-    """End the test as skipped, with *reason*."""
-    from unittest import SkipTest  # noqa: PLC0415  # pytest knows it, and only a skipped test needs it
+    """Skip the test with *reason*."""
+    from unittest import SkipTest  # noqa: PLC0415  # only a skipped test needs it
 
     raise SkipTest(reason)
 
 
 def fail(message: str) -> NoReturn:
-    """End the test as failed, with *message*."""
+    """Fail the test with *message*."""
     raise AssertionError(message)
 
 
 def expect_accepted(error: BaseException | None) -> None:
-    """Fail if a send that the peer accepted ended in *error*."""
+    """Fail the test if a send to an accepting peer ended with *error*."""
     if error is not None:
-        raise AssertionError(f"the peer accepted, and the sink raised {error!r}") from error
+        raise AssertionError(f"The peer accepted the records, but the sink raised {error!r}.") from error
 
 
 def expect(kind: type[_Error], error: BaseException | None) -> _Error:
-    """Return *error* if it is of that *kind*; fail if it is another or none."""
+    """Return *error* if its type is *kind*; fail the test otherwise."""
     if error is None:
-        fail(f"the sink returned as if all was accepted; {kind.__name__} would have been true")
+        fail(f"The sink returned without an error. Expected: {kind.__name__}.")
     if not isinstance(error, kind):
-        raise AssertionError(  # noqa: TRY004  # a test fails; nobody passed a wrong type
-            f"the sink raised {error!r}; {kind.__name__} would have been true"
+        raise AssertionError(  # noqa: TRY004  # a test fails; no argument has a wrong type
+            f"The sink raised {error!r}. Expected: {kind.__name__}."
         ) from error
     return error
 
 
 def expect_named(error: DeliveryRejected, batch: Sequence[TransitionRecord]) -> list[str]:
-    """Return the ids that *error* names; fail if one of them is not of *batch*."""
+    """Return the IDs in *error*; fail the test if an ID is not in *batch*."""
     named = [str(getattr(record, "id", record)) for record in error.records]
     strangers = set(named) - {record.id for record in batch}
     if strangers:
-        fail(f"the error names records that were not sent: {', '.join(sorted(strangers))}")
+        fail(f"The error names records that were not sent: {', '.join(sorted(strangers))}.")
     return named

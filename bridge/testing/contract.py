@@ -1,6 +1,7 @@
-"""The suite that every sink passes: it says truthfully, and in time, what became of a send.
+"""The contract suite: tests that every sink must pass before you use it in production.
 
-Subclass it in a test file and say how your destination behaves; pytest runs what is inherited.
+To test your own sink, subclass the contract in a test file, and describe the configuration of your sink. pytest then
+runs the inherited tests.
 
     class TestPagerSinkContract(HttpSinkContract):
         sink_type = "acme.sinks:PagerSink"
@@ -9,17 +10,18 @@ Subclass it in a test file and say how your destination behaves; pytest runs wha
         def table(self, address):
             return {"url": f"http://{address.authority}/s3cret-path"}
 
-`SinkContract` is for any protocol, with a `Peer` of your own; `bridge.testing.http_contract` has the one for HTTP.
-What does not apply is skipped by name, with a reason that the test report shows. Sends go through the host's own
-`Sender`, as they do in the agent, so that what holds here holds there.
+For a sink over HTTP, use `bridge.testing.http_contract`. For another protocol, use `SinkContract` and write a `Peer`. A
+test that does not apply to your sink is skipped, and the test report shows the reason. The suite calls the sink through
+the same `Sender` as the agent.
 
-No pytest in here: the package that this ships in is also what `demo` runs on.
+This module does not import pytest, because the installed package also contains it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -58,22 +60,22 @@ def _needs_network(test: _Test) -> _Test:
 
 
 class SinkContract:
-    """What must hold for a sink of any kind; a subclass fills in `table` and `peer`."""
+    """The contract for sinks of any kind. A subclass implements `table` and `peer`."""
 
     sink_type: ClassVar[str] = ""
-    """The sink's entry point, or ``module:Class``."""
+    """The entry point of the sink, or ``module:Class``."""
     secrets: ClassVar[Sequence[str]] = ()
-    """Texts that the sink is configured with and that nobody may read in a log line or an error."""
+    """The secrets in the configuration of the sink. No log line and no error may contain them."""
     batch_size: ClassVar[int] = 1
-    """How many records the suite sends at once where one would do; set it if the sink takes more."""
+    """The number of records in each batch. Increase this number if the sink accepts several records."""
     deadline_seconds: ClassVar[float] = 0.5
-    """`timeout_seconds` where the peer stays silent. Longer for a sink that takes its time to start."""
+    """The `timeout_seconds` of the sink in tests with a silent peer. Increase it for a slow SDK."""
     after_silence: ClassVar[type[DeliveryError]] = DeliveryFailed
-    """What a silent peer ends in. DeliveryRejected for a sink that must not try such a record again."""
+    """The error after a silent peer: DeliveryRejected if the sink must not send such a record again."""
     no_network: ClassVar[str] = ""
-    """Why this sink makes no connection; what is about connections is then skipped with that reason."""
+    """The reason why the sink makes no network connections. Tests of connections are then skipped."""
     skips: ClassVar[Mapping[str, str]] = {}
-    """Test name -> why that case does not exist for this sink."""
+    """The names of the tests that do not apply to the sink, each with the reason."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -89,26 +91,24 @@ class SinkContract:
     # What a sink author fills in.
 
     def table(self, address: Address) -> Mapping[str, Any]:
-        """Return the sink's ``[[sinks]]`` table for a peer at *address*; type, name and timeout are added."""
+        """Return the sink's ``[[sinks]]`` table for a peer at *address*, without type, name, and timeout."""
         raise NotImplementedError
 
     def peer(self) -> Peer:
-        """Return a peer that accepts everything."""
+        """Return a peer that accepts all records."""
         raise NotImplementedError
 
     # The suite.
 
     def test_accepted_records_reach_the_peer_once_and_in_order(self) -> None:
-        """Returning means that every record of the batch was accepted, by one write."""
         batch = self._batch()
         with self.peer() as peer, self._host(peer.address) as host:
             expect_accepted(host.send(batch))
             seen, wanted = [list(ids) for ids in peer.received], [[record.id for record in batch]]
             if seen != wanted:
-                fail(f"the peer received {seen}; sent was {wanted}")
+                fail(f"The peer received {seen}, but the suite sent {wanted}.")
 
     def test_refused_for_good_is_rejected(self) -> None:
-        """What the peer will never take is DeliveryRejected, for records that were sent."""
         batch = self._batch()
         with self.peer() as peer, self._host(peer.address) as host:
             peer.refuse_for_good()
@@ -116,33 +116,29 @@ class SinkContract:
             expect_named(error, batch)
 
     def test_refused_for_now_is_failed(self) -> None:
-        """What the peer may take later is DeliveryFailed, with no wish that the peer did not have."""
         with self.peer() as peer, self._host(peer.address) as host:
             peer.refuse_for_now()
             error = expect(DeliveryFailed, host.send(self._batch()))
             if error.retry_after is not None:
-                fail(f"retry_after is {error.retry_after} though the peer named no time")
+                fail(f"retry_after is {error.retry_after}, but the response has no Retry-After.")
 
     def test_retry_after_is_passed_on(self) -> None:
-        """When the peer says when to come again, the host hears it."""
         with self.peer() as peer, self._host(peer.address) as host:
             peer.refuse_for_now(_RETRY_AFTER_SECONDS)
             error = expect(DeliveryFailed, host.send(self._batch()))
             if error.retry_after != _RETRY_AFTER_SECONDS:
-                fail(f"retry_after is {error.retry_after}; the peer said {_RETRY_AFTER_SECONDS}")
+                fail(f"retry_after is {error.retry_after}, but the peer requested {_RETRY_AFTER_SECONDS}.")
 
     def test_part_of_a_batch_refused_is_rejected_by_name(self) -> None:
-        """The records that the peer did not take are named, so that the host parks those."""
         batch = [sample_record(number) for number in (1, 2, 3)]
         with self.peer() as peer, self._host(peer.address, max_batch=len(batch)) as host:
             peer.refuse_part([batch[1].id])
             error = expect(DeliveryRejected, host.send(batch))
             named = expect_named(error, batch)
             if batch[1].id not in named:
-                fail(f"the peer refused {batch[1].id}, and the error names {named or 'nothing'}")
+                fail(f"The peer rejected {batch[1].id}, but the error names {named or 'no record'}.")
 
     def test_silence_ends_at_the_deadline_and_the_next_send_works(self) -> None:
-        """A peer that stops answering after it has worked costs one deadline, and no restart."""
         self._warm_up()
         with self.peer() as peer, self._host(peer.address, timeout_seconds=self.deadline_seconds) as host:
             peer.stay_silent()
@@ -151,7 +147,7 @@ class SinkContract:
             expect_accepted(self._sent_at_last(host))
 
     def test_sink_keeps_its_own_deadline(self) -> None:
-        """The sink itself ends a send in time; the host, which would cut it, is left out here."""
+        """Without the host, which would cut the send, the sink ends the send itself."""
         self._warm_up()
         with self._silent() as address, ExitStack() as sinks:
             settings = self._settings(address, timeout_seconds=self.deadline_seconds)
@@ -161,63 +157,58 @@ class SinkContract:
                 sinks.callback(sink.close)
                 call = Call(lambda: sink.send(self._batch()))
                 if not call.wait(self.deadline_seconds + _PATIENCE_SECONDS):
-                    fail(f"send went on for {_PATIENCE_SECONDS} s after its deadline: only the host would have cut it")
+                    fail(f"The send continued for {_PATIENCE_SECONDS} s after its deadline.")
                 return call
 
             sent = in_time(send, deadline_seconds=self.deadline_seconds, seconds_of=lambda call: call.seconds)
             expect(self.after_silence, sent.error)
 
     def test_silence_leaves_no_thread_and_no_socket_behind(self) -> None:
-        """Repeated sends to a silent peer end in time and leak no thread and no socket."""
         self._warm_up()
         with self._silent() as address:
             before = Census.baseline()
             with self._host(address, timeout_seconds=self.deadline_seconds) as host:
                 self._endure(host)
-                first = Census.taken(besides=host.thread_name)
-                for number in range(2, _SILENCES + 1):
+                first = Census.taken()
+                most = replace(first, threads=first.threads + 1)  # the host has no thread for the sink after a cut
+                for _ in range(_SILENCES - 1):
                     self._endure(host)
-                    # Each time: a send that the host has to cut frees what an instance has kept.
-                    if (now := first.settled(besides=host.thread_name)).exceeds(first):
-                        fail(f"after the first silent send there was {first}, after {number} of them {now}")
+                    if (now := most.settled()).exceeds(most):
+                        fail(f"After the first send to a silent peer: {first}. After a later send: {now}.")
             if (now := before.settled()).exceeds(before):
-                fail(f"before there was {before}; closed after {_SILENCES} silent sends, {now}")
+                fail(f"Before {_SILENCES} sends to a silent peer: {before}. After the sink was closed: {now}.")
 
     @_needs_network
     def test_connection_refused_is_failed(self) -> None:
-        """Nobody listens: nothing was accepted for now."""
         with nobody() as address, self._host(address) as host:
             expect(DeliveryFailed, host.send(self._batch()))
 
     @_needs_network
     def test_reset_is_failed(self) -> None:
-        """The connection breaks, at once or while the request is read: nothing was accepted for now."""
         for after_reading in (False, True):
             with resetting_listener(after_reading=after_reading) as address, self._host(address) as host:
                 expect(DeliveryFailed, host.send(self._batch()))
 
     @_needs_network
     def test_unknown_host_is_failed_within_the_deadline(self) -> None:
-        """A name that does not resolve: failed, and in time also where the resolver takes its own."""
         self._warm_up()
         address = Address(host=NOWHERE, port=9)
         with self._host(address, timeout_seconds=self.deadline_seconds) as host:
             expect(DeliveryFailed, in_time(lambda: host.send(self._batch()), deadline_seconds=self.deadline_seconds))
 
     def test_no_secret_is_in_a_log_line_or_an_error(self) -> None:
-        """Whatever the peer says or repeats, and whatever breaks: nobody reads what was to stay secret."""
         if not self.secrets:
-            skip("this sink is configured without a secret")
+            skip("The contract lists no secrets.")
         with agent_logs() as lines:
             errors = [str(error) + repr(error) for error in self._every_failure()]
             logged = lines()
         for secret in self.secrets:
             shown = [text for text in (*errors, *logged.splitlines()) if secret in text]
             if shown:
-                fail("a secret is shown: " + shown[0].replace(secret, "<the secret>"))
+                fail("A secret is visible: " + shown[0].replace(secret, "<the secret>"))
 
     def test_every_retry_has_the_same_id(self) -> None:
-        """The consumer recognises what comes again, so every try carries the record's own id."""
+        """Consumers detect duplicates by the ID of the record."""
         batch = self._batch()
         with self.peer() as peer, self._host(peer.address) as host:
             peer.refuse_for_now()
@@ -229,10 +220,9 @@ class SinkContract:
             # A peer may refuse before it has read what it refuses, but what it accepts it has read.
             seen = [list(ids) for ids in peer.received]
             if not seen or any(ids != wanted for ids in seen):
-                fail(f"one batch was sent {_RETRIES} times and the peer received {seen}; each should be {wanted}")
+                fail(f"The suite sent {wanted} {_RETRIES} times, but the peer received {seen}.")
 
     def test_send_after_each_failure_works_again(self) -> None:
-        """No failure leaves the sink unusable."""
         with self.peer() as peer, self._host(peer.address) as host:
             for refuse in (peer.refuse_for_now, peer.refuse_for_good):
                 if refuse.__name__ == "refuse_for_good" and "test_refused_for_good_is_rejected" in self.skips:
@@ -243,7 +233,6 @@ class SinkContract:
                 expect_accepted(host.send(self._batch()))
 
     def test_close_ends_a_send_in_flight(self) -> None:
-        """Close from another thread comes back at once, and the send under it does not claim success."""
         self._warm_up()
         with self.peer() as peer:
             peer.stay_silent()
@@ -253,16 +242,15 @@ class SinkContract:
             peer.wait_until_busy(writes_before=writes_before)
             close = Call(sink.close)
             if not close.wait(_CLOSE_SECONDS):
-                fail(f"close took longer than {_CLOSE_SECONDS} s while a send was in flight")
+                fail(f"close took longer than {_CLOSE_SECONDS} s during a send.")
             if close.error is not None:
-                fail(f"close raised {close.error!r} while a send was in flight")
+                fail(f"close raised {close.error!r} during a send.")
             if not send.wait(_CLOSE_SECONDS):
-                fail(f"the send went on for more than {_CLOSE_SECONDS} s after close")
+                fail(f"The send continued for more than {_CLOSE_SECONDS} s after close.")
             if send.error is None:
-                fail("the send returned as if the peer had accepted; it said nothing")
+                fail("The send returned without an error, but the peer sent no response.")
 
     def test_close_may_be_called_twice(self) -> None:
-        """Before the first send and after it."""
         with self.peer() as peer:
             for is_used in (False, True):
                 sink = self._settings(peer.address).build()
@@ -271,10 +259,10 @@ class SinkContract:
                 sink.close()
                 again = Call(sink.close)
                 if not again.wait(_CLOSE_SECONDS) or again.error is not None:
-                    fail(f"the second close ended in {again.error!r} or not within {_CLOSE_SECONDS} s")
+                    fail(f"The second close raised {again.error!r} or took longer than {_CLOSE_SECONDS} s.")
 
     def test_constructor_is_quick_and_connects_nowhere(self) -> None:
-        """The host builds a sink again whenever it had to cut it: that costs nothing."""
+        """The host builds a new instance after each send that it cuts."""
         with silent_listener() as (address, listener), ExitStack() as sinks:
             settings = self._settings(address)
 
@@ -283,27 +271,26 @@ class SinkContract:
                 call = Call(lambda: built.append(settings.build()))
                 is_over = call.wait(_QUICK_SECONDS)
                 if was_connected_to(listener):
-                    fail("the constructor connects; connect on demand")
+                    fail("The constructor connects to the destination. Connect in the first send.")
                 if not is_over and not call.wait(_PATIENCE_SECONDS):
-                    fail(f"the constructor takes more than {_PATIENCE_SECONDS} s; do the work in the first send")
+                    fail(f"The constructor takes more than {_PATIENCE_SECONDS} s. Move the work to the first send.")
                 if call.error is not None:
-                    fail(f"the constructor raised {call.error!r}")
+                    fail(f"The constructor raised {call.error!r}.")
                 sinks.callback(built[0].close)
 
             in_time(build, deadline_seconds=_QUICK_SECONDS)
 
     def test_check_writes_nothing(self) -> None:
-        """`check-config --connect` on a production configuration leaves no trace at the destination."""
+        """Operators run `check-config --connect` on production configurations."""
         with self.peer() as peer, self._host(peer.address) as host:
             error = host.check()
             if error is not None:
-                fail(f"check raised {error!r} though the peer is well")
+                fail(f"check raised {error!r}, but the peer accepts records.")
             if peer.received:
-                fail(f"check wrote {peer.received}")
+                fail(f"check sent {peer.received}. It must not write to the destination.")
 
     @_needs_network
     def test_check_says_when_nobody_listens(self) -> None:
-        """The point of a check."""
         with nobody() as address, self._host(address) as host:
             expect(DeliveryFailed, host.check())
 
@@ -313,7 +300,6 @@ class SinkContract:
         return [sample_record(number + 1) for number in range(self.batch_size)]
 
     def _settings(self, address: Address, **values: Any) -> SinkSettings:
-        """Return the sink's settings, read as the agent reads them."""
         ours = {"type": self.sink_type, "name": "contract", "timeout_seconds": _PATIENCE_SECONDS}
         if self.batch_size > 1:
             ours["max_batch"] = self.batch_size
@@ -338,12 +324,12 @@ class SinkContract:
             yield peer.address
 
     def _warm_up(self) -> None:
-        """Send once with patience: importing an SDK must not count against a deadline of half a second."""
+        """Send once with a long timeout, because the first import of an SDK can take longer than the deadline."""
         with self.peer() as peer, self._host(peer.address) as host:
             expect_accepted(host.send(self._batch()))
 
     def _endure(self, host: Host) -> None:
-        """Send to a peer that stays silent: it ends in time, by the sink itself if its own word for that is another."""
+        """Send to a silent peer, and check that the send ends within the deadline."""
 
         def was_cut(error: DeliveryError | None) -> bool:
             is_by_the_host = isinstance(error, DeliveryFailed) and error.reason == RetryReason.TIMEOUT
@@ -353,7 +339,7 @@ class SinkContract:
         expect(self.after_silence, error)
 
     def _sent_at_last(self, host: Host) -> DeliveryError | None:
-        """Send again, a few times: what was cut may take a moment to go away."""
+        """Send again several times, because the previous send can take a moment to end."""
         for _ in range(_RETRIES):
             error = host.send(self._batch())
             if error is None:
@@ -361,7 +347,7 @@ class SinkContract:
         return error
 
     def _every_failure(self) -> Iterator[DeliveryError]:
-        """Yield what a sink raises for everything that this suite can do to it."""
+        """Yield every error that the suite can cause in the sink."""
         with self.peer() as peer, self._host(peer.address, timeout_seconds=self.deadline_seconds) as host:
             _ = host.send(self._batch())
             part = partial(peer.refuse_part, [record.id for record in self._batch()[:1]])

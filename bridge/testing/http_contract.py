@@ -1,4 +1,4 @@
-"""The contract suite for a sink that POSTs to a URL, with the peer that it needs."""
+"""The contract suite for a sink that sends HTTP POST requests, and the test server for it."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ _UUID = re.compile(rb"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
 class HttpSinkContract(SinkContract):
-    """The suite for a sink that POSTs; a subclass fills in `table`."""
+    """The contract for a sink that sends HTTP POST requests. A subclass implements `table`."""
 
     accepted: ClassVar[Answer] = Answer(status=200)
-    """What the peer answers to what it accepts."""
+    """The response to an accepted request."""
 
     def peer(self) -> HttpPeer:
-        """Return an HTTP endpoint; a 400 refuses for good, a 503 for now."""
+        """Return an HTTP server. It rejects with 400 permanently and with 503 temporarily."""
         return HttpPeer(ids_in=self.ids_in, accepted=self.accepted, partial=self.partial)
 
     def ids_in(self, request: Request) -> Sequence[str]:
-        """Return the record ids in *request*: the known ones among all UUIDs of its headers and body."""
+        """Return the IDs of the sample records that appear in the headers or the body of *request*."""
         known = {sample_record(number).id for number in range(1, max(self.batch_size, _MOST_RECORDS) + 1)}
         text = b"\n".join([*(value.encode() for value in request.headers.values()), request.body])
         found = dict.fromkeys(match.decode().lower() for match in _UUID.findall(text))
         return [each for each in found if each in known]
 
     def partial(self, refused_ids: Sequence[str]) -> Answer:
-        """Return the answer that accepts a batch but for *refused_ids*; skip the case where there is none."""
+        """Return the response that accepts a batch except for *refused_ids*, if the protocol has one."""
         raise NotImplementedError

@@ -1,7 +1,7 @@
-"""An HTTP endpoint that does as it is told, and keeps every request.
+"""An HTTP server whose responses a test controls. It keeps every request.
 
-Its refusals repeat what they refuse, credentials and path first: a sink that puts an answer into an error shows there
-whether it masks its secrets.
+The body of a rejection repeats the request, with the credentials and the path first. If a sink puts a response into an
+error message, a test can therefore check whether the sink masks its secrets.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _DULL_HEADERS = frozenset(
 _OK, _BAD, _BUSY = 200, 400, 503
 
 Reply = Callable[[Request], "Answer | None"]
-"""What a request is answered with; None: nothing, for as long as the peer lives."""
+"""Returns the response to a request, or None to send no response until the peer is closed."""
 
 
 class HttpPeer(Peer):
-    """Listens on a free port of 127.0.0.1, or on *port*.
+    """An HTTP server on a free port of 127.0.0.1, or on *port*.
 
-    *ids_in* finds the ids of the records that a request carries. *accepted* is the answer to what is accepted, and
-    *partial* makes the one that refuses the records of the ids it is given. With *tls* it speaks HTTPS.
+    *ids_in* returns the IDs of the records in a request. *accepted* is the response to an accepted request. *partial*
+    returns the response that rejects only the records with the given IDs. With *tls*, the server uses HTTPS.
     """
 
     def __init__(
@@ -63,50 +63,50 @@ class HttpPeer(Peer):
 
     @property
     def requests(self) -> tuple[Request, ...]:
-        """Return every request so far, with its body decompressed."""
+        """Return all requests with their bodies decompressed."""
         with self._lock:
             return tuple(self._requests)
 
     @property
     def received(self) -> Sequence[Sequence[str]]:
-        """Return the ids in each request that writes: POST, PUT or PATCH, with a body."""
+        """Return the record IDs of each POST, PUT, or PATCH request with a body."""
         return [self._ids_in(request) for request in self.requests if request.method in _WRITES and request.body]
 
     def reply(self, reply: Reply) -> None:
-        """Answer every request with what *reply* returns for it."""
+        """Respond to every request with the result of *reply*."""
         self._reply = reply
 
     def say(self, status: int, *, headers: Mapping[str, str] | None = None, body: bytes | None = None) -> None:
-        """Answer every request with *status*; without a *body* the answer repeats the request."""
+        """Respond to every request with *status*. Without *body*, the response repeats the request."""
         self._reply = lambda request: Answer(
             status=status, headers=dict(headers or {}), body=_echo(request) if body is None else body
         )
 
     def accept(self) -> None:
-        """Answer 200."""
+        """Respond with 200."""
         self._reply = self._accept_it
 
     def refuse_for_good(self) -> None:
-        """Answer 400."""
+        """Respond with 400."""
         self.say(_BAD)
 
     def refuse_for_now(self, retry_after_seconds: int | None = None) -> None:
-        """Answer 503, with Retry-After if there is something to say there."""
+        """Respond with 503, and with a Retry-After header if *retry_after_seconds* is given."""
         self.say(_BUSY, headers={} if retry_after_seconds is None else {"Retry-After": str(retry_after_seconds)})
 
     def refuse_part(self, refused_ids: Sequence[str]) -> None:
-        """Answer as *partial* says."""
+        """Respond with the result of *partial*."""
         if self._partial is None:
             raise NotImplementedError("This peer was not told how part of a batch is refused.")
         answer = self._partial(refused_ids)
         self._reply = lambda _request: answer
 
     def stay_silent(self) -> None:
-        """Read requests and answer none."""
+        """Read requests, and send no response."""
         self._reply = lambda _request: None
 
     def close(self) -> None:
-        """End the server and every connection."""
+        """Stop the server, and close every connection."""
         self._server.close()
 
     def __enter__(self) -> HttpPeer:  # noqa: PYI034  # Self came with Python 3.11
@@ -129,7 +129,7 @@ class HttpPeer(Peer):
 
 
 def _echo(request: Request) -> bytes:
-    """Return what a sink may have kept secret first: a message takes only the beginning of an answer."""
+    """Return *request* with its secrets first, because error messages contain only the start of a response."""
     headers = {name: value for name, value in request.headers.items() if name not in _DULL_HEADERS}
     authorization = headers.pop("authorization", None)
     seen = {"authorization": authorization, "path": request.path, "query": dict(request.query), "headers": headers}

@@ -1,9 +1,8 @@
-"""The other side of a sink: what a test can make it say, and the three ways a connection fails without a word.
+"""Destinations for tests of sinks.
 
-A `Peer` is what a sink author writes for a protocol of their own; `bridge.testing.http_peer` has the one for HTTP.
-The rest needs no protocol: an address where nothing listens, one whose connections break, and one that takes
-connections and says nothing. That last one never accepts: the kernel completes the handshake, so that the test adds
-no thread and no socket to those it counts.
+A `Peer` is a destination whose responses a test controls. For HTTP, use `bridge.testing.http_peer`. For another
+protocol, write a subclass of `Peer`. The other functions of this module need no protocol. They return an address where
+nothing listens, an address that resets connections, and an address that accepts connections and then stays silent.
 """
 
 from __future__ import annotations
@@ -30,57 +29,57 @@ NOWHERE = "no-such-host.invalid"
 
 @dataclass(frozen=True, kw_only=True)
 class Address:
-    """Where a sink is told to send."""
+    """The address of a destination."""
 
     host: str
     port: int
 
     @property
     def authority(self) -> str:
-        """Return ``HOST:PORT`` as it stands in a URL."""
+        """Return ``HOST:PORT`` in the form of a URL."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 class Peer(ABC):
-    """A destination that does as it is told; what is said last holds until something else is said."""
+    """A destination whose responses a test controls. Each response setting applies until the next setting."""
 
     address: Address = Address(host="127.0.0.1", port=9)
-    """Where it listens. A sink without a network leaves this alone."""
+    """The address of the peer. A sink without a network does not need it."""
 
     @property
     @abstractmethod
     def received(self) -> Sequence[Sequence[str]]:
-        """Return the record ids of every write that reached the peer, in order, refused ones included."""
+        """Return the record IDs of each write that reached the peer in order, including rejected writes."""
 
     @abstractmethod
     def accept(self) -> None:
-        """Accept what comes. A peer begins so."""
+        """Accept all records. This is the initial setting."""
 
     def refuse_for_good(self) -> None:
-        """Refuse what comes because of what it is."""
+        """Reject all records permanently."""
         raise NotImplementedError
 
     def refuse_for_now(self, retry_after_seconds: int | None = None) -> None:
-        """Refuse what comes because this is no good time; name one if asked to."""
+        """Reject all records temporarily, with a Retry-After if *retry_after_seconds* is given."""
         raise NotImplementedError
 
     def refuse_part(self, refused_ids: Sequence[str]) -> None:
-        """Accept what comes, but for the records of *refused_ids*."""
+        """Accept all records except for *refused_ids*."""
         raise NotImplementedError
 
     def stay_silent(self) -> None:
-        """Take what comes, and never answer."""
+        """Accept connections and data, but send no response."""
         raise NotImplementedError
 
     def wait_until_busy(self, *, writes_before: int) -> None:
-        """Return once a silent peer has more than *writes_before* writes, after 5 s in any case."""
+        """Wait until a silent peer has more than *writes_before* writes, for at most 5 s."""
         deadline = time.monotonic() + _BUSY_SECONDS
         never = threading.Event()
         while len(self.received) <= writes_before and time.monotonic() < deadline:
             never.wait(_LOOK_SECONDS)
 
     def close(self) -> None:  # noqa: B027  # a peer may hold nothing
-        """Let go of what the peer holds."""
+        """Release the resources of the peer."""
 
     def __enter__(self) -> Peer:  # noqa: PYI034  # Self came with Python 3.11
         return self
@@ -91,7 +90,7 @@ class Peer(ABC):
 
 @contextmanager
 def nobody() -> Iterator[Address]:
-    """Yield an address of this machine that refuses connections; its port is held, so that nobody else gets it."""
+    """Yield an address that refuses connections. The port stays reserved during the test."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield _address(held)
@@ -99,7 +98,7 @@ def nobody() -> Iterator[Address]:
 
 @contextmanager
 def silent_listener() -> Iterator[tuple[Address, socket.socket]]:
-    """Yield an address that takes connections and never says a word, and its listening socket."""
+    """Yield an address that accepts connections but sends nothing, and its listening socket."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(_BACKLOG)
@@ -107,13 +106,13 @@ def silent_listener() -> Iterator[tuple[Address, socket.socket]]:
 
 
 def was_connected_to(listener: socket.socket) -> bool:
-    """Return whether a connection waits at *listener*."""
+    """Return whether a connection to *listener* is waiting."""
     return bool(select.select([listener], [], [], 0)[0])
 
 
 @contextmanager
 def resetting_listener(*, after_reading: bool) -> Iterator[Address]:
-    """Yield an address whose connections are reset, at once or *after_reading* a first byte."""
+    """Yield an address that resets each connection, immediately or *after_reading* one byte."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(_BACKLOG)

@@ -1,4 +1,4 @@
-"""Records to send when no event is at hand: for tests of sinks, and for whoever writes one."""
+"""Sample events and records for tests of sinks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VM = VmIdentity(
 
 
 def sample_event(**fields: Any) -> ScheduledEvent:
-    """Return a Freeze that is announced for two VMs, with *fields* in place of its own."""
+    """Return a scheduled Freeze of two VMs. *fields* replaces fields of the event."""
     values: dict[str, Any] = {
         "event_id": "C7061BAC-AFDC-4513-B24B-AA5F13A16123",
         "event_type": "Freeze",
@@ -38,7 +38,10 @@ def sample_event(**fields: Any) -> ScheduledEvent:
 
 
 def sample_record(number: int = 1, **fields: Any) -> TransitionRecord:
-    """Return the record with that sequence *number*: the same one each time, all of one event, ids all different."""
+    """Return the sample record with the sequence *number*. *fields* replaces fields of the record.
+
+    The same number always returns the same record. All sample records belong to one event and have different IDs.
+    """
     values: dict[str, Any] = {
         "id": str(uuid.uuid5(NAMESPACE, f"sample {number}")),
         "transition_key": f"{number:064x}",

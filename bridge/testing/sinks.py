@@ -1,10 +1,10 @@
-"""Two sinks for tests: `MemorySink` keeps its records, and `ScriptedSink` follows a script.
+"""A sink for tests: it keeps its records in memory, and a script can make its sends fail.
 
-The host builds sinks itself, and builds them again after it cut one. Records and scripts therefore live in a box whose
-name the test and the configuration of the sink share. Configure the sinks by type:
+The agent builds its sinks itself, and builds a sink again after a send that hung. The records and the script are
+therefore in a `Box`. The test and the configuration of the sink share the name of the box:
 
-    type = "bridge.testing.sinks:MemorySink"          type = "bridge.testing.sinks:ScriptedSink"
-    box = "mine"                                      box = "mine"
+    type = "bridge.testing.sinks:ScriptedSink"
+    box = "mine"
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Outcome = str | Callable[[Sequence[TransitionRecord]], None]
 
 
 class Box:
-    """What the sinks of one name got, and what they are to do next; safe to use from many threads."""
+    """The records and the script of the sinks with one box name. Threads can share a box."""
 
     _boxes: ClassVar[dict[str, Box]] = {}
     _boxes_lock: ClassVar[threading.Lock] = threading.Lock()
@@ -33,37 +33,37 @@ class Box:
         self._tries: list[tuple[TransitionRecord, ...]] = []
         self._outcomes: list[Outcome] = []
         self.released = threading.Event()
-        """Set it to let every send that hangs go on; it then fails."""
+        """Set this event to end every hanging send. These sends then fail."""
 
     @classmethod
     def named(cls, name: str) -> Box:
-        """Return the box called *name*, made on first use."""
+        """Return the box with *name*. The first call creates the box."""
         with cls._boxes_lock:
             return cls._boxes.setdefault(name, cls())
 
     @classmethod
     def forget(cls, name: str) -> None:
-        """Drop the box called *name*, so that the next use begins empty."""
+        """Delete the box with *name*, so that the next use starts with an empty box."""
         with cls._boxes_lock:
             cls._boxes.pop(name, None)
 
     @property
     def records(self) -> tuple[TransitionRecord, ...]:
-        """Return every record accepted, in order."""
+        """Return all accepted records in order."""
         with self._changed:
             return tuple(self._records)
 
     @property
     def tries(self) -> tuple[tuple[TransitionRecord, ...], ...]:
-        """Return the batch of every send, whatever became of it."""
+        """Return the batch of every send, including failed sends."""
         with self._changed:
             return tuple(self._tries)
 
     def script(self, *outcomes: Outcome) -> None:
-        """Let the coming sends end as *outcomes* say, one each; after the last, sends are accepted.
+        """Set the outcomes of the next sends. Sends after the last outcome are accepted.
 
-        An outcome is "accept", "fail", "fail:SECONDS" (a Retry-After), "reject", "raise", "hang", or a callable that
-        gets the batch and raises what it likes.
+        An outcome is "accept", "fail", "fail:SECONDS" (with a Retry-After), "reject", "raise", "hang", or a function.
+        The function gets the batch and can raise any exception.
         """
         for outcome in outcomes:
             check_outcome(outcome)
@@ -71,7 +71,7 @@ class Box:
             self._outcomes = list(outcomes)
 
     def wait_for(self, count: int, timeout_seconds: float) -> tuple[TransitionRecord, ...]:
-        """Return the accepted records once there are *count*; raises TimeoutError after *timeout_seconds*."""
+        """Wait for *count* accepted records and return them; raise TimeoutError after *timeout_seconds*."""
         with self._changed:
             if not self._changed.wait_for(lambda: len(self._records) >= count, timeout_seconds):
                 raise TimeoutError(f"{len(self._records)} of {count} records came within {timeout_seconds} s.")
@@ -84,40 +84,21 @@ class Box:
             self._changed.notify_all()
 
     def begin(self, batch: Sequence[TransitionRecord]) -> Outcome:
-        """Note a try and return what is to become of it."""
+        """Note a send of *batch*, and return its outcome."""
         with self._changed:
             self._tries.append(tuple(batch))
             self._changed.notify_all()
             return self._outcomes.pop(0) if self._outcomes else "accept"
 
 
-class MemorySink(Sink):
-    """Keeps every record in its box."""
-
-    class Config(SinkConfig, frozen=True, kw_only=True):
-        """The keys of this sink."""
-
-        box: str = "memory"
-        """The name under which a test finds the records."""
-
-    def __init__(self, config: MemorySink.Config) -> None:
-        super().__init__(config)
-        self._box = Box.named(config.box)
-
-    def send(self, batch: Sequence[TransitionRecord]) -> None:
-        """Keep *batch*."""
-        self._box.begin(batch)
-        self._box.accept(batch)
-
-
 class ScriptedSink(Sink):
-    """Does to each batch what the script of its box says."""
+    """Accepts each batch, unless the script of its box has another outcome."""
 
     class Config(SinkConfig, frozen=True, kw_only=True):
         """The keys of this sink."""
 
         box: str = "scripted"
-        """The name under which a test finds the box."""
+        """The name of the box."""
 
     def __init__(self, config: ScriptedSink.Config) -> None:
         super().__init__(config)
@@ -125,7 +106,7 @@ class ScriptedSink(Sink):
         self._closed = threading.Event()
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
-        """Do what the script says."""
+        """Accept *batch*, or follow the script."""
         outcome = self._box.begin(batch)
         if callable(outcome):
             outcome(batch)
@@ -134,7 +115,7 @@ class ScriptedSink(Sink):
         self._box.accept(batch)
 
     def close(self) -> None:
-        """Let a send that hangs end, as closing a socket would."""
+        """End a hanging send, as closing a socket does."""
         self._closed.set()
 
     def _end_badly(self, outcome: str) -> None:
@@ -155,7 +136,7 @@ class ScriptedSink(Sink):
 
 
 def check_outcome(outcome: Outcome) -> None:
-    """Raise WrongRequest when *outcome* is none that a script knows."""
+    """Raise WrongRequest if *outcome* is not a valid outcome."""
     if callable(outcome) or outcome in {"accept", "fail", "reject", "raise", "hang"}:
         return
     verb, _, seconds = outcome.partition(":")

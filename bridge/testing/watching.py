@@ -1,4 +1,4 @@
-"""Counts of threads and sockets, captured log lines, and whether a call was in time: what a test of a sink measures."""
+"""Measures the effects of a sink: threads, sockets, log lines, and the duration of calls."""
 
 from __future__ import annotations
 
@@ -31,38 +31,33 @@ _DESCRIPTORS = Path("/proc/self/fd")
 
 @dataclass(frozen=True, kw_only=True)
 class Census:
-    """How many threads and sockets this process has; only Linux shows sockets and the threads of C libraries."""
+    """The number of threads and sockets of this process. Sockets are counted only on Linux."""
 
     threads: int
     sockets: int
 
     @classmethod
-    def taken(cls, *, besides: str = "") -> Census:
-        """Count now, but leave out one thread of the name *besides*.
-
-        The host keeps a sink's thread from send to send, and has none after a send that it had to cut: whether that
-        one is there says nothing of a leak. A second one of that name counts.
-        """
+    def taken(cls) -> Census:
+        """Return the current counts."""
         threads = sum(1 for _ in _TASKS.iterdir()) if _TASKS.exists() else threading.active_count()
-        is_there = any(thread.name == besides for thread in threading.enumerate())
-        return cls(threads=threads - is_there, sockets=_sockets())
+        return cls(threads=threads, sockets=_sockets())
 
     @classmethod
     def baseline(cls) -> Census:
-        """Count after old garbage is gone, so that it does not hide new."""
+        """Return the current counts after a garbage collection, because old garbage would hide a leak."""
         gc.collect()
         return cls.taken()
 
-    def settled(self, *, besides: str = "") -> Census:
-        """Count again once there is no more of anything than here, after 5 s in any case."""
+    def settled(self) -> Census:
+        """Count until no count exceeds this census, for at most 5 s, and return the last counts."""
         never = threading.Event()
         deadline = time.monotonic() + _SETTLE_SECONDS
-        while (now := Census.taken(besides=besides)).exceeds(self) and time.monotonic() < deadline:
+        while (now := Census.taken()).exceeds(self) and time.monotonic() < deadline:
             never.wait(_TICK_SECONDS)
         return now
 
     def exceeds(self, other: Census) -> bool:
-        """Return whether there is more of anything than in *other*."""
+        """Return whether this census has more threads or more sockets than *other*."""
         return self.threads > other.threads or self.sockets > other.sockets
 
 
@@ -79,7 +74,7 @@ def _sockets() -> int:
 
 
 class Lag:
-    """Measures how late a thread wakes up that asked for 5 ms: what a busy machine adds to any deadline."""
+    """Measures the delay of a thread that sleeps for 5 ms. A busy machine adds this delay to every deadline."""
 
     def __init__(self) -> None:
         self._worst_seconds = 0.0
@@ -88,9 +83,9 @@ class Lag:
 
     @property
     def seconds(self) -> float:
-        """Return what the threads of one send may be late by, all in all, by the worst so far.
+        """Return the delay that a busy machine may have added to one send, based on the longest delay so far.
 
-        Half a second at most: a sink that stops every thread is no busy machine.
+        The result is at most 0.5 s, because a sink that blocks all threads must not count as a busy machine.
         """
         return min(self._worst_seconds * _THREADS_IN_TURN, _MOST_LAG_SECONDS)
 
@@ -117,11 +112,11 @@ def in_time(
     seconds_of: Callable[[_Result], float] | None = None,
     was_cut: Callable[[_Result], bool] = lambda _result: False,
 ) -> _Result:
-    """Return what *call* returns when it took 1.1 x *deadline_seconds* at most; AssertionError if it never did.
+    """Call *call* until it keeps its deadline, and return the result. Raise AssertionError after four late calls.
 
-    What does not keep its deadline is late each time, a busy machine only now and then. So a call that was late, even
-    with what a thread beside it was late by, is made again, four times in all. *seconds_of* tells by its result how
-    long it took, where not all that is done here counts; *was_cut*, that it was late though somebody ended it in time.
+    A call may take 1.1 x *deadline_seconds*, plus the delay of a busy machine. Code with a wrong deadline is late each
+    time, but a busy machine is late only sometimes. *seconds_of* returns the duration of a call from its result.
+    *was_cut* returns whether the host ended the call, which then counts as late.
     """
     taken: list[str] = []
     for _ in range(_TRIES):
@@ -140,7 +135,7 @@ def in_time(
 
 @contextmanager
 def agent_logs() -> Iterator[Callable[[], str]]:
-    """Log as the agent does when all is shown; yield what returns every line so far."""
+    """Configure logging as in the agent at level DEBUG. Yield a function that returns all log lines."""
     root = logging.getLogger()
     known = [root, *(each for each in root.manager.loggerDict.values() if isinstance(each, logging.Logger))]
     levels = [(logger, logger.level) for logger in known]

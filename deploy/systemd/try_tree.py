@@ -11,6 +11,7 @@ The program comes on standard input, because the service's user may not be able 
 
 from __future__ import annotations
 
+import http.client
 import importlib
 import os
 import pkgutil
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+import urllib.request
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
@@ -87,11 +89,32 @@ def ready(seconds: float, before: list[str]) -> list[str]:
 
 def ask() -> tuple[Any, Any]:
     """Return the readiness of the running agent and the problem of the request; both None without a status address."""
-    from bridge.config.loader import find_config, load  # noqa: PLC0415  # of the tested tree
-    from bridge.health.client import query_readyz  # noqa: PLC0415
+    import msgspec  # noqa: PLC0415  # of the tested tree
 
-    answer = query_readyz(load(find_config(None, os.environ)).status)
-    return answer.readiness, answer.problem
+    from bridge.config.loader import find_config, load  # noqa: PLC0415
+    from bridge.health.readiness import Readiness  # noqa: PLC0415
+
+    address = load(find_config(None, os.environ)).status.address
+    if address is None or address[1] == 0:
+        return None, None
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address[0], address[0])  # noqa: S104  # not listened on
+    url = f"http://{f'[{host}]' if ':' in host else host}:{address[1]}/readyz"
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), AnyStatus())
+    try:
+        with opener.open(url, timeout=1.0) as response:
+            return msgspec.json.decode(response.read(), type=Readiness), None
+    except OSError:
+        return None, f"No agent responds at {url}."
+    except (msgspec.MsgspecError, ValueError, http.client.HTTPException):
+        return None, f"The program at {url} is not this agent."
+
+
+class AnyStatus(urllib.request.HTTPErrorProcessor):
+    """Returns a response of any status: an agent that is not ready responds with 503."""
+
+    def http_response(self, _request: Any, response: Any) -> Any:
+        """Return *response*."""
+        return response
 
 
 def component(reason: str) -> str:

@@ -207,7 +207,7 @@ class Endpoint:
             if status in SUCCESS:
                 return response
             if status == _GONE:
-                raise DeliveryFailed(self._description(response), held=True, reason=f"status_{status}")
+                raise DeliveryFailed(self._description(response), gone=True, reason=f"status_{status}")
             if status in CLIENT_ERROR and status not in _RETRIED:
                 raise DeliveryRejected(self._description(response), may_be_endpoint=True, reason=f"status_{status}")
         raise DeliveryFailed(

@@ -22,7 +22,7 @@ def test_a_decision_reaches_azure_within_50_ms(tmp_path):
                 "imds": {"endpoint": azure.endpoint},
                 "status": {"listen": ""},
                 "approval": {"remote": remote},
-                "sinks": [{"type": "bridge.testing.sinks:MemorySink", "name": "memory", "box": "approval-latency"}],
+                "sinks": [{"type": "bridge.testing.sinks:ScriptedSink", "name": "memory", "box": "approval-latency"}],
             }
         )
         agent = Agent(settings, tmp_path / "state")

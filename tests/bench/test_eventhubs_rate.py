@@ -28,9 +28,9 @@ from eventhubs_emulator.process import NEEDS, started
 from outbox_kit import RouteAll
 
 from bridge.delivery.worker import DeliveryWorker
-from bridge.events.diff import Change
 from bridge.events.event import Document
 from bridge.events.record import Evidence, Transition
+from bridge.events.transitions import Change
 from bridge.metrics.metrics import Metrics
 from bridge.outbox import deliveries
 from bridge.outbox.outbox import Outbox

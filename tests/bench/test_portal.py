@@ -35,9 +35,10 @@ resource = pytest.importorskip("resource", reason="the figures are those of Linu
 from fleet_records import fleet_record  # noqa: E402
 from portal_kit import AGENT_TOKEN, BATCH, batch, portal_table  # noqa: E402
 from private_ca import PrivateCa  # noqa: E402
+from signed_decisions import sign_decision  # noqa: E402
 
 from bridge.approval.digest import digest  # noqa: E402
-from bridge.approval.signing import generate_key, sign_decision  # noqa: E402
+from bridge.approval.signing import generate_key  # noqa: E402
 from bridge.portal.fleet import key_of_event_id  # noqa: E402
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(600)]

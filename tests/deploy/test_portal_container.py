@@ -69,7 +69,7 @@ def test_portal_works_on_a_read_only_root_without_rights(facts):
     assert int(facts["capabilities"], 16) == 0
     assert facts["database"] == "10001:600"
     assert (facts["ready"], facts["challenge"], facts["door"]) == ("200", "200", "200")
-    assert facts["person"].endswith("ann is an approver now.")
+    assert facts["person"].endswith("ann is now an approver.")
     assert facts["backup"] == "made"
     assert facts["stop"] == "0"
     assert int(facts["stop_seconds"]) <= 5

@@ -139,7 +139,7 @@ def test_whoever_follows_the_page_runs_backs_up_restores_upgrades_and_goes_back(
     do("backup")
     copy = home / "state/backups/2026-11-20.db"
     assert copy.stat().st_mode & 0o777 == 0o600
-    assert "are as they were written" in do("try the backup")
+    assert "entries are valid" in do("try the backup")
     people = desk.text("portal service: people").splitlines()
     desk.do("\n".join(people[:3]).replace("ann", "bob"), PASSWORD)
     do("restore")
@@ -147,7 +147,7 @@ def test_whoever_follows_the_page_runs_backs_up_restores_upgrades_and_goes_back(
     assert ("ann" in listed, "bob" in listed) == (True, False)
     assert (home / "state/before/portal.db").exists()
     printed = do("audit")
-    assert "are as they were written" in printed
+    assert "entries are valid" in printed
     assert "user_added" in (home / "audit-2026-11-20.csv").read_text()
     do("rotate")
     secrets = (home / f"etc/{NAME}/private/agents.secret").read_text().splitlines()

@@ -20,8 +20,9 @@ pytest.importorskip("sqlalchemy", reason="the extra [portal] is not installed")
 
 from fleet_records import fleet_record
 from portal_kit import AGENT_TOKEN, RunningPortal
+from signed_decisions import sign_decision
 
-from bridge.approval.signing import generate_key, sign_decision
+from bridge.approval.signing import generate_key
 from bridge.clock import REAL_CLOCK
 from bridge.portal.command import add_user
 

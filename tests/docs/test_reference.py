@@ -7,7 +7,6 @@ import json
 import re
 import sys
 
-import click
 import doc_pages
 import jsonschema
 import pytest
@@ -107,19 +106,6 @@ def test_rules_of_microsofts_sample_approve_what_users_asked_for_and_short_freez
 def test_every_command_is_documented_and_no_other():
     rows = _rows(_section("Commands").split("| exit code |")[0])
     assert {_quoted(row[0])[0] for row in rows if _quoted(row[0])} == set(_commands())
-
-
-@pytest.mark.parametrize("name", sorted(_commands()))
-def test_every_option_of_a_command_is_documented(name):
-    command = _commands()[name]
-    [row] = [row for row in _rows(_section("Commands")) if f"`{name}`" in row[0]]
-    shared = {"--config", "--state-directory"}
-    for parameter in command.params:
-        if isinstance(parameter, click.Option):
-            for option in (*parameter.opts, *parameter.secondary_opts):
-                if option.startswith("--"):
-                    where = _section("Commands") if option in shared else row[1]
-                    assert f"`{option}" in where, option
 
 
 def test_every_exit_code_is_documented_and_no_other():

@@ -274,7 +274,7 @@ def test_connect_requests_scheduled_events_only_next_to_an_agent(agent, check, a
 def test_missing_metadata_service_and_a_proxy_that_answers_for_it_are_reported_with_advice(agent, check):
     with answering(lambda _: (403, b"denied destination")) as port:
         for said, endpoint in (
-            ("FAILED: The metadata service at http://127.0.0.1:9 gave no answer", "http://127.0.0.1:9"),
+            ("FAILED: The metadata service at http://127.0.0.1:9 did not respond", "http://127.0.0.1:9"),
             ("denied destination. On Azure, it must be reachable", f"http://127.0.0.1:{port}"),
         ):
             code, lines = check(f'[imds]\nendpoint = "{endpoint}"\n{state(agent)}', "--connect")
@@ -282,7 +282,7 @@ def test_missing_metadata_service_and_a_proxy_that_answers_for_it_are_reported_w
             assert code == 1
             assert said in line
             assert "imds.endpoint can name a simulator" in line
-            assert "asked again" not in line
+            assert "tries again" not in line
 
 
 def test_the_portal_is_tried_and_keeps_its_decisions(agent, check, azure):

@@ -9,10 +9,9 @@ import fork_server
 import msgspec
 import pytest
 
-from bridge.approval.decision_token import verify
+from bridge.approval.decision_token import RefusedDecision, verify
 from bridge.approval.digest import digest
 from bridge.config.trusted_keys import TrustedKey
-from bridge.errors import RefusedDecision
 from bridge.events.event import VmIdentity, encode
 from bridge.events.record import Approval, Transition, Verdict
 from bridge.testing.records import sample_event, sample_record

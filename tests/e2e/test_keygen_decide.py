@@ -198,7 +198,7 @@ def test_decision_that_the_vm_will_refuse_is_signed_with_a_warning(decide, conte
         ),
         (encode(sample_record()), {"valid_seconds": 90000}, 1, "cannot be valid for 90000.0 s"),
         (encode(sample_record()), {"valid_seconds": "nan"}, 1, "cannot be valid for nan s"),
-        (encode(sample_record()), {"reason": "two\nlines"}, 1, "The reason is not"),
+        (encode(sample_record()), {"reason": "two\nlines"}, 1, "The reason must have at most 256"),
         (encode(sample_record()), {"key": "/nowhere/key"}, 1, "cannot be read: No such file"),
         (encode(sample_record()), {"event_file": "/nowhere/file"}, 2, "/nowhere/file"),
         (encode(sample_record()), {"decision": "maybe"}, 2, "--decision"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.agent.requests import Source, read_events, read_status
+from bridge.agent.control_requests import Source, read_events, read_status
 from bridge.testing import EventSpec, Simulator
 from bridge.testing.http_peer import HttpPeer
 from bridge.testing.peers import nobody

@@ -98,3 +98,33 @@ def test_other_commands_name_the_state_directory_of_the_service(agent, config, u
         code, out, err = as_a_login(agent, *command, "--config", config, user=user)
         assert (code, out) == (1, ""), (command, err)
         assert f"The service's agent uses {SERVICE}. {advice}" in err
+
+
+#: Runs `status` on a machine with an installed service that was never started.
+NEVER_STARTED = """
+import ctypes, os, sys
+import bridge.cli.commands, bridge.cli.status, encodings.utf_8_sig
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.unshare(0x20000) or libc.mount(b"none", b"/", None, 0x44000, None):
+    sys.exit(99)
+for place in (b"/etc", b"/var/lib"):
+    if libc.mount(b"tmpfs", place, b"tmpfs", 0, None):
+        sys.exit(99)
+os.makedirs("/etc/systemd/system")
+open("/etc/systemd/system/scheduled-events-bridge.service", "w").close()
+sys.argv = ["scheduled-events-bridge", "status"]
+bridge.cli.main()
+"""
+
+
+def test_status_recommends_to_start_a_service_that_was_never_started(agent_env):
+    if sys.platform == "win32" or os.geteuid() != 0:
+        pytest.skip("only root can give a process its own /var/lib")
+    env = {name: value for name, value in agent_env.items() if name != "STATE_DIRECTORY"}
+    done = subprocess.run(
+        [sys.executable, "-c", NEVER_STARTED], check=False, capture_output=True, text=True, timeout=60, env=env
+    )
+    if done.returncode == 99:
+        pytest.skip("no mount namespaces")
+    assert done.returncode == 1
+    assert "Start the service with `systemctl start scheduled-events-bridge`" in done.stderr

@@ -17,7 +17,7 @@ import pytest
 from answering import answering
 from readable_source import readable_source
 
-from bridge.agent.requests import Source, read_status
+from bridge.agent.control_requests import Source, read_status
 from bridge.testing import EventSpec, Simulator
 
 resource = pytest.importorskip("resource", reason="Windows has no limits for files")

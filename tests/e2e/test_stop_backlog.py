@@ -13,7 +13,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from bridge.agent.requests import Source, read_status
+from bridge.agent.control_requests import Source, read_status
 from bridge.testing.http_peer import HttpPeer
 from bridge.testing.peers import nobody, silent_listener
 from bridge.testing.simulator.imds_api import Answer

@@ -19,8 +19,8 @@ import pytest
 from agent_stage import Stage
 from portal_stub import PortalStub
 
-from bridge.agent.control import ControlClient
-from bridge.agent.requests import decide
+from bridge.agent.control_requests import decide
+from bridge.agent.control_socket import ControlClient
 from bridge.cli.approve import cli_decision
 from bridge.errors import BridgeError
 from bridge.imds.document import parse_document

@@ -12,8 +12,8 @@ from contextlib import ExitStack
 import pytest
 from agent_stage import Stage
 
-from bridge.agent.control import ControlClient
-from bridge.agent.requests import why_unsaved
+from bridge.agent.control_requests import why_unsaved
+from bridge.agent.control_socket import ControlClient
 
 SHORT_SECONDS, LONG_SECONDS = 5.0, 300.0
 AGENTS = 2

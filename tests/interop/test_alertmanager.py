@@ -19,7 +19,7 @@ import doc_pages
 import pytest
 import requests
 
-from bridge.agent.requests import read_status
+from bridge.agent.control_requests import read_status
 from bridge.cli.connect import Reader
 from bridge.sink import Transition, format_time
 from bridge.testing import EventSpec, Simulator

@@ -27,8 +27,8 @@ from typing import Any
 
 import fork_server
 
-from bridge.agent.control import ControlClient
-from bridge.agent.requests import why_unsaved
+from bridge.agent.control_requests import why_unsaved
+from bridge.agent.control_socket import ControlClient
 from bridge.clock import format_time, utc_now
 from bridge.errors import BridgeError
 from bridge.events.record import decode_record

@@ -11,22 +11,24 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
+from signed_decisions import sign_decision
 
 from bridge.approval.approver import Approver
 from bridge.approval.service import ApprovalService
-from bridge.approval.signing import generate_key, sign_decision
+from bridge.approval.signing import generate_key
 from bridge.cli.approve import cli_decision
 from bridge.clock import Clock, Instant
 from bridge.config.approval import ApprovalSettings, KeySettings, RemoteSettings, RuleSettings
+from bridge.config.settings import Settings
 from bridge.errors import ImdsStatus
-from bridge.events.diff import Change
 from bridge.events.event import Document, Incarnation, ScheduledEvent, VmIdentity
 from bridge.events.record import Evidence, Transition, TransitionRecord
+from bridge.events.transitions import Change
 from bridge.imds.client import ImdsClient
 from bridge.metrics.metrics import Metrics
 from bridge.outbox import approvals
 from bridge.outbox.outbox import Outbox
-from bridge.outbox.records import forget_events
+from bridge.outbox.retention import forget_old
 from bridge.outbox.rows import ApprovalState, PendingApproval, StoredDecision
 
 VM_ID = "542afd79-4f70-5562-aa13-70d60565ec97"
@@ -38,11 +40,8 @@ _UNTIL_SECONDS, _TURN_SECONDS = 20.0, 0.02
 class OneSink:
     """Routes every record to one sink."""
 
-    def __call__(self, _record: TransitionRecord, _vm_name: str | None) -> list[str]:
+    def __call__(self, _record: TransitionRecord, _vm_name: str | None, _told: Collection[str]) -> list[str]:
         return ["sink"]
-
-    def if_told(self, _record: TransitionRecord, _vm_name: str | None) -> list[str]:
-        return []
 
 
 class NotingImds:
@@ -191,7 +190,7 @@ class ApproverKit:
         return Clock(now=self.now, monotonic=self.monotonic, random=lambda: 0.0)
 
     def configure(self) -> None:
-        self.service.configure(self.settings, cast(ImdsClient, self.imds))
+        self.service.configure(Settings(sinks=(), approval=self.settings), cast(ImdsClient, self.imds))
         self.approver = self.service.approver
 
     def hear_portal(self) -> None:
@@ -266,12 +265,10 @@ class ApproverKit:
             self.turn()
             time.sleep(_TURN_SECONDS)
 
-    def prune(self, *active_event_ids: str) -> None:
-        """Delete what is old, as the agent does from time to time."""
+    def prune(self) -> None:
+        """Delete old rows, as the agent does once an hour."""
         assert self.outbox is not None
-        now = self.now().timestamp()
-        self.outbox.change(forget_events, now)
-        self.outbox.change(approvals.prune, active_event_ids, now)
+        self.outbox.change(forget_old, self.now().timestamp())
 
     def turn(self) -> float:
         assert self.approver is not None

@@ -17,7 +17,7 @@ CHROMIUM = Path("/usr/bin/chromium")
 #: As much as a machine that does other things too may take.
 WAIT_MS = 60_000
 #: What the page says of a click that comes right after a change of it.
-JUST_CHANGED = "the page has just changed: look again"
+JUST_CHANGED = "The page has just changed. Check it again."
 _MOST_CLICKS = 10
 
 

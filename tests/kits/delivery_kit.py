@@ -20,7 +20,7 @@ from bridge.metrics.metrics import Metrics
 from bridge.outbox import deliveries
 from bridge.outbox.outbox import Outbox
 from bridge.sink import Sink, SinkConfig
-from bridge.testing.sinks import Box, MemorySink, ScriptedSink
+from bridge.testing.sinks import Box, ScriptedSink
 
 #: How long a test waits for work that takes milliseconds, on a machine that is busy with other tests.
 SOON_SECONDS = 30.0
@@ -66,7 +66,7 @@ class DeliveryKit:
     def sink(self, name: str = "s", sink_class: type[Sink] = ScriptedSink, **keys: Any) -> Box:
         """Configure a sink; return its box, if it is a sink with a box."""
         box = f"{name}-{uuid4()}"
-        if issubclass(sink_class, ScriptedSink | MemorySink):
+        if issubclass(sink_class, ScriptedSink):
             box = keys.setdefault("box", box)
         self._boxes.append(box)
         self._configs[name] = sink_class.Config(name=name, **keys)

@@ -11,10 +11,10 @@ import msgspec
 from hypothesis import strategies as st
 
 from bridge.clock import Instant
-from bridge.events.diff import Change, Step, classify_ending, classify_shown, is_over, match_events
 from bridge.events.event import Document, ScheduledEvent, compact_json
 from bridge.events.record import repeat_key
 from bridge.events.tracker import DocumentTracker, Update
+from bridge.events.transitions import Change, Step, classify_ending, classify_shown, is_over, match_events
 
 NOW = datetime(2026, 11, 20, 11, 0, tzinfo=timezone.utc)
 SOON = NOW + timedelta(minutes=10)

@@ -90,6 +90,6 @@ def outcome(endpoint: Endpoint) -> tuple[str, frozenset[str]]:
     except DeliveryRejected:
         return "parked", frozenset()
     except DeliveryFailed as error:
-        said = {name for name in ("needs_attention", "held") if getattr(error, name)}
+        said = {name for name in ("needs_attention", "gone") if getattr(error, name)}
         return "failed", frozenset(said | ({"retry_after"} if error.retry_after is not None else set()))
     return "delivered", frozenset()

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 from bridge.clock import Clock
-from bridge.events.diff import Change
 from bridge.events.event import Document, ScheduledEvent
 from bridge.events.record import Evidence, Transition, TransitionRecord
+from bridge.events.transitions import Change
 from bridge.outbox import deliveries
 from bridge.outbox.deliveries import DeliveryResult
 from bridge.outbox.outbox import Outbox
@@ -27,11 +27,8 @@ class RouteAll:
     def __init__(self, *sinks: str) -> None:
         self._sinks = sinks
 
-    def __call__(self, _record: TransitionRecord, _vm_name: str | None) -> tuple[str, ...]:
+    def __call__(self, _record: TransitionRecord, _vm_name: str | None, _told: Collection[str]) -> tuple[str, ...]:
         return self._sinks
-
-    def if_told(self, _record: TransitionRecord, _vm_name: str | None) -> tuple[str, ...]:
-        return ()
 
 
 class RouteBy(RouteAll):
@@ -41,7 +38,7 @@ class RouteBy(RouteAll):
         super().__init__()
         self._route = route
 
-    def __call__(self, record: TransitionRecord, vm_name: str | None) -> tuple[str, ...]:
+    def __call__(self, record: TransitionRecord, vm_name: str | None, _told: Collection[str]) -> tuple[str, ...]:
         return tuple(self._route(record, vm_name))
 
 

@@ -7,8 +7,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from fleet_records import fleet_record, vm_id_of
+from signed_decisions import sign_decision
 
-from bridge.approval.signing import generate_key, sign_decision
+from bridge.approval.signing import generate_key
 from bridge.events.event import ScheduledEvent
 
 

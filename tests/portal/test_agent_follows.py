@@ -19,8 +19,9 @@ import pytest
 import requests
 from fleet_records import fleet_record
 from portal_kit import AGENT_TOKEN, READER_TOKEN, RunningPortal
+from signed_decisions import sign_decision
 
-from bridge.approval.signing import generate_key, sign_decision
+from bridge.approval.signing import generate_key
 from bridge.events.event import ScheduledEvent
 from bridge.testing import EventSpec, Simulator
 

@@ -47,8 +47,8 @@ def run(*words):
 
 
 def test_migrate_makes_the_database_and_says_so_once(config):
-    assert run("migrate", "--config", config).stdout == "The database was brought from nothing to step 0001.\n"
-    assert "which this version needs" in run("migrate", "--config", config).stdout
+    assert run("migrate", "--config", config).stdout == "The empty database was migrated to step 0001.\n"
+    assert "already at step" in run("migrate", "--config", config).stdout
 
 
 @pytest.mark.usefixtures("store")
@@ -57,7 +57,7 @@ def test_verify_says_how_many_entries_are_right(config):
     done = run("audit", "verify", "--config", config)
     assert (done.return_value, done.stdout) == (
         0,
-        f"All 3 entries are as they were written. The last hash is {last}.\n",
+        f"All 3 entries are valid. The last hash is {last}.\n",
     )
 
 
@@ -69,7 +69,7 @@ def test_verify_names_the_first_entry_that_was_changed_and_ends_with_1(store, co
     store.write(tamper)
     done = run("audit", "verify", "--config", config)
     assert done.return_value == 1
-    assert done.stderr == "Entry 2 of 3 is not as it should be: it was changed.\n"
+    assert done.stderr == "Entry 2 of 3 is invalid: it was changed.\n"
 
 
 @pytest.mark.usefixtures("store")

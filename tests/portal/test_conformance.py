@@ -10,8 +10,9 @@ import pytest
 import requests
 from fleet_records import fleet_record
 from portal_kit import AGENT_TOKEN, RunningPortal
+from signed_decisions import sign_decision
 
-from bridge.approval.signing import generate_key, sign_decision
+from bridge.approval.signing import generate_key
 from bridge.cli.decide import decide
 from bridge.config.approval import KeySettings, RemoteSettings
 from bridge.config.settings import ImdsSettings

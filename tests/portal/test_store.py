@@ -21,7 +21,7 @@ from bridge.portal.fleet import Fleet
 from bridge.portal.schema import metadata
 from bridge.portal.store.audit import entries
 from bridge.portal.store.database import Store, StoreUnavailable, epoch
-from bridge.portal.store.events import EventFilter, every_event, list_events, place_in_list
+from bridge.portal.store.events import EventFilter, list_events, place_in_list
 from bridge.portal.store.ingest import ReceivedRecord, add_records
 
 AT = "2026-11-20T11:30:00.000Z"
@@ -40,7 +40,7 @@ def received(records):
 
 
 def events_in(store):
-    return {event.key: event for event in store.read(lambda connection: list(every_event(connection)))}
+    return {event.key: event for event in store.read(list_events, EventFilter(), limit=1_000)}
 
 
 def events_of(records):

@@ -37,8 +37,8 @@ def run(tmp_path):
 
 
 def test_people_are_added_listed_changed_and_disabled(run):
-    assert run("users", "add", "ann", "--role", "approver", typed=f"{PASSWORD}\n") == "ann is an approver now.\n"
-    assert run("users", "add", "vic", "--no-password", "--scope", "resource_group:West") == "vic is a viewer now.\n"
+    assert run("users", "add", "ann", "--role", "approver", typed=f"{PASSWORD}\n") == "ann is now an approver.\n"
+    assert run("users", "add", "vic", "--no-password", "--scope", "resource_group:West") == "vic is now a viewer.\n"
     assert run("users", "list") == "ann  approver  all VMs\nvic  viewer  resource_group:west\n"
     run("users", "add", "vic", "--role", "approver", "--no-password", "--scope", "labels.team:Payments")
     assert run("users", "disable", "ann") == "ann is disabled.\n"
@@ -83,10 +83,10 @@ def session(run, tmp_path):
             ("user_changed", {"scope": ["resource_group:west", "labels.team:B"]}),
         ),
         (("change", "Ann", "--all-vms"), "Ann  approver  all VMs\n", ("user_changed", {"scope": []})),
-        (("password", "Ann"), "Ann has another password now.\n", ("user_password_changed", {"by": "password"})),
+        (("password", "Ann"), "Ann has a new password.\n", ("user_password_changed", {"by": "password"})),
         (
             ("password", "Ann", "--no-password"),
-            "Ann has no password any more.\n",
+            "Ann has no password.\n",
             ("user_password_changed", {"by": "proxy"}),
         ),
         (("disable", "Ann"), "Ann is disabled.\n", ("user_disabled", {})),

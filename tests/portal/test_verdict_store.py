@@ -15,8 +15,9 @@ from bridge.approval.signing import DecisionSigner, generate_key
 from bridge.clock import format_time
 from bridge.config.trusted_keys import TrustedKey
 from bridge.events.event import encode
+from bridge.portal.connected_agents import AgentSeen
 from bridge.portal.fleet import key_of_event_id
-from bridge.portal.signing import AgentSeen, PortalKey, addressees
+from bridge.portal.signing import PortalKey, addressees
 from bridge.portal.store.audit import entries
 from bridge.portal.store.decisions import live_decisions
 from bridge.portal.store.events import event_of

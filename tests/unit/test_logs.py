@@ -57,11 +57,12 @@ def test_piped_logs_are_json_lines_with_the_extra_fields(agent_env: dict[str, st
 
 def test_journal_gets_its_priority_and_no_time(agent_env: dict[str, str]) -> None:
     code = (
-        "configure(form='journal'); log.info('calm', extra={'sinks': ['a', 'b'], 'why': 'two words', 'none': []})\n"
+        "configure(form='journal'); log.info('calm', extra={'sinks': ['a', 'b'], 'why': 'two words', 'is_on': True, "
+        "'lost': {'rows': 2}, 'vm': None, 'names': []})\n"
         "log.warning('hm\\nforged')\ntry: 1 / 0\nexcept ZeroDivisionError: log.exception('it broke')"
     )
     first, second, *others = run(code, agent_env).stderr.decode().splitlines()
-    assert first == '<6>calm sinks=a,b why="two words" none=none'
+    assert first == '<6>calm sinks=a,b why="two words" is_on=true lost={"rows": 2}'
     assert second == "<4>hm\\nforged"
     assert others[0] == "<3>it broke"
     assert others[-1] == "<3>  ZeroDivisionError: division by zero"
@@ -159,6 +160,16 @@ def test_same_error_is_logged_once_and_counted(
     ]
     last = vars(caplog.records[1])
     assert (last["failures"], last["lasted_seconds"], last["sink"]) == (5, 50.0, "x")
+
+
+def test_kind_of_a_failure_is_logged_once_although_its_message_differs_each_time(
+    report: ThrottledLog, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    for attempt in range(5):
+        report.problem("sink", logging.WARNING, f"503: request {attempt}", kind="status_503")
+        clock.advance(10)
+    report.problem("sink", logging.WARNING, "No response.", kind="timeout")
+    assert [entry.getMessage() for entry in caplog.records] == ["503: request 0", "No response."]
 
 
 def test_reminder_comes_once_an_hour_and_says_how_often(

@@ -1,4 +1,1 @@
-"""`check-config`: the report of a configuration, the checks on this machine, and the checks of the destinations.
-
-Public: `report`.
-"""
+"""`check-config`: checks the configuration, this machine, and on request the destinations."""

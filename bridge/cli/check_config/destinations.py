@@ -1,8 +1,8 @@
-"""`check-config --connect`: tries IMDS, the portal, and the destination of every sink at once, without writing.
+"""The connection tests of `check-config --connect`: IMDS, the portal, and the destinations of the sinks.
 
-The Scheduled Events document is requested only if an agent is running: the first request turns the feature on for the
-VM, and a reboot that a user requests may then wait for minutes. The portal gets the first request of an agent, which
-changes nothing there and acknowledges nothing (PROTOCOL.md, section 3).
+All tests run at the same time, and no test writes to a destination. IMDS turns Scheduled Events on for the VM when it
+receives the first request for the document. Therefore, the command requests the document only if an agent is running.
+The portal receives the same first request that an agent sends (PROTOCOL.md, section 3). This request changes nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _GRACE_SECONDS = 3.0
 _MOST_SECONDS = 30.0
 _PORTAL_SECONDS = 9
 _STDOUT = "stdout"
-_REPEATED = " It is asked again."
+_REPEATED = " The agent tries again."
 
 
 class Tried(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,39 +43,32 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
     is_failed: bool
 
 
-class _Trial(msgspec.Struct, frozen=True, kw_only=True):
-    name: str
-    limit_seconds: float
-    attempt: Callable[[], str]
-    """Return the message of a success, or raise the failure."""
-
-
 def try_destinations(settings: Settings, *, is_running: bool, broken: Collection[str]) -> Iterator[Tried]:
-    """Yield the results in the order of the configuration. Sinks whose `Sink NAME` is in *broken* are not tried."""
+    """Yield the results in the order of the configuration, without the sinks in *broken*."""
     imds_seconds = settings.imds.timeout_seconds * 2
-    trials = [_Trial(name="IMDS", limit_seconds=imds_seconds, attempt=partial(_imds, settings, is_running=is_running))]
+    trials: list[tuple[str, float, Callable[[], str]]] = []
+    trials.append(("IMDS", imds_seconds, partial(_imds, settings, is_running=is_running)))
     remote = None if settings.approval is None else settings.approval.remote
     if remote is not None:
         limit = imds_seconds + _PORTAL_SECONDS + TOKEN_DEADLINE_SECONDS
-        trials.append(_Trial(name="Portal", limit_seconds=limit, attempt=partial(_portal, settings, remote)))
+        trials.append(("Portal", limit, partial(_portal, settings, remote)))
     for sink in settings.sinks:
         seconds = min(sink.config.timeout_seconds, _MOST_SECONDS)
         attempt = partial(_sink, sink, seconds, settings.imds, is_broken=f"Sink {sink.name}" in broken)
-        trials.append(_Trial(name=sink.name, limit_seconds=seconds, attempt=attempt))
-    begun = [(trial, run_daemon(f"check:{trial.name}", trial.attempt)) for trial in trials]
-    for trial, outcome in begun:
-        yield _end(trial, outcome)
+        trials.append((sink.name, seconds, attempt))
+    begun = [(name, limit, run_daemon(f"check:{name}", attempt)) for name, limit, attempt in trials]
+    for name, limit, outcome in begun:
+        yield _result(name, outcome, limit + _GRACE_SECONDS)
 
 
-def _end(trial: _Trial, outcome: Future[str]) -> Tried:
-    seconds = trial.limit_seconds + _GRACE_SECONDS
+def _result(name: str, outcome: Future[str], seconds: float) -> Tried:
     try:
-        return Tried(name=trial.name, message=outcome.result(seconds), is_failed=False)
+        return Tried(name=name, message=outcome.result(seconds), is_failed=False)
     except FutureTimeout:
         message = f"No answer within {seconds:g} s. Check whether this machine can resolve its name."
     except Exception as error:  # noqa: BLE001  # a sink can raise anything
         message = str(error) or type(error).__name__
-    return Tried(name=trial.name, message=message, is_failed=True)
+    return Tried(name=name, message=message, is_failed=True)
 
 
 def _imds(settings: Settings, *, is_running: bool) -> str:

@@ -1,13 +1,12 @@
-"""The checks of a configuration on this machine: files, variables, programs, and the state directory.
+"""The checks of `check-config` that need no network: files, variables, programs, and the state directory.
 
-The checks leave nothing behind. `run` starts with most of these problems and tries again, because a token can arrive
-later than the agent. The checks run as the current user. The agent can run as another user, so root gets the command
-that checks as the agent's user.
+The checks change nothing on the machine. Most of these problems do not stop `run`, because a secret file can appear
+after the agent has started. The checks apply to the current user. Root can read every file, so `check-config` prints a
+command that repeats the checks as the user of the agent.
 """
 
 from __future__ import annotations
 
-import getpass
 import os
 import shlex
 import sys
@@ -25,6 +24,7 @@ from bridge.config.secret_keys import readable_secrets
 from bridge.config.trusted_keys import unusable_keys
 from bridge.errors import CredentialFailed, SecretUnavailable, StateDirectoryError
 from bridge.outbox.lock import DirectoryLock, is_locked
+from bridge.system.permissions import user_name
 from bridge.system.run_and_kill import find_program
 from bridge.system.secrets import Secret
 
@@ -37,20 +37,10 @@ _ENVIRONMENT_HINT = " (This command's environment can differ from the agent's en
 
 
 class Problem(NamedTuple):
-    """One problem on this machine. *where* is `State`, `Approvals`, `Portal`, or a sink or rule with its name."""
+    """A problem on this machine. An example of *where* is ``Sink sre-alerts``."""
 
     where: str
     message: str
-
-
-def who() -> str:
-    """Return the name of the current user."""
-    if sys.platform == "win32":
-        return getpass.getuser()
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return f"uid {os.geteuid()}"
 
 
 def local_problems(settings: Settings, directory: Path) -> list[Problem]:
@@ -87,14 +77,14 @@ def _secret_urls(sink: SinkSettings) -> Iterator[str]:
 
 
 def advice_for_root(directory: Path) -> Iterator[str]:
-    """Yield the command that checks as the owner of the state *directory*, because root can read every file."""
+    """Yield the command that repeats the checks as the owner of *directory*."""
     if sys.platform == "win32" or os.geteuid() != 0:
         return
     try:
         name = pwd.getpwuid(directory.stat().st_uid).pw_name
     except (OSError, KeyError):  # no directory yet, or a user without a name, as in a container
         return
-    if name != who():
+    if name != user_name():
         yield (
             f"Root can read every file, but the state directory belongs to {name}. If the agent runs as {name}, check "
             f"as that user: runuser -u {name} -- {shlex.join(sys.orig_argv)}"
@@ -102,7 +92,6 @@ def advice_for_root(directory: Path) -> Iterator[str]:
 
 
 def _state(path: Path) -> Iterator[str]:
-    """Yield why `run` cannot use the state directory *path*, or cannot write to it."""
     missing = [each for each in (path, *path.parents) if not each.exists()]
     try:
         if is_locked(path) is not True:
@@ -115,7 +104,7 @@ def _state(path: Path) -> Iterator[str]:
             for each in missing:
                 each.rmdir()
     if path.exists() and not os.access(path, os.W_OK | os.X_OK):
-        yield f"{who()} may not write to the state directory {path}."
+        yield f"{user_name()} may not write to the state directory {path}."
 
 
 def _sink(sink: SinkSettings) -> Iterator[str]:
@@ -135,20 +124,18 @@ def _sink(sink: SinkSettings) -> Iterator[str]:
 
 
 def _program(command: Sequence[str] | None) -> Iterator[str]:
-    """Yield why the program of *command* cannot be started."""
     if command is None or find_program(command[0]) is not None:
         return
     program = command[0]
     if not os.path.isabs(program):  # noqa: PTH117  # Path drops a leading ./
         yield f"No program called {program!r} is in the PATH. Install it, or write its full path."
     elif os.path.lexists(program):
-        yield f"The program {program} is not executable for {who()}. Change its mode, or change `command`."
+        yield f"The program {program} is not executable for {user_name()}. Change its mode, or change `command`."
     else:
         yield f"The program {program} does not exist. Install it, or change `command`."
 
 
 def _approval_files(settings: Settings, directory: Path) -> Iterator[str]:
-    """Yield why nothing may be approved, and why decisions of a key do not count. The agent starts with both."""
     keys = () if settings.approval is None else settings.approval.trusted_keys()
     users = {agent_user(directory)}
     for why in unsafe_files(keys, configuration=settings.file, directory=directory, users=users):

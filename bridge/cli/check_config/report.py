@@ -1,7 +1,7 @@
-"""Prints the report of `check-config`: the settings in effect, and the problems on this machine.
+"""The report of `check-config`, with the settings in effect and the problems on this machine.
 
-A configuration that `run` refuses exits with 78 before the report. `run` starts despite the problems of the report and
-tries again, so these problems exit with 1.
+If `run` would reject the configuration, the command exits with 78 and prints no report. If the report contains a
+problem, the command exits with 1. The agent starts in spite of such a problem and checks the cause again later.
 """
 
 from __future__ import annotations
@@ -13,28 +13,27 @@ from pathlib import Path
 
 import click
 
-from bridge.cli.check_config.local import advice_for_root, local_problems, warnings, who
+from bridge.cli.check_config.local import advice_for_root, local_problems, warnings
 from bridge.cli.terminal import Colour, counted, styled, wrapped
 from bridge.config.approval import ApprovalSettings
 from bridge.config.loader import Settings, configuration_in_words, find_config, load, state_directory
+from bridge.exit_codes import ExitCode
 from bridge.outbox.lock import is_locked
+from bridge.system.permissions import user_name
 from bridge.text import one_line
 
 _NAME = "scheduled-events-bridge"
 
 
-def check_configuration(path: Path | None, *, connect: bool) -> bool:
-    """Print the report of the configuration at *path*, with destinations if *connect*; return whether all is well.
-
-    Raises ConfigurationError if `run` would refuse the configuration.
-    """
+def check_configuration(path: Path | None, *, connect: bool) -> int:
+    """Print the report, and return the exit code."""
     settings = load(find_config(path, os.environ), os.environ)
     directory = state_directory(settings, os.environ)
     problems = local_problems(settings, directory)
     is_running = is_locked(directory) is True
     _show(_headline(len(problems), connect=connect), colour="bright_red" if problems else "green", bold=True)
     runs = "; an agent is running on it" if is_running else ""
-    _show(f"State: {directory.absolute()}{runs}. IMDS: {settings.imds.endpoint}. Checked as {who()}.")
+    _show(f"State: {directory.absolute()}{runs}. IMDS: {settings.imds.endpoint}. Checked as {user_name()}.")
     file = configuration_in_words(settings.file, os.environ)
     _show(f"Configuration: {file}. This is version {version(_NAME)}.")
     for line in _overrides(settings):
@@ -49,11 +48,10 @@ def check_configuration(path: Path | None, *, connect: bool) -> bool:
         _show(f"Problem: {problem.where}: {problem.message}", colour="bright_red")
     broken = {problem.where for problem in problems}
     is_reached = not connect or _try(settings, is_running=is_running, broken=broken)
-    return not problems and is_reached
+    return ExitCode.FAILED if problems or not is_reached else ExitCode.OK
 
 
 def _show(text: str, *, colour: Colour | None = None, bold: bool = False) -> None:
-    """Print *text*, wrapped and coloured on a terminal."""
     for line in wrapped(text, first="", indent="  "):
         click.echo(styled(line, colour=colour, bold=bold))
 

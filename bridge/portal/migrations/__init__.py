@@ -1,6 +1,7 @@
 """Migrates the database with Alembic, in one transaction and under a lock.
 
-Two processes that start at once wait for each other: on SQLite for the write lock, on PostgreSQL for an advisory lock.
+If two processes start at once, the second process waits for the first. On SQLite, it waits for the write lock. On
+PostgreSQL, it waits for an advisory lock.
 """
 
 from __future__ import annotations
@@ -17,16 +18,12 @@ from sqlalchemy import Connection, text
 from bridge.errors import BridgeError
 from bridge.portal.schema import metadata
 
-#: An arbitrary number for the advisory lock.
 _POSTGRESQL_LOCK = 7_390_114_725
 _WAIT_SECONDS = 60
 
 
 def migrate(connection: Connection) -> tuple[str | None, str]:
-    """Migrate the database inside the transaction; return the steps before (None: empty) and after.
-
-    Raises BridgeError for the step of a later version.
-    """
+    """Migrate the database inside the transaction. Return the steps before and after the migration."""
     if connection.dialect.name == "postgresql":
         _wait_for_others(connection)
     scripts = _scripts()
@@ -46,7 +43,7 @@ def migrate(connection: Connection) -> tuple[str | None, str]:
 
 
 def current(connection: Connection) -> str | None:
-    """Return the step of the database; None if the database is empty."""
+    """Return the step of the database, or None if the database is empty."""
     return MigrationContext.configure(connection).get_current_revision()
 
 

@@ -1,4 +1,4 @@
-// Counts down, and fetches the parts of this page that have changed. Without it everything works, by reloading.
+// Updates the countdowns, and loads the changed parts of the page. Without this script, users must reload the page.
 "use strict";
 (() => {
   const main = document.querySelector("main");
@@ -25,7 +25,7 @@
     time.textContent = span(Math.max(0, Math.ceil((Date.parse(time.dateTime) - Date.now() - ahead) / 1000)));
   });
 
-  // What somebody has typed, opened or focused in `old` stands in `fresh` too; a choice of an event that changed does not.
+  // Copies the input, the opened details, and the focus from `old` to `fresh`, but not the selection of a changed event.
   const keep = (old, fresh) => {
     const inputs = [...fresh.querySelectorAll("input:not([type=hidden])")];
     old.querySelectorAll("input:not([type=hidden])").forEach((input) => {
@@ -41,7 +41,7 @@
     return () => { if (place >= 0) fresh.querySelectorAll(places)[place]?.focus({ preventScroll: true }); };
   };
   const put = (fresh, old, before, list) => {
-    const text = fresh.outerHTML; // as it was served: the countdown changes what stands in the page
+    const text = fresh.outerHTML; // the text as served, because the countdown changes the page
     if (old && served.get(old) === text) return;
     served.set(fresh, text);
     const focus = old ? keep(old, fresh) : () => {};
@@ -70,7 +70,7 @@
     });
     count();
   };
-  // What cannot be fetched is asked for again: the stream will not say a second time that it has changed.
+  // Repeats a failed request, because the stream reports each change only once.
   const update = async () => {
     if (fetching) return;
     fetching = true;
@@ -81,7 +81,7 @@
       address.searchParams.set("part", keys && follows === "events" ? [...keys].join(",") : "");
       const answer = await fetch(address).catch(() => null);
       const text = answer?.ok ? await answer.text().catch(() => null) : null;
-      // A button that is replaced while it is held down is never clicked, and nobody would hear of it.
+      // The browser sends no click for a button that is replaced while the pointer presses it.
       if (pressed) await new Promise((done) => { released = done; setTimeout(done, PRESS_MS); });
       if (text !== null) {
         merge(new DOMParser().parseFromString(text, "text/html"), keys);
@@ -89,7 +89,7 @@
       } else if (answer?.status === 401) location.reload();
       else if (!answer || answer.ok || answer.status >= 500) {
         isBehind = true;
-        say("behind: asking again", "away");
+        say("out of date: retrying", "away");
         asked.forEach((key) => waiting.add(key));
         await new Promise((done) => setTimeout(done, AGAIN_MS));
       }
@@ -103,7 +103,7 @@
     update();
   };
 
-  // Open only while the page is seen: a browser has six connections to a host, whatever the number of its tabs.
+  // The stream is open only while the page is visible, because all tabs share six connections to a host.
   const listen = () => {
     source?.close();
     source = null;
@@ -113,18 +113,18 @@
     source.addEventListener("changed", (event) => changed(event.data.split(" ")));
     source.addEventListener("ended", () => { source.close(); location.reload(); });
     source.addEventListener("error", () => {
-      say("not live: asking again", "away");
+      say("not live: reconnecting", "away");
       if (source?.readyState === EventSource.CLOSED) setTimeout(() => { changed(["all"]); listen(); }, 5000);
     });
   };
-  // A click that counts for nothing: said until the next one that counts, or for some seconds. The page is live still.
+  // Reports for some seconds, or until the next successful click, that a click had no effect.
   const complain = (text) => {
     say(text, "away");
     clearTimeout(complaint);
     complaint = setTimeout(sayLive, COMPLAINT_MS);
   };
-  // What somebody says is sent beside the page, which then shows it in place. What is refused is sent as a form again:
-  // nothing was stored, and the portal's own page says why.
+  // Forms are sent in the background, and the page then shows the result in place. If the portal refuses a form, the
+  // script submits it again as a normal form, because the response is a page that gives the reason.
   const again = (action, fields) => {
     const form = document.createElement("form");
     Object.assign(form, { method: "post", action, hidden: true });
@@ -140,23 +140,23 @@
     const fields = new URLSearchParams(new FormData(form));
     if (button.name) fields.append(button.name, button.value);
     button.disabled = true;
-    button.blur(); // what comes to its place may do something else at the next Enter
+    button.blur(); // otherwise, Enter could press a different button that takes its place
     const answer = await fetch(form.action, { method: "POST", body: fields, redirect: "manual" }).catch(() => null);
     button.disabled = false;
-    if (!answer) complain("it did not reach the portal: try again");
+    if (!answer) complain("The portal did not receive it. Try again.");
     else if (answer.type !== "opaqueredirect") again(form.action, fields);
     else {
       document.getElementById(part.id)?.querySelectorAll("form").forEach((each) => each.reset());
       changed(["all"]);
     }
   });
-  const release = () => setTimeout(() => { pressed = false; released(); }); // after the click that follows
+  const release = () => setTimeout(() => { pressed = false; released(); }); // after the click event
   document.addEventListener("pointerdown", (event) => { pressed = event.button === 0; });
   ["pointerup", "pointercancel"].forEach((name) => document.addEventListener(name, release));
   document.addEventListener("click", (event) => {
     if (performance.now() - movedAt > GUARD_MS || !event.target.closest?.("main form button")) return;
     event.preventDefault();
-    complain("the page has just changed: look again");
+    complain("The page has just changed. Check it again.");
   }, true);
   count();
   setInterval(count, 1000);

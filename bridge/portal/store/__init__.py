@@ -1,5 +1,5 @@
-"""The portal's database: the only place that knows SQL, one text for SQLite and PostgreSQL.
+"""The portal's database. Only this package contains SQL, and the same statements run on SQLite and PostgreSQL.
 
-Public: `database` opens it and runs functions over a connection, in a few threads; `ingest` takes records in, `events`
-lists what follows from them, `audit` adds to the chain and reads it.
+Public modules: `database` opens the database and runs functions in threads. `ingest` stores records. `events` lists
+events. `audit` stores and reads audit entries.
 """

@@ -1,4 +1,4 @@
-"""The rows of connected agents: each process of the portal writes its own and reads those of the other processes."""
+"""Stores connected agents. Each process of the portal writes its own rows and reads the rows of other processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class SharedAgent(msgspec.Struct, frozen=True, kw_only=True):
     """The time of this state, in UTC with milliseconds."""
     received_index: int
     body: str
-    """The contents of the agent's header and whether a poll is held, as JSON."""
+    """The agent's header and whether a poll is open, as JSON."""
 
 
 def store_agents(connection: Connection, changed: Sequence[SharedAgent], *, process: str) -> None:
@@ -35,5 +35,5 @@ def agents_of_other_processes(connection: Connection, *, process: str, since: st
 
 
 def delete_agents(connection: Connection, *, before: str) -> None:
-    """Delete the agents whose state is older than *before*; their process may be gone."""
+    """Delete the agents whose state is older than *before*, because their process may have ended."""
     connection.execute(delete(agents).where(agents.c.asked_at < before))

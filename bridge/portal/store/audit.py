@@ -1,4 +1,4 @@
-"""The rows of the audit: added under a lock, so that the chain has one end, and read page by page."""
+"""Stores and reads audit entries. A lock protects the addition of entries, so the chain has only one end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COUNTER = "audit"
 
 
 def add_entries(connection: Connection, new: Sequence[NewEntry], *, at: str) -> None:
-    """Add *new* to the chain; whoever else adds waits until this transaction is over."""
+    """Add *new* to the chain. Other transactions that add entries wait for the end of this transaction."""
     if not new:
         return
     last = next_values(connection, _COUNTER, len(new))
@@ -34,13 +34,13 @@ def add_entries(connection: Connection, new: Sequence[NewEntry], *, at: str) -> 
 
 
 def entries(connection: Connection, *, after: int, limit: int = PAGE) -> list[Entry]:
-    """Return at most *limit* entries after the one with the number *after*."""
+    """Return at most *limit* entries after the entry with the number *after*."""
     query = select(audit).where(audit.c.entry > after).order_by(audit.c.entry).limit(limit)
     return [_entry(row) for row in connection.execute(query)]
 
 
 def all_entries(connection: Connection) -> Iterator[Entry]:
-    """Yield every entry in order, a page in memory at a time."""
+    """Yield every entry in order. At most one page of entries is in memory."""
     page = entries(connection, after=0)
     while page:
         yield from page
@@ -48,14 +48,14 @@ def all_entries(connection: Connection) -> Iterator[Entry]:
 
 
 def count(connection: Connection) -> int:
-    """Return how many entries were ever written."""
+    """Return the number of entries that were ever written."""
     return int(connection.execute(select(counters.c.value).where(counters.c.name == _COUNTER)).scalar_one())
 
 
 def next_values(connection: Connection, name: str, how_many: int = 1) -> int:
     """Take the next *how_many* values of the counter *name* and return the last of them.
 
-    The row stays locked until the transaction is over, so a value becomes visible after every lower one.
+    The row stays locked until the transaction ends. A value therefore becomes visible only after all lower values.
     """
     taken = update(counters).where(counters.c.name == name).values(value=counters.c.value + how_many)
     return int(connection.execute(taken.returning(counters.c.value)).scalar_one())
@@ -68,8 +68,8 @@ def _entry(row: Row[tuple[object, ...]]) -> Entry:
 
 def _details(text: str) -> object:
     try:
-        found = json.loads(text)  # as exactly as it was written, also a number of many digits
+        found = json.loads(text)  # keeps numbers with many digits exact
     except ValueError:
         found = None
-    # What was changed to something that nobody wrote is shown as it is, and its hash no longer fits.
+    # If someone has changed the text to invalid JSON, show the text. The hash of the entry is then wrong.
     return found if isinstance(found, dict) else {"": text}

@@ -1,7 +1,8 @@
-"""Runs functions over a connection to the database, each in one transaction.
+"""Runs functions that use the database, each function in one transaction.
 
-`bridge.portal.store.sqlite` and `bridge.portal.store.postgresql` have the code for one kind of database only. The event
-loop never waits for the database: `StoreThreads` runs the functions in a few threads and limits the waiting ones.
+`bridge.portal.store.sqlite` and `bridge.portal.store.postgresql` contain the code for only one kind of database. The
+event loop never waits for the database, because `StoreThreads` runs the functions in a few threads. It also limits the
+number of waiting functions.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ if TYPE_CHECKING:
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-#: Shorter than the time for a stop.
+#: A transaction must fail before the time limit of a stop.
 _BUSY_SECONDS = 2.0
 _THREADS = 4
 _MOST_WAITING = 256
-#: SQLite takes 32,766 variables in a statement, PostgreSQL 65,535.
+#: A statement can have at most 32,766 variables in SQLite, and 65,535 in PostgreSQL.
 _MOST_AT_ONCE = 500
 _WRITES = "portal_writes"
 
@@ -81,7 +82,7 @@ class Store:
         return self._run({_WRITES: True}, work, *args, **kwargs)
 
     def migrate(self) -> tuple[str | None, str]:
-        """Migrate the database and give it an epoch; return the migration steps before and after."""
+        """Migrate the database and create its epoch. Return the migration steps before and after."""
         return self.write(_migrated)
 
     def close(self) -> None:
@@ -104,23 +105,23 @@ class StoreThreads:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._subscribers = ThreadPoolExecutor(_THREADS, thread_name_prefix="store-reader")
+        self._readers = ThreadPoolExecutor(_THREADS, thread_name_prefix="store-reader")
         self._writers = ThreadPoolExecutor(store.kind.writers, thread_name_prefix="store-writer")
         self._waiting = 0
 
     async def read(self, work: Callable[Concatenate[Connection, _P], _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Run `Store.read` in a thread; raise StoreUnavailable if too many requests wait."""
-        return await self._run(self._subscribers, lambda: self.store.read(work, *args, **kwargs))
+        """Run `Store.read` in a thread. Raise StoreUnavailable if too many requests wait."""
+        return await self._run(self._readers, lambda: self.store.read(work, *args, **kwargs))
 
     async def write(
         self, work: Callable[Concatenate[Connection, _P], _T], /, *args: _P.args, **kwargs: _P.kwargs
     ) -> _T:
-        """Run `Store.write` in a thread; raise StoreUnavailable if too many requests wait."""
+        """Run `Store.write` in a thread. Raise StoreUnavailable if too many requests wait."""
         return await self._run(self._writers, lambda: self.store.write(work, *args, **kwargs))
 
     def close(self) -> None:
-        """Start nothing more, and wait for the running functions."""
-        for pool in (self._writers, self._subscribers):
+        """Start no further functions, and wait for the running functions."""
+        for pool in (self._writers, self._readers):
             pool.shutdown(wait=True, cancel_futures=True)
 
     async def _run(self, pool: ThreadPoolExecutor, work: Callable[[], _T]) -> _T:
@@ -160,7 +161,7 @@ def in_parts(values: Sequence[_T]) -> list[Sequence[_T]]:
 
 
 def epoch(connection: Connection) -> str:
-    """Return the name of the history to which the numbers of decisions belong."""
+    """Return the epoch. The numbers of decisions are valid only within one epoch."""
     return str(connection.execute(select(properties.c.value).where(properties.c.name == EPOCH)).scalar_one())
 
 

@@ -1,6 +1,6 @@
-"""The rows of decisions. Their numbers become visible in order, because a lock covers numbering and commit.
+"""Stores signed decisions. One lock covers the numbering and the commit, so numbers become visible in order.
 
-`bridge.portal.pending_decisions` keeps the valid decisions in memory, so a poll never reads these rows.
+`bridge.portal.pending_decisions` keeps the valid decisions in memory. A poll therefore never reads these rows.
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ class NewDecision(msgspec.Struct, frozen=True, kw_only=True):
     jws: str
     expires_at_seconds: int
     details: dict[str, Any]
-    """Details for the audit."""
     verdict_id: str | None = None
-    """The verdict behind it; None: it was signed elsewhere."""
+    """The newest verdict behind the decision, or None if the decision was signed elsewhere."""
 
     @property
     def jws_sha256(self) -> str:
@@ -59,7 +58,7 @@ class Decisions(msgspec.Struct, frozen=True):
 
 
 def add_decisions(connection: Connection, new: Sequence[NewDecision], *, at: str) -> dict[str, int]:
-    """Store the new ones of *new*; return the number of each decision, by the SHA-256 of its text."""
+    """Store decisions that are not yet stored. Return all numbers by the SHA-256 of the decision."""
     by_hash = {each.jws_sha256: each for each in new}
     lock_decisions(connection)
     numbers: dict[str, int] = {}
@@ -79,7 +78,7 @@ def add_decisions(connection: Connection, new: Sequence[NewDecision], *, at: str
 
 
 def lock_decisions(connection: Connection) -> None:
-    """Lock the numbering until the end of the transaction; call this before adding audit entries."""
+    """Lock the numbering until the end of the transaction. Call this function before `add_entries`."""
     next_values(connection, _COUNTER, 0)
 
 
@@ -94,7 +93,7 @@ def live_decisions(connection: Connection, *, now_seconds: float) -> Decisions:
 
 
 def _counts(now_seconds: float) -> ColumnElement[bool]:
-    # Whole seconds: PostgreSQL would round them.
+    # Round down, because PostgreSQL would round to the nearest second.
     now_seconds = math.floor(now_seconds)
     is_open = exists().where(and_(events.c.event_key == decisions.c.event_key, events.c.is_open.is_(True)))
     return or_(decisions.c.expires_at_seconds > now_seconds, and_(decisions.c.decision == _HOLD, is_open))

@@ -1,6 +1,6 @@
-"""The attested documents that were accepted in the last minutes, as rows of `properties`.
+"""Stores the attested documents that the portal accepted in the last minutes, as rows of `properties`.
 
-A stolen document must not get a token a second time, also from another process of the portal or after a restart.
+Without these rows, a stolen document could get a second token from another process or after a restart.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _LONGEST_NAME = 32
 
 
 def take_document(connection: Connection, vm_id: str, nonce: str, *, at: str, until: str) -> bool:
-    """Return True, and remember it *until* then, when no document of *vm_id* with *nonce* was taken before."""
+    """Store a document *until* a time. Return False if *vm_id* and *nonce* are already stored."""
     is_over = properties.c.name.startswith(_PREFIX, autoescape=True) & (properties.c.value <= at)
     connection.execute(delete(properties).where(is_over))
     digest = hashlib.sha256(f"{vm_id} {nonce}".encode()).hexdigest()
     name = f"{_PREFIX}{digest}"[:_LONGEST_NAME]
     new = insert(connection, properties).values(name=name, value=until).on_conflict_do_nothing()
-    # Not by its rowcount, which PostgreSQL's driver leaves at -1.
+    # The rowcount cannot be used, because the PostgreSQL driver reports -1.
     return connection.execute(new.returning(properties.c.name)).first() is not None

@@ -1,6 +1,6 @@
-"""Reads the contents of pages: events with verdicts, decisions, and outcomes, the VMs, and the newest audit entries.
+"""Reads the contents of the pages: events with their verdicts, decisions, and outcomes, the VMs, and audit entries.
 
-A page reads one state of the database, in a few statements for any number of events.
+A page reads one state of the database.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from bridge.portal.store.audit import entries
 from bridge.portal.store.database import in_parts
 from bridge.portal.store.events import EventFilter, list_events, records_of
 from bridge.portal.store.users import names_barred
+from bridge.portal.two_person_rule import counting
 from bridge.portal.user_names import folded_name
-from bridge.portal.verdicts import Choice, Verdict, counting
+from bridge.portal.verdicts import Choice, Verdict
 
 _OUTCOMES = tuple(each.value for each in (Transition.APPROVED, Transition.APPROVAL_REFUSED, Transition.APPROVAL_FAILED))
 _MOST_OPEN = 1_000
@@ -41,7 +42,7 @@ class SignedDecision(msgspec.Struct, frozen=True, kw_only=True):
     expires_at_seconds: int
     jws_sha256: str
     verdict_id: str | None = None
-    """The verdict for which it was signed; None: it was signed elsewhere."""
+    """The newest verdict behind the decision, or None if the decision was signed elsewhere."""
 
 
 class EventDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,21 +51,17 @@ class EventDetails(msgspec.Struct, frozen=True, kw_only=True):
     event: EventState
     verdicts: tuple[Verdict, ...] = ()
     counting: tuple[Verdict, ...] = ()
-    """The verdicts that count for the ruling."""
     decisions: tuple[SignedDecision, ...] = ()
     approvers: int = 0
-    """The number of local users who may approve."""
     outcomes: tuple[TransitionRecord, ...] = ()
-    """Outcome records of this event, and of its decisions on VMs that do not have the event."""
+    """The outcome records of the event and of its decisions. Some VMs with a decision do not have the event."""
 
 
 class Marks(msgspec.Struct, frozen=True):
     """Values that change whenever a page changes."""
 
     entry: int
-    """The number of the last audit entry."""
     open_events: dict[str, str]
-    """The JSON text of each open event, by its key."""
 
 
 def list_event_details(connection: Connection, wanted: EventFilter, *, limit: int) -> list[EventDetails]:
@@ -114,7 +111,7 @@ def verdicts_of(connection: Connection, keys: Sequence[str]) -> list[Verdict]:
 
 
 def event_with_digest(connection: Connection, key: str, digest: str) -> TransitionRecord | None:
-    """Return the newest record of the event *key* with *digest*; None if there is none."""
+    """Return the newest record of the event *key* with *digest*, or None."""
     for body in reversed(records_of(connection, key)):
         record = _record_of(body)
         if record.event is not None and digest_of(record.event) == digest:
@@ -205,7 +202,6 @@ def _outcomes(connection: Connection, keys: Sequence[str]) -> Iterable[tuple[str
 
 
 def _outcomes_without_event(connection: Connection, signed: Sequence[SignedDecision]) -> list[TransitionRecord]:
-    """Return the outcome records of *signed* from VMs that do not have the event."""
     if not signed:
         return []
     hashes = {each.jws_sha256 for each in signed}

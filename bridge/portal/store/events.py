@@ -1,8 +1,8 @@
-"""Lists events page by page, and the records of an event."""
+"""Lists events in pages, and reads the records of an event."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 from sqlalchemy import Connection, func, or_, select
@@ -20,9 +20,7 @@ class EventFilter(msgspec.Struct, frozen=True, kw_only=True):
 
     is_open: bool | None = None
     group: str | None = None
-    """One of `EventState.groups`."""
     before: tuple[str, str] | None = None
-    """The events after this position in the list."""
 
 
 def list_events(connection: Connection, wanted: EventFilter, *, limit: int = PAGE) -> list[EventState]:
@@ -41,17 +39,9 @@ def list_events(connection: Connection, wanted: EventFilter, *, limit: int = PAG
 
 
 def event_of(connection: Connection, key: str) -> EventState | None:
-    """Return the event with that key; None if no record reports it."""
+    """Return the event with that key, or None if no record reports it."""
     body = connection.execute(select(events.c.body).where(events.c.event_key == key)).scalar_one_or_none()
     return None if body is None else _decode(body)
-
-
-def every_event(connection: Connection) -> Iterator[EventState]:
-    """Yield every event, a page in memory at a time."""
-    page = list_events(connection, EventFilter())
-    while page:
-        yield from page
-        page = list_events(connection, EventFilter(before=place_in_list(page[-1])))
 
 
 def place_in_list(event: EventState) -> tuple[str, str]:

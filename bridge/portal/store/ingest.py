@@ -1,7 +1,7 @@
-"""Stores records, each once, and the state of VMs and events that follows from them, in one transaction.
+"""Stores each record once, and updates the state of VMs and events in the same transaction.
 
-A transaction locks the rows of the VMs first, then the rows of the events that can change, both in the order of their
-keys. It therefore reads everything that was committed before, and two transactions cannot deadlock.
+A transaction locks the rows of the VMs first, and then the rows of the events that can change. It locks both in the
+order of their keys. The transaction therefore sees all earlier changes, and two transactions cannot deadlock.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class ReceivedRecord(msgspec.Struct, frozen=True):
 def add_records(connection: Connection, received: Sequence[ReceivedRecord], received_at: str) -> tuple[str, ...]:
     """Store *received* and return the keys of the events that changed.
 
-    A record that is stored already is folded again: an agent that lost its state sends a record with the same id in a
-    newer stream.
+    A record that is already stored updates the state again, because an agent that has lost its state sends the same
+    record in a newer stream.
     """
     all_records = [each.record for each in received]
     keys = sorted({vm_key(record) for record in all_records})
@@ -63,7 +63,7 @@ def _lock_vms(connection: Connection, keys: Sequence[str]) -> None:
 
 
 def _stored(connection: Connection, received: Sequence[ReceivedRecord], received_at: str) -> list[TransitionRecord]:
-    """Store the new ones of *received* and return them. Heartbeats are not stored, because there are too many."""
+    """Store the new records of *received* and return them. Heartbeats are not stored because of their number."""
     by_id = {each.record.id: each for each in received}
     known: set[str] = set()
     for part in in_parts(list(by_id)):
@@ -93,7 +93,6 @@ def _row(each: ReceivedRecord, received_at: str) -> dict[str, Any]:
 def _fleet_of(
     connection: Connection, keys: Sequence[str], all_records: Sequence[TransitionRecord], received_at: str
 ) -> Fleet:
-    """Return the VMs *keys*, their views of all events, and the first arrival of the streams of *all_records*."""
     stream_ids = sorted({(vm_key(record), record.stream_id) for record in all_records})
     rows = [{"vm_key": key, "stream_id": stream, "first_received_at": received_at} for key, stream in stream_ids]
     connection.execute(insert(connection, streams).on_conflict_do_nothing(), rows)
@@ -135,7 +134,6 @@ def _event_row(state: EventState) -> dict[str, Any]:
 
 
 def _outcome(record: TransitionRecord) -> NewEntry:
-    """Return the audit entry for the outcome of an approval."""
     approval = record.approval
     return NewEntry(
         actor=one_line(", ".join(approval.approvers), 256) if approval is not None else "",

@@ -1,7 +1,7 @@
-"""PostgreSQL as the database of the portal: one database, and any number of processes.
+"""PostgreSQL as the database of the portal. Any number of processes can share the database.
 
-`bridge.portal.store.sqlite` has the same methods for SQLite. Writes are READ COMMITTED and lock their rows first, in
-one order. Reads are REPEATABLE READ, so each read sees one state of the database.
+`bridge.portal.store.sqlite` has the same methods for SQLite. Writes are READ COMMITTED, and first lock their rows in a
+fixed order. Reads are REPEATABLE READ, because each read must see one state of the database.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ logger = logging.getLogger(__name__)
 
 _MOST_CHARACTERS = 300
 _STATEMENT_SECONDS = 10.0
-#: The process of an idle transaction may be gone, and must not keep its locks.
+#: Ends an idle transaction, because a killed process must not keep its locks.
 _IDLE_SECONDS = 10.0
-#: Statements, because some poolers drop the options of a connection.
+#: A statement sets the limits, because some connection poolers drop connection options.
 _LIMITS = (
     "SELECT set_config('lock_timeout', %s, false), set_config('statement_timeout', %s, false), "
     "set_config('idle_in_transaction_session_timeout', %s, false)"
 )
 _LISTEN_SECONDS = 0.5
 _AGAIN_SECONDS = 1.0
-#: Defaults of libpq. A server without a response is detected within seconds.
+#: With these parameters of libpq, a server that does not respond is detected within seconds.
 _DEFAULTS = {
     "application_name": "scheduled-events-portal",
     "client_encoding": "UTF8",
@@ -66,7 +66,7 @@ class Postgresql:
         self._parameters = {"connect_timeout": timeout, **_DEFAULTS, **given}
 
     def make(self) -> None:
-        """Do nothing: the administrator of the server creates the database."""
+        """Do nothing, because the administrator of the server creates the database."""
 
     def engine(self, **pool: Any) -> Engine:
         """Return the engine, which checks an idle connection before it uses the connection again."""
@@ -107,7 +107,8 @@ class Postgresql:
     def back_up(self, target: Path) -> None:
         """Raise BridgeError with the command for a backup.
 
-        The backup must exclude the epoch, so that agents poll for all decisions again after a restore.
+        The backup must not contain the epoch. After a restore, the portal then creates a new epoch, and the agents
+        request all decisions again.
         """
         raise BridgeError(
             "Back up a PostgreSQL database with: pg_dump --format=custom "
@@ -116,9 +117,9 @@ class Postgresql:
 
 
 class Listener:
-    """A thread that calls *heard* after new decisions, and after each new connection, because it may have missed some.
+    """Calls *heard* in a thread when any process stores new decisions, and after each reconnection.
 
-    While the connection is lost, the portal reads new decisions every second.
+    While the connection is lost, notifications can be missed. The portal then finds new decisions within a second.
     """
 
     def __init__(self, server: Postgresql, heard: Callable[[], object]) -> None:

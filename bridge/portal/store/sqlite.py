@@ -1,4 +1,4 @@
-"""SQLite as the database of the portal: one file, and one writer at a time.
+"""SQLite as the database of the portal. The database is one file with one writer at a time.
 
 `bridge.portal.store.postgresql` has the same methods for PostgreSQL.
 """
@@ -20,7 +20,7 @@ from bridge.portal.schema import EPOCH
 class Sqlite:
     """The file at *path*. A transaction waits at most *busy_seconds* for the lock."""
 
-    #: A queue for one writer is fair. SQLite's lock is not.
+    #: One writer thread with a queue is fair. SQLite's lock is not fair.
     writers = 1
     is_shared = False
 
@@ -46,7 +46,7 @@ class Sqlite:
         return engine
 
     def begin(self, connection: Connection, *, writes: bool) -> None:
-        """Begin a transaction. A write takes the lock at once, so that it cannot fail later because of the lock."""
+        """Begin a transaction. A write takes the lock at once, because it could fail to get the lock later."""
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     def why(self, error: BaseException) -> str:
@@ -54,12 +54,13 @@ class Sqlite:
         return f"The portal's database is not available: {error}."
 
     def listener(self, _heard: Callable[[], object]) -> None:
-        """Return None: with one process, no notifications are needed."""
+        """Return None, because a single process needs no notifications."""
 
     def back_up(self, target: Path) -> None:
-        """Copy the database to *target*, which must not exist, also while the portal runs.
+        """Copy the database to *target*, which must not exist. The portal can run during the copy.
 
-        The copy has no epoch. A portal that starts on the copy creates a new one, so agents poll for all decisions.
+        The copy has no epoch. A portal that starts with the copy creates a new epoch, and the agents then request all
+        decisions again.
         """
         if target.exists():
             raise BridgeError(f"{target} exists. A backup does not overwrite a file. Name another file.")

@@ -12,8 +12,6 @@ from bridge.portal.schema import properties, sessions, users
 from bridge.portal.store.database import insert, upsert
 from bridge.portal.user_names import folded_name
 
-__all__ = ["Connection", "User", "add_session", "add_user", "csrf_key", "end_session", "session_of"]
-
 _CSRF_KEY = "csrf_key"
 _APPROVER = "approver"
 
@@ -23,10 +21,10 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
 
     user_name: str
     password_hash: str | None
-    """None: only a proxy can authenticate this user."""
+    """If the value is None, only a proxy can authenticate this user."""
     role: str
     scope: str
-    """Groups of VMs, one per line; empty: all VMs."""
+    """Groups of VMs, one per line. An empty text means all VMs."""
     made_at: str
     disabled_at: str | None = None
 
@@ -45,7 +43,7 @@ def add_user(connection: Connection, user: User) -> User | None:
 
 
 def change_user(connection: Connection, name: str, /, **values: Any) -> User | None:
-    """Update the user and end all of their sessions. Return the updated user; None if the name is unknown."""
+    """Update the user and end all of their sessions. Return the updated user, or None if the name is unknown."""
     names = _spellings(connection, name)
     connection.execute(delete(sessions).where(sessions.c.user_name.in_(names)))
     if values:
@@ -54,7 +52,7 @@ def change_user(connection: Connection, name: str, /, **values: Any) -> User | N
 
 
 def user_of(connection: Connection, name: str) -> User | None:
-    """Return the user of that name in any spelling; None if the name is unknown."""
+    """Return the user of that name in any spelling, or None if the name is unknown."""
     names = _spellings(connection, name)
     found = connection.execute(select(users).where(users.c.user_name.in_(names)).order_by(users.c.user_name)).first()
     return None if found is None else User(**found._asdict())
@@ -67,8 +65,7 @@ def names_barred(connection: Connection) -> frozenset[str]:
 
 
 def _spellings(connection: Connection, name: str) -> list[str]:
-    """Return the stored spellings of *name*. SQL can fold only ASCII."""
-    wanted = folded_name(name)
+    wanted = folded_name(name)  # SQL can fold only ASCII
     return [each for each in connection.execute(select(users.c.user_name)).scalars() if folded_name(each) == wanted]
 
 
@@ -93,7 +90,7 @@ def add_session(
 
 
 def session_of(connection: Connection, session_sha256: str, *, at: str) -> tuple[User, str] | None:
-    """Return the user and the CSRF token of a session; None if it has expired or its user is disabled."""
+    """Return the user and the CSRF token of a session, or None if the session or its user is not valid."""
     query = select(sessions.c.csrf_token, users).join_from(sessions, users)
     is_live = (sessions.c.session_sha256 == session_sha256) & (sessions.c.expires_at > at)
     row = connection.execute(query.where(is_live, users.c.disabled_at.is_(None))).first()
@@ -110,7 +107,7 @@ def end_session(connection: Connection, session_sha256: str) -> None:
 
 
 def csrf_key(connection: Connection) -> str:
-    """Return the key for the CSRF tokens of people without a session, as hexadecimal; create it if it is missing."""
+    """Return the key for the CSRF tokens of people without a session. Create a missing key."""
     new = insert(connection, properties).values(name=_CSRF_KEY, value=secrets.token_hex(32)).on_conflict_do_nothing()
     connection.execute(new)
     return str(connection.execute(select(properties.c.value).where(properties.c.name == _CSRF_KEY)).scalar_one())

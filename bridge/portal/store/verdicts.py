@@ -1,8 +1,8 @@
-"""The rows of verdicts. A verdict and its signed decisions are stored in one transaction.
+"""Stores verdicts. One transaction stores a verdict together with its signed decisions.
 
-A transaction locks the row of the event first, then the counter of decisions, then that of the audit, as ingest does.
-Two verdicts at the same time are therefore stored one after the other, and the second ruling includes the first
-verdict.
+A transaction locks the row of the event first, then the counter of decisions, and then the counter of audit entries.
+Ingest uses the same order. Two verdicts on one event are therefore stored one after the other, and the second ruling
+includes the first verdict.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from bridge.portal.store.decisions import NewDecision, add_decisions, lock_decis
 from bridge.portal.store.event_details import details_of, known_vms, verdicts_of
 from bridge.portal.store.events import event_of
 from bridge.portal.store.users import names_barred
-from bridge.portal.verdicts import WITHDRAW_HOLD, Choice, Outcome, Ruling, Verdict, counting, people_of, rule
+from bridge.portal.two_person_rule import counting, rule
+from bridge.portal.verdicts import WITHDRAW_HOLD, Choice, Outcome, Ruling, Verdict, people_of
 
 UNKNOWN_EVENT = "No record reports this event."
 
 
 class VerdictRefused(BridgeError):
-    """The verdict is refused; *event* is the current event, if it is the reason. *status* is 404 or 409."""
+    """The verdict is refused. *event* is the current event, if the event is the reason. *status* is 404 or 409."""
 
     def __init__(self, message: str, *, event: EventState | None = None, status: int = 409) -> None:
         super().__init__(message)
@@ -49,16 +50,16 @@ class AcceptedVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """The VMs for which decisions were signed."""
 
 
-#: Signs what follows: for an event, its ruling, and the VMs of its resource groups.
+#: Signs the decisions for an event, its ruling, and the VMs of its resource groups.
 Sign = Callable[[EventState, Ruling, Sequence[str]], Sequence[NewDecision]]
-#: Raises unless the person may still decide on the event, as both are in this transaction.
+#: Raises an error unless, inside this transaction, the person may decide on the event.
 Allow = Callable[[Connection, EventState], None]
 
 
 def add_verdict(
     connection: Connection, new: Verdict, *, now: datetime, required: int, sign: Sign, allow: Allow = lambda *_: None
 ) -> AcceptedVerdict:
-    """Store *new* and its decisions; raise VerdictRefused if the event has changed."""
+    """Store *new* and its decisions. Raise VerdictRefused if the event has changed."""
     at = format_time(now)
     event = _locked_event(connection, new.event_key)
     allow(connection, event)
@@ -68,7 +69,7 @@ def add_verdict(
     connection.execute(verdicts.insert(), {**msgspec.structs.asdict(new), "choice": new.choice.value})
     ruling = rule(_counting(connection, new.event_key), digest=event.digest, at=at, required=required)
     signed: Sequence[NewDecision] = ()
-    # A second hold is signed too, because new VMs may be known by then.
+    # A second hold is signed too, because the portal may know further VMs.
     if ruling.outcome is Outcome.APPROVED or new.choice is Choice.HOLD:
         signed = sign(event, ruling, _vms_of_groups(connection, event))
         lock_decisions(connection)
@@ -82,9 +83,9 @@ def add_verdict(
 def withdraw(
     connection: Connection, verdict_id: str, *, by: str, now: datetime, sign: Sign, allow: Allow = lambda *_: None
 ) -> AcceptedVerdict:
-    """Withdraw a verdict. A hold stops an approval that agents may have received.
+    """Withdraw a verdict. If agents can have received an approval, sign a hold that stops it.
 
-    Raises VerdictRefused if the verdict is unknown or withdrawn, or if the event can no longer be stopped.
+    Raise VerdictRefused if the verdict is unknown or withdrawn, or if the event can no longer be stopped.
     """
     key = connection.execute(select(verdicts.c.event_key).where(verdicts.c.verdict_id == verdict_id)).scalar()
     if key is None:
@@ -94,14 +95,14 @@ def withdraw(
     at = format_time(now)
     is_first = (verdicts.c.verdict_id == verdict_id) & verdicts.c.withdrawn_at.is_(None)
     if connection.execute(update(verdicts).where(is_first).values(withdrawn_at=at)).rowcount != 1:
-        raise VerdictRefused("The verdict was withdrawn before.", event=event)
+        raise VerdictRefused("The verdict is already withdrawn.", event=event)
     if event.state is not State.SCHEDULED:
         raise VerdictRefused(f"Too late: {event.undecidable_because}.", event=event)
     _refuse_too_late(connection, event)
     verdict = next(each for each in verdicts_of(connection, [key]) if each.verdict_id == verdict_id)
-    was_told = verdict.choice is Choice.APPROVE and _was_told(connection, verdict)
-    ruling = Ruling(outcome=Outcome.HELD if was_told else Outcome.UNDECIDED, verdicts=(verdict,), needed=0)
-    signed = sign(event, ruling, _vms_of_groups(connection, event)) if was_told else ()
+    has_decisions = verdict.choice is Choice.APPROVE and _has_decisions(connection, verdict)
+    ruling = Ruling(outcome=Outcome.HELD if has_decisions else Outcome.UNDECIDED, verdicts=(verdict,), needed=0)
+    signed = sign(event, ruling, _vms_of_groups(connection, event)) if has_decisions else ()
     lock_decisions(connection)
     details = {"verdict_id": verdict_id, "verdict": verdict.choice.value, "of": verdict.user_name}
     add_entries(connection, [NewEntry(actor=by, action="withdrew", subject=key, details=details)], at=at)
@@ -115,10 +116,10 @@ def _counting(connection: Connection, event_key: str) -> tuple[Verdict, ...]:
     return counting(verdicts_of(connection, [event_key]), names_barred(connection))
 
 
-def _was_told(connection: Connection, verdict: Verdict) -> bool:
-    """Return whether a decision rests on *verdict*, alone or together with other approvals.
+def _has_decisions(connection: Connection, verdict: Verdict) -> bool:
+    """Return whether the portal has signed a decision for *verdict*, alone or with other approvals.
 
-    A decision names only the last of its verdicts.
+    The row of a decision names only the last of its verdicts.
     """
     same = (verdicts.c.event_key == verdict.event_key) & (verdicts.c.digest == verdict.digest)
     approvals = same & (verdicts.c.choice == Choice.APPROVE.value)
@@ -136,26 +137,24 @@ def _locked_event(connection: Connection, key: str) -> EventState:
 
 
 def _check(event: EventState, new: Verdict, said: Sequence[Verdict], *, at: str) -> None:
-    """Raise VerdictRefused unless *new* is possible on *event* after the verdicts *said*."""
     if event.undecidable_because is not None:
         raise VerdictRefused(undecidable(event), event=event)
     if new.choice is Choice.APPROVE and new.digest != event.digest:
         raise VerdictRefused("The event has changed since you loaded the page.", event=event)
     ruling = rule(said, digest=event.digest, at=at, required=1)
     if new.choice is Choice.APPROVE and ruling.outcome is Outcome.HELD:
-        # A stored approval would count after the withdrawal of the hold, but no decision would be signed.
+        # The approval would count after the withdrawal of the hold, but the portal would not sign a decision.
         raise VerdictRefused(f"The event is held by {people_of(ruling.verdicts)}. {WITHDRAW_HOLD}", event=event)
 
 
 def _refuse_too_late(connection: Connection, event: EventState) -> None:
-    """Raise VerdictRefused if Azure has accepted an approval of *event*, because nothing can stop the event then."""
+    """Raise VerdictRefused if Azure has accepted an approval of *event*, because no one can stop the event."""
     sent_to = accepted_approval(details_of(connection, [event])[0])
     if sent_to is not None:
         raise VerdictRefused(sent_to.sentence, event=event)
 
 
 def _vms_of_groups(connection: Connection, event: EventState) -> list[str]:
-    """Return the VMs of *event* and all known VMs of their resource groups."""
     own = [vm.vm_key for vm in event.vms]
     groups = {_group(vm.vm) for vm in event.vms} - {None}
     found = dict.fromkeys(own)

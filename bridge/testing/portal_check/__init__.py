@@ -1,5 +1,5 @@
-"""The conformance kit for ops portals: plays the agent's side of PROTOCOL.md and says which sentence is not met.
+"""The conformance kit for ops portals. It sends the requests of an agent and reports violations of PROTOCOL.md.
 
-`requirements` has the sentences, `request` makes the requests, `polls`, `decisions` and `records` try them, `report`
-keeps what was found, and `check.check_portal` does all of it. It needs no portal of ours, and nothing on the VM.
+`check.check_portal` runs all checks. `requirements` lists the requirements, and `report` collects the results. The kit
+works with every portal that follows PROTOCOL.md, and it changes nothing on the VM.
 """

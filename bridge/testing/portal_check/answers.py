@@ -1,4 +1,4 @@
-"""Reads an answer more strictly than an agent does: what it passes over and what it refuses are both breaches here."""
+"""Reads a portal's response. A response that an agent ignores or refuses is a violation of PROTOCOL.md."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ _OK, _NO_CONTENT = 200, 204
 _REDIRECTS = {301, 302, 303, 307, 308}
 _UNKNOWN_VM = {404, 410}
 _REFUSED = {401, 403}
+_NOT_READ = object()
 
 
 class PollAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request brought, as far as an agent would use it."""
+    """The parts of a response that an agent uses."""
 
     index: int | None
-    """None: a 204, which says none."""
+    """The index, or None for a 204 response, which has no index."""
     decisions: tuple[str, ...] = ()
     exchange: Exchange
 
 
 class AnswerReader:
-    """Reads the answers of one portal, and notes in *report* what each of them breaks."""
+    """Reads the responses of one portal, and notes their violations in *report*."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
-        self._epoch: object = None
-        self._epochs: set[bool] = set()
+        self._epoch: object = _NOT_READ
 
     def read(self, exchange: Exchange) -> PollAnswer | None:
-        """Return what *exchange* brought; None when an agent could use nothing of it."""
+        """Return the content of the response, or None if an agent cannot use it."""
         if exchange.status is None:
-            self._report.broken(Requirement.ANSWERED, exchange, exchange.problem or "There is no answer.")
+            self._report.broken(Requirement.ANSWERED, exchange, exchange.problem or "The portal sent no response.")
             return None
         self._report.met(Requirement.ANSWERED)
         if not self._is_good_status(exchange):
@@ -56,13 +56,17 @@ class AnswerReader:
         status = exchange.status
         if status in _REDIRECTS:
             where = exchange.headers.get("Location", "nowhere")
-            self._report.broken(Requirement.NO_REDIRECT, exchange, f"It answers {status} and leads to {where}.")
+            self._report.broken(
+                Requirement.NO_REDIRECT, exchange, f"The response is {status} with a redirect to {where}."
+            )
         elif status in _UNKNOWN_VM:
-            self._report.broken(Requirement.KNOWN_VM, exchange, f"It answers {status}: it does not know this VM.")
+            self._report.broken(
+                Requirement.KNOWN_VM, exchange, f"The response is {status}, so the portal does not know this VM."
+            )
         elif status in _REFUSED:
-            self._report.broken(Requirement.STATUS, exchange, f"It answers {status} to this VM's own credential.")
+            self._report.broken(Requirement.STATUS, exchange, f"The response to this VM's credential is {status}.")
         elif status not in (_OK, _NO_CONTENT):
-            self._report.broken(Requirement.STATUS, exchange, f"It answers {status}, and the agent tries again.")
+            self._report.broken(Requirement.STATUS, exchange, f"The response is {status}, and the agent tries again.")
         else:
             for requirement in (Requirement.NO_REDIRECT, Requirement.KNOWN_VM, Requirement.STATUS):
                 self._report.met(requirement)
@@ -70,11 +74,13 @@ class AnswerReader:
         return False
 
     def _is_readable(self, exchange: Exchange) -> bool:
-        if exchange.is_encoded:
-            self._report.broken(Requirement.PLAIN, exchange, "It is compressed, though identity was asked for.")
+        if exchange.is_unread and "Content-Encoding" in exchange.headers:
+            self._report.broken(
+                Requirement.PLAIN, exchange, "The body is compressed, but the request allows only identity."
+            )
             return False
         self._report.met(Requirement.PLAIN)
-        if exchange.is_too_large:
+        if exchange.is_unread:
             self._report.broken(Requirement.BODY_SIZE, exchange, "The body is larger than 1 MiB.")
             return False
         self._report.met(Requirement.BODY_SIZE)
@@ -82,14 +88,14 @@ class AnswerReader:
         if kind.partition(";")[0].strip().lower() == "application/json":
             self._report.met(Requirement.CONTENT_TYPE)
         else:
-            self._report.broken(Requirement.CONTENT_TYPE, exchange, f"Its Content-Type is {kind or 'missing'}.")
+            self._report.broken(Requirement.CONTENT_TYPE, exchange, f"The Content-Type is {kind or 'missing'}.")
         return True
 
     def _object(self, exchange: Exchange) -> dict[str, Any] | None:
         value, why = _json(exchange.body)
         if not isinstance(value, dict):
             self._report.broken(
-                Requirement.JSON, exchange, f"The body is no JSON object in UTF-8: {why or 'it is no object'}."
+                Requirement.JSON, exchange, f"The body is not a JSON object in UTF-8: {why or 'it is not an object'}."
             )
             return None
         self._report.met(Requirement.JSON)
@@ -105,14 +111,14 @@ class AnswerReader:
             self._report.met(Requirement.INDEX)
         is_list = isinstance(decisions, list) and all(isinstance(each, str) for each in decisions)
         if not is_list:
-            self._report.broken(Requirement.DECISIONS, exchange, "`decisions` is no list of texts.")
+            self._report.broken(Requirement.DECISIONS, exchange, "`decisions` is not a list of strings.")
         else:
             self._report.met(Requirement.DECISIONS)
         self._read_epoch(value, exchange)
         if not isinstance(decisions, list) or not is_list or not isinstance(index, int) or not is_index:
             return None
         if len(decisions) > MAX_DECISIONS:
-            self._report.broken(Requirement.COUNT, exchange, f"It has {len(decisions)} decisions.")
+            self._report.broken(Requirement.COUNT, exchange, f"The response has {len(decisions)} decisions.")
             return None
         self._report.met(Requirement.COUNT)
         self._read_sizes(decisions, exchange)
@@ -127,22 +133,19 @@ class AnswerReader:
 
     def _read_epoch(self, value: dict[str, Any], exchange: Exchange) -> None:
         epoch = value.get("epoch")
-        self._epochs.add(epoch is not None)
+        last, self._epoch = self._epoch, epoch
         if epoch is not None and not (isinstance(epoch, str) and 1 <= len(epoch) <= MAX_EPOCH_CHARACTERS):
-            self._report.broken(
-                Requirement.EPOCH, exchange, f"The epoch is no text of 1 to {MAX_EPOCH_CHARACTERS} characters."
-            )
-        elif len(self._epochs) > 1:
-            self._report.broken(Requirement.EPOCH, exchange, "Some answers have an epoch, and others none.")
-        elif epoch is not None and self._epoch is not None and epoch != self._epoch:
-            self._report.broken(Requirement.EPOCH, exchange, "The epoch changed, and nothing was lost or restored.")
+            detail = f"The epoch is not a string of 1 to {MAX_EPOCH_CHARACTERS} characters."
+            self._report.broken(Requirement.EPOCH, exchange, detail)
+        elif last not in (_NOT_READ, epoch):
+            detail = "The epoch differs from the last response, although no data was lost or restored."
+            self._report.broken(Requirement.EPOCH, exchange, detail)
         else:
             self._report.met(Requirement.EPOCH)
-        self._epoch = epoch if epoch is not None else self._epoch
 
 
 def _json(body: bytes) -> tuple[Any, str | None]:
-    """Return what *body* holds, or why it is no JSON that every reader takes."""
+    """Return the JSON value in *body* and None, or None and the reason why it is not valid JSON."""
     if not body:
         return None, "it is empty"
     if body.startswith(codecs.BOM_UTF8):

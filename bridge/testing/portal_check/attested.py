@@ -1,7 +1,7 @@
-"""Tries how an agent gets its token for an attested document: section 2 of PROTOCOL.md.
+"""Checks the tokens that a portal issues for attested documents (section 2 of PROTOCOL.md).
 
-A portal that gives a token to a document which was changed, or for one that it took before, can be asked by anybody in
-the name of any VM. No finding shows a token.
+If a portal accepts a document that was changed or used before, an attacker can get a token for any VM. The results of
+the checks contain no tokens.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _AnswerT = TypeVar("_AnswerT", bound=msgspec.Struct)
 
 
 class AttestedChecks:
-    """Asks by *asker* and notes in *report*; *document* returns the metadata service's document with a nonce in it."""
+    """Sends requests with *asker* and notes the results in *report*. *document* returns a document with a nonce."""
 
     def __init__(self, asker: CheckClient, report: Report, document: Callable[[str], str]) -> None:
         self._asker = asker
@@ -47,28 +47,28 @@ class AttestedChecks:
         self._document = document
 
     def run(self) -> None:
-        """Try all of it."""
+        """Run all checks."""
         if self._challenge() is None:
             return
-        self._expect_refusal(Requirement.NO_DOCUMENT, self._shown("AAAA"), "What is no document gets a token.")
-        self._expect_refusal(Requirement.DOCUMENT_SIZE, self._shown(_TOO_LARGE), "One of 33 KiB gets a token.")
+        self._expect_refusal(Requirement.NO_DOCUMENT, self._shown("AAAA"), "A malformed document gets a token.")
+        self._expect_refusal(Requirement.DOCUMENT_SIZE, self._shown(_TOO_LARGE), "A document of 33 KiB gets a token.")
         try:
             self._genuine()
         except BridgeError as error:
             for requirement in _BY_A_TOKEN:
-                self._report.untried(requirement, f"The metadata service gave no document: {error}")
+                self._report.untried(requirement, f"The metadata service returned no document: {error}")
 
     def _genuine(self) -> None:
-        """Show genuine documents of this VM: changed ones first, which use no challenge up."""
+        """Send real documents of this VM. The changed document is first, because it must not use the challenge."""
         nonce = self._challenge()
         if nonce is None:
             return
         document = self._document(nonce)
         if not _is_in(nonce, document):
             for requirement in _BY_A_TOKEN:
-                self._report.untried(requirement, "The metadata service gave a document of an earlier request.")
+                self._report.untried(requirement, "The metadata service returned a document of an earlier request.")
             return
-        detail = "A genuine document of which one character was changed gets a token."
+        detail = "A real document with one changed character gets a token."
         self._expect_refusal(Requirement.TAMPERED, self._shown(_tampered(document, self._asker.vm_id)), detail)
         exchange = self._shown(document)
         if self._read(exchange, TokenAnswer, Requirement.TOKEN) is None:
@@ -79,15 +79,15 @@ class AttestedChecks:
     def _once(self, document: str) -> None:
         foreign = self._document(f"portal-check-{secrets.token_hex(8)}")
         if self._shown(foreign).status == _OK:
-            why = "It takes documents with a nonce that is none of its own, as its operator may want."
+            why = "The portal accepts documents with other nonces, which its operator can allow."
             self._report.untried(Requirement.REPLAYED, why)
             return
-        self._expect_refusal(Requirement.REPLAYED, self._shown(document), "A document that it took gets a token again.")
+        self._expect_refusal(Requirement.REPLAYED, self._shown(document), "A document gets a second token.")
 
     # Requests.
 
     def _challenge(self) -> str | None:
-        """Return a challenge; None when there is none that an agent would take."""
+        """Return the nonce of a challenge, or None if the response is invalid."""
         exchange = self._asker.post_plain(CHALLENGE_PATH, b"{}")
         challenge = self._read(exchange, Challenge, Requirement.CHALLENGE)
         if challenge is None:
@@ -106,17 +106,19 @@ class AttestedChecks:
 
     def _read(self, exchange: Exchange, kind: type[_AnswerT], requirement: Requirement) -> _AnswerT | None:
         if exchange.status != _OK:
-            word = exchange.problem if exchange.status is None else f"It answers {exchange.status}"
-            self._broken(requirement, f"{word}: an agent gets no token.", exchange)
+            word = exchange.problem if exchange.status is None else f"The response is {exchange.status}"
+            self._broken(requirement, f"{word}, so an agent gets no token.", exchange)
             return None
         if len(exchange.body) > MAX_ANSWER_BYTES:
-            self._broken(requirement, f"The answer has more than {MAX_ANSWER_BYTES} bytes.", exchange)
+            self._broken(requirement, f"The response has more than {MAX_ANSWER_BYTES} bytes.", exchange)
             return None
         try:
             return msgspec.json.decode(exchange.body, type=kind)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             detail = (
-                f"An agent does not read it: {error}." if isinstance(error, msgspec.ValidationError) else "No JSON."
+                f"An agent cannot read the response: {error}."
+                if isinstance(error, msgspec.ValidationError)
+                else "The response is not JSON."
             )
             self._broken(requirement, detail, exchange)
             return None
@@ -126,14 +128,14 @@ class AttestedChecks:
             self._broken(requirement, detail, exchange)
             return
         if exchange.status is None:
-            self._broken(requirement, f"{exchange.problem or 'There is no answer.'}", exchange)
+            self._broken(requirement, f"{exchange.problem or 'The portal sent no response.'}", exchange)
             return
         self._report.met(requirement)
         refusal = _refusal_in(exchange.body)
         if refusal is None:
-            self._broken(Requirement.REFUSAL, "It has no `reason` that the page lists.", exchange)
+            self._broken(Requirement.REFUSAL, "The response has no `reason` from PROTOCOL.md.", exchange)
         elif exchange.status != _status_of(refusal):
-            detail = f"`{refusal.value}` goes with {_status_of(refusal)}, and it answers {exchange.status}."
+            detail = f"The status of `{refusal.value}` is {_status_of(refusal)}, but the response is {exchange.status}."
             self._broken(Requirement.REFUSAL, detail, exchange)
         else:
             self._report.met(Requirement.REFUSAL)
@@ -164,7 +166,7 @@ def _is_in(nonce: str, document: str) -> bool:
 
 
 def _tampered(document: str, vm_id: str) -> str:
-    """Return *document* for another VM: what it says is in it as plain text."""
+    """Return *document* with another vmId. The content of a document is plain text."""
     found = base64.b64decode(document)
     for own in (vm_id.encode(), vm_id.upper().encode()):
         if own in found:

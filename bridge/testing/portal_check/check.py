@@ -1,6 +1,7 @@
-"""Plays the agent's side of PROTOCOL.md against one portal, from the first request to the last.
+"""Runs all checks of the conformance kit against one portal.
 
-What takes an operator, a decision, is asked of the *decider*: a command or a person. Without one it is not tried.
+Some checks need a decision of an operator. The kit requests the decision from a *decider*, which is a command or a
+person. Without a decider, the kit skips these checks.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from bridge.testing.portal_check.polls import PollChecks
 from bridge.testing.portal_check.records import MadeUpEvent, cloudevent, send
 from bridge.testing.portal_check.report import Report
 from bridge.testing.portal_check.request import CheckClient, Exchange
-from bridge.testing.portal_check.requirements import Requirement
+from bridge.testing.portal_check.requirements import Needs, Requirement
 
 #: A request is held before the operator is asked.
 _HEAD_START_SECONDS = 0.5
@@ -34,61 +35,39 @@ _AT_ONCE_SECONDS = 2.0
 #: A portal that holds nothing is not asked more often.
 _SHORTEST_POLL_SECONDS = 0.2
 _REFUSED = frozenset({401, 403})
-_FOR_A_TOKEN = (Requirement.CHALLENGE, Requirement.TOKEN)
-_ATTESTED = (
-    *_FOR_A_TOKEN,
-    Requirement.NO_DOCUMENT,
-    Requirement.DOCUMENT_SIZE,
-    Requirement.TAMPERED,
-    Requirement.REPLAYED,
-    Requirement.REFUSAL,
-)
-_BY_A_DECISION = (
-    Requirement.NEWS,
-    Requirement.GROWS,
-    Requirement.EVERY,
-    Requirement.STAYS,
-    Requirement.TOKEN_SIZE,
-    Requirement.FORM,
-    Requirement.AUDIENCE,
-    Requirement.EVENT,
-    Requirement.DIGEST,
-    Requirement.HOLD,
-    Requirement.OUTCOME,
-)
 
 
 class NotDecided(BridgeError):
-    """The operator's command failed, or nobody decided in time."""
+    """The command of the operator failed, or there was no decision in time."""
 
 
 class Decider(msgspec.Struct, frozen=True, kw_only=True):
-    """Who makes decisions at the portal when the kit asks for them."""
+    """Makes decisions at the portal when the kit requests them."""
 
     decide: Callable[[Verdict, TransitionRecord], None]
-    """Has the portal decide so on the event of the record; raises NotDecided."""
+    """Makes the portal decide on the event of a record; raises NotDecided."""
     is_command: bool
-    """True: the decision is made when `decide` returns, so the time until it comes can be told."""
+    """True if the decision is complete when `decide` returns, so that the kit can measure its delay."""
     timeout_seconds: float = 300.0
 
 
 class CheckSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the kit is told of the portal."""
+    """The settings of the kit for one portal."""
 
     remote: RemoteSettings
     vm_id: str
     keys: Sequence[TrustedKey] = ()
-    """The keys that decisions are signed with; empty: signatures are not looked at."""
+    """The public keys for decisions. Without keys, the kit does not check signatures."""
     records_url: str | None = None
-    """Where the portal takes records; None: it is sent none."""
+    """The URL for records. With None, the kit sends no records."""
     decider: Decider | None = None
     document: Callable[[str], str] | None = None
-    """Returns the attested document with a nonce in it, for `credential = "attested"`."""
+    """Returns the attested document with a nonce, for `credential = "attested"`."""
     late_seconds: float = 3.0
 
 
 def check_portal(settings: CheckSettings) -> Report:
-    """Return what was found of the portal that *settings* name; raise CredentialFailed when there is no token."""
+    """Check the portal in *settings* and return the report; raise CredentialFailed if there is no token."""
     report = Report()
     asker = CheckClient(settings.remote, settings.vm_id, document=settings.document)
     try:
@@ -96,7 +75,7 @@ def check_portal(settings: CheckSettings) -> Report:
         try:
             asker.bearer()
         except CredentialFailed:
-            if not any(each in report for each in _FOR_A_TOKEN):
+            if Requirement.CHALLENGE not in report and Requirement.TOKEN not in report:
                 raise
         else:
             _Play(settings, asker, report).run()
@@ -109,8 +88,7 @@ def _attest(settings: CheckSettings, asker: CheckClient, report: Report) -> None
     if asker.is_attested and settings.document is not None:
         AttestedChecks(asker, report, settings.document).run()
         return
-    for requirement in _ATTESTED:
-        report.untried(requirement, "The kit was to ask with another credential (--attested).")
+    report.untried_without(Needs.DOCUMENT, "The kit uses another credential. To check this, set --attested.")
 
 
 class _Play:
@@ -127,7 +105,7 @@ class _Play:
         self._seen: set[str] = set()
 
     def run(self) -> None:
-        """Play everything that can be played."""
+        """Run all checks that the settings allow."""
         self._tell()
         first = self._polls.first()
         self._polls.callers()
@@ -139,21 +117,17 @@ class _Play:
             if first.index is not None:
                 self._polls.ahead(first.index)
                 self._decide(self._polls.hold(first.index, self._take))
-        self._explain()
+        if self._settings.decider is None:
+            self._report.untried_without(Needs.DECISION, "To check this, set --decision-by.")
         if self._is_told:  # the portal shows an event that is over no longer
             self._asker.post(self._settings.records_url or "", cloudevent(self._told.end()))
 
     def _tell(self) -> None:
         url = self._settings.records_url
         if url is None:
-            why = "The kit was not told where records go (--records-url)."
-            for requirement in (
-                Requirement.RECORD_TAKEN,
-                Requirement.RECORD_TWICE,
-                Requirement.RECORD_OF_OTHERS,
-                Requirement.OUTCOME,
-            ):
-                self._report.untried(requirement, why)
+            why = "The kit has no URL for records. To check this, set --records-url."
+            self._report.untried_without(Needs.RECORDS_URL, why)
+            self._report.untried(Requirement.OUTCOME, why)
             return
         self._is_told = send(self._asker, self._report, url, Requirement.RECORD_TAKEN, self._told.record)
         if self._is_told:
@@ -162,7 +136,7 @@ class _Play:
 
     def _tell_of_another_vm(self, url: str) -> None:
         if not self._asker.is_attested:
-            why = "What the kit shows names no VM for sure (--attested)."
+            why = "The credential does not identify a VM. To check this, set --attested."
             self._report.untried(Requirement.RECORD_OF_OTHERS, why)
             return
         foreign = MadeUpEvent(str(uuid.uuid4()))
@@ -170,8 +144,8 @@ class _Play:
         if exchange.status in _REFUSED:
             self._report.met(Requirement.RECORD_OF_OTHERS)
             return
-        answer = exchange.problem if exchange.status is None else f"It answers {exchange.status}"
-        self._report.broken(Requirement.RECORD_OF_OTHERS, exchange, f"{answer}: not 403.")
+        answer = exchange.problem if exchange.status is None else f"The response is {exchange.status}"
+        self._report.broken(Requirement.RECORD_OF_OTHERS, exchange, f"{answer}. Expected: 403.")
         self._asker.post(url, cloudevent(foreign.end()))
 
     def _take(self, answer: PollAnswer) -> None:
@@ -200,7 +174,7 @@ class _Play:
     def _compare(self, claims: Claims, exchange: Exchange) -> None:
         url = self._settings.records_url
         if not self._is_told or url is None:
-            why = "The portal was told of no event (--records-url), so it is not known what was decided on."
+            why = "The portal has no record of the event. To check this, set --records-url."
             for requirement in (Requirement.EVENT, Requirement.DIGEST):
                 self._report.untried(requirement, why)
             return
@@ -208,7 +182,7 @@ class _Play:
         send(self._asker, self._report, url, Requirement.OUTCOME, self._told.outcome(claims))
 
     def _decided(self, decider: Decider, verdict: Verdict, index: int) -> tuple[Claims | None, PollAnswer] | None:
-        """Have *verdict* decided while a request is held; return the decision and its answer, None without."""
+        """Request a decision during a held request. Return the decision and its response, or None."""
         made = run_daemon("decide", self._have_decided, decider, verdict)
         answer = self._await(made, decider, index)
         if answer is None:
@@ -216,7 +190,9 @@ class _Play:
         is_made = made.done() and made.exception() is None and decider.is_command
         late = time.monotonic() - made.result() if is_made else 0.0
         if late > min(_AT_ONCE_SECONDS, self._settings.remote.wait_seconds / 2):
-            self._report.broken(Requirement.NEWS, answer.exchange, f"It came {late:.1f} s after the decision was made.")
+            self._report.broken(
+                Requirement.NEWS, answer.exchange, f"The response came {late:.1f} s after the decision."
+            )
         else:
             self._report.met(Requirement.NEWS)
         tokens = [token for token in answer.decisions if token not in self._seen]
@@ -231,7 +207,7 @@ class _Play:
         return time.monotonic()
 
     def _await(self, made: Future[float], decider: Decider, index: int) -> PollAnswer | None:
-        """Return the answer that brings a decision not seen before; None when none comes in time."""
+        """Return the response with a new decision, or None if there is none in time."""
         give_up_at = time.monotonic() + decider.timeout_seconds
         while time.monotonic() < give_up_at:
             exchange = self._asker.poll(index, self._settings.remote.wait_seconds)
@@ -245,30 +221,28 @@ class _Play:
                 return None
             is_over = made.done() and time.monotonic() - made.result() > self._settings.remote.wait_seconds
             if is_over and decider.is_command:
-                self._report.broken(Requirement.NEWS, exchange, "A decision was made, and none comes.")
+                self._report.broken(
+                    Requirement.NEWS, exchange, "The operator decided, but no response contains the decision."
+                )
                 return None
             index = index if answer.index is None else answer.index
             time.sleep(max(0.0, _SHORTEST_POLL_SECONDS - exchange.seconds))
-        self._report.untried(Requirement.NEWS, f"Nobody decided within {decider.timeout_seconds:g} s.")
+        self._report.untried(Requirement.NEWS, f"The operator made no decision within {decider.timeout_seconds:g} s.")
         return None
 
     def _expect_kept(self, answer: PollAnswer, index: int, tokens: frozenset[str]) -> None:
-        """Ask again, as an agent does that never got *answer*, and as one that starts over."""
+        """Send the request again, like an agent that lost *answer*, and like an agent that has restarted."""
         if answer.index is None or answer.index <= index:
-            self._report.broken(Requirement.GROWS, answer.exchange, f"The index was {index} and is {answer.index}.")
+            self._report.broken(
+                Requirement.GROWS, answer.exchange, f"The index changed from {index} to {answer.index}."
+            )
         else:
             self._report.met(Requirement.GROWS)
         exchange = self._asker.poll(index, self._settings.remote.wait_seconds)
         again = self._polls.read(exchange)
         if again is not None and not tokens <= set(again.decisions):
-            detail = f"Asked with index {index} once more, it leaves the decision out that came after it."
+            detail = f"A second request with index {index} does not return the decision after this index."
             self._report.broken(Requirement.EVERY, exchange, detail)
         elif again is not None:
             self._report.met(Requirement.EVERY)
         self._polls.kept(answer, only=tokens)
-
-    def _explain(self) -> None:
-        """Say why nothing was tried that takes a decision."""
-        if self._settings.decider is None:
-            for requirement in _BY_A_DECISION:
-                self._report.untried(requirement, "It takes a decision, and the kit may ask nobody (--decision-by).")

@@ -1,4 +1,4 @@
-"""Looks at decisions: sections 5, 6 and 8 of PROTOCOL.md."""
+"""Checks the decisions of a portal (sections 5, 6, and 8 of PROTOCOL.md)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-from bridge.approval.decision_token import MAX_TOKEN_CHARACTERS, Claims, verify
+from bridge.approval.decision_token import MAX_TOKEN_CHARACTERS, Claims, RefusedDecision, verify
 from bridge.approval.digest import digest
+from bridge.approval.refusal_reasons import RefusalReason
 from bridge.config.trusted_keys import TrustedKey
-from bridge.errors import RefusalReason, RefusedDecision
 from bridge.events.event import ScheduledEvent
 from bridge.events.record import Verdict
 from bridge.testing.portal_check.report import Report
@@ -22,25 +22,26 @@ _LONG_AGO = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 class DecisionChecks:
-    """Checks decisions for the VM *vm_id* with *keys* and notes in *report*; without keys, what needs none."""
+    """Checks decisions for the VM *vm_id*, and notes the results in *report*."""
 
     def __init__(self, report: Report, *, vm_id: str, keys: Sequence[TrustedKey]) -> None:
         self._report = report
         self._vm_id = vm_id
         self._keys = keys
         if not keys:
-            self._report.untried(Requirement.FORM, "The kit was given no public key (--public-key).")
+            self._report.untried(Requirement.FORM, "The kit has no public key. To check this, set --public-key.")
 
     def look(self, token: str, exchange: Exchange, *, is_new: bool = False) -> Claims | None:
-        """Return what *token* claims; None when an agent would refuse it, which is noted.
+        """Return the claims of *token*, or None if an agent would refuse the token.
 
-        One that was there before may be of a key that the kit was not given, unless it *is_new*.
+        The kit ignores an older decision with an unknown key, because the portal may have other keys. A new decision
+        (*is_new*) must have a known key.
         """
         if len(token) > MAX_TOKEN_CHARACTERS:
-            return None  # noted where the answer was read
+            return None  # AnswerReader has noted this
         audience = _unverified(token).get("aud")
         if isinstance(audience, str) and audience.lower() != self._vm_id.lower():
-            detail = "It is for another VM: its aud is not the vmId that asked."
+            detail = "The decision is for another VM. Its aud is not the vmId of the request."
             self._report.broken(Requirement.AUDIENCE, exchange, detail)
             return None
         if isinstance(audience, str):
@@ -59,38 +60,37 @@ class DecisionChecks:
         return claims
 
     def about(self, claims: Claims, event: ScheduledEvent, exchange: Exchange) -> None:
-        """Compare *claims* with the *event* that the portal was told of."""
+        """Check that *claims* match the *event* in the record that the kit sent."""
         if claims.event_id != event.event_id:
-            detail = f"Its sub is {claims.event_id!r}; the event is {event.event_id!r}."
+            detail = f"The sub is {claims.event_id!r}, but the EventId is {event.event_id!r}."
             self._report.broken(Requirement.EVENT, exchange, detail)
             return
         self._report.met(Requirement.EVENT)
         if claims.event_digest == digest(event):
             self._report.met(Requirement.DIGEST)
         else:
-            detail = f"Its event_digest is {claims.event_digest}; the event's is {digest(event)}."
+            detail = f"The event_digest is {claims.event_digest}, but the digest of the event is {digest(event)}."
             self._report.broken(Requirement.DIGEST, exchange, detail)
 
     def hold(self, hold: Claims, approval: Claims, exchange: Exchange) -> None:
-        """Check that *hold* is one, and newer than the *approval* before it."""
+        """Check that *hold* is a hold and is newer than *approval*."""
         if hold.verdict is not Verdict.HOLD:
             self._report.broken(
-                Requirement.HOLD, exchange, f"Its decision is {hold.verdict.value}, and a hold was asked for."
+                Requirement.HOLD, exchange, f"The decision is {hold.verdict.value}, but the kit requested a hold."
             )
         elif hold.issued_at <= approval.issued_at:
-            self._report.broken(Requirement.HOLD, exchange, "Its iat is not later than that of the approval before it.")
+            self._report.broken(Requirement.HOLD, exchange, "The iat is not later than the iat of the approval.")
         else:
             self._report.met(Requirement.HOLD)
 
 
 def expires_at(token: str) -> float:
-    """Return the ``exp`` that *token* claims, unverified; 0 when there is none to be read."""
+    """Return the unverified ``exp`` claim of *token*, or 0 if it cannot be read."""
     found = _unverified(token).get("exp")
     return float(found) if isinstance(found, int | float) else 0.0
 
 
 def _unverified(token: str) -> dict[str, Any]:
-    """Return the claims of *token* without any check; empty when they cannot be read."""
     parts = token.split(".")
     if len(parts) != 3:  # noqa: PLR2004 - header, payload, signature
         return {}

@@ -1,4 +1,4 @@
-"""Tries the long poll: sections 2 to 4 of PROTOCOL.md, as far as nobody has to decide anything for it."""
+"""Checks the long poll of a portal (sections 2 to 4 of PROTOCOL.md), except for new decisions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _FAR_AHEAD = 1_000_000
 
 
 class PollChecks:
-    """Asks by *asker* and notes in *report*; a held request lasts *wait_seconds*, and *late_seconds* more at most."""
+    """Sends requests with *asker*, and notes the results in *report*.
+
+    *wait_seconds* is the wait of a held request, and *late_seconds* is the allowed delay after this wait.
+    """
 
     def __init__(
         self,
@@ -42,35 +45,39 @@ class PollChecks:
         self._at_once_seconds = min(_AT_ONCE_SECONDS, wait_seconds / 2)
 
     def first(self) -> PollAnswer | None:
-        """Ask for everything; return what came, None when an agent could use nothing of it."""
+        """Request all decisions. Return the response, or None if an agent cannot use it."""
         exchange = self._asker.poll(0, self._wait_seconds)
         answer = self.read(exchange)
         if answer is not None and answer.index is None:
             self._report.broken(
-                Requirement.AT_ONCE, exchange, "A 204 has no index, so the agent asks with 0 each second."
+                Requirement.AT_ONCE, exchange, "A 204 has no index, so the agent sends index 0 every second."
             )
         elif answer is not None:
             self._expect_at_once(Requirement.AT_ONCE, exchange)
         return answer
 
     def read(self, exchange: Exchange) -> PollAnswer | None:
-        """Return what *exchange* brought, with its breaches noted."""
+        """Return the content of the response, and note its violations."""
         return self._reader.read(exchange)
 
     def callers(self) -> None:
-        """Ask without the token, with another, and for another VM."""
+        """Send requests without a token, with a wrong token, and for another VM."""
         if Requirement.ANSWERED in self._report:
             for requirement in (Requirement.ONLY_THIS_VM, Requirement.OTHER_VM):
-                self._report.untried(requirement, "The VM's own request was not answered.")
+                self._report.untried(requirement, "The portal did not respond to the VM's request.")
             return
         self._strangers()
         exchange = self._asker.poll(0, 1, vm_id=str(uuid.uuid4()))
         brought = self._quietly(exchange)
         if exchange.status == _OK and self._asker.is_attested:
-            detail = "The token names a VM, and another VM's path is answered with 200."
+            detail = "The token names a VM, but the response for another VM is 200."
             self._report.broken(Requirement.OTHER_VM, exchange, detail)
         elif brought is not None and brought.decisions:
-            self._report.broken(Requirement.OTHER_VM, exchange, "A VM that does not exist has decisions for this one.")
+            self._report.broken(
+                Requirement.OTHER_VM,
+                exchange,
+                "The response for a VM that does not exist contains decisions for this VM.",
+            )
         elif exchange.status is None:
             self._report.untried(Requirement.OTHER_VM, exchange.answered)
         else:
@@ -81,14 +88,14 @@ class PollChecks:
             self._without_certificate()
             return
         if self._asker.bearer() is None:
-            self._report.untried(Requirement.ONLY_THIS_VM, "The kit was given no token to leave out.")
+            self._report.untried(Requirement.ONLY_THIS_VM, "The kit has no token, so it cannot omit the token.")
             return
         for token, who in (("", "no token"), ("not-the-token-of-this-vm", "another token")):
             exchange = self._asker.poll(0, self._wait_seconds, token=token)
             if exchange.status in _REFUSED:
                 self._report.met(Requirement.ONLY_THIS_VM)
             else:
-                detail = f"With {who} it does not answer 401 or 403."
+                detail = f"The response to {who} is not 401 or 403."
                 self._report.broken(Requirement.ONLY_THIS_VM, exchange, detail)
 
     def _without_certificate(self) -> None:
@@ -97,96 +104,88 @@ class PollChecks:
         if breaks_off or exchange.status in _REFUSED:
             self._report.met(Requirement.ONLY_THIS_VM)
         else:
-            detail = "Without the client certificate it does not answer 401 or 403, nor break off."
+            detail = "The response without a client certificate is not 401 or 403."
             self._report.broken(Requirement.ONLY_THIS_VM, exchange, detail)
 
     def longest_wait(self) -> None:
-        """Ask for everything with a wait of 600, which is answered at once too."""
+        """Request all decisions with a wait of 600 s, to which the portal must also respond at once."""
         if Requirement.AT_ONCE in self._report:
             self._report.untried(
-                Requirement.LONGEST_WAIT, "The portal does not answer at once, so it could take 600 s."
+                Requirement.LONGEST_WAIT, "The portal does not respond at once, so this check could take 600 s."
             )
             return
         exchange = self._asker.poll(0, _LONGEST_WAIT_SECONDS)
         if exchange.status in (_OK, _NO_CONTENT):
             self._report.met(Requirement.LONGEST_WAIT)
         else:
-            self._report.broken(Requirement.LONGEST_WAIT, exchange, "A wait of 600 is refused.")
+            self._report.broken(Requirement.LONGEST_WAIT, exchange, "The portal refuses a wait of 600 s.")
 
     def hold(self, index: int, take: Callable[[PollAnswer], None]) -> int:
-        """Ask for what comes after *index*, which should be nothing; return the index as it is then.
+        """Request the decisions after *index*, of which there should be none, and return the new index.
 
-        What comes all the same is handed to *take*: somebody decides meanwhile.
+        If the portal returns decisions, an operator decided in the meantime. *take* then gets the response.
         """
-        early = grown = 0
-        while early < _TRIES and grown < _TRIES:
+        for _ in range(_TRIES):
             exchange = self._asker.poll(index, self._wait_seconds)
             if exchange.status is None and exchange.seconds >= self._wait_seconds:
-                self._report.broken(
-                    Requirement.IN_TIME, exchange, f"After {exchange.seconds:.1f} s the agent gave it up."
-                )
+                detail = f"After {exchange.seconds:.1f} s, the agent ended the request."
+                self._report.broken(Requirement.IN_TIME, exchange, detail)
                 return index
             answer = self.read(exchange)
             if answer is None:
                 return index
             take(answer)
             self._expect_no_fall(answer, index)
-            if answer.index is not None and answer.index < index:
+            found = index if answer.index is None else answer.index
+            if found < index:
                 return index
-            is_news = answer.index is not None and answer.index > index
-            index = index if answer.index is None else answer.index
-            grown += is_news
-            if not is_news and exchange.seconds >= self._wait_seconds * _HELD_SHARE:
+            if found == index and exchange.seconds >= self._wait_seconds * _HELD_SHARE:
                 self._expect_in_time(exchange)
                 self._report.met(Requirement.HELD)
                 return index
-            early += not is_news
-        again = "and its index grew each time" if grown == _TRIES else "each time"
-        self._report.broken(
-            Requirement.HELD,
-            exchange,
-            f"It was asked {early + grown} times and answered before half of the wait, {again}.",
-        )
+            index = found
+        detail = f"The portal responded to {_TRIES} requests before half of their wait was over."
+        self._report.broken(Requirement.HELD, exchange, detail)
         return index
 
     def ahead(self, index: int) -> None:
-        """Ask with an index that the portal has not given out, as after its restore from a backup."""
+        """Send an index that the portal has not used yet, as an agent does after a portal was restored."""
         asked = min(index + _FAR_AHEAD, MAX_INDEX)
         exchange = self._asker.poll(asked, self._wait_seconds)
         answer = self.read(exchange)
         if answer is None:
             return
         if answer.index is None or answer.index >= asked:
-            detail = f"Asked with {asked}, it answers with {'a 204' if answer.index is None else answer.index}."
+            detail = f"The response to index {asked} is {'a 204' if answer.index is None else answer.index}."
             self._report.broken(Requirement.INDEX_AHEAD, exchange, detail)
         else:
             self._expect_at_once(Requirement.INDEX_AHEAD, exchange)
 
     def kept(self, before: PollAnswer, *, only: frozenset[str]) -> None:
-        """Ask for everything again: the decisions *only* of *before* must still be there."""
+        """Request all decisions again, and check that the decisions *only* of *before* are still available."""
         answer = self.read(exchange := self._asker.poll(0, self._wait_seconds))
         if answer is None:
             return
         self._expect_no_fall(answer, before.index or 0)
         if only - set(answer.decisions):
-            self._report.broken(Requirement.STAYS, exchange, "A decision that was given before is not there any more.")
+            self._report.broken(Requirement.STAYS, exchange, "A decision of an earlier response is missing.")
         elif only:
             self._report.met(Requirement.STAYS)
 
     def _quietly(self, exchange: Exchange) -> PollAnswer | None:
-        """Read what was answered to somebody else: its shape is no finding."""
+        """Read the response to another VM without noting its violations."""
         return AnswerReader(Report()).read(exchange)
 
     def _expect_no_fall(self, answer: PollAnswer, index: int) -> None:
         if answer.index is not None and answer.index < index:
-            detail = f"The index was {index} and is {answer.index}."
+            detail = f"The index changed from {index} to {answer.index}."
             self._report.broken(Requirement.INDEX_STAYS, answer.exchange, detail)
         else:
             self._report.met(Requirement.INDEX_STAYS)
 
     def _expect_at_once(self, requirement: Requirement, exchange: Exchange) -> None:
         if exchange.seconds > self._at_once_seconds:
-            self._report.broken(requirement, exchange, f"It took {exchange.seconds:.1f} s.")
+            self._report.broken(requirement, exchange, f"The response took {exchange.seconds:.1f} s.")
         else:
             self._report.met(requirement)
 
@@ -194,7 +193,9 @@ class PollChecks:
         late = exchange.seconds - self._wait_seconds
         if late > self._late_seconds:
             self._report.broken(
-                Requirement.IN_TIME, exchange, f"It came {late:.1f} s after its wait of {self._wait_seconds} s."
+                Requirement.IN_TIME,
+                exchange,
+                f"The response came {late:.1f} s after its wait of {self._wait_seconds} s.",
             )
         else:
             self._report.met(Requirement.IN_TIME)

@@ -1,7 +1,7 @@
-"""Sends the records that an agent would send: sections 1 and 9 of PROTOCOL.md.
+"""Sends the records of an invented event to a portal (sections 1 and 9 of PROTOCOL.md).
 
-The event is made up and affects the test VM alone. The VM's agent knows nothing of it, so a decision on it is refused
-there as `event_unknown`, should an agent run: nothing is ever started by this.
+The event affects only the VM of the check, and Azure does not know the event. If an agent runs on this VM, the agent
+refuses decisions on the event as `event_unknown`, so the check never starts maintenance.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SUBSCRIPTION = "00000000-0000-4000-8000-000000000000"
 
 
 class MadeUpEvent:
-    """An event that was never announced, of the VM *vm_id*, and the records of it."""
+    """An invented event of the VM *vm_id*, and its records."""
 
     def __init__(self, vm_id: str, vm_name: str = "portal-check") -> None:
         self._now = datetime.now(timezone.utc)
@@ -46,23 +46,23 @@ class MadeUpEvent:
             resources=(vm_name,),
             not_before=not_before,
             not_before_raw=format_datetime(not_before, usegmt=True),
-            description="A test of the portal's protocol: this event does not exist.",
+            description="A test of the portal. This event does not exist.",
         )
         self.record = self._record(1, Transition.SCHEDULED)
 
     def outcome(self, claims: Claims) -> TransitionRecord:
-        """Return the record that says that the decision of *claims* was tried only."""
+        """Return the record of a dry run of the decision in *claims*."""
         approval = Approval(
             source="portal",
             decision_id=claims.decision_id,
             approvers=(claims.approver,),
-            reason="portal-check: Azure was never told.",
+            reason="portal-check: nothing was sent to Azure.",
             result="dry_run",
         )
         return self._record(2, Transition.APPROVED, approval)
 
     def end(self) -> TransitionRecord:
-        """Return the record that ends the event, so that the portal shows it no longer."""
+        """Return the record that ends the event, so that the portal no longer shows the event."""
         return self._record(3, Transition.CANCELED)
 
     def _record(self, sequence: int, transition: Transition, approval: Approval | None = None) -> TransitionRecord:
@@ -85,7 +85,7 @@ class MadeUpEvent:
 
 
 def cloudevent(record: TransitionRecord) -> bytes:
-    """Return *record* as the body that the sink `webhook` sends (section 1)."""
+    """Return *record* in the format of the `webhook` sink."""
     event = {
         "specversion": "1.0",
         "id": record.id,
@@ -101,11 +101,11 @@ def cloudevent(record: TransitionRecord) -> bytes:
 
 
 def send(asker: CheckClient, report: Report, url: str, requirement: Requirement, record: TransitionRecord) -> bool:
-    """Send *record* to *url*; return whether the portal took it, and note that as *requirement*."""
+    """Send *record* to *url*. Return whether the portal accepted the record, and note *requirement*."""
     exchange = asker.post(url, cloudevent(record))
     if exchange.status in _SUCCESS:
         report.met(requirement)
         return True
-    what = exchange.problem if exchange.status is None else f"It answers {exchange.status}"
-    report.broken(requirement, exchange, f"{what}: not 2xx.")
+    what = exchange.problem if exchange.status is None else f"The response is {exchange.status}"
+    report.broken(requirement, exchange, f"{what}. Expected: 2xx.")
     return False

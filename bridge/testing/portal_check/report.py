@@ -1,4 +1,4 @@
-"""What the kit found: one finding for each requirement, the first breach of it winning."""
+"""Collects the results of the kit: one finding for each requirement, with its first violation."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from enum import Enum
 import msgspec
 
 from bridge.testing.portal_check.request import Exchange
-from bridge.testing.portal_check.requirements import Requirement
+from bridge.testing.portal_check.requirements import Needs, Requirement
 
 
 class Result(str, Enum):
-    """Whether a requirement is met."""
+    """The result of a check."""
 
     MET = "met"
     NOT_MET = "not met"
@@ -20,32 +20,32 @@ class Result(str, Enum):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found of one requirement."""
+    """The result for one requirement."""
 
     requirement: Requirement
     result: Result
     detail: str | None = None
-    """What is wrong, or why it was not tried."""
+    """The violation, or the reason why the requirement was not checked."""
     asked: str | None = None
-    """The request behind a breach."""
+    """The request that caused the violation."""
     answered: str | None = None
-    """What came."""
+    """The response with the violation."""
 
 
 class Report:
-    """Collects findings; what nobody looked at was not tried."""
+    """Collects the findings. A requirement without a finding was not checked."""
 
     def __init__(self) -> None:
         self._found: dict[Requirement, Finding] = {}
 
     def met(self, requirement: Requirement) -> None:
-        """Note that *requirement* was tried and is met, unless a breach was seen."""
+        """Note that *requirement* is met, unless it has a violation."""
         known = self._found.get(requirement)
         if known is None or known.result is Result.NOT_TRIED:
             self._found[requirement] = Finding(requirement=requirement, result=Result.MET)
 
     def broken(self, requirement: Requirement, exchange: Exchange, detail: str) -> None:
-        """Note a breach of *requirement* in *exchange*. The first breach stays."""
+        """Note a violation of *requirement* in *exchange*. The first violation stays."""
         if requirement not in self:
             self._found[requirement] = Finding(
                 requirement=requirement,
@@ -56,19 +56,27 @@ class Report:
             )
 
     def untried(self, requirement: Requirement, why: str) -> None:
-        """Note why *requirement* cannot be tried, unless it was."""
+        """Note why *requirement* was not checked, unless it has a finding."""
         if requirement not in self._found:
             self._found[requirement] = Finding(requirement=requirement, result=Result.NOT_TRIED, detail=why)
 
+    def untried_without(self, needs: Needs, why: str) -> None:
+        """Note why the requirements with *needs* were not checked."""
+        for requirement in Requirement:
+            if requirement.value.needs is needs:
+                self.untried(requirement, why)
+
     def __contains__(self, requirement: Requirement) -> bool:
-        """Return whether a breach of *requirement* was seen."""
+        """Return whether *requirement* has a violation."""
         known = self._found.get(requirement)
         return known is not None and known.result is Result.NOT_MET
 
     @property
     def findings(self) -> Iterator[Finding]:
-        """Yield a finding for each requirement, in the order of the page."""
+        """Yield a finding for each requirement, in the order of PROTOCOL.md."""
         for requirement in Requirement:
             yield self._found.get(requirement) or Finding(
-                requirement=requirement, result=Result.NOT_TRIED, detail="What it needs did not come."
+                requirement=requirement,
+                result=Result.NOT_TRIED,
+                detail="An earlier check failed, so this requirement was not checked.",
             )

@@ -1,6 +1,7 @@
-"""One request to a portal, as the agent makes it, and all that came of it. Nothing is raised but for wrong settings.
+"""Sends one request to a portal in the same way as an agent, and describes the result.
 
-What is shown of a request never has the token, not even where the portal says it back.
+The description never contains the token, even if the portal repeats the token in its response. Only invalid settings
+raise an exception.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from bridge.approval.portal_client import AGENT_HEADER, MAX_ANSWER_BYTES, Portal
 from bridge.config.approval import RemoteSettings
 from bridge.errors import BridgeError, DeadlineExceeded
 from bridge.http.failures import is_loopback, root_cause
-from bridge.http.session import DeadlineSession, ResponseEncoded, ResponseTooLarge
+from bridge.http.session import DeadlineSession, ResponseUnread
 from bridge.system.secrets import MASK
 from bridge.text import EXCERPT_CHARACTERS, one_line
 
@@ -27,24 +28,24 @@ _POST_SECONDS = 10.0
 
 
 class Exchange(msgspec.Struct, frozen=True, kw_only=True):
-    """A request and what came of it."""
+    """A request and its response."""
 
     asked: str
-    """The request in a line, without the token."""
+    """The request on one line, without the token."""
     seconds: float
-    """From the request to the end of the answer."""
+    """The time from the request to the end of the response."""
     status: int | None = None
-    """None: there was no answer; `problem` says why."""
+    """The status, or None without a response."""
     headers: Mapping[str, str] = {}
     body: bytes = b""
     problem: str | None = None
-    """Why there is no answer, or why its body was not read."""
-    is_encoded: bool = False
-    is_too_large: bool = False
+    """The reason why there is no response, or why its body was not read."""
+    is_unread: bool = False
+    """True if the body was not read, because it is too large or compressed."""
 
     @property
     def answered(self) -> str:
-        """Return what came, in a line."""
+        """Return the response on one line."""
         if self.status is None:
             return f"{self.problem} (after {self.seconds:.2f} s)"
         kind = self.headers.get("Content-Type", "no Content-Type")
@@ -54,16 +55,16 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckClient:
-    """Asks the portal of *remote* for the VM *vm_id*; for one thread at a time.
+    """Sends requests to the portal in *remote* for the VM *vm_id*. For one thread at a time.
 
-    *document* returns the attested document with a nonce in it, for `credential = "attested"`.
+    *document* returns the attested document with a nonce, for `credential = "attested"`.
     """
 
     def __init__(self, remote: RemoteSettings, vm_id: str, *, document: Callable[[str], str] | None = None) -> None:
         self.vm_id = vm_id.lower()
         self.has_certificate = remote.client_cert_file is not None
         self.is_attested = remote.credential is not None
-        """Whether the token names this VM."""
+        """True if the token names this VM."""
         self._own: str | None = None
         self._remote = remote
         self._url = remote.url.rstrip("/")
@@ -74,7 +75,7 @@ class CheckClient:
         self._proxies = {} if is_local else requests.utils.get_environ_proxies(self._url)
 
     def poll(self, index: int, wait_seconds: int, *, vm_id: str | None = None, token: str | None = None) -> Exchange:
-        """Ask for what comes after *index*; *token* is shown in place of the VM's own, "" for no credential at all."""
+        """Request the decisions after *index*. *token* replaces the VM's token, and "" means no credential."""
         vm_id = self.vm_id if vm_id is None else vm_id
         return self._ask(
             "GET",
@@ -85,22 +86,22 @@ class CheckClient:
         )
 
     def post(self, url: str, body: bytes) -> Exchange:
-        """Send a record, as the sink `webhook` does, with the same token."""
+        """Send a record in the same way as the `webhook` sink, with the same token."""
         headers = {"Content-Type": "application/cloudevents+json"}
         return self._ask("POST", url, deadline_seconds=_POST_SECONDS, headers=headers, token=None, body=body)
 
     def post_plain(self, path: str, body: bytes) -> Exchange:
-        """Post JSON to *path* below the portal's URL, without any credential."""
+        """Send JSON to *path* below the portal's URL, without a credential."""
         headers = {"Content-Type": "application/json"}
         return self._ask("POST", self._url + path, deadline_seconds=_POST_SECONDS, headers=headers, token="", body=body)
 
     def bearer(self) -> str | None:
-        """Return the VM's token, None where TLS says who asks; raise CredentialFailed."""
+        """Return the VM's token, or None if the VM uses a client certificate; raise CredentialFailed."""
         self._own = self._client.bearer()
         return self._own
 
     def close(self) -> None:
-        """End it; a request under way in another thread breaks off."""
+        """Close the client, and cancel the request of another thread."""
         self._client.close()
         self._session.close()
 
@@ -154,17 +155,15 @@ class CheckClient:
 
 
 def _failed(error: Exception, *, asked: str, seconds: float) -> Exchange:
-    if isinstance(error, ResponseEncoded | ResponseTooLarge) and error.response is not None:
-        is_encoded = isinstance(error, ResponseEncoded)
+    if isinstance(error, ResponseUnread) and error.response is not None:
         coding = one_line(error.response.headers.get("Content-Encoding", ""), EXCERPT_CHARACTERS)
         return Exchange(
             asked=asked,
             seconds=seconds,
             status=error.response.status_code,
             headers=error.response.headers,
-            problem=f"Content-Encoding {coding}, not read" if is_encoded else "more than 1 MiB, not read to its end",
-            is_encoded=is_encoded,
-            is_too_large=not is_encoded,
+            problem=f"Content-Encoding {coding}, not read" if coding else "more than 1 MiB, not read to its end",
+            is_unread=True,
         )
     if isinstance(error, DeadlineExceeded):
         return Exchange(asked=asked, seconds=seconds, problem="no complete answer")

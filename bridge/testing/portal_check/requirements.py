@@ -1,7 +1,4 @@
-"""The sentences of PROTOCOL.md that a portal is held to, each with its section and the words of the page.
-
-A test looks each quote up in the page, so that neither can change alone.
-"""
+"""The requirements of PROTOCOL.md that the conformance kit checks, each with its section."""
 
 from __future__ import annotations
 
@@ -9,92 +6,69 @@ from enum import Enum
 from typing import NamedTuple
 
 
+class Needs(Enum):
+    """The setting that the kit needs to check a requirement."""
+
+    NOTHING = "nothing"
+    RECORDS_URL = "records_url"
+    DOCUMENT = "document"
+    DECISION = "decision"
+
+
 class Sentence(NamedTuple):
-    """One sentence: where it stands, what it asks for in our words, and in the page's."""
+    """A requirement in one sentence, and its section of PROTOCOL.md."""
 
     section: int
     text: str
-    quote: str
+    needs: Needs = Needs.NOTHING
 
 
 class Requirement(Enum):
-    """Everything that the kit looks at, in the order of the page."""
+    """All requirements that the kit checks, in the order of PROTOCOL.md."""
 
-    RECORD_TAKEN = Sentence(1, "A record is taken.", "Answer `2xx` with any body once the record")
-    RECORD_TWICE = Sentence(1, "A record that comes again is taken too.", "A record may come twice, with the same `id`")
-    RECORD_OF_OTHERS = Sentence(
-        1, "A record of another VM than the token's is refused.", "answer `403` to a record with another `vm.vm_id`"
-    )
-    ANSWERED = Sentence(2, "The agent's request is answered.", "GET {url}/vms/{vmId}/decisions?index=17&wait=30")
-    NO_REDIRECT = Sentence(2, "It is answered by the URL itself.", "It follows no redirect")
-    PLAIN = Sentence(
-        2,
-        "The body comes as it is, not compressed.",
-        "a `200` with another `Content-Encoding` is not read, and not used",
-    )
-    LONGEST_WAIT = Sentence(2, "Every wait is understood.", "a whole number from 1 to 600")
-    ONLY_THIS_VM = Sentence(
-        2, "Who shows no token, or another, is refused.", "SHOULD answer only a caller that is this VM"
-    )
-    OTHER_VM = Sentence(
-        2, "Nobody gets the decisions of a VM that is not theirs.", "SHOULD answer only a caller that is this VM"
-    )
-    CHALLENGE = Sentence(2, "Each challenge is a nonce of its own.", "1 to 32 of the characters `A` to `Z`")
-    TOKEN = Sentence(2, "A document with a challenge in it gets a token.", "1 to 4,096 visible ASCII characters")
-    NO_DOCUMENT = Sentence(2, "What is no document gets no token.", "It is no base64, no `SignedData` with a content")
-    DOCUMENT_SIZE = Sentence(2, "A document of more than 32 KiB gets no token.", "It has more than 32 KiB.")
-    TAMPERED = Sentence(
-        2, "A document that was changed gets no token.", "The signature is not of that certificate's key"
-    )
-    REPLAYED = Sentence(2, "A document gets a token once.", "A document of this VM with this nonce was taken before")
-    REFUSAL = Sentence(
-        2, "A refusal has its word, and the status that goes with it.", "An answer with such a status is `{"
-    )
-    JSON = Sentence(
-        3, "The answer is a JSON object in UTF-8.", "a JSON object in UTF-8, without a byte order mark, no member twice"
-    )
-    CONTENT_TYPE = Sentence(3, "Its Content-Type is application/json.", "`Content-Type` is not looked at; send")
-    INDEX = Sentence(3, "It has an index.", "An integer from 1 to 2^53 - 1")
-    DECISIONS = Sentence(3, "It has a list of decisions, each a text.", "Texts, each one [decision](#5-the-decision).")
-    EPOCH = Sentence(3, "Its epoch is a text, and the same in every answer.", "SHOULD send it in every answer")
-    AT_ONCE = Sentence(3, "The first request is answered at once, with the index.", "`index=0`: answer at once")
-    HELD = Sentence(3, "While there is nothing new, a request is held.", "There is none: hold the request.")
-    IN_TIME = Sentence(3, "It is answered when its wait is over.", "else after `wait` seconds with the same index")
-    INDEX_STAYS = Sentence(3, "The index never falls.", "with the same index and an empty list")
-    INDEX_AHEAD = Sentence(
-        3,
-        "An index ahead of the portal's own is answered at once, with the lower one.",
-        "answer at once with the lower index",
-    )
-    NEWS = Sentence(
-        3, "A new decision ends the request that is held.", "There is a decision after `index`: answer at once."
-    )
-    GROWS = Sentence(3, "The index grows with each decision.", "It MUST grow whenever a decision for this VM is added")
-    EVERY = Sentence(
-        3,
-        "A decision comes to everybody who has not seen its index.",
-        "MUST have every decision for this VM that has not expired",
-    )
-    STAYS = Sentence(3, "A decision stays until it expires.", "a decision stays available until it")
-    BODY_SIZE = Sentence(3, "The answer has at most 1 MiB.", "| body of an answer | 1 MiB |")
-    COUNT = Sentence(3, "The answer has at most 1,000 decisions.", "| decisions in an answer | 1,000 |")
-    TOKEN_SIZE = Sentence(3, "A decision has at most 8,192 characters.", "| one decision | 8,192 characters |")
-    KNOWN_VM = Sentence(4, "The VM is known, decisions or not.", "For a VM without decisions answer `200`.")
-    STATUS = Sentence(4, "The status is 200, or 204 for nothing new.", "any other status")
-    FORM = Sentence(
-        5, "A decision is signed, in the one form there is, for the time it says.", "A JWS in compact form (RFC 7515)"
-    )
-    AUDIENCE = Sentence(5, "A decision is for the VM that asks.", "The `vmId` of the VM. One text, no list.")
-    EVENT = Sentence(5, "A decision names the event as it came.", "The event's `EventId`, exactly as it came.")
-    DIGEST = Sentence(6, "Its digest is that of the event.", "The digest is what ties consent to what was shown.")
-    HOLD = Sentence(
-        8, "A hold comes like an approval, and is newer.", "Between a `hold` and an `approve` the newer `iat` wins"
-    )
-    OUTCOME = Sentence(
-        9, "The outcome is taken as a record.", "Each attempt to approve, accepted or refused, is a record"
-    )
+    RECORD_TAKEN = Sentence(1, "The portal accepts a record.", Needs.RECORDS_URL)
+    RECORD_TWICE = Sentence(1, "The portal accepts the same record again.", Needs.RECORDS_URL)
+    RECORD_OF_OTHERS = Sentence(1, "A token cannot send the records of another VM.", Needs.RECORDS_URL)
+    ANSWERED = Sentence(2, "The portal responds to the agent's request.")
+    NO_REDIRECT = Sentence(2, "The response is not a redirect.")
+    PLAIN = Sentence(2, "The body is not compressed.")
+    LONGEST_WAIT = Sentence(2, "The portal accepts every wait from 1 to 600 seconds.")
+    ONLY_THIS_VM = Sentence(2, "The portal refuses a request without the VM's credential.")
+    OTHER_VM = Sentence(2, "A VM cannot read the decisions of another VM.")
+    CHALLENGE = Sentence(2, "Each challenge has a new nonce.", Needs.DOCUMENT)
+    TOKEN = Sentence(2, "A document with a challenge gets a token.", Needs.DOCUMENT)
+    NO_DOCUMENT = Sentence(2, "A malformed document gets no token.", Needs.DOCUMENT)
+    DOCUMENT_SIZE = Sentence(2, "A document of more than 32 KiB gets no token.", Needs.DOCUMENT)
+    TAMPERED = Sentence(2, "A document that was changed gets no token.", Needs.DOCUMENT)
+    REPLAYED = Sentence(2, "A document gets only one token.", Needs.DOCUMENT)
+    REFUSAL = Sentence(2, "A refusal has a listed reason and the status of this reason.", Needs.DOCUMENT)
+    JSON = Sentence(3, "The response is a JSON object in UTF-8.")
+    CONTENT_TYPE = Sentence(3, "The Content-Type is application/json.")
+    INDEX = Sentence(3, "The response has an index.")
+    DECISIONS = Sentence(3, "The response has a list of decisions, and each decision is a string.")
+    EPOCH = Sentence(3, "The epoch is a string, and it is the same in every response.")
+    AT_ONCE = Sentence(3, "The portal responds to the first request at once, with an index.")
+    HELD = Sentence(3, "The portal holds a request while there is no new decision.")
+    IN_TIME = Sentence(3, "The portal responds when the wait of a request ends.")
+    INDEX_STAYS = Sentence(3, "The index never decreases.")
+    INDEX_AHEAD = Sentence(3, "For an index above its own, the portal responds at once with its own index.")
+    NEWS = Sentence(3, "A new decision ends a held request.", Needs.DECISION)
+    GROWS = Sentence(3, "The index increases with each decision.", Needs.DECISION)
+    EVERY = Sentence(3, "A response contains all decisions after the index of the request.", Needs.DECISION)
+    STAYS = Sentence(3, "A decision stays available until it expires.", Needs.DECISION)
+    BODY_SIZE = Sentence(3, "The response has at most 1 MiB.")
+    COUNT = Sentence(3, "The response has at most 1,000 decisions.")
+    TOKEN_SIZE = Sentence(3, "A decision has at most 8,192 characters.", Needs.DECISION)
+    KNOWN_VM = Sentence(4, "The portal responds with 200 for a VM without decisions.")
+    STATUS = Sentence(4, "The status is 200, or 204 if there is no new decision.")
+    FORM = Sentence(5, "A decision is a JWS with a valid signature and valid times.", Needs.DECISION)
+    AUDIENCE = Sentence(5, "A decision names the VM of the request.", Needs.DECISION)
+    EVENT = Sentence(5, "A decision has the EventId of the record.", Needs.DECISION)
+    DIGEST = Sentence(6, "A decision has the digest of the event.", Needs.DECISION)
+    HOLD = Sentence(8, "A hold is newer than the approval before it.", Needs.DECISION)
+    OUTCOME = Sentence(9, "The portal accepts the record of an outcome.", Needs.DECISION)
 
     @property
     def key(self) -> str:
-        """Return how a program calls it."""
+        """Return the name of the requirement in JSON output."""
         return self.name.lower().replace("_", "-")

@@ -1,5 +1,5 @@
-"""A simulated Instance Metadata Service: its world of events, its answers over HTTP, its scenarios and its faults.
+"""A simulated Azure Instance Metadata Service (IMDS): events, HTTP responses, scenarios, and faults.
 
-It is the other side of the wire and shares no parser of documents with the agent, so that neither hides the other's
-mistakes. What a test needs of it, `bridge.testing` names.
+The simulator does not use the agent's document parser. Otherwise, a mistake in the parser could hide a mistake in the
+simulator. Tests import the public names from `bridge.testing`.
 """

@@ -1,13 +1,14 @@
-"""The authority that signs attested documents in the simulator: what Azure's is to the metadata service.
+"""Signs the attested documents of the simulator, as Azure signs the documents of its metadata service.
 
-A document is a PKCS#7 SignedData over a JSON object, as Azure makes it: no signed attributes, the signer's certificate
-in it and the intermediate's not, a SAN of `metadata.azure.com` and of the region's name below it. The keys are made
-when the first document is asked for, and end with the simulator. Whoever is to believe these documents trusts
-`root_pem`; never trust it elsewhere, since anybody who reaches the simulator gets documents of it.
+A document is a PKCS#7 SignedData over a JSON object, as in Azure. It has no signed attributes, and it contains the
+certificate of the signer but not the certificate of the intermediate authority. The signer's names (SAN) are
+`metadata.azure.com` and the name of the region below it. The keys are new in each run of the simulator.
 
-Imported when a document or a certificate is asked for: it costs 9 MB and a tenth of a second.
+A portal that must accept these documents trusts `root_pem`. Never trust this certificate in production, because
+everyone who can connect to the simulator can get documents from it.
 
-Shape: "Azure Instance Metadata Service", Microsoft, and documents seen in the wild.
+The simulator imports this module only on use, because the import takes 0.1 s and 9 MB. The format is from Microsoft's
+page "Azure Instance Metadata Service" and from real documents.
 """
 
 from __future__ import annotations
@@ -31,9 +32,6 @@ from bridge.testing.simulator.machines import Machine
 INTERMEDIATE_PATH = "/control/attestation/intermediate"
 
 _VALID_SECONDS = 6 * 3600
-_EXPIRED_SECONDS = 7 * 3600
-_SHA256 = bytes.fromhex("0609608648016503040201")
-_SHA256_WITH_RSA = bytes.fromhex("06092a864886f70d01010b")
 _SAN = "metadata.azure.com"
 _YEAR = timedelta(days=365)
 
@@ -44,7 +42,7 @@ class _Signer(NamedTuple):
 
 
 class _Chain(NamedTuple):
-    """One root, one intermediate below it, and what issues signers."""
+    """A root and an intermediate authority."""
 
     root: x509.Certificate
     intermediate: x509.Certificate
@@ -52,84 +50,57 @@ class _Chain(NamedTuple):
 
 
 class AttestationAuthority:
-    """Signs documents for the machines of one simulator; safe to use from many threads.
+    """Signs the documents of all machines of one simulator. Threads can share it.
 
-    *now* is the clock of the documents. *intermediate_url* returns where signers say that the intermediate's
-    certificate is to be had.
+    *now* returns the time of a document. *intermediate_url* returns the URL of the intermediate certificate, which each
+    signer's certificate contains.
     """
 
     def __init__(self, *, now: Callable[[], datetime], intermediate_url: Callable[[], str]) -> None:
         self._now = now
         self._intermediate_url = intermediate_url
         self._lock = threading.RLock()
-        self._chains: dict[str, _Chain] = {}
-        self._signers: dict[tuple[str, str], _Signer] = {}
+        self._chain = _new_chain(now())
+        self._signers: dict[str, _Signer] = {}
         self._last: dict[str, str] = {}
 
     @property
     def root_pem(self) -> bytes:
-        """Return the certificate of the root, PEM: what a portal is to trust."""
-        return _pem(self._chain("right").root)
+        """Return the certificate of the root, which a portal must trust, as PEM."""
+        return _pem(self._chain.root)
 
     @property
     def intermediate_pem(self) -> bytes:
-        """Return the certificate of the intermediate authority, PEM."""
-        return _pem(self._chain("right").intermediate)
+        """Return the certificate of the intermediate authority as PEM."""
+        return _pem(self._chain.intermediate)
 
     def document(self, machine: Machine, nonce: str, *, kind: str | None = None) -> str:
-        """Return the document of *machine* with *nonce*, in base64, and with the fault called *kind*."""
+        """Return the document of *machine* with *nonce* in base64. *kind* is a fault of the document."""
         with self._lock:
-            nonce = nonce or f"{self._now():%Y%m%d-%H%M%S}"
             if kind == "cached_nonce":
-                if machine.vm_id not in self._last:
-                    self._last[machine.vm_id] = self._signed(machine, f"{self._now():%Y%m%d-%H%M%S}")
-                return self._last[machine.vm_id]
+                return self._last.get(machine.vm_id) or self._signed(machine, "")
             made = self._signed(machine, nonce, kind=kind)
             if kind is None:
                 self._last[machine.vm_id] = made
             return made
 
     def _signed(self, machine: Machine, nonce: str, *, kind: str | None = None) -> str:
-        age_seconds = _EXPIRED_SECONDS if kind == "expired_document" else 0
-        content = _content(machine, nonce, self._now() - timedelta(seconds=age_seconds))
-        own = self._signer("right", machine.location)
-        if kind == "two_signers":
-            stranger = self._signer("foreign", machine.location)
-            first, second = (each.certificate.public_bytes(Encoding.DER) for each in (own, stranger))
-            der = _pkcs7(content, stranger, beside=own.certificate).replace(second + first, first + second)
-        elif kind == "foreign_root":
-            der = _pkcs7(content, self._signer("foreign", machine.location))
-        elif kind == "foreign_name":
-            der = _pkcs7(content, self._signer("right", "", name="metadata.azure.com.example.net"))
-        else:
-            der = _pkcs7(content, own)
+        signer = self._signers.get(machine.location)
+        if signer is None:
+            signer = self._signers[machine.location] = self._issue(machine.location)
+        now = self._now()
+        der = _pkcs7(_content(machine, nonce or f"{now:%Y%m%d-%H%M%S}", now), signer)
         if kind == "tampered":
             digit = "1" if machine.vm_id.startswith("0") else "0"
             der = der.replace(machine.vm_id.encode(), (digit + machine.vm_id[1:]).encode())
-        if kind == "forged":
-            der = der[:-1] + bytes([der[-1] ^ 1])  # the signature is what comes last
-        if kind == "wrong_digest_algorithm":
-            der = der.replace(_SHA256, _SHA256_WITH_RSA)
         return base64.b64encode(der).decode()
 
-    def _signer(self, chain: str, location: str, *, name: str = _SAN) -> _Signer:
-        with self._lock:
-            found = self._signers.get((chain, name + location))
-            if found is None:
-                found = self._signers[chain, name + location] = self._issue(self._chain(chain), location, name)
-            return found
-
-    def _chain(self, name: str) -> _Chain:
-        with self._lock:
-            if name not in self._chains:
-                self._chains[name] = _new_chain(self._now())  # a stranger may choose the same names
-            return self._chains[name]
-
-    def _issue(self, chain: _Chain, location: str, name: str) -> _Signer:
+    def _issue(self, location: str) -> _Signer:
+        chain = self._chain
         key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-        names = [x509.DNSName(name)] + ([x509.DNSName(f"{location}.{name}")] if location else [])
+        names = [x509.DNSName(_SAN), x509.DNSName(f"{location}.{_SAN}")]
         where = x509.UniformResourceIdentifier(self._intermediate_url())
-        builder = _builder(name, chain.intermediate.subject, key.public_key(), self._now(), is_authority=False)
+        builder = _builder(_SAN, chain.intermediate.subject, key.public_key(), self._now(), is_authority=False)
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         builder = builder.add_extension(
@@ -157,12 +128,9 @@ def _written(moment: datetime) -> str:
     return f"{moment.astimezone(timezone.utc):%m/%d/%y %H:%M:%S} -0000"
 
 
-def _pkcs7(content: bytes, signer: _Signer, *, beside: x509.Certificate | None = None) -> bytes:
-    """Return the SignedData of *content*, DER, with the certificate of *signer* and, if given, the one *beside*."""
+def _pkcs7(content: bytes, signer: _Signer) -> bytes:
     builder = pkcs7.PKCS7SignatureBuilder().set_data(content)
     builder = builder.add_signer(signer.certificate, signer.key, hashes.SHA256())
-    if beside is not None:
-        builder = builder.add_certificate(beside)
     return builder.sign(Encoding.DER, [pkcs7.PKCS7Options.Binary, pkcs7.PKCS7Options.NoAttributes])
 
 

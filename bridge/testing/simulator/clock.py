@@ -1,7 +1,6 @@
-"""ManualClock: a clock that a test advances.
+"""ManualClock is a clock for tests, which changes only when the test advances it.
 
-The simulator takes its clock as an argument, so that a test steps through fifteen minutes of notice without threads and
-without waiting.
+With this clock, a test of 15 minutes of notice needs no threads and no waiting.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from bridge.clock import Clock
 
 
 class ManualClock:
-    """A clock that stands still until `advance`."""
+    """A clock that changes only with `advance`."""
 
     def __init__(self, now: datetime = datetime(2030, 1, 1, tzinfo=timezone.utc)) -> None:
         self._start = now
@@ -20,17 +19,17 @@ class ManualClock:
 
     @property
     def clock(self) -> Clock:
-        """Return this clock in the form that the agent's parts take; its random number is always 0.0."""
+        """Return this clock as a `Clock` for the parts of the agent. Its random numbers are always 0.0."""
         return Clock(now=self.now, monotonic=self.monotonic, random=lambda: 0.0)
 
     def advance(self, seconds: float) -> None:
-        """Let *seconds* pass."""
+        """Advance the clock by *seconds*."""
         self._seconds += seconds
 
     def monotonic(self) -> float:
-        """Return the seconds that have passed."""
+        """Return the seconds since the creation of the clock."""
         return self._seconds
 
     def now(self) -> datetime:
-        """Return the time of day."""
+        """Return the current time."""
         return self._start + timedelta(seconds=self._seconds)

@@ -1,25 +1,25 @@
-"""The control endpoint: steers a running simulator over HTTP, JSON in and out.
+"""The control endpoint changes a running simulator over HTTP, with JSON in both directions.
 
     GET    /control                         the whole state
     GET    /control/events                  the events in the document
-    POST   /control/events                  announce one; the keys of a scenario's `add`
-    POST   /control/events/ID/start         also complete, cancel, approve; update takes the fields to change
-    GET    /control/faults                  POST queues one (the keys of a scenario's `fault`, under "kind");
-                                            DELETE clears all, or ?target=... alone
+    POST   /control/events                  add an event; the keys are those of a scenario's `add`
+    POST   /control/events/ID/start         also complete, cancel, approve, and update with the fields to change
+    GET    /control/faults                  the queued faults
+    POST   /control/faults                  queue a fault; the keys are those of a scenario's `fault`, with "kind"
+    DELETE /control/faults                  remove all faults, or the faults of ?target=...
     POST   /control/incarnation             {"to": 1}
-    GET    /control/approvals               what StartRequests came, from whom, when
-    GET    /control/requests                what requests came, from whom, when, and with which status
-    GET    /control/attestation/root        the certificate of who signs attested documents; and /intermediate
+    GET    /control/approvals               the approvals with their VM and time
+    GET    /control/requests                the requests with their VM, time, and status
+    GET    /control/attestation/root        the root certificate for attested documents; also /intermediate
 
-An unknown path or event is 404, a wrong body 400 with every mistake, an event in the wrong status 409.
+The status is 404 for an unknown path or event, 400 for an invalid body, and 409 for an event in the wrong status.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, TypeVar
 
@@ -29,7 +29,7 @@ from bridge.config.mistakes import Problems
 from bridge.config.toml import convert
 from bridge.errors import ScenarioError
 from bridge.testing.simulator.errors import UnknownEvent, WrongRequest, WrongState
-from bridge.testing.simulator.events import Event, EventChanges, EventSpec, changes_in, read_event
+from bridge.testing.simulator.events import EventChanges, EventSpec, changes_in
 from bridge.testing.simulator.faults import TARGETS, Fault
 from bridge.testing.simulator.imds_api import Answer, Request
 from bridge.testing.simulator.scenario_file import placed
@@ -55,12 +55,12 @@ class RequestSeen:
     path: str
     api_version: str
     status: int
-    """0: it got no answer."""
+    """The status of the response, or 0 without a response."""
     fault: str | None = None
 
 
 class Control:
-    """Answers requests under /control."""
+    """Responds to the requests under /control."""
 
     def __init__(
         self,
@@ -76,20 +76,20 @@ class Control:
         self._certificates = certificates
         self._routes: dict[tuple[str, str], Callable[[Request], Answer]] = {
             ("GET", ""): self._state,
-            ("GET", "events"): lambda _: _json([self._event(event) for event in world.events()]),
+            ("GET", "events"): lambda _: _json(self._events()),
             ("POST", "events"): self._add_event,
-            ("GET", "faults"): lambda _: _json([msgspec.structs.asdict(fault) for fault in world.faults.waiting()]),
+            ("GET", "faults"): lambda _: _json(world.faults.waiting()),
             ("POST", "faults"): self._add_fault,
             ("DELETE", "faults"): self._clear_faults,
             ("POST", "incarnation"): self._reset_incarnation,
-            ("GET", "approvals"): lambda _: _json([asdict(approval) for approval in world.approvals]),
-            ("GET", "requests"): lambda _: _json([asdict(request) for request in self._requests()]),
+            ("GET", "approvals"): lambda _: _json(world.approvals),
+            ("GET", "requests"): lambda _: _json(self._requests()),
             ("GET", "attestation/root"): lambda _: self._certificate("root"),
             ("GET", "attestation/intermediate"): lambda _: self._certificate("intermediate"),
         }
 
     def answer(self, request: Request) -> Answer:
-        """Return the answer to *request*."""
+        """Return the response to *request*."""
         if "origin" in request.headers:
             # A page in a browser on the same machine must not steer what a test or a demo sees.
             return _json({"error": "Requests from web pages are refused."}, status=403)
@@ -109,12 +109,9 @@ class Control:
         route = self._routes.get((request.method, path))
         if route is not None:
             return route(request)
-        methods = sorted(method for method, known in self._routes if known == path)
-        if methods:
-            message = f"{request.method} /control/{path} is not possible; {', '.join(methods)} is."
-            return _json({"error": message}, status=405)
         known = {known for _, known in self._routes}
-        return _json({"error": f"Nothing is at /control/{path}.{nearest(path, known)} {_known(known)}"}, status=404)
+        message = f"{request.method} /control/{path} does not exist.{nearest(path, known)}"
+        return _json({"error": f"{message} Known: {', '.join(sorted(known))}."}, status=404)
 
     def _state(self, _request: Request) -> Answer:
         world = self._world
@@ -125,17 +122,14 @@ class Control:
                 "is_finished": world.is_finished,
                 "incarnation": world.incarnation,
                 "vms": self._machines(),
-                "events": [self._event(event) for event in world.events()],
-                "faults": [msgspec.structs.asdict(fault) for fault in world.faults.waiting()],
+                "events": self._events(),
+                "faults": world.faults.waiting(),
             }
         )
 
     def _add_event(self, request: Request) -> Answer:
         values = _body(request)
-        if values.get("impact_seconds", 0) is None:
-            values["impact_seconds"] = math.inf
-        problems = Problems()
-        spec = _right(read_event(values, EventSpec, "", problems), problems)
+        spec = _converted(values, EventSpec)
         event_id = self._world.add_event(placed(spec, self._world.vm_names))
         return _json({"event_id": event_id}, status=201)
 
@@ -156,43 +150,44 @@ class Control:
         return _json({"event_id": event_id, "done": verb, "incarnation": world.incarnation})
 
     def _update(self, event_id: str, request: Request) -> None:
-        values, problems = _body(request), Problems()
-        changes = changes_in(_right(read_event(values, EventChanges, "", problems), problems), values)
+        values = _body(request)
+        changes = changes_in(_converted(values, EventChanges), values)
         if not changes:
             raise WrongRequest("An update changes at least one field, for example notice_seconds or duration_seconds.")
         self._world.update(event_id, **changes)
 
     def _add_fault(self, request: Request) -> Answer:
-        fault = _read(request, Fault)
+        fault = _converted(_body(request), Fault)
         self._world.set_fault(fault)
-        return _json(msgspec.structs.asdict(fault), status=201)
+        return _json(fault, status=201)
 
     def _clear_faults(self, request: Request) -> Answer:
         target = request.query.get("target", "all")
         if target not in TARGETS:
-            raise WrongRequest(f"target = {target!r} is not known.{nearest(target, TARGETS)} {_known(TARGETS)}")
+            raise WrongRequest(f"Unknown target {target!r}.{nearest(target, TARGETS)} Known: {', '.join(TARGETS)}.")
         self._world.clear_faults(target)
         return _json({"cleared": target})
 
     def _reset_incarnation(self, request: Request) -> Answer:
-        to = _read(request, _Incarnation).to
+        to = _converted(_body(request), _Incarnation).to
         self._world.reset_incarnation(to)
         return _json({"incarnation": to})
 
     def _certificate(self, name: str) -> Answer:
         return Answer(body=self._certificates()[name], content_type="application/x-pem-file")
 
-    def _event(self, event: Event) -> dict[str, Any]:
-        return {
-            "event_id": event.event_id,
-            "event_type": event.spec.event_type,
-            "status": event.status,
-            "resources": list(event.resources),
-            "not_before": self._world.wall_clock(event.not_before_seconds),
-            "starts_seconds": event.starts_seconds,
-            "ends_seconds": event.ends_seconds,
-            "is_approved": event.is_approved,
-        }
+    def _events(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "event_id": event.event_id,
+                "event_type": event.spec.event_type,
+                "status": event.status,
+                "resources": event.resources,
+                "not_before": self._world.wall_clock(event.not_before_seconds),
+                "is_approved": event.is_approved,
+            }
+            for event in self._world.events()
+        ]
 
 
 def _body(request: Request) -> dict[str, Any]:
@@ -207,31 +202,13 @@ def _body(request: Request) -> dict[str, Any]:
     return value
 
 
-def _read(request: Request, struct: type[_StructT]) -> _StructT:
+def _converted(values: dict[str, Any], struct: type[_StructT]) -> _StructT:
     problems = Problems()
-    return _right(convert(_body(request), struct, "", problems), problems)
-
-
-def _right(made: _StructT | None, problems: Problems) -> _StructT:
+    made = convert(values, struct, "", problems)
     if made is None:
         raise WrongRequest("\n".join(problems.sentences))
     return made
 
 
-def _known(names: Iterable[str]) -> str:
-    return f"Known: {', '.join(sorted(names))}."
-
-
 def _json(value: object, *, status: int = 200) -> Answer:
-    return Answer(status=status, body=json.dumps(_plain(value)).encode() + b"\n")
-
-
-def _plain(value: Any) -> Any:
-    """Return *value* for JSON: times as ISO 8601, infinity as null."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, datetime):
-        return value.isoformat(timespec="milliseconds")
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return Answer(status=status, body=msgspec.json.encode(value) + b"\n")

@@ -1,4 +1,4 @@
-"""The simulator's exceptions: what cannot be done, makes no sense, is not there, or is not in the right status."""
+"""The exceptions of the simulator."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from bridge.errors import BridgeError
 
 
 class SimulatorError(BridgeError):
-    """The simulator cannot do what was asked of it."""
+    """The simulator cannot do the requested action."""
 
 
 class WrongRequest(SimulatorError):
-    """What was asked of the simulator does not make sense; the message lists every mistake, one a line."""
+    """A request to the simulator is invalid. The message has one line for each mistake."""
 
 
 class UnknownEvent(SimulatorError):
-    """No event in the document has that EventId."""
+    """The document contains no event with this EventId."""
 
 
 class WrongState(SimulatorError):
-    """The event exists, but its status does not allow what was asked."""
+    """The status of the event does not allow the requested action."""

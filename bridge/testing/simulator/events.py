@@ -1,8 +1,8 @@
-"""One maintenance event: what it is asked to be, and how each version of the API shows it.
+"""A simulated maintenance event, and its form in each version of the Scheduled Events API.
 
-Azure keeps one EventId for an event's whole life and shows the event differently to each api-version. The versions'
-release notes are in the table "Version and region availability" of Microsoft's page "Scheduled Events for Linux
-VMs"; the minimum notice and the descriptions come from the same page.
+An event keeps its EventId in all versions, but each version has different fields and event types. The table "Version
+and region availability" on Microsoft's page "Scheduled Events for Linux VMs" lists the differences. The minimum notice
+and the descriptions are from the same page.
 """
 
 from __future__ import annotations
@@ -13,12 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from email.utils import format_datetime
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
-
-from bridge.config.mistakes import Problems
-from bridge.config.toml import convert
 
 API_VERSIONS = (
     "2017-03-01",
@@ -44,52 +41,49 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=_MOST_SECONDS)]
 
 
 class EventChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """What of an event may change while it is in the document; times are seconds of scenario time."""
+    """The fields of an event that can change while the event is in the document. Times are scenario seconds."""
 
     event_type: str = ""
     resources: tuple[str, ...] | None = None
-    """The names of the VMs affected. None: every VM of the simulator."""
+    """The names of the affected VMs. None means every VM of the simulator."""
     notice_seconds: Seconds | None = None
-    """From Scheduled to NotBefore. None: Microsoft's minimum for the type."""
+    """The time from Scheduled to NotBefore. None means Azure's minimum for the event type."""
     impact_seconds: Seconds = _IMPACT_SECONDS
-    """From Started until the event leaves the document; infinite: until told."""
+    """The time from Started until the event leaves the document."""
     duration_seconds: Annotated[int, msgspec.Meta(ge=-1)] = -1
-    """DurationInSeconds: 0 no impact, -1 unknown."""
+    """DurationInSeconds: 0 means no impact, and -1 means unknown."""
     description: str = ""
     event_source: str = "Platform"
     extra: dict[str, Any] = msgspec.field(default_factory=dict)
-    """Further fields of the JSON; they replace fields of the same name."""
+    """Additional JSON fields. They replace fields with the same name."""
 
 
 class EventSpec(EventChanges, frozen=True, kw_only=True):
-    """What an event is asked to be."""
+    """The description of an event to add."""
 
     event_type: Annotated[str, msgspec.Meta(min_length=1)]
     event_id: str | None = None
-    """None: a random UUID in upper case."""
+    """The EventId. None means a random UUID in upper case."""
     status: Literal["Scheduled", "Started"] = "Scheduled"
-    """Started at once is how Azure shows a hardware failure."""
+    """The first status. A hardware failure starts with Started."""
     resource_type: str = "VirtualMachine"
     on_approval: Literal["start", "wait", "never"] = "start"
-    """start: after *approval_delay_seconds*; wait: at NotBefore all the same (other tenants); never: not at all."""
+    """The start after an approval: after *approval_delay_seconds*, at NotBefore (wait), or never."""
     approval_delay_seconds: Seconds = 0.0
     on_not_before: Literal["start", "stay"] = "start"
-    """stay: the event stays Scheduled past NotBefore until told."""
+    """With stay, the event keeps the status Scheduled after NotBefore."""
 
     @property
     def notice(self) -> float:
-        """Return the seconds from Scheduled to NotBefore."""
+        """Return the time from Scheduled to NotBefore."""
         if self.notice_seconds is not None:
             return self.notice_seconds
         return _NOTICE_SECONDS.get(self.event_type, _NOTICE_SECONDS["Freeze"])
 
 
-_ChangesT = TypeVar("_ChangesT", bound=EventChanges)
-
-
 @dataclass(kw_only=True)
 class Event:
-    """An event in the world; only the world changes it."""
+    """An event in the document. Only the World changes it."""
 
     spec: EventSpec
     event_id: str
@@ -102,12 +96,12 @@ class Event:
 
 
 def new_event_id() -> str:
-    """Return a random EventId: a UUID in upper case, as Azure writes it."""
+    """Return a random EventId, which is a UUID in upper case as in Azure."""
     return str(uuid.uuid4()).upper()
 
 
 def shown_event(event: Event, api_version: str, not_before: datetime) -> dict[str, Any] | None:
-    """Return *event* as *api_version* shows it; None when that version does not know its type."""
+    """Return *event* in the form of *api_version*, or None if this version does not have its type."""
     spec = event.spec
     if api_version < _TYPE_SINCE.get(spec.event_type, ""):
         return None
@@ -137,17 +131,6 @@ def _time_text(moment: datetime, api_version: str) -> str:
     return format_datetime(whole, usegmt=True)
 
 
-def read_event(values: Mapping[str, Any], struct: type[_ChangesT], path: str, problems: Problems) -> _ChangesT | None:
-    """Return *values* as *struct*; None when they had mistakes, which are then in *problems*.
-
-    `impact_seconds` alone may be infinite.
-    """
-    is_endless = values.get("impact_seconds") == math.inf
-    finite = {key: value for key, value in values.items() if not (is_endless and key == "impact_seconds")}
-    made = convert(finite, struct, path, problems)
-    return msgspec.structs.replace(made, impact_seconds=math.inf) if made is not None and is_endless else made
-
-
 def changes_in(read: EventChanges, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those fields of *read* that *values* gives."""
+    """Return the fields of *read* that *values* contains."""
     return {name: getattr(read, name) for name in EventChanges.__struct_fields__ if name in values}

@@ -1,8 +1,8 @@
-"""The ways in which a metadata service fails, and the queue of failures that are to come.
+"""The faults of the simulated metadata service, and the queue of faults.
 
-A fault stands for a count of requests, or until it is cleared. Faults queue: the oldest that fits a request and has
-requests left is taken, so "three times 500, then two times 429" is two faults. Delays are real seconds, whatever
-the speed of the scenario, because the deadlines they try are real.
+A fault applies to a number of requests, or until it is removed. Each request gets the oldest fault in the queue that
+applies to it. To simulate three responses with 500 and then two with 429, add two faults. Delays are in real seconds,
+regardless of the speed of the scenario, because the deadlines of the agent are also in real seconds.
 """
 
 from __future__ import annotations
@@ -33,12 +33,6 @@ KINDS = {
 DOCUMENT_KINDS = {
     "cached_nonce": "the document of an earlier request, with that one's nonce",
     "tampered": "a document whose content was changed after it was signed",
-    "forged": "a document whose signature is not its signer's",
-    "two_signers": "a document that a stranger signed, with Azure's certificate before the stranger's",
-    "foreign_root": "a document of another authority",
-    "foreign_name": "a document of the right authority for a name that is not the metadata service's",
-    "expired_document": "a document of seven hours ago",
-    "wrong_digest_algorithm": "the right document; its DigestAlgorithm is sha256WithRSAEncryption, as Azure's may be",
 }
 KINDS |= DOCUMENT_KINDS
 #: What a fault strikes: the events document, the instance document, the managed identity's token, the attested
@@ -58,26 +52,26 @@ Kind = Annotated[str, Check(_check_kind)]
 
 
 class FaultDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """Whom a fault strikes, and how."""
+    """The requests to which a fault applies, and its parameters."""
 
     target: Target = "scheduledevents"
     method: Literal["GET", "POST", "any"] = "any"
     vm: str | None = None
-    """Strike only the requests of this VM. None: of every VM."""
+    """The VM to whose requests the fault applies. None means all VMs."""
     count: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """The number of requests to strike. None: until cleared."""
+    """The number of requests to which the fault applies. None means until it is removed."""
     status: Annotated[int, msgspec.Meta(ge=200, le=599)] = 500
     retry_after_seconds: Annotated[int, msgspec.Meta(ge=0)] | None = None
     delay_seconds: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None
-    """Real seconds. None: 5 for slow, 0.2 for drip."""
+    """The delay in real seconds. None means 5 for slow and 0.2 for drip."""
     location: str | None = None
-    """Where a redirect points. None: /elsewhere on the same server."""
+    """The target of a redirect. None means /elsewhere on the same server."""
     body: str | None = None
-    """The body to send in place of the kind's own."""
+    """The body of the response, which replaces the body of the kind."""
 
 
 class Fault(FaultDetails, frozen=True, kw_only=True):
-    """One way to fail; see `KINDS`."""
+    """One fault. `KINDS` lists the kinds."""
 
     kind: Kind
 
@@ -87,35 +81,35 @@ class Fault(FaultDetails, frozen=True, kw_only=True):
         return _DEFAULT_DELAY_SECONDS.get(self.kind, 0.0) if self.delay_seconds is None else self.delay_seconds
 
     def strikes(self, target: str, method: str, vm: str) -> bool:
-        """Return whether a request of *vm* falls to this fault."""
+        """Return whether the fault applies to a request of *vm*."""
         wanted = "attested" if self.kind in DOCUMENT_KINDS else self.target
         return wanted in (target, "all") and self.method in (method, "any") and self.vm in (vm, None)
 
 
 class FaultQueue:
-    """The faults to come; safe to use from many threads."""
+    """The queue of faults. Threads can share a queue."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._faults: list[Fault] = []
 
     def add(self, fault: Fault) -> None:
-        """Queue *fault* behind the others."""
+        """Add *fault* to the end of the queue."""
         with self._lock:
             self._faults.append(fault)
 
     def clear(self, target: str = "all") -> None:
-        """Forget every fault of *target*; "all" forgets everything."""
+        """Remove the faults of *target*. The target "all" removes all faults."""
         with self._lock:
             self._faults = [fault for fault in self._faults if target not in ("all", fault.target)]
 
     def waiting(self) -> tuple[Fault, ...]:
-        """Return the faults that are still to come, oldest first."""
+        """Return the faults in the queue, oldest first."""
         with self._lock:
             return tuple(self._faults)
 
     def take(self, target: str, method: str, vm: str) -> Fault | None:
-        """Return the fault that strikes this request, counted; None when none does."""
+        """Return the fault for this request, or None, and count the request."""
         with self._lock:
             for index, fault in enumerate(self._faults):
                 if fault.strikes(target, method, vm):

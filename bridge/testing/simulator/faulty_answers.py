@@ -1,8 +1,7 @@
-"""Answers a request the way a fault says: late, wrong, in part, byte by byte, or not at all.
+"""Responds to a request with a fault: late, with a wrong or incomplete body, slowly, or not at all.
 
-Whatever waits here waits on the server's stop event or on the client going away, so that a fault never outlives its
-simulator. A fault that withholds or replaces the answer also keeps the request from being carried out: an approval
-that met one was not given.
+A wait ends when the server stops or when the client closes its connection. If a fault replaces or withholds the
+response, the simulator does not process the request. For example, an approval with such a fault has no effect.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _AnswerMaker = Callable[[], Answer]
 
 
 def answer_with_fault(connection: Connection, fault: Fault, right_answer: _AnswerMaker) -> None:
-    """Write what *fault* makes of *right_answer*."""
+    """Write the response to a request with *fault*. *right_answer* returns the response without the fault."""
     special = _SPECIAL.get(fault.kind)
     if special is not None:
         special(connection, fault, right_answer)
@@ -33,7 +32,7 @@ def answer_with_fault(connection: Connection, fault: Fault, right_answer: _Answe
 
 
 def status_of(fault: Fault) -> int:
-    """Return the status that a client sees of a right request that *fault* strikes; 0: none."""
+    """Return the status that a client gets with *fault*, or 0 without a response."""
     return {"status": fault.status, "redirect": 302, "silence": 0, "disconnect": 0}.get(fault.kind, 200)
 
 
@@ -41,10 +40,6 @@ def _status(fault: Fault, _right_answer: _AnswerMaker) -> Answer:
     headers = {} if fault.retry_after_seconds is None else {"Retry-After": str(fault.retry_after_seconds)}
     answer = replace(error(fault.status, f"Simulated status {fault.status}."), headers=headers)
     return answer if fault.body is None else replace(answer, body=fault.body.encode())
-
-
-def _empty(_fault: Fault, _right_answer: _AnswerMaker) -> Answer:
-    return Answer()
 
 
 def _truncated(_fault: Fault, right_answer: _AnswerMaker) -> Answer:
@@ -59,14 +54,6 @@ def _garbage(fault: Fault, _right_answer: _AnswerMaker) -> Answer:
 def _oversize(_fault: Fault, right_answer: _AnswerMaker) -> Answer:
     answer = right_answer()
     return replace(answer, body=answer.body + b" " * _OVERSIZE_BYTES)
-
-
-def _redirect(fault: Fault, _right_answer: _AnswerMaker) -> Answer:
-    return Answer(status=302, headers={"Location": fault.location or "/elsewhere"})
-
-
-def _as_it_is(_fault: Fault, right_answer: _AnswerMaker) -> Answer:
-    return right_answer()
 
 
 def _slow(connection: Connection, fault: Fault, right_answer: _AnswerMaker) -> None:
@@ -110,12 +97,12 @@ def _is_gone(connection: socket.socket) -> bool:
 
 _ANSWERS: dict[str, Callable[[Fault, _AnswerMaker], Answer]] = {
     "status": _status,
-    "empty": _empty,
+    "empty": lambda _fault, _right: Answer(),
     "truncated": _truncated,
     "garbage": _garbage,
     "oversize": _oversize,
-    "redirect": _redirect,
-    **dict.fromkeys(DOCUMENT_KINDS, _as_it_is),
+    "redirect": lambda fault, _right: Answer(status=302, headers={"Location": fault.location or "/elsewhere"}),
+    **dict.fromkeys(DOCUMENT_KINDS, lambda _fault, right: right()),
 }
 _SPECIAL: dict[str, Callable[[Connection, Fault, _AnswerMaker], None]] = {
     "slow": _slow,

@@ -1,8 +1,8 @@
-"""The sockets under the simulator: HTTP/1.1 with keep-alive, one thread a connection, and a close that leaves nothing.
+"""The HTTP server of the simulator, which closes all connections and threads when it stops.
 
-The standard server keeps connection threads alive after it is closed when a client keeps its connection; this one
-shuts every connection down and waits for its thread, so that a test ends without open sockets. Answers leave in one
-write, and Nagle's algorithm is off: a poll must not wait 40 ms for an acknowledgement.
+The server of the standard library keeps the threads of open connections after it is closed. This server shuts down
+every connection and waits for its thread, so that a test ends without open sockets. A response is one write, and
+Nagle's algorithm is off. Otherwise, a poll could wait 40 ms for an acknowledgment.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _JOIN_SECONDS = 5.0
 
 
 class Connection(BaseHTTPRequestHandler):
-    """One client; every request goes to the server's `respond`."""
+    """One client connection. The server's `respond` function handles every request."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     wbufsize = -1
-    """Buffered, so that headers and body leave in one segment."""
+    """Buffered, so that the headers and the body leave in one segment."""
     timeout = None
 
     @property
     def stop(self) -> threading.Event:
-        """Return what is set when the server closes."""
+        """Return the event that the server sets when it closes."""
         return cast("HttpServer", self.server).stop
 
     def handle_request(self) -> None:
-        """Read one request and let the server answer it."""
+        """Read one request, and let the server respond."""
         try:
             length = int(self.headers.get("Content-Length") or 0)
         except ValueError:
@@ -63,14 +63,14 @@ class Connection(BaseHTTPRequestHandler):
     do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = do_HEAD = do_OPTIONS = handle_request  # noqa: N815 - the names that http.server calls
 
     def write(self, answer: Answer) -> None:
-        """Write *answer* whole."""
+        """Write the response *answer*."""
         self.wfile.write(self.head(answer, len(answer.body)))
         if self.command != "HEAD":
             self.wfile.write(answer.body)
         self.wfile.flush()
 
     def head(self, answer: Answer, length: int) -> bytes:
-        """Return the status line and headers of *answer*, for a body of *length* bytes."""
+        """Return the status line and the headers of *answer* for a body of *length* bytes."""
         reason = self.responses.get(answer.status, ("Unknown", ""))[0]
         lines = [
             f"HTTP/1.1 {int(answer.status)} {reason}",
@@ -85,12 +85,12 @@ class Connection(BaseHTTPRequestHandler):
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace")
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name that http.server uses
-        """Leave the console alone."""
+        """Log at level DEBUG instead of standard error."""
         logger.debug(format, *args)
 
 
 class HttpServer(ThreadingHTTPServer):
-    """A server whose `close` leaves no thread and no socket behind."""
+    """An HTTP server with one thread per connection. After `close`, no thread and no socket is left."""
 
     daemon_threads = True
     allow_reuse_address = True
@@ -108,7 +108,7 @@ class HttpServer(ThreadingHTTPServer):
         super().__init__(address, Connection)
 
     def server_bind(self) -> None:
-        """Bind, without the look-up of a name that http.server does."""
+        """Bind without the name lookup of http.server."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
@@ -122,7 +122,7 @@ class HttpServer(ThreadingHTTPServer):
         return f"http://[{host}]:{self.server_port}" if ":" in host else f"http://{host}:{self.server_port}"
 
     def start(self) -> None:
-        """Accept connections in a thread."""
+        """Accept connections on a separate thread."""
         self._acceptor = threading.Thread(
             target=self.serve_forever,
             kwargs={"poll_interval": _ACCEPT_POLL_SECONDS},
@@ -132,7 +132,7 @@ class HttpServer(ThreadingHTTPServer):
         self._acceptor.start()
 
     def close(self) -> None:
-        """Stop accepting, end every connection, wait for the threads; may be called twice."""
+        """Stop the server, close every connection, and wait for the threads. A second call has no effect."""
         self.stop.set()
         if self._acceptor is not None:
             self.shutdown()
@@ -147,20 +147,20 @@ class HttpServer(ThreadingHTTPServer):
             thread.join(_JOIN_SECONDS)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Handle one connection in a thread of its own, and remember both."""
+        """Handle one connection on a separate thread."""
         thread = threading.Thread(target=self.process_request_thread, args=(request, client_address), daemon=True)
         with self._lock:
             self._connections[request] = thread
         thread.start()
 
     def shutdown_request(self, request: Any) -> None:
-        """End one connection and forget it."""
+        """Close one connection."""
         with self._lock:
             self._connections.pop(request, None)
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - of socketserver
-        """Take a client that went away as nothing; log anything else."""
+        """Ignore a client that closed its connection, and log every other error."""
         problem = sys.exc_info()[1]
         if not isinstance(problem, OSError):
             logger.error("The simulator failed on a request from %s", client_address, exc_info=problem)

@@ -1,8 +1,8 @@
-"""What the Instance Metadata Service answers: requests in, answers out, no sockets.
+"""Computes the responses of the Instance Metadata Service. This module uses no sockets.
 
-Paths, headers and statuses are those of Microsoft's pages "Azure Instance Metadata Service", "Scheduled Events for
-Linux VMs" and "How to use managed identities ... to acquire an access token". Where they are silent on the wording of
-an error, the wording is ours and the status is Azure's.
+The paths, headers, and statuses come from Microsoft's pages "Azure Instance Metadata Service", "Scheduled Events for
+Linux VMs", and "How to use managed identities ... to acquire an access token". The wording of error messages is
+different from Azure's where these pages do not show it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _REQUESTS_A_SECOND = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One request as it came; header names in lower case."""
+    """One HTTP request. The names of the headers are in lower case."""
 
     method: str
     path: str
@@ -48,7 +48,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """One answer: the status, the body, and headers beside those that every answer has."""
+    """One HTTP response. *headers* are in addition to the headers that every response has."""
 
     status: int = 200
     body: bytes = b""
@@ -57,14 +57,14 @@ class Answer:
 
 
 class RateLimit:
-    """At most five requests in any second of one VM, all of its processes together."""
+    """Allows five requests per second for one VM, as Azure does."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._taken: deque[float] = deque(maxlen=_REQUESTS_A_SECOND)
 
     def admits(self, now_seconds: float) -> bool:
-        """Return whether a request at *now_seconds* is within the limit, and count it if so."""
+        """Return whether a request at *now_seconds* is within the limit, and count an allowed request."""
         with self._lock:
             if len(self._taken) == _REQUESTS_A_SECOND and now_seconds - self._taken[0] < 1.0:
                 return False
@@ -76,43 +76,32 @@ class RateLimit:
 DocumentMaker = Callable[[Machine, str, "str | None"], str]
 
 
-def no_documents(machine: Machine, nonce: str, kind: str | None) -> str:
-    """Return what is no document: nobody signs here."""
-    del machine, nonce, kind
-    return ""
-
-
 class ImdsApi:
     """The metadata service of one VM."""
 
-    def __init__(
-        self,
-        world: World,
-        machine: Machine,
-        *,
-        token_lifetime_seconds: int = 86_400,
-        document: DocumentMaker = no_documents,
-    ) -> None:
-        """*document* makes the attested documents."""
+    def __init__(self, world: World, machine: Machine, *, document: DocumentMaker) -> None:
+        """Create the service of *machine*. *document* makes its attested documents."""
         self._world = world
         self._machine = machine
         self._document = document
-        self._token_lifetime_seconds = token_lifetime_seconds
 
     def answer(self, request: Request, *, document_kind: str | None = None) -> Answer:
-        """Return the answer to *request*; *document_kind* is the fault of an attested document."""
+        """Return the response to *request*. *document_kind* is the fault of an attested document."""
         target = target_of(request.path)
         if "x-forwarded-for" in request.headers:
             return error(400, "Bad request. A request with an X-Forwarded-For header is refused.")
-        if target == "scheduledevents":
-            return self._events(request)
+        if target == "other":
+            return error(404, "Not found.")
+        return self._events(request) if target == "scheduledevents" else self._read(request, target, document_kind)
+
+    def _read(self, request: Request, target: str, document_kind: str | None) -> Answer:
+        if not _has_metadata_header(request):
+            return _no_metadata_header()
+        if request.method != "GET":
+            return error(405, f"Method {request.method} is not allowed.")
         if target == "token":
             return self._token(request)
-        if target == "attested":
-            return self._attested(request, document_kind)
-        if target == "identity":
-            return self._instance(request)
-        return error(404, "Not found.")
+        return self._attested(request, document_kind) if target == "attested" else self._instance(request)
 
     def _events(self, request: Request) -> Answer:
         version = request.query.get("api-version", "")
@@ -135,29 +124,15 @@ class ImdsApi:
         return Answer()
 
     def _instance(self, request: Request) -> Answer:
-        if not _has_metadata_header(request):
-            return _no_metadata_header()
         if request.query.get("api-version") not in _INSTANCE_VERSIONS:
             return _wrong_version(_INSTANCE_VERSIONS)
-        if request.method != "GET":
-            return error(405, f"Method {request.method} is not allowed.")
-        value: Any = self._machine.instance()
-        for part in request.path[len(INSTANCE_PATH) :].strip("/").split("/"):
-            if part:
-                value = value.get(part) if isinstance(value, dict) else None
-        if value is None:
-            return error(404, "Not found.")
-        if isinstance(value, str):
-            return Answer(body=value.encode(), content_type="text/plain; charset=utf-8")
-        return Answer(body=json.dumps(value).encode())
+        part = request.path[len(INSTANCE_PATH) :].strip("/")
+        value: Any = self._machine.instance().get(part) if part else self._machine.instance()
+        return error(404, "Not found.") if value is None else Answer(body=json.dumps(value).encode())
 
     def _attested(self, request: Request, kind: str | None) -> Answer:
-        if not _has_metadata_header(request):
-            return _no_metadata_header()
         if request.query.get("api-version", "") not in _INSTANCE_VERSIONS[_INSTANCE_VERSIONS.index("2018-10-01") :]:
             return _wrong_version(_INSTANCE_VERSIONS)
-        if request.method != "GET":
-            return error(405, f"Method {request.method} is not allowed.")
         nonce = request.query.get("nonce", "")
         if len(nonce) > _MOST_NONCE_CHARACTERS:
             return error(400, f"Bad request. nonce has more than {_MOST_NONCE_CHARACTERS} characters.")
@@ -165,26 +140,18 @@ class ImdsApi:
         return Answer(body=json.dumps({"encoding": "pkcs7", "signature": signature}).encode())
 
     def _token(self, request: Request) -> Answer:
-        if not _has_metadata_header(request):
-            return _token_error("invalid_request", "Required metadata header not specified")
-        if request.method != "GET":
-            return error(405, f"Method {request.method} is not allowed.")
         if request.query.get("api-version") != _TOKEN_VERSION:
-            return _token_error("invalid_request", f"api-version must be {_TOKEN_VERSION}")
+            return error(400, "invalid_request", error_description=f"api-version must be {_TOKEN_VERSION}")
         resource = request.query.get("resource", "")
         if not resource:
-            return _token_error("invalid_request", "Required query variable 'resource' is missing")
-        token = self._machine.token(
-            resource,
-            client_id=request.query.get("client_id", ""),
-            now=self._world.clock.now(),
-            lifetime_seconds=self._token_lifetime_seconds,
-        )
+            return error(400, "invalid_request", error_description="Required query variable 'resource' is missing")
+        client_id = request.query.get("client_id", "")
+        token = self._machine.token(resource, client_id=client_id, now=self._world.clock.now())
         return Answer(body=json.dumps(token).encode())
 
 
 def target_of(path: str) -> str:
-    """Return which fault target *path* belongs to; "other" when it is none."""
+    """Return the fault target of *path*, or "other" if it is not a path of the metadata service."""
     path = path.rstrip("/").lower()
     if path == EVENTS_PATH:
         return "scheduledevents"
@@ -196,12 +163,12 @@ def target_of(path: str) -> str:
 
 
 def error(status: int, message: str, **more: object) -> Answer:
-    """Return an error in the metadata service's form."""
+    """Return an error response in the form of the metadata service."""
     return Answer(status=status, body=json.dumps({"error": message, **more}).encode())
 
 
 def too_many_requests() -> Answer:
-    """Return the answer to a request over the limit."""
+    """Return the response to a request above the limit."""
     return error(429, "Too many requests. The service takes 5 requests per second from a virtual machine.")
 
 
@@ -216,10 +183,6 @@ def _no_metadata_header() -> Answer:
 def _wrong_version(versions: tuple[str, ...]) -> Answer:
     message = "Bad request. api-version is invalid or was not specified in the request."
     return error(400, message, **{"newest-versions": list(reversed(versions[-3:]))})
-
-
-def _token_error(code: str, description: str) -> Answer:
-    return Answer(status=400, body=json.dumps({"error": code, "error_description": description}).encode())
 
 
 def _start_requests(body: bytes, *, needs_incarnation: bool) -> list[str]:

@@ -1,11 +1,9 @@
-"""The simulated virtual machines: what the instance document and the managed identity say of each.
+"""The simulated virtual machines, with their instance documents and managed identity tokens.
 
-A VM is known by its name and nothing of it is random, so that the vmId survives a restart of the simulator. A name of
-the form ``<scale set>_<decimal>`` is an instance of a uniform scale set; its host name then ends in base 36, which is
-why a host name never serves to find a VM in an event's Resources.
-
-Shapes: "Azure Instance Metadata Service" and "How to use managed identities ... to acquire an access token",
-Microsoft. The token is a JWT in form only; nobody signed it.
+The properties of a VM depend only on its name, so that the vmId stays the same when the simulator restarts. A name in
+the form ``<scale set>_<decimal>`` is an instance of a uniform scale set. The formats are from Microsoft's pages "Azure
+Instance Metadata Service" and "How to use managed identities ... to acquire an access token". The tokens are JWTs with
+an invalid signature.
 """
 
 from __future__ import annotations
@@ -20,13 +18,13 @@ from typing import Any
 
 _NAMESPACE = uuid.UUID("3b0d1d0e-9d8b-5f4e-8a57-7f0a6f1c2e11")
 _SCALE_SET_NAME = re.compile(r"(?P<scale_set>.+)_(?P<number>\d+)")
-_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_TOKEN_SECONDS = 86_400
 _TENANT = str(uuid.uuid5(_NAMESPACE, "tenant"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """One virtual machine."""
+    """One simulated virtual machine."""
 
     name: str
     subscription_id: str = str(uuid.uuid5(_NAMESPACE, "subscription"))
@@ -34,22 +32,21 @@ class Machine:
     location: str = "westeurope"
     zone: str = "1"
     tags: dict[str, str] = field(default_factory=lambda: {"simulated": "true"})
-    has_ephemeral_os_disk: bool = False
 
     @property
     def vm_id(self) -> str:
-        """Return the vmId: a UUID that the name alone decides."""
+        """Return the vmId, which depends only on the name."""
         return str(uuid.uuid5(_NAMESPACE, "vm:" + self.name))
 
     @property
     def scale_set(self) -> str:
-        """Return the name of the scale set; empty for a single VM."""
+        """Return the name of the scale set, or "" for a single VM."""
         found = _SCALE_SET_NAME.fullmatch(self.name)
         return found["scale_set"] if found else ""
 
     @property
     def resource_id(self) -> str:
-        """Return the ARM resource id."""
+        """Return the ARM resource ID."""
         group = f"/subscriptions/{self.subscription_id}/resourceGroups/{self.resource_group}"
         compute = f"{group}/providers/Microsoft.Compute"
         if not self.scale_set:
@@ -57,22 +54,14 @@ class Machine:
         number = self.name.rpartition("_")[2]
         return f"{compute}/virtualMachineScaleSets/{self.scale_set}/virtualMachines/{number}"
 
-    @property
-    def computer_name(self) -> str:
-        """Return the host name: of a scale set's instance, its prefix and six digits in base 36."""
-        if not self.scale_set:
-            return self.name
-        return self.scale_set[:9].lower() + _base36(int(self.name.rpartition("_")[2]))
-
     def compute(self) -> dict[str, Any]:
-        """Return the compute part of the instance document."""
+        """Return the compute section of the instance document."""
         scale_set_id = self.resource_id.rpartition("/virtualMachines/")[0] if self.scale_set else ""
         return {
             "azEnvironment": "AzurePublicCloud",
             "location": self.location,
             "name": self.name,
             "offer": "debian-12",
-            "osProfile": {"adminUsername": "azureuser", "computerName": self.computer_name},
             "osType": "Linux",
             "placementGroupId": str(uuid.uuid5(_NAMESPACE, "group:" + self.scale_set)) if self.scale_set else "",
             "platformFaultDomain": "0",
@@ -82,7 +71,6 @@ class Machine:
             "resourceGroupName": self.resource_group,
             "resourceId": self.resource_id,
             "sku": "12-gen2",
-            "storageProfile": self._storage_profile(),
             "subscriptionId": self.subscription_id,
             "tags": ";".join(f"{name}:{value}" for name, value in self.tags.items()),
             "tagsList": [{"name": name, "value": value} for name, value in self.tags.items()],
@@ -101,26 +89,10 @@ class Machine:
         interface = {"ipv4": ipv4, "ipv6": {"ipAddress": []}, "macAddress": "000D3A000004"}
         return {"compute": self.compute(), "network": {"interface": [interface]}}
 
-    def _storage_profile(self) -> dict[str, Any]:
-        option = "Local" if self.has_ephemeral_os_disk else ""
-        return {
-            "dataDisks": [],
-            "imageReference": {"id": "", "offer": "debian-12", "publisher": "Debian", "sku": "12-gen2"},
-            "osDisk": {
-                "caching": "ReadOnly" if self.has_ephemeral_os_disk else "ReadWrite",
-                "createOption": "FromImage",
-                "diffDiskSettings": {"option": option},
-                "diskSizeGB": "30",
-                "name": f"{self.name}_os",
-                "osType": "Linux",
-            },
-            "resourceDisk": {"size": "16384"},
-        }
-
-    def token(self, resource: str, *, client_id: str, now: datetime, lifetime_seconds: int) -> dict[str, str]:
-        """Return what the managed identity endpoint answers for *resource*."""
+    def token(self, resource: str, *, client_id: str, now: datetime) -> dict[str, str]:
+        """Return the token response of the managed identity for *resource*."""
         issued = int(now.timestamp())
-        expires = issued + lifetime_seconds
+        expires = issued + _TOKEN_SECONDS
         identity = client_id or str(uuid.uuid5(_NAMESPACE, "client:" + self.name))
         claims = {
             "aud": resource,
@@ -136,21 +108,13 @@ class Machine:
         return {
             "access_token": _unsigned_jwt(claims),
             "client_id": identity,
-            "expires_in": str(lifetime_seconds),
+            "expires_in": str(_TOKEN_SECONDS),
             "expires_on": str(expires),
-            "ext_expires_in": str(lifetime_seconds),
+            "ext_expires_in": str(_TOKEN_SECONDS),
             "not_before": str(issued),
             "resource": resource,
             "token_type": "Bearer",
         }
-
-
-def _base36(number: int) -> str:
-    digits = ""
-    while number:
-        number, digit = divmod(number, len(_DIGITS))
-        digits = _DIGITS[digit] + digits
-    return digits.rjust(6, "0")
 
 
 def _unsigned_jwt(claims: dict[str, Any]) -> str:

@@ -1,50 +1,36 @@
-"""Scenarios: what happens in the simulated Azure, and when.
+"""Loads scenarios, which describe the events and the faults of a simulated Azure over time.
 
-The built-in ones are TOML files of the format that users write (`scenario_file` reads it), shipped beside this module,
-so that each is an example for one's own.
+The built-in scenarios are TOML files next to this module. They have the same format as the scenarios of users
+(`scenario_file`), so that each file is also an example.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import partial
 from importlib import resources
 from pathlib import Path
 
 from bridge.errors import ScenarioError
-from bridge.testing.simulator.clock import ManualClock
 from bridge.testing.simulator.scenario_file import Step, parse_steps
 from bridge.testing.simulator.world import World
 from bridge.text import nearest
 
 _SUFFIX = ".toml"
-_FOREVER_SECONDS = 3e9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """A named list of steps, in the order of their times."""
+    """A list of steps in the order of their times."""
 
     name: str
     description: str = ""
     demo_speed: float = 1.0
-    """The speed at which all of it passes in a few seconds."""
+    """The speed at which the whole scenario takes a few seconds."""
     steps: tuple[Step, ...] = ()
 
-    @property
-    def length_seconds(self) -> float:
-        """Return the scenario time at which the last thing happens; infinite when an event never ends."""
-        clock = ManualClock()
-        world = World(clock=clock)
-        times = [0.0]
-        world.listen(lambda change: times.append(change.at_seconds))
-        self.play(world)
-        clock.advance(_FOREVER_SECONDS)
-        return times[-1] if world.is_finished else math.inf
-
     def play(self, world: World) -> None:
-        """Put every step on the time line of *world*, counted from its present moment."""
+        """Schedule every step in *world*, relative to the current time."""
         start = world.seconds()
         ids: dict[str, str] = {}
         for step in self.steps:
@@ -58,9 +44,9 @@ def scenario_names() -> tuple[str, ...]:
 
 
 def load_scenario(name_or_path: str | Path) -> Scenario:
-    """Return a built-in scenario by name, or the one in a file.
+    """Return the built-in scenario or the scenario file *name_or_path*.
 
-    Raises ScenarioError with every mistake of the file at once, one a line.
+    Raises ScenarioError with one line for each mistake in the file.
     """
     text = str(name_or_path)
     names = scenario_names()
@@ -78,6 +64,6 @@ def load_scenario(name_or_path: str | Path) -> Scenario:
 
 
 def parse_scenario(text: str, *, name: str) -> Scenario:
-    """Return the scenario that *text* (TOML) holds; raises ScenarioError with every mistake."""
+    """Return the scenario in the TOML *text*. Raises ScenarioError with one line for each mistake."""
     description, demo_speed, steps = parse_steps(text, name=name)
     return Scenario(name=name, description=description, demo_speed=demo_speed, steps=steps)

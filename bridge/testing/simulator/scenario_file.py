@@ -1,19 +1,17 @@
-"""Reads the TOML of a scenario, and names every mistake in it at once.
+"""Reads the TOML file of a scenario, and reports all of its mistakes at once.
 
-A file has a description, the speed at which a demo should play it (`demo_speed`), and `[[steps]]`. A step has a time
-(`at`, in seconds of scenario time) and exactly one verb:
+A file has a `description`, a `demo_speed`, and `[[steps]]`. Each step has a time (`at`, in seconds of scenario time)
+and exactly one verb:
 
-    add = "NAME"           announce an event; NAME is what other steps call it; further keys as in `EventSpec`
+    add = "NAME"           add an event with the keys of `EventSpec`; other steps use NAME
     start, complete, cancel, approve = "NAME"
     update = "NAME"        change event_type, description, event_source, notice_seconds, impact_seconds,
-                           duration_seconds, resources or extra
-    fault = "KIND"         queue a fault; further keys as in `Fault`
-    clear_faults = "TARGET"
+                           duration_seconds, resources, or extra
+    fault = "KIND"         queue a fault with the keys of `Fault`
     reset_incarnation = N
-    document = "JSON"      serve this text as the document; "" goes back to the events
 
-In resources and descriptions `{vm}` is the simulator's first VM; in resources `{vms}` alone is every VM.
-`impact_seconds = inf` leaves a started event in the document until a step completes it.
+In resources and descriptions, `{vm}` is the first VM of the simulator. In resources, the entry `{vms}` means all VMs. A
+large `impact_seconds` keeps a started event in the document until a step completes the event.
 """
 
 from __future__ import annotations
@@ -29,8 +27,8 @@ from bridge.config.mistakes import Problems
 from bridge.config.toml import convert
 from bridge.errors import ScenarioError
 from bridge.testing.simulator.errors import SimulatorError
-from bridge.testing.simulator.events import EventChanges, EventSpec, Seconds, changes_in, read_event
-from bridge.testing.simulator.faults import Fault, FaultDetails, Kind, Target
+from bridge.testing.simulator.events import EventChanges, EventSpec, Seconds, changes_in
+from bridge.testing.simulator.faults import Fault, FaultDetails, Kind
 from bridge.testing.simulator.world import World
 from bridge.text import nearest
 
@@ -53,19 +51,15 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One change at one second of scenario time."""
+    """One change of the simulated Azure at a time of the scenario."""
 
     at_seconds: float
     apply: Callable[[World, dict[str, str]], object]
-    """Applies the step to a world; the dictionary maps the scenario's event names to EventIds."""
+    """Applies the step to a World. The dictionary maps the event names of the scenario to EventIds."""
     adds: str = ""
-    """The name of the event that the step announces."""
+    """The name of the event that the step adds."""
     uses: str = ""
     """The name of the event that the step changes."""
-
-
-class _At(msgspec.Struct, frozen=True, kw_only=True):
-    at: Seconds
 
 
 class _Add(EventSpec, frozen=True, kw_only=True):
@@ -83,27 +77,36 @@ class _Fault(FaultDetails, frozen=True, kw_only=True):
     fault: Kind
 
 
+class _Reset(msgspec.Struct, frozen=True, kw_only=True):
+    at: Seconds
+    reset_incarnation: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _OnEvent(msgspec.Struct, frozen=True, kw_only=True):
+    at: Seconds
+    start: str = ""
+    complete: str = ""
+    cancel: str = ""
+    approve: str = ""
+
+
 _EVENT_VERBS: dict[str, Callable[[World, str], object]] = {
     "start": World.start,
     "complete": World.complete,
     "cancel": World.cancel,
     "approve": lambda world, event_id: world.approve([event_id], vm="scenario"),
 }
-_WORLD_VERBS: dict[str, tuple[Any, Callable[[World, Any], object]]] = {
-    "clear_faults": (Target, World.clear_faults),
-    "reset_incarnation": (Annotated[int, msgspec.Meta(ge=0)], World.reset_incarnation),
-    "document": (str, lambda world, text: world.replace_document(text.encode() or None)),
+_STRUCTS: dict[str, type[msgspec.Struct]] = {
+    "add": _Add,
+    "update": _Update,
+    "fault": _Fault,
+    "reset_incarnation": _Reset,
+    **dict.fromkeys(_EVENT_VERBS, _OnEvent),
 }
-_VALUES = {**dict.fromkeys(_EVENT_VERBS, str), **{verb: kind for verb, (kind, _) in _WORLD_VERBS.items()}}
-_PLAIN = {
-    verb: msgspec.defstruct(f"_{verb}", [(verb, kind)], bases=(_At,), frozen=True, kw_only=True)
-    for verb, kind in _VALUES.items()
-}
-_VERBS = ("add", "update", "fault", *_PLAIN)
 
 
 def placed(spec: EventSpec, vm_names: Sequence[str]) -> EventSpec:
-    """Return *spec* with the placeholders replaced."""
+    """Return *spec* with the placeholders replaced by the names of VMs."""
     description = spec.description.replace(ONE_VM, vm_names[0])
     if spec.resources is None:
         return msgspec.structs.replace(spec, description=description)
@@ -114,9 +117,9 @@ def placed(spec: EventSpec, vm_names: Sequence[str]) -> EventSpec:
 
 
 def parse_steps(text: str, *, name: str) -> tuple[str, float, tuple[Step, ...]]:
-    """Return the description, the demo speed and the steps of *text*, steps in the order of their times.
+    """Return the description, the demo speed, and the steps of *text*, in the order of their times.
 
-    Raises ScenarioError with every mistake, one a line, each with its place.
+    Raises ScenarioError with one line for each mistake and its position.
     """
     try:
         values = tomllib.loads(text)
@@ -142,31 +145,29 @@ def _read_steps(tables: object, problems: Problems) -> tuple[Step, ...]:
 
 
 def _read_step(table: Mapping[str, Any], path: str, problems: Problems) -> Step | None:
-    verbs = [verb for verb in _VERBS if verb in table]
+    verbs = [verb for verb in _STRUCTS if verb in table]
     if len(verbs) != 1:
         problems.quote(path, _wrong_verbs(verbs, table))
         return None
-    readers = {"add": _read_add, "update": _read_update, "fault": _read_fault}
-    read = readers.get(verbs[0])
-    return _read_plain(table, verbs[0], path, problems) if read is None else read(table, path, problems)
+    made: Any = convert(table, _STRUCTS[verbs[0]], path, problems)
+    if isinstance(made, _Add):
+        return _add(made, path, problems)
+    if isinstance(made, _Update):
+        return _update(made, table, path, problems)
+    if isinstance(made, _Fault):
+        fault = Fault(kind=made.fault, **{name: getattr(made, name) for name in FaultDetails.__struct_fields__})
+        return Step(at_seconds=made.at, apply=lambda world, _ids: world.set_fault(fault))
+    if isinstance(made, _Reset):
+        return Step(at_seconds=made.at, apply=lambda world, _ids: world.reset_incarnation(made.reset_incarnation))
+    return None if made is None else _on_event(made, verbs[0])
 
 
-def _read_plain(table: Mapping[str, Any], verb: str, path: str, problems: Problems) -> Step | None:
-    made: Any = convert(table, _PLAIN[verb], path, problems)
-    if made is None:
-        return None
-    value = getattr(made, verb)
-    if verb in _WORLD_VERBS:
-        change = _WORLD_VERBS[verb][1]
-        return Step(at_seconds=made.at, apply=lambda world, _ids: change(world, value))
-    tell = _EVENT_VERBS[verb]
-    return Step(at_seconds=made.at, uses=value, apply=lambda world, ids: tell(world, _event_id(ids, value)))
+def _on_event(made: _OnEvent, verb: str) -> Step:
+    name: str = getattr(made, verb)
+    return Step(at_seconds=made.at, uses=name, apply=lambda world, ids: _EVENT_VERBS[verb](world, _event_id(ids, name)))
 
 
-def _read_add(table: Mapping[str, Any], path: str, problems: Problems) -> Step | None:
-    added = read_event(table, _Add, path, problems)
-    if added is None:
-        return None
+def _add(added: _Add, path: str, problems: Problems) -> Step:
     _check_resources(added.resources or (), path, problems)
     spec = EventSpec(**{name: getattr(added, name) for name in EventSpec.__struct_fields__})
 
@@ -176,22 +177,11 @@ def _read_add(table: Mapping[str, Any], path: str, problems: Problems) -> Step |
     return Step(at_seconds=added.at, adds=added.add, apply=add)
 
 
-def _read_update(table: Mapping[str, Any], path: str, problems: Problems) -> Step | None:
-    made = read_event(table, _Update, path, problems)
-    if made is None:
-        return None
+def _update(made: _Update, table: Mapping[str, Any], path: str, problems: Problems) -> Step:
     name, changes = made.update, changes_in(made, table)
     if not changes:
         problems.quote(path, "an update changes at least one field, for example notice_seconds or duration_seconds.")
     return Step(at_seconds=made.at, uses=name, apply=lambda world, ids: world.update(_event_id(ids, name), **changes))
-
-
-def _read_fault(table: Mapping[str, Any], path: str, problems: Problems) -> Step | None:
-    made = convert(table, _Fault, path, problems)
-    if made is None:
-        return None
-    fault = Fault(kind=made.fault, **{name: getattr(made, name) for name in FaultDetails.__struct_fields__})
-    return Step(at_seconds=made.at, apply=lambda world, _ids: world.set_fault(fault))
 
 
 def _event_id(ids: Mapping[str, str], name: str) -> str:
@@ -210,8 +200,8 @@ def _check_resources(resources: Iterable[str], path: str, problems: Problems) ->
 def _wrong_verbs(verbs: list[str], table: Mapping[str, Any]) -> str:
     if verbs:
         return f"a step has exactly one verb, this one has {', '.join(verbs)}. Make a step of each."
-    hint = "".join(nearest(key, _VERBS) for key in table)
-    return f"a step has exactly one verb, this one has none.{hint} Known: {', '.join(sorted(_VERBS))}."
+    hint = "".join(nearest(key, _STRUCTS) for key in table)
+    return f"a step has exactly one verb, this one has none.{hint} Known: {', '.join(sorted(_STRUCTS))}."
 
 
 def _check_names(steps: Iterable[tuple[str, Step]], problems: Problems) -> None:

@@ -1,13 +1,14 @@
-"""The simulator: an Instance Metadata Service for one VM or a fleet, each VM on a port of its own.
-
-All VMs see the same events, as the VMs of an availability set or a placement group do; each has an identity and a
-request limit of its own. The control endpoint answers under /control on every port, and nothing of it is limited or
-struck by faults. Only loopback addresses are listened on unless told otherwise, because whoever reaches the port
-steers the simulator. On loopback it answers to no foreign name in the header Host: else a web page whose own name
-points to 127.0.0.1 could reach it from the browser on this machine.
+"""The simulator is an Instance Metadata Service for one VM or for a fleet. Each VM has its own port.
 
     with Simulator("live-migration", speed=90) as simulator:
         requests.get(simulator.endpoint + "/metadata/scheduledevents?api-version=2020-07-01", ...)
+
+All VMs see the same events, as the VMs of an availability set do. Each VM has its own identity and request limit. The
+control endpoint is under /control on every port, and has no request limit and no faults.
+
+The simulator listens only on loopback addresses by default, because everyone who can connect can control it. On a
+loopback address, it refuses requests with a foreign Host header. Otherwise, a web page in a local browser could control
+the simulator by DNS rebinding.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _LARGEST_PORT = 65_535
 
 
 class Simulator:
-    """A running metadata service; use it as a context manager, or `start` and `close` it."""
+    """A simulated metadata service. Use it as a context manager, or call `start` and `close`."""
 
     def __init__(
         self,
@@ -53,14 +54,13 @@ class Simulator:
         speed: float = 1.0,
         rate_limit: bool = True,
         first_call_seconds: float = 0.0,
-        token_lifetime_seconds: int = 86_400,
         allow_remote: bool = False,
         clock: Clock | ManualClock = REAL_CLOCK,
     ) -> None:
-        """Bind the ports; the VMs after the first take the ports that follow, or free ones when the port is 0.
+        """Bind the ports. Each VM after the first gets the next port, or a free port if the port is 0.
 
-        *speed* is scenario seconds a real second. *first_call_seconds* (real) is how long the first request for
-        events takes, up to two minutes in Azure.
+        *speed* is the number of scenario seconds in one real second. *first_call_seconds* is the duration of the first
+        request for events, in real seconds. In Azure, this request can take two minutes.
         """
         self.machines = tuple(vm if isinstance(vm, Machine) else Machine(name=vm) for vm in vms)
         if not self.machines:
@@ -87,17 +87,17 @@ class Simulator:
             self.world.set_fault(Fault(kind="slow", delay_seconds=first_call_seconds, count=1))
         address = parse_listen(listen, allow_remote=allow_remote)
         self._is_local = is_loopback(address[0])
-        self._servers = self._bind(address, rate_limit=rate_limit, token_lifetime_seconds=token_lifetime_seconds)
+        self._servers = self._bind(address, rate_limit=rate_limit)
 
     @property
     def requests(self) -> tuple[RequestSeen, ...]:
-        """Return the newest requests so far, oldest first, those that a fault struck included."""
+        """Return the newest requests, oldest first, including requests with a fault."""
         with self._requests_lock:
             return tuple(self._requests)
 
     @property
     def attestation(self) -> AttestationAuthority:
-        """Return the authority that signs the attested documents; made on first use."""
+        """Return the authority that signs the attested documents. The first use creates it."""
         from bridge.testing.simulator.attestation import (  # noqa: PLC0415  # 9 MB, for those who ask for a document
             INTERMEDIATE_PATH,
             AttestationAuthority,
@@ -117,11 +117,11 @@ class Simulator:
 
     @property
     def endpoints(self) -> dict[str, str]:
-        """Return the endpoint of each VM, by name."""
+        """Return the endpoint of each VM by its name."""
         return {machine.name: server.endpoint for machine, server in zip(self.machines, self._servers, strict=True)}
 
     def start(self) -> None:
-        """Answer requests; second 0 of the scenario is now."""
+        """Start to respond to requests, and start the scenario."""
         self.world.begin()
         if self.scenario is not None:
             self.scenario.play(self.world)
@@ -129,7 +129,7 @@ class Simulator:
             server.start()
 
     def close(self) -> None:
-        """End every connection and free the ports; may be called twice."""
+        """Close all connections and ports. A second call has no effect."""
         self._stop.set()
         for server in self._servers:
             server.close()
@@ -143,17 +143,11 @@ class Simulator:
     ) -> None:
         self.close()
 
-    def _bind(
-        self,
-        address: tuple[str, int],
-        *,
-        rate_limit: bool,
-        token_lifetime_seconds: int,
-    ) -> tuple[HttpServer, ...]:
+    def _bind(self, address: tuple[str, int], *, rate_limit: bool) -> tuple[HttpServer, ...]:
         host, port = address
         servers: list[HttpServer] = []
         for number, machine in enumerate(self.machines):
-            api = ImdsApi(self.world, machine, token_lifetime_seconds=token_lifetime_seconds, document=self._document)
+            api = ImdsApi(self.world, machine, document=self._document)
             respond = partial(self._respond, machine, api, RateLimit() if rate_limit else None)
             wanted = port + number if port else 0
             try:
@@ -214,7 +208,7 @@ class Simulator:
 
 
 def parse_listen(listen: str, *, allow_remote: bool) -> tuple[str, int]:
-    """Return host and port of ``HOST:PORT``; raises WrongRequest when it is not loopback and not *allow_remote*."""
+    """Return the host and port in *listen*. Raise WrongRequest if it is invalid or not an allowed address."""
     host, colon, port = listen.rpartition(":")
     host = host.strip("[]")
     if not colon or not host or not port.isdecimal() or int(port) > _LARGEST_PORT:

@@ -1,4 +1,4 @@
-"""Runs a simulator in the foreground and prints its changes: the body of the `simulate` command."""
+"""Runs a simulator until it is stopped, and prints its changes. The command `simulate` uses this module."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LOOK_SECONDS = 0.1
 def serve(*, stop: threading.Event, say: Callable[[str], None], **options: Any) -> None:
     """Run a `Simulator` with *options* until *stop* is set.
 
-    *say* gets one line for each endpoint and each change. Raises ScenarioError, WrongRequest or SimulatorError.
+    *say* gets one line for each endpoint and each change. Raises ScenarioError, WrongRequest, or SimulatorError.
     """
     simulator = Simulator(**options)
     simulator.world.listen(lambda change: say(describe_change(change)))
@@ -29,7 +29,7 @@ def serve(*, stop: threading.Event, say: Callable[[str], None], **options: Any) 
 
 
 def describe_change(change: Change) -> str:
-    """Return *change* as a line for a person."""
+    """Return *change* as one line of text."""
     moment = f"[{change.at_seconds:7.0f} s]"
     event = change.event
     if event is None:

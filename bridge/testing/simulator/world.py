@@ -1,12 +1,12 @@
-"""The state of a simulated Azure: events, their lives, the incarnation, and who approved what.
+"""The state of a simulated Azure: the events, the incarnation, and the approvals.
 
-A state machine with an injected clock, without threads and without a network. Each query first applies all due
-changes in order, so a server needs no timer, and a test can advance a manual clock. All changes of one instant raise
-the incarnation once.
+The state has no thread and no network, and its clock is an argument. Each read first applies all changes that are due,
+so the simulator needs no timer, and a test can use a manual clock. Changes at the same instant raise the incarnation
+once.
 
-The life of an event follows Microsoft's page "Scheduled Events for Linux VMs". An event keeps one EventId from
-Scheduled over Started until the event leaves the document. A canceled event leaves the document while Scheduled. A
-hardware failure begins as Started.
+The life of an event follows Microsoft's page "Scheduled Events for Linux VMs". An event keeps its EventId until it
+leaves the document. A canceled event leaves the document while its status is Scheduled. A hardware failure starts with
+the status Started.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ _REMEMBERED = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """Something that happened in the world."""
+    """One change of the simulated Azure."""
 
     at_seconds: float
     what: str
-    """scheduled, started, updated, completed, canceled, approved, or a sentence on anything else."""
+    """scheduled, started, updated, completed, canceled, approved, or a sentence about another change."""
     incarnation: int
     event: Event | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ApprovalReceived:
-    """One EventId of one StartRequests body."""
+    """One EventId in the body of a StartRequests POST."""
 
     at: datetime
     vm: str
     event_id: str
     result: str
-    """approved, already_approved, already_started, or unknown_event (the whole body was then refused)."""
+    """approved, already_approved, already_started, or unknown_event, which refuses the whole body."""
 
 
 class World:
-    """Everything that the VMs of one simulator see; safe to use from many threads."""
+    """The events and approvals that all VMs of one simulator share. Threads can share a World."""
 
     def __init__(
         self,
@@ -85,26 +85,26 @@ class World:
         self.begin()
 
     def begin(self) -> None:
-        """Make this moment second 0 of scenario time."""
+        """Start the scenario time at 0."""
         with self._lock:
             self._origin_seconds = self.clock.monotonic()
             self._origin = self.clock.now()
 
     def seconds(self) -> float:
-        """Return the seconds of scenario time since the beginning."""
+        """Return the scenario time in seconds."""
         return (self.clock.monotonic() - self._origin_seconds) * self.speed
 
     def wall_clock(self, at_seconds: float) -> datetime:
-        """Return when *at_seconds* of scenario time falls on the clock that the agent reads."""
+        """Return the wall-clock time at *at_seconds* of scenario time."""
         return self._origin + timedelta(seconds=at_seconds / self.speed)
 
     def schedule(self, at_seconds: float, action: Callable[[], object]) -> None:
-        """Run *action* at *at_seconds*; what it cannot do is noted as a change and stops nothing."""
+        """Run *action* at *at_seconds* of scenario time. If the action fails, listeners get a message."""
         with self._lock:
             heapq.heappush(self._actions, (at_seconds, next(self._order), action))
 
     def advance(self) -> None:
-        """Let everything happen that is due by now; every question does this first."""
+        """Apply all changes that are due. Each read calls this function first."""
         with self._lock:
             if self._instant is not None:
                 return
@@ -114,7 +114,7 @@ class World:
                     self._run_due(at)
 
     def add_event(self, spec: EventSpec) -> str:
-        """Announce an event (or, with status Started, let it start at once) and return its EventId."""
+        """Add an event and return its EventId. With the status Started, the event starts immediately."""
         with self._change() as at:
             event_id = spec.event_id or new_event_id()
             if self._find(event_id) is not None:
@@ -142,17 +142,17 @@ class World:
             self._start(self._in_status(event_id, "Scheduled"), at)
 
     def complete(self, event_id: str) -> None:
-        """Take a Started event out of the document: it is over."""
+        """Remove a Started event from the document, because it has ended."""
         with self._change():
             self._remove(self._in_status(event_id, "Started"), "completed")
 
     def cancel(self, event_id: str) -> None:
-        """Take a Scheduled event out of the document: it will not happen."""
+        """Remove a Scheduled event from the document, because Azure canceled it."""
         with self._change():
             self._remove(self._in_status(event_id, "Scheduled"), "canceled")
 
     def update(self, event_id: str, **changes: Any) -> None:
-        """Change fields of `EventSpec`; a new notice_seconds counts from now, as does a new impact_seconds."""
+        """Change fields of an event. New values of notice_seconds and impact_seconds count from now."""
         with self._change() as at:
             event = self._known(event_id)
             event.spec = msgspec.structs.replace(event.spec, **changes)
@@ -167,7 +167,7 @@ class World:
             self._note("updated", event)
 
     def approve(self, event_ids: Sequence[str], *, vm: str) -> None:
-        """Take one StartRequests body of *vm*; one unknown EventId refuses the whole of it."""
+        """Approve the events of one StartRequests body of *vm*. One unknown EventId refuses the whole body."""
         with self._change() as at:
             unknown = [event_id for event_id in event_ids if not self._may_be_approved(event_id)]
             for event_id in event_ids:
@@ -179,25 +179,25 @@ class World:
 
     @property
     def approvals(self) -> tuple[ApprovalReceived, ...]:
-        """Return the newest approvals so far, oldest first, those that were refused included."""
+        """Return the newest approvals, oldest first, including refused approvals."""
         with self._lock:
             return tuple(self._approvals)
 
     @property
     def incarnation(self) -> int:
-        """Return the DocumentIncarnation as of now."""
+        """Return the current DocumentIncarnation."""
         with self._lock:
             self.advance()
             return self._incarnation
 
     def events(self) -> tuple[Event, ...]:
-        """Return copies of the events in the document as of now."""
+        """Return copies of the events in the document."""
         with self._lock:
             self.advance()
             return tuple(replace(event) for event in self._events.values())
 
     def document(self, api_version: str = API_VERSIONS[-1]) -> bytes:
-        """Return the document as *api_version* shows it."""
+        """Return the events document in the form of *api_version*."""
         with self._lock:
             self.advance()
             if self._replaced is not None:
@@ -207,39 +207,39 @@ class World:
             return json.dumps({"DocumentIncarnation": self._incarnation, "Events": events}).encode()
 
     def replace_document(self, body: bytes | None) -> None:
-        """Serve *body* just as it is, to every version; None goes back to the events."""
+        """Return *body* as the document for every version. With None, return the events again."""
         with self._change():
             self._replaced = body
             self._note("the document is the events again" if body is None else "the document was replaced")
 
     def reset_incarnation(self, to: int = 1) -> None:
-        """Start the incarnation over at *to*, as the service does after a day without requests."""
+        """Set the incarnation to *to*. Azure starts again at 1 after a day without requests."""
         with self._change():
             self._incarnation = to
             self._is_counted = True
             self._note(f"the incarnation starts over at {to}")
 
     def set_fault(self, fault: Fault) -> None:
-        """Queue *fault*."""
+        """Add *fault* to the queue."""
         self.faults.add(fault)
         with self._lock:
             self._tell(f"fault: {fault.kind} on {fault.target}")
 
     def clear_faults(self, target: str = "all") -> None:
-        """Forget the faults of *target*."""
+        """Remove the faults of *target*."""
         self.faults.clear(target)
         with self._lock:
             self._tell(f"faults cleared: {target}")
 
     @property
     def is_finished(self) -> bool:
-        """Return whether nothing is scripted any more and the document is empty."""
+        """Return whether the document is empty and no scenario step is left."""
         with self._lock:
             self.advance()
             return not self._actions and not self._events
 
     def listen(self, listener: Callable[[Change], None]) -> None:
-        """Call *listener* with every change, in order, under the world's lock: it must be quick."""
+        """Call *listener* with every change in order. The call holds the lock, so it must be fast."""
         self._listeners.append(listener)
 
     @contextmanager

@@ -9,8 +9,9 @@ import pytest
 from starved import no_threads
 
 from bridge.agent.agent import Agent
-from bridge.agent.control import ControlClient, NoAgent
-from bridge.agent.requests import read_events, read_status, retry_records
+from bridge.agent.control_requests import read_events, read_status, retry_records
+from bridge.agent.control_socket import ControlClient, NoAgent
+from bridge.agent.heartbeat import send_heartbeat
 from bridge.config.loader import read
 from bridge.errors import StateDirectoryError
 from bridge.events.event import VmIdentity
@@ -117,6 +118,16 @@ def test_start_without_a_configuration_reports_the_effect_of_the_first_request(t
     assert len(said) == (0 if has_file else 1)
 
 
+def test_restart_after_a_good_response_does_not_use_the_long_deadline_of_the_first_request(agent):
+    assert wait_until(lambda: agent.poller.good_at is not None)
+    agent.stop()
+    agent.simulator.close()
+    restarted = Agent(agent._settings, agent.outbox.directory)
+    restarted.start()
+    restarted.stop()
+    assert restarted.imds.deadline_seconds == 5
+
+
 def ask(agent, request, **arguments):
     return ControlClient(agent.outbox.directory).ask(request, **arguments)
 
@@ -148,7 +159,7 @@ def test_state_directory_that_was_moved_aside_and_is_put_back_is_used_again(agen
     assert agent.outbox.wait_saved(10)
     with pytest.raises(StateDirectoryError, match="Another agent runs"):
         DirectoryLock(state)
-    agent.send_heartbeat()
+    send_heartbeat(agent.outbox, agent.poller)
     assert agent.outbox.wait_saved(10)
     assert not agent.outbox.is_behind
 

@@ -16,6 +16,7 @@ from bridge.approval.portal_client import PortalClient
 from bridge.approval.portal_poller import PortalPoller
 from bridge.config.approval import RemoteSettings
 from bridge.events.event import VmIdentity
+from bridge.metrics.metrics import Metrics
 
 
 @pytest.fixture
@@ -58,6 +59,7 @@ def start(desk: Desk) -> Iterator[Callable[..., PortalPoller]]:
             given = {"url": url, "ca_file": ca_file, "keys": KEYS, "wait_seconds": HELD_SECONDS, **(remote or {})}
             for_client = {name: options.pop(name) for name in ("credential", "grace_seconds") if name in options}
             client = PortalClient(RemoteSettings(**given), **for_client)
+            options.setdefault("metrics", Metrics().approval_channel())
             channel = PortalPoller(client, **{"vm": lambda: VmIdentity(vm_id=VM), "receive": desk, **options})
             stack.callback(stop_in_time, channel)
             channel.start()

@@ -114,7 +114,7 @@ def test_a_hold_that_comes_while_the_post_is_being_counted_is_in_time(kit):
     kit.see(kit.event())
     # The hold is stored and not evaluated yet. No request may be sent.
     kit.approver.receive([kit.token(kit.event(), "hold", kid="k2", approver=BORIS)])
-    stream_id, now = kit.outbox.stream_id, kit.now().timestamp()
+    stream_id, now = kit.approval_state.stream_id, kit.now().timestamp()
     assert kit.outbox.change(approvals.begin_attempt, stream_id, kit.approvals, now=now) == []
 
 
@@ -158,7 +158,7 @@ def test_an_approval_that_comes_before_its_time_is_followed_when_the_time_comes(
     kit.go(2, kit.event())
     assert kit.imds.posts == [["E-1"]]
     assert kit.outcomes == [("approval_refused", "not_yet_valid"), ("approved", "accepted")]
-    assert "looked at again" in kit.records[0].approval.reason
+    assert "checks the decision again" in kit.records[0].approval.reason
 
 
 def test_a_dry_run_does_all_but_the_post(kit):
@@ -226,7 +226,7 @@ def test_a_failure_in_the_approver_is_said_and_does_not_end_it(kit, caplog):
     deadline = time.monotonic() + 20
     while "a bug" not in caplog.text and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert "The approver failed and continues." in caplog.text
+    assert "The approver failed and tries again." in caplog.text
     kit.imds.answer = None
     while not any(result == "accepted" for _, result in kit.outcomes) and time.monotonic() < deadline:
         kit.see(kit.event())

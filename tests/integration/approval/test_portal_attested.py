@@ -15,6 +15,7 @@ from bridge.approval.portal_poller import PortalPoller
 from bridge.config.approval import KeySettings, RemoteSettings
 from bridge.events.event import VmIdentity
 from bridge.imds.client import ImdsClient
+from bridge.metrics.metrics import Metrics
 from bridge.testing import Simulator
 
 KEYS = (KeySettings(kid="k", approver="portal", public_key_file="/nowhere"),)
@@ -61,6 +62,7 @@ def start(portal, azure, got):
             )
             poller = PortalPoller(
                 PortalClient(remote, document=document),
+                metrics=Metrics().approval_channel(),
                 **{"vm": lambda: VmIdentity(vm_id=azure.machines[0].vm_id.upper()), "receive": got.extend, **options},
             )
             stack.callback(poller.stop)

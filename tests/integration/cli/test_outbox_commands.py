@@ -9,10 +9,12 @@ from datetime import datetime, timedelta, timezone
 
 import click
 import pytest
+from click.testing import CliRunner
 
-from bridge.agent.control import ControlServer
-from bridge.agent.requests import RecordFilter, Source, read_events, read_undelivered
+from bridge.agent.control_requests import RecordFilter, Source, read_events, read_undelivered
+from bridge.agent.control_socket import ControlServer
 from bridge.approval.digest import digest
+from bridge.cli.commands import commands
 from bridge.cli.connect import Reader
 from bridge.cli.events import moment, print_events
 from bridge.cli.outbox import discard, import_file, list_records, move, retry
@@ -95,6 +97,13 @@ def test_since_takes_a_duration_or_a_time(text, expected):
 def test_since_rejects_other_text(text):
     with pytest.raises(ValueError, match="such as 90s"):
         moment(text, NOW)
+
+
+@pytest.mark.parametrize(("option", "value"), [("--since", "soon"), ("--type", "reboot")])
+def test_a_wrong_filter_of_events_is_reported_with_its_option(tmp_path, option, value):
+    result = CliRunner().invoke(commands, ["events", "--state-directory", str(tmp_path), option, value])
+    assert result.exit_code == 2
+    assert f"Invalid value for {option}: " in result.output
 
 
 def test_events_filters_by_time_id_and_type_and_the_limit_counts_matches(stage, kit, capsys):

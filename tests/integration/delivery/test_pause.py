@@ -101,7 +101,7 @@ def test_an_urgent_record_is_tried_every_two_seconds_at_most_whatever_the_retry_
 
 def test_a_sink_that_is_gone_is_left_alone_until_a_person_retries(bench, caplog):
     box = bench.sink()
-    box.script(raising(DeliveryFailed("410 Gone", held=True)))
+    box.script(raising(DeliveryFailed("410 Gone", gone=True)))
     bench.add("E-1")
     bench.start()
     bench.until(lambda: bench.sample("sink_needs_attention") == 1)
@@ -126,12 +126,12 @@ def test_a_person_retrying_cuts_a_retry_after_short(bench):
     box.wait_for(1, 10)
 
 
-@pytest.mark.parametrize("trouble", ["none", "paused", "held"])
+@pytest.mark.parametrize("trouble", ["none", "paused", "gone"])
 def test_records_older_than_max_age_are_given_up_and_counted(bench, trouble):
     box = bench.sink(max_age_seconds=100)
     bench.add("old-1", "old-2")
     if trouble != "none":
-        box.script(raising(DeliveryFailed("no", retry_after=3_600, held=trouble == "held")))
+        box.script(raising(DeliveryFailed("no", retry_after=3_600, gone=trouble == "gone")))
         bench.start()
         bench.until(lambda: bench.sample("sink_retries_total", reason="failed") == 1)
     bench.outbox_kit.wait(60)

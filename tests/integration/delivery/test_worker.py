@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 from bridge.errors import DeliveryFailed, DeliveryRejected
-from bridge.testing.sinks import MemorySink, ScriptedSink
+from bridge.testing.sinks import ScriptedSink
 
 
 class OneEventABatch(ScriptedSink):
@@ -162,7 +162,7 @@ def test_a_send_that_hangs_is_cut_and_the_sink_works_again_when_it_recovers(benc
 
 
 def test_a_sink_that_hangs_does_not_delay_another(bench):
-    hung, healthy = bench.sink("hung", timeout_seconds=30.0), bench.sink("healthy", MemorySink)
+    hung, healthy = bench.sink("hung", timeout_seconds=30.0), bench.sink("healthy")
     hung.script("hang")
     bench.start("hung")
     bench.start("healthy")

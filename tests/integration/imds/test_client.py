@@ -138,12 +138,12 @@ def test_any_status_but_200_is_an_error_that_names_it(service, connect, status):
     assert caught.value.retry_after_seconds is None
 
 
-def test_an_unknown_api_version_becomes_a_sentence_that_says_what_to_do(service, connect):
+def test_the_error_of_an_unknown_api_version_lists_the_supported_versions(service, connect):
     body = json.dumps({"error": "Bad request.", "newest-versions": ["2021-12-13", "2021-11-15"]}).encode()
     service.answers = [(400, {}, body)]
     with pytest.raises(ImdsStatus) as caught:
         connect(api_version="2099-01-01").scheduled_events()
-    for part in ("2099-01-01", "2021-12-13, 2021-11-15", "imds.api_version"):
+    for part in ("2099-01-01", "2021-12-13", "2021-11-15"):
         assert part in str(caught.value)
 
 
@@ -192,14 +192,6 @@ def test_the_first_timeout_holds_until_the_first_answer_and_again_after_a_day_wi
     now[0] += SERVICE_OFF_AFTER_SECONDS
     with pytest.raises(ImdsUnreachable, match=r"1\.5 s"):
         client.scheduled_events()
-
-
-def test_client_that_goes_on_from_another_gives_no_answer_the_time_of_a_first_one(connect):
-    before, client = connect(timeout_seconds=0.2), connect(timeout_seconds=0.2)
-    assert client.deadline_seconds == 20.0
-    before.scheduled_events()
-    client.go_on_from(before)
-    assert client.deadline_seconds == 0.2
 
 
 def test_identity_is_read_from_the_instance_document(service, connect):

@@ -8,7 +8,7 @@ import pytest
 from outbox_kit import OutboxKit
 
 from bridge.events.event import VmIdentity
-from bridge.outbox import approvals, deliveries, records
+from bridge.outbox import approvals, deliveries, retention
 from bridge.outbox.database import Database, generations, read_newest, read_records
 from bridge.outbox.rows import DeliveryState
 
@@ -76,7 +76,7 @@ def test_value_of_meta_that_makes_no_sense_does_not_end_a_start(kit):
     kit.settle(outbox, "a", 1)
     assert outbox.close()
     with closing(sqlite3.connect(file)) as connection, connection:
-        connection.execute("UPDATE meta SET value = 'x' WHERE key = 'oldest_sequence'")
+        connection.execute("UPDATE meta SET value = 'x' WHERE key = 'next_sequence'")
     assert kit.open().read(lambda state: state.next_sequence) == 1
 
 
@@ -155,22 +155,6 @@ def test_record_that_was_not_saved_before_a_kill_has_the_same_id_again(kit, monk
     again = kit.commit(copy, kit.event())[0]
     assert (again.id, again.transition_key) == (lost.id, lost.transition_key)
     assert again.stream_id > lost.stream_id
-
-
-def test_records_that_wait_for_the_identity_get_their_final_id(kit):
-    outbox = kit.open()
-    outbox.use_vm(VmIdentity(), is_waiting=True)
-    kit.commit(outbox, kit.event(resources=("vm_0",)))
-    assert kit.due(outbox) == []
-    outbox.identify(ME)
-    kit.saved(outbox)
-    (row,) = outbox.select("a", list)
-    other = kit.__class__(kit.directory.with_name("other"))
-    known = other.open()
-    known.identify(ME)
-    assert row.record.id == other.commit(known, kit.event(resources=("vm_0",)))[0].id
-    assert row.record.affects_this_vm
-    other.close()
 
 
 # Limits.
@@ -337,5 +321,5 @@ def test_events_and_their_counts_are_forgotten_after_seven_days(kit):
     kit.commit(outbox, kit.event("E-1"), transition="canceled")
     kit.commit(outbox, kit.event("E-2"))
     kit.wait(8 * 86_400)
-    outbox.change(records.forget_events, kit.time.timestamp())
+    outbox.change(retention.forget_old, kit.time.timestamp())
     assert list(outbox.read(lambda state: state.events.rows)) == ["E-2"]

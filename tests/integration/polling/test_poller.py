@@ -34,12 +34,7 @@ class Identity:
     """Who this VM is, known from the start."""
 
     vm = VmIdentity(name=VM)
-
-    def __init__(self):
-        self.expedited = 0
-
-    def expedite(self):
-        self.expedited += 1
+    is_waiting = False
 
 
 class Log(logging.Handler):
@@ -139,11 +134,17 @@ def event(status="Scheduled", **fields):
     return ScheduledEvent(event_id="P-1", event_status=status, **fields)
 
 
-def test_only_an_eviction_or_a_deletion_expedites_the_identity(bench):
-    bench.poll(document(1, event(event_type="Freeze")))
-    assert bench.identity.expedited == 0
-    bench.poll(document(2, event()))
-    assert bench.identity.expedited == 1
+def test_first_document_waits_for_the_identity_except_for_urgent_events(bench):
+    freeze = ScheduledEvent(event_id="F-1", event_status="Scheduled", event_type="Freeze", resources=(VM,))
+    bench.identity.is_waiting = True
+    bench.poll(document(1, freeze, event()), times=4)
+    assert [record.event.event_id for record in bench.stored] == ["P-1"]
+    bench.identity.is_waiting = False
+    bench.poll(document(1, freeze, event()))
+    assert "F-1" in [record.event.event_id for record in bench.stored]
+    bench.identity.is_waiting = True  # as after a reload
+    bench.poll(document(2, event("Started")))
+    assert bench.told[-1] == ("started", "observed")
 
 
 def test_a_reboot_that_is_gone_after_a_boot_in_its_time_happened(bench):

@@ -19,14 +19,14 @@ from bridge.testing.simulator.faults import KINDS
 
 def test_the_control_endpoint_leads_an_event_through_its_life(simulator, session, clock):
     base = simulator.endpoint + "/control"
-    created = session.post(base + "/events", json={"event_type": "Reboot", "impact_seconds": None}, timeout=5)
+    created = session.post(base + "/events", json={"event_type": "Reboot", "impact_seconds": 1e9}, timeout=5)
     assert created.status_code == 201
     event_id = created.json()["event_id"]
     (event,) = session.get(base + "/events", timeout=5).json()
     assert (event["event_id"], event["status"], event["not_before"]) == (
         event_id,
         "Scheduled",
-        "2030-05-06T07:23:09.000+00:00",
+        "2030-05-06T07:23:09Z",
     )
     url = f"{base}/events/{event_id}"
     assert session.post(url + "/update", json={"event_type": "Freeze"}, timeout=5).status_code == 200
@@ -43,7 +43,7 @@ def test_the_control_endpoint_lists_approvals_and_requests(simulator, session):
     approve(session, simulator, event_id)
     (approval,) = get(session, simulator, "/control/approvals").json()
     assert approval == {
-        "at": "2030-05-06T07:08:09.000+00:00",
+        "at": "2030-05-06T07:08:09Z",
         "vm": "web_3",
         "event_id": event_id,
         "result": "approved",
@@ -125,7 +125,6 @@ def test_the_control_endpoint_resets_the_incarnation(simulator, session):
         ("POST /control/events/NONE/strat", b"", 404, "Did you mean 'start'"),
         ("POST /control/faults", b'{"kind": "slwo"}', 400, "Did you mean 'slow'"),
         ("GET /control/fautls", b"", 404, "Did you mean 'faults'"),
-        ("PUT /control/approvals", b"", 405, "GET is"),
     ],
 )
 def test_a_control_request_that_is_wrong_is_told_what_is_wrong(simulator, session, request_line, body, status, words):  # noqa: PLR0917

@@ -37,7 +37,7 @@ def sink_down(stage: Stage) -> list[Scene]:
     ]
 
 
-@STORIES.tell("A destination refuses a record for good")
+@STORIES.tell("A destination rejects a record permanently")
 def record_refused(stage: Stage) -> list[Scene]:
     # Else a 400 of an endpoint that has accepted nothing yet is taken as one about the endpoint.
     agent = stage.watching(stage.webhook(more="park_statuses = [400]"))

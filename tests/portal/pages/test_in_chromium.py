@@ -114,7 +114,7 @@ def test_word_that_is_taken_leaves_no_reason_behind_and_one_that_is_refused_says
     ann.press(ann.row(A), "hold", reason="no")
     _say(ann.row(A), "ann holds it")
     bob.press(bob.row(A), "approve", reason="late")
-    bob.page.wait_for_selector("#live:has-text('it did not reach the portal')")
+    bob.page.wait_for_selector("#live:has-text('The portal did not receive it')")
     assert bob.row(A).locator("[name=reason]").input_value() == "late"
     bob.page.unroute("**/decide")
     bob.row(A).locator("button.approve").click()
@@ -165,7 +165,7 @@ def test_page_that_cannot_fetch_what_has_changed_says_so_and_asks_again(office, 
         key = key_of_event_id(event_id)
         ann.page.route("**/?part=*", in_the_way)
         office.portal.send(fleet_record(2, event_id=event_id, resources=("vm_2",)))
-        ann.page.wait_for_selector("#live[data-state=away]:has-text('behind: asking again')")
+        ann.page.wait_for_selector("#live[data-state=away]:has-text('out of date: retrying')")
         assert ann.row(key).count() == 0
         ann.page.unroute("**/?part=*")
         ann.row(key).wait_for()
@@ -276,7 +276,7 @@ def test_three_agents_follow_a_click_in_the_demo(demo, window, tmp_path):
     row = ann.page.locator("article", has_text=f"Freeze of {len(VMS)} VMs")
     row.locator("button.approve").wait_for()
     assert time.monotonic() - began < 60  # from nothing to a page with an event to approve
-    assert row.locator("button.approve span").inner_text() == f"starts now, for these 3 VMs: {', '.join(VMS)}"
+    assert row.locator("button.approve span").inner_text() == f"starts the event now, for these 3 VMs: {', '.join(VMS)}"
     ann.press(row, "approve", reason="quiet")
     row.locator(".badge", has_text="started").wait_for()
     _say(row, "followed")

@@ -28,10 +28,13 @@ def _results(answer):
 
 def test_buttons_name_every_vm_and_what_becomes_of_them(office):
     page = office.browser("ann").page("/")
-    assert "Approve starts now, for these 2 VMs: vm_0, vm_1" in page.buttons
-    assert "Hold not started early. Azure starts it at 11:15:00 UTC. For these 2 VMs: vm_0, vm_1" in page.buttons
+    assert "Approve starts the event now, for these 2 VMs: vm_0, vm_1" in page.buttons
+    assert (
+        "Hold prevents an early start. Azure starts the event at 11:15:00 UTC. For these 2 VMs: vm_0, vm_1"
+        in page.buttons
+    )
     assert "If no one acts, Azure starts the event at 11:15:00 UTC." in page.text
-    assert "Why not yet: No one has decided." in page.text
+    assert "Why it has not started: No one has decided." in page.text
 
 
 def test_approval_is_signed_and_its_way_is_shown(office):
@@ -91,7 +94,7 @@ def test_hold_is_taken_back_and_then_approved(office):
 
 
 def _why_not_yet(browser):
-    return browser.page("/").text.partition("Why not yet: ")[2]
+    return browser.page("/").text.partition("Why it has not started: ")[2]
 
 
 def test_approval_of_what_was_held_meanwhile_is_refused_and_never_counts(office):
@@ -111,7 +114,7 @@ def test_approval_that_a_hold_came_after_is_called_so_and_can_be_given_again(off
     ann.submit("/", "approve")
     bob.submit("/", "hold")
     page = bob.page("/").text
-    assert "Why not yet: Held by bob. Azure starts it" in page
+    assert "Why it has not started: Held by bob. Azure starts it" in page
     assert "Approval for the agent of vm_0: queued" in page
     assert "Hold for the agent of vm_0: queued" in page
     bob.submit("/", "Withdraw people can approve the event")
@@ -127,13 +130,13 @@ def test_two_people_and_never_the_same_twice(tmp_path):
         office.portal.send(fleet_record(0, resources=("vm_0",)))
         office.poll(0, **ABLE)
         ann, bob = office.browser("ann"), office.browser("bob")
-        assert "Approve starts after one more person approves, for this VM: vm_0" in ann.page("/").buttons
+        assert "Approve starts the event after one more person approves, for this VM: vm_0" in ann.page("/").buttons
         ann.submit("/", "approve")
         page = ann.page("/")
         assert "Approved by ann. One more person must approve it." in page.text
         assert "You approved the event. Another person must approve it too." in page.text
         assert not any(text.startswith("Approve") for text in page.buttons)
-        assert "Approve starts now, for this VM: vm_0" in bob.page("/").buttons
+        assert "Approve starts the event now, for this VM: vm_0" in bob.page("/").buttons
         bob.submit("/", "approve")
         assert len(office.poll(0, **ABLE)["decisions"]) == 1
 
@@ -155,14 +158,14 @@ def test_many_at_once_with_one_reason_and_a_result_each(office):
     office.poll(2, **ABLE)
     ann, bob = office.browser("ann"), office.browser("bob")
     page = ann.page(f"/decide?event={A}&event={B}")
-    assert any("Approve with the effect stated for each event, for: vm_0, vm_1; vm_2" in text for text in page.buttons)
+    assert any("Approve starts each event as described above. VMs: vm_0, vm_1; vm_2" in text for text in page.buttons)
     form, pressed = page.form_with("approve")
     bob.submit(f"/events/{B}", "hold")
     fields = [field for field in form.fields if field[0] != "reason"]
     answer = ann.post(form.action, [*fields, ("reason", "all of them"), *pressed])
     shown = _results(answer)
     assert answer.status_code == 200
-    assert "Accepted: Freeze of these 2 VMs: vm_0, vm_1 Approved, and sent to 1 agent." in shown
+    assert "Accepted: Freeze of these 2 VMs: vm_0, vm_1 Approved. The approval was sent to 1 agent." in shown
     assert "Refused: Freeze of this VM: vm_2 The event is held by bob. Withdraw the hold to approve the event." in shown
     assert len(office.poll(0, **ABLE)["decisions"]) == 2  # the approval, and the hold of the other, of the same group
     assert "“all of them”" in ann.page(f"/events/{A}").text

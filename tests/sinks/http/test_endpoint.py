@@ -36,7 +36,7 @@ MATRIX = {
     407: ("failed", {"needs_attention"}),
     408: ("failed", set()),
     409: ("parked", set()),
-    410: ("failed", {"needs_attention", "held"}),
+    410: ("failed", {"needs_attention", "gone"}),
     413: ("parked", set()),
     415: ("parked", set()),
     421: ("failed", set()),

@@ -81,7 +81,7 @@ def test_a_client_certificate_is_shown_and_its_absence_needs_a_person(endpoint: 
         assert outcome(endpoint(peer.url, client_cert_file=str(file), **keys))[0] == "delivered"
         word, said = outcome(endpoint(peer.url, **keys))
         assert word == "failed"
-        assert "held" not in said
+        assert "gone" not in said
     finally:
         peer.close()
 

@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from bridge.approval.evaluate import evaluate, postable
-from bridge.approval.evaluation import Context, Trust, index_document
+from bridge.approval.document_index import index_document
+from bridge.approval.evaluate import Context, Trust, evaluate, postable
 from bridge.events.event import Document, ScheduledEvent
 from bridge.events.record import Verdict
 from bridge.outbox.rows import ApprovalStage, ApprovalState, DecisionStage, PendingApproval, StoredDecision

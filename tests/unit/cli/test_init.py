@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from bridge.cli.commands import commands
-from bridge.cli.init import recipe_names, write_configuration
+from bridge.cli.init import init, recipe_names
 from bridge.config.loader import load
 from bridge.errors import BridgeError
 
@@ -28,10 +28,10 @@ def test_without_a_sink_it_is_standard_output(tmp_path):
 
 def test_it_creates_a_file_and_never_overwrites_one(tmp_path):
     file = tmp_path / "c.toml"
-    write_configuration(["stdout"], file)
+    init(["stdout"], file)
     text = file.read_text()
     with pytest.raises(BridgeError, match="File exists"):
-        write_configuration(["eventhubs"], file)
+        init(["eventhubs"], file)
     assert file.read_text() == text
 
 

@@ -6,7 +6,7 @@ from document_kit import Agent, changes_between, document, event
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.events.diff import match_events
+from bridge.events.transitions import match_events
 
 ONE, OTHER = event(), event("Started", not_before=None, resources=("vm_1",))
 MANY = 4_000

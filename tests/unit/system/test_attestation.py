@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import logging
 from datetime import datetime, timezone
 
 import pytest
@@ -90,8 +89,7 @@ def test_the_token_is_what_the_portal_gives_for_the_document_of_its_challenge(to
     assert portal.asked == [(CHALLENGE_PATH, {}), (TOKEN_PATH, {"document": "document of abc"})]
 
 
-def test_a_document_of_an_earlier_request_is_asked_for_again_with_the_same_challenge(token, caplog):
-    caplog.set_level(logging.INFO, "bridge")
+def test_a_document_of_an_earlier_request_is_asked_for_again_with_the_same_challenge(token):
     portal = Portal(refused(409, "old_nonce"), refused(409, "replayed"), refused(409, "too_old"), answer(200, TOKEN))
     documents = []
     made = token(portal, lambda nonce: documents.append(nonce) or f"document {len(documents)}")
@@ -100,7 +98,6 @@ def test_a_document_of_an_earlier_request_is_asked_for_again_with_the_same_chall
     assert documents == ["abc"] * 4
     assert [path for path, _ in portal.asked].count(CHALLENGE_PATH) == 1
     assert made.waits == [5.0, 10.0, 20.0]
-    assert len([line for line in caplog.records if "earlier request" in line.getMessage()]) == 1
 
 
 @pytest.mark.parametrize("reason", ["old_nonce", "replayed"])

@@ -1,5 +1,4 @@
 import json
-import math
 
 import pytest
 
@@ -14,7 +13,7 @@ def statuses(name, *, vms=("web_0", "web_1"), step_seconds=10.0):
     world = World(vms, clock=clock)
     scenario.play(world)
     seen = []
-    while not (world.is_finished or clock.monotonic() > scenario.length_seconds + step_seconds):
+    while not world.is_finished:
         clock.advance(step_seconds)
         events = json.loads(world.document())["Events"]
         shown = [(event["EventType"], event["EventStatus"], event["DurationInSeconds"]) for event in events]
@@ -24,10 +23,14 @@ def statuses(name, *, vms=("web_0", "web_1"), step_seconds=10.0):
 
 
 @pytest.mark.parametrize("name", scenario_names())
-def test_every_built_in_scenario_ends_and_a_demo_of_it_takes_less_than_twenty_seconds(name):
+def test_a_demo_of_each_built_in_scenario_ends_within_twenty_seconds(name):
     scenario = load_scenario(name)
+    clock = ManualClock()
+    world = World(clock=clock, speed=scenario.demo_speed)
+    scenario.play(world)
+    clock.advance(20)
     assert scenario.description
-    assert scenario.length_seconds / scenario.demo_speed < 20
+    assert world.is_finished
 
 
 def test_there_is_a_scenario_for_every_event_type_azure_has():
@@ -48,7 +51,6 @@ def test_live_migration_is_microsofts_freeze_of_five_seconds():
         [("Freeze", "Started", 5)],
         [],
     ]
-    assert load_scenario("live-migration").length_seconds == 180 + 900 + 240
 
 
 def test_a_hardware_failure_is_never_shown_as_scheduled():
@@ -102,7 +104,7 @@ def test_a_file_of_ones_own_may_use_every_verb(tmp_path):
         add = "a"
         event_type = "Freeze"
         notice_seconds = 100
-        impact_seconds = inf
+        impact_seconds = 1e9
         [[steps]]
         at = 2
         update = "a"
@@ -121,14 +123,8 @@ def test_a_file_of_ones_own_may_use_every_verb(tmp_path):
         count = 3
         target = "token"
         [[steps]]
-        at = 7
-        clear_faults = "token"
-        [[steps]]
         at = 8
         reset_incarnation = 1
-        [[steps]]
-        at = 9
-        document = '{"DocumentIncarnation": 0, "Events": []}'
         """,
         encoding="utf-8",
     )
@@ -142,15 +138,9 @@ def test_a_file_of_ones_own_may_use_every_verb(tmp_path):
     world.advance()
     assert [(fault.status, fault.count) for fault in world.faults.waiting()] == [(429, 3)]
     clock.advance(10)
-    assert json.loads(world.document()) == {"DocumentIncarnation": 0, "Events": []}
+    assert json.loads(world.document()) == {"DocumentIncarnation": 1, "Events": []}
     assert told[:5] == ["scheduled", "updated", "approved", "started", "completed"]
     assert scenario.name == "mine"
-    assert scenario.length_seconds == 9
-
-
-def test_an_event_that_never_ends_makes_the_scenario_endless():
-    text = '[[steps]]\nat = 1\nadd = "a"\nevent_type = "Freeze"\nimpact_seconds = inf\n'
-    assert math.isinf(parse_scenario(text, name="endless").length_seconds)
 
 
 def test_every_mistake_of_a_file_is_told_at_once_with_its_step_and_the_nearest_name():

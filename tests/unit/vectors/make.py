@@ -21,12 +21,23 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bridge.approval.digest import canonical_json, digest
+from bridge.errors import RefusalReason
 from bridge.events.event import ScheduledEvent
 
 HERE = Path(__file__).parent
 VM_ID = "7ef1d8a4-0c2b-4c7e-9a35-1f5f6d1f2b90"
 NOW = 1795172400  # 2026-11-20T11:00:00Z
 CREATED_AT = NOW - 7200
+#: The reasons of the checks before the signature is verified.
+UNVERIFIED = {
+    RefusalReason.MALFORMED,
+    RefusalReason.BAD_ALGORITHM,
+    RefusalReason.BAD_TYPE,
+    RefusalReason.BAD_HEADER,
+    RefusalReason.UNKNOWN_KEY,
+    RefusalReason.KEY_UNUSABLE,
+    RefusalReason.FORGED,
+}
 ORDER = 2**252 + 27742317777372353535851937790883648493  # of the base point, RFC 8032 section 5.1
 
 EVENT = ScheduledEvent(

@@ -1,1 +1,1 @@
-"""The steps from an empty database to the tables of `bridge.portal.schema`. A step that was released never changes."""
+"""The steps from an empty database to the tables of `bridge.portal.schema`. Released steps never change."""

@@ -1,7 +1,7 @@
 """Creates the first tables.
 
-The audit cannot be changed: triggers prevent that, and on PostgreSQL the portal's role can also lack the privilege. The
-first step that changes a released table must replace `create_all` by the tables as they were released.
+Triggers prevent changes to the audit. On PostgreSQL, the administrator can also withhold the privilege from the
+portal's role. The first step that changes a released table must replace `create_all` with explicit definitions.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def upgrade() -> None:
     if is_postgresql:
         op.execute(
             "CREATE FUNCTION audit_refuses() RETURNS trigger LANGUAGE plpgsql AS "
-            "$$ BEGIN RAISE EXCEPTION 'the audit is only ever added to'; END $$"
+            "$$ BEGIN RAISE EXCEPTION 'audit entries cannot be changed or deleted'; END $$"
         )
         action = "FOR EACH STATEMENT EXECUTE FUNCTION audit_refuses()"
     else:
-        action = "BEGIN SELECT RAISE(ABORT, 'the audit is only ever added to'); END"
+        action = "BEGIN SELECT RAISE(ABORT, 'audit entries cannot be changed or deleted'); END"
     for operation in ("UPDATE", "DELETE", *(["TRUNCATE"] if is_postgresql else [])):
         op.execute(f"CREATE TRIGGER audit_no_{operation.lower()} BEFORE {operation} ON audit {action}")

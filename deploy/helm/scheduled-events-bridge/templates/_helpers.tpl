@@ -90,7 +90,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- $arguments := "" }}
 {{- range .Values.drain.arguments }}{{ $arguments = printf "%s, %s" $arguments (toJson .) }}{{ end }}
 
-# No event_types here: it must hear the end of each event, or a node stays cordoned. Freeze is spared by the program.
+# Do not set event_types: the program must run at the end of each event, or a node stays cordoned. It ignores Freeze.
 [[sinks]]
 type = "command"
 name = "drain"
@@ -98,7 +98,7 @@ command = ["python3", "-I", "/opt/scheduled-events-bridge/drain.py"{{ $arguments
 transitions = ["scheduled", "started", "completed", "canceled", "ended"]
 max_age_seconds = 3600
 
-# An eviction leaves 30 seconds and must not wait behind a drain: a table of its own.
+# An eviction leaves only 30 seconds, so it has a separate table and does not wait for a drain.
 [[sinks]]
 type = "command"
 name = "leave"

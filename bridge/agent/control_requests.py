@@ -1,10 +1,11 @@
-"""The requests of commands: each is a function over a `Source`, with keyword arguments and one answer.
+"""The requests that the control socket accepts, with one function for each request.
 
-    answer = client.ask(read_events, limit=20)
+`_REQUESTS`, at the end of this file, lists all requests. A command passes one of these functions to
+`bridge.agent.control_socket.ControlClient`, for example ``client.ask(read_events, limit=20)``. The agent calls the
+function with its own `Source` and returns the result. If no agent runs, the command opens a `Source` and calls the same
+function directly. The type annotations of a function define the JSON format of its arguments and its result.
 
-A command passes the function to the running agent (`bridge.agent.control.ControlClient`), or without an agent to a
-`Source` that it opened itself. On the way to an agent, the annotations of the function decode its arguments and its
-answer. A function returns at once. Only `read_events` and `import_records` read a file.
+Every function returns at once. Only `read_events` and `import_records` read a file.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from bridge.health.readiness import Readiness
 from bridge.outbox import approvals, deliveries
 from bridge.outbox.deliveries import OutboxTotals
 from bridge.outbox.rows import NEEDED, DeliveryState, PendingApproval, StoredDecision
-from bridge.outbox.state import State, stored_state
+from bridge.outbox.state import State
 
 if TYPE_CHECKING:  # not for a command that asks an agent: sqlite3 takes a tenth of its time
     from bridge.outbox.outbox import Outbox
@@ -45,10 +46,12 @@ FIRST, LAST = -(2**62), 2**62
 
 
 class Source:
-    """The outbox that requests work on: *outbox*, or with None the newest complete file in *directory*.
+    """The outbox that a request reads or changes.
 
-    With None, it cannot be changed, and the call raises OutboxError if there is no such file. A running agent passes
-    *readiness*, *on_retry*, which gets the sink (None: every sink) whose pause ends, and *on_decision*.
+    A running agent passes its *outbox*. Without an outbox, the source reads the newest complete file in *directory*,
+    and the constructor raises OutboxError if the directory contains no such file. The agent also passes three
+    functions: *readiness*, *on_retry*, which receives the sink whose pause ends (None means all sinks), and
+    *on_decision*.
     """
 
     def __init__(
@@ -80,22 +83,22 @@ class Source:
 
     @property
     def outbox(self) -> Outbox:
-        """Return the outbox for a change."""
+        """Return the outbox. Raises OutboxError if this source can only be read."""
         if self._outbox is None:
             raise OutboxError("Without an agent, this request needs an opened outbox.")
         return self._outbox
 
     @property
     def file(self) -> Path | None:
-        """Return the file of the current generation; None if there is none yet."""
+        """Return the current outbox file, or None if no file exists yet."""
         return self._file if self._outbox is None else self._outbox.saver.file
 
     def read(self, work: Callable[Concatenate[State, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what *work*, which changes nothing, returns for the state and these arguments."""
+        """Return the result of *work* for the state and the given arguments. *work* must not change the state."""
         return work(self._state, *args, **kwargs) if self._outbox is None else self._outbox.read(work, *args, **kwargs)
 
     def answer(self, name: str, arguments: Mapping[str, msgspec.Raw]) -> object:
-        """Return the answer to the request *name* from the control socket; raise BridgeError or MsgspecError."""
+        """Run the request *name* from the control socket, and return the result. Raises BridgeError or MsgspecError."""
         if not self.outbox.wait_loaded(SAVE_SECONDS):
             raise OutboxError("The agent is still loading its state. Try again in a few seconds.")
         function = _REQUESTS.get(name)
@@ -115,7 +118,7 @@ class LastError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that `status` shows, from one moment."""
+    """The response to `read_status`. All values are from the same moment."""
 
     stream_id: str
     vm: VmIdentity | None
@@ -139,7 +142,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_status(source: Source) -> Status:
-    """Return the state of the agent and of its outbox."""
+    """Return the state of the agent and of the outbox."""
     from bridge.outbox.database import file_bytes, older_generations  # noqa: PLC0415
 
     file, readiness = source.file, source.readiness()
@@ -152,13 +155,13 @@ def read_status(source: Source) -> Status:
         used_bytes, active_event_ids = source.outbox.saver.used_bytes, source.outbox.active_event_ids
 
     def status(state: State) -> Status:
-        stored, decided = stored_state(state), approvals.read_state(state)
+        decided = approvals.read_state(state)
         active = [event for event in state.events.rows.values() if event.ended_at is None]
         last = {event.key: state.records.rows.get(event.last_state_sequence or 0) for event in active}
         return Status(
             stream_id=decided.stream_id,
-            vm=stored.vm,
-            document=stored.document,
+            vm=state.vm,
+            document=state.document,
             last_good_at=state.get("last_good_at"),
             newest_record_at=max((row.observed_at for row in state.records.rows.values()), default=None),
             totals=deliveries.totals(state),
@@ -182,7 +185,7 @@ def _last_error(state: State, sink: str) -> LastError | None:
 
 
 class RecordFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """The records that `events` lists."""
+    """The conditions that a record must meet to be listed by `events`."""
 
     since: float | None = None
     """Unix seconds: only records that were observed then or later."""
@@ -204,7 +207,7 @@ EVERY_RECORD = RecordFilter()
 
 
 class EventsPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Records, the newest first."""
+    """One page of records, newest first."""
 
     records: tuple[TransitionRecord, ...]
     next_before: int | None
@@ -219,7 +222,7 @@ def read_events(
     before: int = LAST,
     limit: int = PAGE_ROWS,
 ) -> EventsPage:
-    """Return the newest records, history included, with *after* < sequence < *before*."""
+    """Return the newest records whose sequence is between *after* and *before*, including the history in the file."""
     in_memory = source.read(
         lambda state: [(row.sequence, row.body) for row in state.records.rows.values() if after < row.sequence < before]
     )
@@ -238,7 +241,10 @@ def read_events(
 def _newest_first(
     in_memory: Iterable[tuple[int, bytes]], stored: Iterable[tuple[int, bytes]]
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield each record once: some are not saved yet, and history is not in memory."""
+    """Merge the records in memory and in the file, newest first, and yield each record once.
+
+    New records may not be in the file yet, and history is not in memory.
+    """
     last = None
     for sequence, body in heapq.merge(sorted(in_memory, reverse=True), stored, key=itemgetter(0), reverse=True):
         if sequence != last:
@@ -247,7 +253,7 @@ def _newest_first(
 
 
 def _stored(file: Path | None, *, after: int = FIRST, before: int = LAST) -> Iterator[tuple[int, bytes]]:
-    """Yield the records in *file*; raise OutboxError if the disk fails, or after 5 s."""
+    """Yield the records in *file*. Raises OutboxError if the disk fails, or if the read takes more than 5 s."""
     from bridge.outbox.database import read_records  # noqa: PLC0415
 
     if file is None:
@@ -262,7 +268,6 @@ def _stored(file: Path | None, *, after: int = FIRST, before: int = LAST) -> Ite
 
 @contextmanager
 def _disk_errors(message: str) -> Iterator[None]:
-    """Raise OutboxError with *message* if the disk fails."""
     import sqlite3  # noqa: PLC0415
 
     try:
@@ -272,7 +277,7 @@ def _disk_errors(message: str) -> Iterator[None]:
 
 
 class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One pending or parked record of one sink."""
+    """One undelivered record of one sink."""
 
     sink: str
     sequence: int
@@ -285,7 +290,7 @@ class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutboxPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows by sink and sequence."""
+    """One page of undelivered records, ordered by sink and sequence."""
 
     rows: tuple[OutboxRow, ...]
     next_after: tuple[str, int] | None
@@ -301,7 +306,7 @@ def read_undelivered(
     after: tuple[str, int] | None = None,
     limit: int = PAGE_ROWS,
 ) -> OutboxPage:
-    """Return undelivered records. A sink of None means every sink."""
+    """Return the undelivered records of *sink*. If *sink* is None, return those of all sinks."""
     found = source.read(
         lambda state: [
             (row, state.records.rows[row.sequence])
@@ -330,7 +335,7 @@ def read_undelivered(
 
 
 def retry_records(source: Source, *, sink: str | None = None, record_id: str | None = None) -> int:
-    """Make parked records pending again and end the pause of a sink, with None of every sink; return their number."""
+    """Make parked records pending again, end the pause of *sink* (None means all sinks), and return their number."""
     if sink is not None:
         _require_sinks(source, sink)
     count = source.outbox.change(deliveries.retry, sink, record_id=record_id, now=time.time())
@@ -341,13 +346,13 @@ def retry_records(source: Source, *, sink: str | None = None, record_id: str | N
 def discard_records(
     source: Source, *, sink: str, states: frozenset[DeliveryState] = NEEDED, record_id: str | None = None
 ) -> int:
-    """Discard the records of a sink, or one of them; return their number."""
+    """Discard undelivered records of *sink*, or only the record *record_id*. Return the number of discarded records."""
     _require_sinks(source, sink)
     return source.outbox.change(deliveries.discard, sink, states=states, record_id=record_id, now=time.time())
 
 
 def move_records(source: Source, *, old: str, new: str) -> int:
-    """Move the undelivered records of the sink *old* to the sink *new*; return their number."""
+    """Move the undelivered records of the sink *old* to the sink *new*. Return the number of moved records."""
     _require_sinks(source, old, new)
     if old == new:
         raise OutboxError("The two sinks are the same sink.")
@@ -355,7 +360,7 @@ def move_records(source: Source, *, old: str, new: str) -> int:
 
 
 def import_records(source: Source, *, path: str) -> int:
-    """Add the pending records and holds of another outbox file at the absolute *path*; return the number of records."""
+    """Add the pending records and holds of the outbox file at the absolute *path*. Return the number of records."""
     from bridge.outbox.database import read_file  # noqa: PLC0415
 
     with _disk_errors(f"The file {path} cannot be read"):
@@ -368,9 +373,9 @@ def import_records(source: Source, *, path: str) -> int:
 
 
 def decide(source: Source, *, decision: StoredDecision, overruled: tuple[int, ...] = ()) -> tuple[StoredDecision, ...]:
-    """Store a person's decision, which ends the holds *overruled* (arrivals).
+    """Store the decision of a person on this VM. The decision ends the holds with the arrival numbers *overruled*.
 
-    If the event has other holds, nothing is stored, and the other holds are returned.
+    If the event has any other hold, nothing is stored, and the other holds are returned.
     """
     others = source.outbox.change(approvals.keep_overruling, decision, overruled)
     if not others:
@@ -379,12 +384,12 @@ def decide(source: Source, *, decision: StoredDecision, overruled: tuple[int, ..
 
 
 def find_decision(source: Source, *, approver: str, decision_id: str) -> StoredDecision | None:
-    """Return the decision of `approve` with its progress; None if it is unknown."""
+    """Return a decision of `approve` with its progress, or None if no such decision is stored."""
     return source.read(approvals.find_decision, "cli", approver, decision_id)
 
 
 def why_unsaved(source: Source) -> str | None:
-    """Save, and return None if every earlier change is saved, or the reason why not yet."""
+    """Save the outbox. Return None if all earlier changes are saved, or the reason for the delay."""
     if source.outbox.wait_saved(SAVE_SECONDS):
         return None
     return source.outbox.saver.behind_reason or "The disk is slow."

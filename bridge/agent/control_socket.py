@@ -1,14 +1,15 @@
-"""Both ends of the control socket, over which commands use the running agent.
+"""The control socket, over which commands such as `status` and `approve` use the running agent.
 
-    page = ControlClient(directory).ask(read_events, limit=20)
+`ControlServer` is the end of the agent, and `ControlClient` is the end of a command. Each connection carries one
+request and one response in JSON. A request contains the name of a function in `bridge.agent.control_requests` and the
+arguments of this function.
 
-One connection carries one request and one response, both as JSON. A request is the name of a function of
-`bridge.agent.requests` with its keyword arguments. Only root and the agent's user may connect: the socket has mode
-0600, and both ends check the user of their peer. On Windows, the socket is a named pipe.
+Only root and the user of the agent can connect. The socket has mode 0600, and both ends check the user at the other
+end. On Windows, a named pipe replaces the socket.
 
-The agent and the commands use the same two locations. The first is ``control.sock`` in the state directory. The second
-is ``/run/scheduled-events-bridge/control-HASH.sock``, for a directory that is read-only or whose path is too long. HASH
-is a hash of the state directory, because several agents can share /run.
+The agent creates ``control.sock`` in the state directory. If the directory is read-only or its path is too long, the
+agent creates ``/run/scheduled-events-bridge/control-HASH.sock`` instead. Several agents can share this directory, so
+HASH is a hash of the path of the state directory. Commands try both locations in this order.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 
 import msgspec
 
-from bridge.agent.requests import Source, why_unsaved
+from bridge.agent.control_requests import Source, why_unsaved
 from bridge.errors import BridgeError
 from bridge.health.readiness import directory_text
 from bridge.logs import ThrottledLog
@@ -65,7 +66,7 @@ class RequestRefused(BridgeError):
 
 
 class NotSaved(BridgeError):
-    """The agent made the change, but could not save it in time."""
+    """The agent made the change, but could not save the change in time."""
 
 
 class _Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +81,7 @@ class _Response(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def addresses(directory: Path) -> list[str]:
-    """Return the locations of the socket, the preferred one first."""
+    """Return the possible locations of the socket in the order of preference."""
     digest = hashlib.sha256(os.fsencode(directory.absolute())).hexdigest()[:16]
     if sys.platform == "win32":
         return [rf"\\.\pipe\scheduled-events-bridge-{digest}"]
@@ -92,7 +93,7 @@ def addresses(directory: Path) -> list[str]:
 
 
 class ControlServer:
-    """Passes the requests on the control socket of *directory* to *answer* (see `Source.answer`)."""
+    """Receives requests on the control socket of *directory*, and passes each request to *answer* (`Source.answer`)."""
 
     def __init__(self, directory: Path, answer: Callable[[str, dict[str, msgspec.Raw]], object]) -> None:
         self._directory, self._answer_to = directory, answer
@@ -100,7 +101,7 @@ class ControlServer:
         self._log = ThrottledLog(logger)
 
     def open(self) -> None:
-        """Listen, unless the socket is in place. Called every second, because the directory may be replaced."""
+        """Open the socket if it is not in place. Called every second, because the directory can be replaced."""
         if isinstance(self._listener, _UnixListener) and not self._listener.is_in_place:
             self.close()
         if self._listener is not None:
@@ -124,7 +125,7 @@ class ControlServer:
         threading.Thread(target=self._serve, args=(listener,), name="control", daemon=True).start()
 
     def close(self) -> None:
-        """Stop listening, and delete the socket. A second call does nothing."""
+        """Stop listening, and delete the socket. A second call has no effect."""
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.close()
@@ -157,10 +158,10 @@ class ControlServer:
 
 
 class _UnixListener:
-    """A listening socket at *path*, which replaces the socket of an agent that was killed.
+    """A listening socket at *path*, which replaces the leftover socket of an agent that was killed.
 
-    `Listener` would delete the file at the path when the process exits, even if it belongs to another agent or if the
-    disk hangs.
+    The standard library's `Listener` is not used on Unix. When the process exits, `Listener` deletes the file at the
+    path, even if another agent has replaced the file or the disk hangs.
     """
 
     def __init__(self, path: str) -> None:
@@ -174,7 +175,7 @@ class _UnixListener:
 
     @property
     def is_in_place(self) -> bool:
-        """Return whether the socket at the path is this socket."""
+        """Return whether the file at the path is still this socket."""
         try:
             return os.path.samestat(self._path.lstat(), self._found)
         except FileNotFoundError:
@@ -187,7 +188,7 @@ class _UnixListener:
         return Connection(self._socket.accept()[0].detach())
 
     def close(self) -> None:
-        """Close the socket, and delete it if it is still in place."""
+        """Close the socket, and delete the file if it is still in place."""
         with suppress(OSError):
             if self.is_in_place:
                 self._path.unlink()
@@ -200,16 +201,16 @@ class _UnixListener:
 
 
 class ControlClient:
-    """Asks the agent that runs on *directory*."""
+    """Sends requests to the agent that runs on *directory*. Waits at most *seconds* for each response."""
 
     def __init__(self, directory: Path, *, seconds: float = ANSWER_SECONDS) -> None:
         self._directory, self._seconds = directory, seconds
 
     def ask(self, request: Callable[Concatenate[Source, P], A], /, *_: P.args, **arguments: P.kwargs) -> A:
-        """Return the agent's answer to *request*, a function of `bridge.agent.requests`.
+        """Send *request*, a function of `bridge.agent.control_requests`, to the agent and return the response.
 
-        Raises NoAgent if no agent runs, AgentSilent if the agent does not respond in time, AccessDenied if this user
-        may not use the agent, and RequestRefused with the agent's message.
+        Raises NoAgent if no agent runs on the directory, AgentSilent if the agent does not respond in time,
+        AccessDenied if this user may not use the agent, and RequestRefused if the agent refuses the request.
         """
         deadline = time.monotonic() + self._seconds
         body = msgspec.json.encode({"name": request.__name__, "arguments": arguments})
@@ -230,7 +231,7 @@ class ControlClient:
         return found
 
     def change(self, request: Callable[Concatenate[Source, P], A], /, *args: P.args, **arguments: P.kwargs) -> A:
-        """Return the answer to *request* after the agent has saved its change; raise NotSaved after 5 s."""
+        """Send *request*, and return the response after the agent has saved the change. Raises NotSaved after 5 s."""
         deadline = time.monotonic() + self._seconds
         found = self.ask(request, *args, **arguments)
         while (why := self.ask(why_unsaved)) is not None:
@@ -239,7 +240,11 @@ class ControlClient:
         return found
 
     def _connect(self, deadline: float) -> tuple[Connection[Any, Any], int | None]:
-        """Return a connection and the agent's process. While an agent holds the lock and starts, it has no socket."""
+        """Return a connection, and the process ID of the agent if known.
+
+        An agent that starts holds the lock before it opens the socket. The client therefore waits for the socket while
+        the directory is locked.
+        """
         while True:
             for address in addresses(self._directory):
                 try:
@@ -272,10 +277,10 @@ class ControlClient:
 
 
 def _peer(connection: Connection[Any, Any], directory: Path | None = None) -> int | None:
-    """Return the process of the peer, None where the system does not report it.
+    """Return the process ID of the peer, or None if the operating system does not report the process ID.
 
-    Raises PermissionError unless the peer is root, this user, or the owner of *directory*. Each later read and write
-    on the connection ends in time, because a peer may be stopped.
+    Raises PermissionError unless the peer is root, this user, or the owner of *directory*. This function also sets a
+    timeout for each later read and write on the connection, because the process at the other end may be stopped.
     """
     if sys.platform != "linux":
         return None

@@ -3,14 +3,14 @@
 import pytest
 from outbox_kit import OutboxKit
 
-from bridge.agent.control import ControlClient, ControlServer
-from bridge.agent.requests import (
+from bridge.agent.control_requests import (
     Source,
     decide,
     find_decision,
     read_events,
     retry_records,
 )
+from bridge.agent.control_socket import ControlClient, ControlServer
 from bridge.cli.approve import cli_decision
 from bridge.errors import OutboxError
 from bridge.events.record import Verdict

@@ -7,9 +7,9 @@ from document_kit import DOCUMENTS, SOON, VM, changes_between, document, event, 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.events.diff import Change, is_over
 from bridge.events.event import Document, ScheduledEvent
 from bridge.events.record import Transition
+from bridge.events.transitions import Change, is_over
 
 
 def the_change(before, after, **known):

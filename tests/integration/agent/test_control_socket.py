@@ -13,8 +13,9 @@ from multiprocessing.connection import Client
 import pytest
 from readable_source import readable_source
 
-from bridge.agent import control
-from bridge.agent.control import (
+from bridge.agent import control_socket
+from bridge.agent.control_requests import retry_records, why_unsaved
+from bridge.agent.control_socket import (
     AgentSilent,
     ControlClient,
     ControlServer,
@@ -23,7 +24,6 @@ from bridge.agent.control import (
     RequestRefused,
     addresses,
 )
-from bridge.agent.requests import retry_records, why_unsaved
 from bridge.errors import OutboxError
 from bridge.outbox.lock import DirectoryLock
 
@@ -34,7 +34,7 @@ NOBODY = 65534
 AGENT = """
 import sys
 from pathlib import Path
-from bridge.agent.control import ControlServer
+from bridge.agent.control_socket import ControlServer
 from bridge.outbox.lock import DirectoryLock
 lock = DirectoryLock(Path(sys.argv[1]))
 server = ControlServer(Path(sys.argv[1]), lambda name, arguments: None)
@@ -45,8 +45,8 @@ sys.stdin.read()
 ASK_AS_ANOTHER = """
 import os, sys
 from pathlib import Path
-from bridge.agent.control import AccessDenied, ControlClient
-from bridge.agent.requests import why_unsaved
+from bridge.agent.control_socket import AccessDenied, ControlClient
+from bridge.agent.control_requests import why_unsaved
 os.setuid(65534)
 try:
     ControlClient(Path(sys.argv[1]), seconds=1).ask(why_unsaved)
@@ -58,7 +58,7 @@ except AccessDenied as error:
 @pytest.fixture
 def state(tmp_path, monkeypatch):
     """Return the state directory; the directory in /run is another one for each test."""
-    monkeypatch.setattr(control, "RUN_DIRECTORY", tmp_path / "run")
+    monkeypatch.setattr(control_socket, "RUN_DIRECTORY", tmp_path / "run")
     directory = tmp_path / "state"
     directory.mkdir(mode=0o700)
     return directory

@@ -1,0 +1,96 @@
+"""The changes of decisions and approvals that the approver writes to the outbox in one step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from bridge.approval.refusal_reasons import RefusalReason
+from bridge.events.event import ScheduledEvent
+from bridge.events.record import Approval, ApprovalResult, Transition
+from bridge.outbox.rows import (
+    ApprovalRecord,
+    DecisionStage,
+    DecisionUpdate,
+    PendingApproval,
+    StoredDecision,
+)
+
+
+class Changes(msgspec.Struct, kw_only=True):
+    """Changes of the outbox that are written together."""
+
+    approvals: list[PendingApproval] = msgspec.field(default_factory=list)
+    decisions: list[DecisionUpdate] = msgspec.field(default_factory=list)
+    records: list[ApprovalRecord] = msgspec.field(default_factory=list)
+    refusals: list[ApprovalRecord] = msgspec.field(default_factory=list)
+    """Records of refusals, which the recorder limits in number."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether there is nothing to write."""
+        return not (self.approvals or self.decisions or self.records or self.refusals)
+
+    def update_decisions(
+        self, arrivals: Iterable[int], state: DecisionStage, outcome: str | None = None, message: str | None = None
+    ) -> None:
+        """Set the stage *state* for the decisions with the numbers *arrivals*."""
+        self.decisions += [
+            DecisionUpdate(arrival=arrival, state=state, outcome=outcome, message=message) for arrival in arrivals
+        ]
+
+    def add_outcome(
+        self,
+        approval: PendingApproval,
+        transition: Transition,
+        result: ApprovalResult,
+        *,
+        decisions: DecisionStage,
+        message: str,
+    ) -> None:
+        """Add a record with the *result* of *approval*, and move its decisions to the stage *decisions*."""
+        self.records.append(approval_record(approval, transition, result, message=message))
+        self.update_decisions(approval.arrivals, decisions, result.value, message)
+
+
+def approval_record(
+    approval: PendingApproval,
+    transition: Transition,
+    result: ApprovalResult | RefusalReason,
+    *,
+    message: str | None = None,
+) -> ApprovalRecord:
+    """Return a record with the *result* of *approval*. The reason contains *message* and the approver's own reason."""
+    reason = f"{message} ({approval.reason})" if message and approval.reason else message or approval.reason
+    return ApprovalRecord(
+        transition=transition,
+        event=approval.event,
+        approval=Approval(
+            source=approval.source,
+            decision_id=approval.decision_id,
+            approvers=approval.approvers,
+            reason=reason,
+            result=result.value,
+            http_status=approval.http_status,
+        ),
+        arrivals=approval.arrivals,
+    )
+
+
+def refusal_of(
+    decision: StoredDecision, reason: RefusalReason, message: str, event: ScheduledEvent | None
+) -> ApprovalRecord:
+    """Return a record that the agent refused *decision* on *event*."""
+    return ApprovalRecord(
+        transition=Transition.APPROVAL_REFUSED,
+        event=event,
+        approval=Approval(
+            source=decision.source,
+            decision_id=decision.decision_id,
+            approvers=(decision.approver,),
+            reason=message,
+            result=reason.value,
+        ),
+        arrivals=(decision.arrival,) if decision.arrival else (),
+    )

@@ -1,0 +1,38 @@
+"""A hold is a decision of a person that forbids the approval of an event.
+
+- A hold applies to the EventId, regardless of other changes of the event. One signature is enough.
+- If an event has a hold and an approve decision, the decision with the newer issue time (``iat``) wins. On a tie, the
+  hold wins.
+- A hold withdraws an approval that was not posted yet, and it stops every rule for its event.
+- A hold stays in force until the event is gone. A later approve decision wins over the hold, but the rules stay
+  stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from bridge.events.record import Verdict
+from bridge.outbox.rows import OPEN_DECISIONS, PendingApproval, StoredDecision
+
+
+def newest_holds(decisions: Iterable[StoredDecision]) -> dict[str, StoredDecision]:
+    """Return the newest open hold of each EventId. Holds that `evaluate` has not processed yet also count."""
+    newest: dict[str, StoredDecision] = {}
+    for each in decisions:
+        if each.verdict is Verdict.HOLD and each.state in OPEN_DECISIONS:
+            known = newest.get(each.event_id)
+            if known is None or each.issued_at > known.issued_at:
+                newest[each.event_id] = each
+    return newest
+
+
+def wins_over_decision(hold: StoredDecision | None, decision: StoredDecision) -> bool:
+    """Return whether *hold* was issued at the same time as the approve *decision* or later."""
+    return hold is not None and decision.issued_at <= hold.issued_at
+
+
+def wins_over_approval(hold: StoredDecision | None, approval: PendingApproval) -> bool:
+    """Return whether *hold* withdraws *approval*. Every hold withdraws the approval of a rule."""
+    issued_at = approval.oldest_issued_at
+    return hold is not None and (issued_at is None or issued_at <= hold.issued_at)

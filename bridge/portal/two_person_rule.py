@@ -1,0 +1,53 @@
+"""The two-person rule: an approval needs `people.required_approvals` different people. A hold needs one person. Pure.
+
+These rules apply to the verdicts on one event:
+
+- While a person holds the event, no one can approve it. Any approver can withdraw the hold.
+- An approval counts until it expires or is withdrawn, and only for the version of the event that its person saw.
+- An approval does not count if its user is disabled or is no longer an approver.
+- Several spellings of a name count as one person.
+
+Agents do not check this rule, because the portal signs one decision with its own key for all of these people. Agents
+have their own setting `required_approvals`, which counts the approvers of the signing keys
+(`bridge.approval.evaluate`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+
+from bridge.portal.user_names import folded_name
+from bridge.portal.verdicts import Choice, Outcome, Ruling, Verdict
+
+
+def counting(verdicts: Iterable[Verdict], barred: Container[str]) -> tuple[Verdict, ...]:
+    """Return all holds, and the approvals of people whose folded names are not in *barred*."""
+    return tuple(each for each in verdicts if each.choice is Choice.HOLD or folded_name(each.user_name) not in barred)
+
+
+def rule(verdicts: Iterable[Verdict], *, digest: str, at: str, required: int) -> Ruling:
+    """Return the ruling at the time *at* on an event with *digest*, which needs *required* approvals."""
+    standing = sorted(
+        (each for each in verdicts if each.withdrawn_at is None), key=lambda each: (each.made_at, each.verdict_id)
+    )
+    holds = tuple(each for each in standing if each.choice is Choice.HOLD)
+    if holds:
+        return Ruling(outcome=Outcome.HELD, verdicts=holds, needed=0)
+    newest = {
+        folded_name(each.user_name): each
+        for each in standing
+        if each.choice is Choice.APPROVE and each.digest == digest and at < each.expires_at
+    }
+    approvals = tuple(sorted(newest.values(), key=lambda each: (each.made_at, each.verdict_id)))
+    needed = max(0, required - len(approvals))
+    if not approvals:
+        return Ruling(outcome=Outcome.UNDECIDED, verdicts=(), needed=needed)
+    return Ruling(outcome=Outcome.WAITING if needed else Outcome.APPROVED, verdicts=approvals, needed=needed)
+
+
+def too_few(required: int, approvers: int | None) -> str:
+    """Return a warning if fewer people may approve than an approval needs. Otherwise, return ""."""
+    if approvers is None or approvers >= required:
+        return ""
+    people = "person" if required == 1 else "different people"
+    return f"{required} {people} must approve, and only {approvers} may. Add approvers with `portal users`."
