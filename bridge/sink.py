@@ -114,7 +114,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Import the session on first use: requests takes a third of a start, and many sinks do not use HTTP."""
+    """Import the HTTP session when a sink uses it, because importing requests takes time and memory."""
     if name in {"DeadlineSession", "ResponseUnread"}:
         from bridge.http import session  # noqa: PLC0415
 
@@ -208,7 +208,7 @@ class Sink(ABC):
     def shown_by_check(cls, config: Any) -> str:
         """Return the text that `check-config --connect` prints after a successful check.
 
-        The text describes which parts of the destination were tested and which parts were not.
+        The text states which parts of the destination the check has tested.
         """
         del config
         return "the check of the sink found no problem."
@@ -235,7 +235,7 @@ class Sink(ABC):
         self.config = config
 
     def attest_by(self, tokens: AttestedTokens) -> None:
-        """Store *tokens*, which requests a token from a portal that requires one.
+        """Store the function *tokens*, which requests an access token from an ops portal.
 
         The agent calls this method immediately after the constructor.
         """

@@ -103,7 +103,7 @@ class AmqpSender:
         access = self._access
         if isinstance(error, Overdue):
             doing = "send" if was_sending else "connection attempt"
-            message = f"{access.peer}: no answer within {self._config.timeout_seconds:g} s. The {doing} was canceled."
+            message = f"{access.peer} did not respond within {self._config.timeout_seconds:g} s. The {doing} ended."
             return DeliveryFailed(message, reason=RetryReason.TIMEOUT)
         failure = delivery_error(error, peer=access.peer, secrets=access.secrets)
         if is_about_access(error):

@@ -57,7 +57,7 @@ def delivery_error(error: BaseException, *, peer: str, secrets: tuple[str, ...])
 def link_error(client: Any) -> BaseException | None:
     """Return the reason why the event hub closed the link of *client*, or None if the link is open.
 
-    In this case, the SDK raises only an "unknown error" for the transfer and keeps the reason in a private attribute.
+    If the event hub closes a link, the SDK raises only an "unknown error" and keeps the reason in a private attribute.
     If a future version of the SDK stores the reason elsewhere, the error message contains no reason.
     """
     for producer in getattr(client, "_producers", {}).values():

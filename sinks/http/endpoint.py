@@ -1,15 +1,20 @@
-"""Endpoint: one URL that records are sent to, and the classification of each response.
+"""Sends HTTP requests to one URL and classifies the responses.
 
-A response about the endpoint (moved, unauthorized, throttled, broken) is failed, because a token that expired on
-Saturday must not park the records of five thousand VMs. A response about the record (malformed, too large) is rejected.
-A wrong endpoint may respond in the same way, which the host detects (`may_be_endpoint`). `retry_statuses` and
-`park_statuses` override this classification. For a 2xx, only the status counts.
+The status of a response determines what the agent does with the record:
 
-Messages show only scheme, host, and port: the path of a webhook is often a secret, and a peer may return the request in
-its response. The exceptions of this module have no cause, because a traceback shows the local variables' texts.
+- 2xx: The record is delivered.
+- 3xx, 401, 403, 404, 407, 408, 421, 423, 425, 429, and 5xx: The agent retries the record. If an expired token caused
+  the agent to park records, thousands of VMs would need manual work.
+- 410: The sink pauses until an operator acts.
+- Other 4xx: The agent parks the record, unless it finds that the endpoint rejects all records (`may_be_endpoint`).
 
-A connection that was idle for a minute is not used again, because a NAT or a load balancer drops idle connections
-silently (Azure's outbound SNAT after four minutes). The next record, perhaps a Preempt, would wait for its deadline.
+The settings `retry_statuses` and `park_statuses` override this classification. If a response has a `Retry-After`
+header, the exception contains its value, and `bridge.delivery.retry_schedule` applies it to the whole sink.
+
+Messages contain only the scheme, the host, and the port of the URL, because the path of a webhook is often a secret.
+
+A connection that was idle for one minute is not used again, because NAT gateways and load balancers drop idle
+connections without notice. A request over such a connection would fail only at its deadline.
 """
 
 from __future__ import annotations
@@ -48,20 +53,20 @@ _GONE, _NOT_IMPLEMENTED = 410, 501
 _RETRIED = frozenset({401, 403, 404, 407, 408, 421, 423, 425, 429})
 _NEEDS_A_PERSON = {
     401: "Check the token or the headers.",
-    403: "Check the token, the headers, and what they are allowed to do.",
+    403: "Check the token, the headers, and their permissions.",
     404: "Check the URL.",
     407: "Check the user name and the password in the proxy's URL.",
 }
 _TOKEN_ADVICE = {
-    "entra_scope": "Check entra_scope, and what the VM's identity is allowed to do there.",
-    "credential": "The portal refuses tokens that it gave itself: is vm.vm_id this VM's? See the portal's log.",
+    "entra_scope": "Check entra_scope and the permissions of the VM's identity.",
+    "credential": "The portal rejected a token that it issued. Check vm.vm_id and the log of the portal.",
 }
-#: The token may have expired early, or a new token may have another role.
+#: A new token can help, because the token may have expired early or its role may have changed.
 _TOKEN_REFUSED = frozenset({401, 403})
 _CHECK_FAILS = frozenset({401, 403, 404, 407, 410})
 _MOST_ANSWER_BYTES = 64 * 1024
 _MOST_IDLE_SECONDS = 60.0
-#: The rest of a deadline that passed during the wait for a token, so that the call itself reports it.
+#: The time for a call whose deadline passed during the wait for a token. The call then reports the timeout.
 _LEAST_SECONDS = 0.001
 _BROKEN_OFF = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionError)
 _COMMON_HEADERS = {"User-Agent": "scheduled-events-bridge", "Accept": "*/*"}
@@ -69,16 +74,16 @@ _SECRET_HEADER = re.compile(r"(?i)auth|token|key|secret|cookie|passw|signature")
 
 
 def entra_token(config: HttpConfig) -> RenewedToken | None:
-    """Return the token for the requests of a sink, None without `entra_scope`. The sink closes the token."""
+    """Return the token for the setting `entra_scope`, or None if it is not set. The sink closes the token."""
     return None if config.entra_scope is None else token_of(config.entra_scope, key="entra_scope")
 
 
 class Endpoint:
-    """One URL that records are POSTed to. For one thread, except `close`.
+    """Sends requests to one URL. All methods except `close` must run in the same thread.
 
-    - *secrets* returns the texts that messages mask, in addition to those of *config*.
-    - *token* is the result of `entra_token` for *config*, or a portal's token.
-    - *advice* ends each message about a failed connection.
+    - *secrets* returns further values that messages must not contain.
+    - *token* provides the bearer token: the result of `entra_token`, or the token of a portal.
+    - *advice* is added to each message about a failed connection.
     """
 
     def __init__(
@@ -111,15 +116,15 @@ class Endpoint:
         self._is_closed = False
 
     def post(self, body: bytes, headers: Mapping[str, str], *, deadline_seconds: float | None = None) -> HttpResponse:
-        """POST *body* and return a 2xx response; raise DeliveryFailed or DeliveryRejected for any other."""
+        """Send *body* in a POST request. Raise DeliveryFailed or DeliveryRejected unless the status is 2xx."""
         return self._accepted(self.request("POST", body, headers, deadline_seconds=deadline_seconds))
 
     def request(
         self, method: str, body: bytes | None, headers: Mapping[str, str], *, deadline_seconds: float | None = None
     ) -> HttpResponse:
-        """Return the response, whatever its status; raise DeliveryFailed if none arrives within the deadline.
+        """Return the response with any status. Raise DeliveryFailed if no response arrives in time.
 
-        A response body of more than 64 KiB, or a compressed one, is not read, and is empty in the result.
+        If the body of the response is compressed or larger than 64 KiB, the result has an empty body.
         """
         limit = self._config.timeout_seconds if deadline_seconds is None else deadline_seconds
         ends_at = self._monotonic() + limit
@@ -149,11 +154,11 @@ class Endpoint:
             return self._received(response)
         finally:
             self._used_at = self._monotonic()
-        # Outside of the handler, so that the exception has no context, whose traceback could show a secret.
+        # Raised outside the handler, because the traceback of a context could contain a secret.
         raise failure
 
     def _connected(self) -> tuple[DeadlineConnection, str]:
-        """Return the connection, and the target of a request over it: the path, or the whole URL for a proxy."""
+        """Return the connection and the request target, which is the complete URL for a proxy."""
         proxy = self._proxy_url()
         connection = self._connection
         is_stale = self._monotonic() - self._used_at > _MOST_IDLE_SECONDS or proxy != self._connected_through
@@ -166,37 +171,35 @@ class Endpoint:
         return connection, self._target.absolute if is_forwarded else self._target.path
 
     def check(self, method: str = "OPTIONS", *, failing: frozenset[int] = _CHECK_FAILS) -> HttpResponse:
-        """Send a request without a body, and return the response.
+        """Send a request without a body and return the response.
 
-        Raise DeliveryFailed without a response, for a 3xx, for a 5xx except 501 (an unknown method), and for the
-        statuses of *failing*. Any other response, such as a 400 or a 405, shows that a server exists.
+        Raise DeliveryFailed if no response arrives, or if the status is 3xx, 5xx except 501, or one of *failing*. Any
+        other status, such as 400 or 405, shows that the server exists.
         """
         response = self.request(method, None, {})
         status = response.status_code
         if status in failing or not (status in SUCCESS or status in CLIENT_ERROR or status == _NOT_IMPLEMENTED):
-            hint = " `send-test` shows what a POST gets." if method == "OPTIONS" else ""
+            hint = " To test a POST request, use `send-test`." if method == "OPTIONS" else ""
             raise DeliveryFailed(self._description(response, to=method) + hint, needs_attention=True)
         return response
 
     def close(self) -> None:
-        """Close the connections. A request in another thread ends with an error, and no request follows."""
+        """Close the connections and cancel a request in another thread. No request follows."""
         self._is_closed = True
         if self._connection is not None:
             self._connection.close()
 
     def mask(self, text: str) -> str:
-        """Return *text* without this endpoint's secrets."""
+        """Return *text* without the secrets of this endpoint."""
         return masked(text, self._known_secrets())
 
     def _received(self, response: HttpResponse) -> HttpResponse:
-        """Return *response*; drop a token that it refuses."""
         self._is_token_replaced = False
         if self._token is not None and self._last_token is not None and response.status_code in _TOKEN_REFUSED:
             self._is_token_replaced = self._token.refuse(self._last_token)
         return response
 
     def _accepted(self, response: HttpResponse) -> HttpResponse:
-        """Return *response* if it accepts the record; otherwise raise DeliveryFailed or DeliveryRejected."""
         status, config = response.status_code, self._config
         if status in config.park_statuses:
             raise DeliveryRejected(self._description(response))
@@ -215,10 +218,10 @@ class Endpoint:
         )
 
     def _description(self, response: HttpResponse, *, to: str = "") -> str:
-        """Return *response* as text. It is masked before it is cut, because half of a secret is also a secret."""
+        """Return *response* as text. Secrets are masked first, because a part of a secret is also a secret."""
         status = response.status_code
         reason = f"to {to}" if to else excerpt(self.mask(response.reason or "").encode())
-        head = f"{self.shown} answered {status} {reason}".rstrip()
+        head = f"{self.shown} responded with {status} {reason}".rstrip()
         shown = excerpt(self.mask(response.content.decode("utf-8", "replace")).encode()).strip()
         return f"{head}{f': {shown}' if shown else '.'} {self._advice(response)}".rstrip()
 
@@ -228,17 +231,16 @@ class Endpoint:
             target = response.headers.get("Location", "")
             there = origin(target)
             shown = there if there == origin(self.url) else self.mask(there)
-            where = f" It points to {shown}." if "://" in target else ""
-            return f"Redirects are not followed.{where} Put the right URL into the configuration."
+            where = f" The redirect points to {shown}." if "://" in target else ""
+            return f"The agent does not follow redirects.{where} Correct the URL in the configuration."
         if self._token is not None and status in _TOKEN_REFUSED:
             return _TOKEN_ADVICE[self._config.token_key or ""]
         return _NEEDS_A_PERSON.get(status, "")
 
     def _unanswered(self, error: BaseException, limit: float) -> DeliveryFailed:
-        """Return the DeliveryFailed for a request without a response."""
         through = f" through the proxy {self._shown_proxy}" if self._shown_proxy else ""
         if isinstance(error, DeadlineExceeded):
-            message = f"{self.shown} gave no answer{through} within {limit:g} s."
+            message = f"{self.shown} did not respond{through} within {limit:g} s."
             return DeliveryFailed(message, reason=RetryReason.TIMEOUT)
         cause = error if isinstance(error, ValueError) else root_cause(error)
         text = excerpt(self.mask(str(cause) or type(cause).__name__).encode())
@@ -258,7 +260,7 @@ class Endpoint:
             name, colon, value = line.partition(":")
             where = f"headers_file, line {number}"
             if not colon:
-                raise DeliveryFailed(f"{where} has no colon. Write it as `Name: value`.", needs_attention=True)
+                raise DeliveryFailed(f"{where} has no colon. The form is `Name: value`.", needs_attention=True)
             headers[name.strip()] = value.strip()
             _check_sendable(name.strip(), value.strip(), where=where)
         token = self._bearer.value()
@@ -268,7 +270,7 @@ class Endpoint:
         return headers
 
     def _token_header(self, wait_seconds: float) -> dict[str, str]:
-        """Return the Authorization header with the token; the wait for the token counts as sending."""
+        """Return the Authorization header. The wait for the token counts toward the timeout."""
         if self._token is None:
             return {}
         try:
@@ -309,13 +311,13 @@ class Endpoint:
 
 
 def _merged(*groups: Mapping[str, str]) -> dict[str, str]:
-    """Return all headers. Of headers whose names differ only in case, the last one counts."""
+    """Return all headers. If the names of two headers differ only in case, the last header counts."""
     found = {name.lower(): (name, value) for group in groups for name, value in group.items()}
     return dict(found.values())
 
 
 def _is_about_tls(error: BaseException) -> bool:
-    """Return whether TLS failed because of a certificate or a version, and not because the peer disconnected."""
+    """Return whether TLS failed because of a certificate or a protocol version."""
     return isinstance(error, ssl.SSLError) and not isinstance(root_cause(error), _BROKEN_OFF)
 
 
@@ -329,5 +331,5 @@ def _check_sendable(name: str, value: str, *, where: str) -> None:
 def _values(secret: Secret) -> tuple[str, ...]:
     try:
         return secret.values()
-    except DeliveryFailed:  # the next attempt reports it
+    except DeliveryFailed:  # the next attempt reports the error
         return ()

@@ -1,4 +1,4 @@
-"""Target: the connection and the request line for one URL, directly or through a proxy."""
+"""The connection and the request line for one URL, with or without a proxy."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from bridge.sink import DeadlineConnection
 from sinks.http.config import HttpConfig
 
 _PORTS = {"http": 80, "https": 443}
-#: The characters that stay as they are in a path or a query. An escape that exists stays, too (RFC 3986).
+#: Characters that are not escaped in a path or a query. Existing escapes are kept (RFC 3986).
 _KEPT = "!#$%&'()*+,/:;=?@[]~"
 
 
 class Target:
-    """One URL that requests are sent to."""
+    """The URL to which an endpoint sends its requests."""
 
     def __init__(self, url: str) -> None:
         self._parts = parts = urlsplit(url)
@@ -28,11 +28,11 @@ class Target:
         self.path = f"{path}?{quote(parts.query, safe=_KEPT)}" if parts.query else path
         authority = parts.netloc.rpartition("@")[2]
         self.absolute = f"{parts.scheme}://{authority}{self.path}"
-        """For a proxy that forwards the request."""
+        """The request target for a proxy that forwards the request."""
         self.headers = _basic("Authorization", parts)
 
     def connection(self, proxy: str | None, *, tls: Callable[[], ssl.SSLContext]) -> DeadlineConnection:
-        """Return a new connection, through *proxy* if there is one."""
+        """Return a new connection, through *proxy* unless *proxy* is None."""
         through = None if proxy is None else urlsplit(proxy)
         return DeadlineConnection(
             *_address(self._parts),
@@ -43,9 +43,9 @@ class Target:
 
 
 def tls_context(config: HttpConfig) -> ssl.SSLContext:
-    """Return the context of a new connection. Files are read again, because certificates are renewed.
+    """Return the TLS context of a new connection. Raise ValueError if a file cannot be used.
 
-    Raises ValueError if a file cannot be used.
+    The files are read for each connection, because certificates are renewed while the agent runs.
     """
     if config.ca_file is None and config.client_cert_file is None:
         return _default_context()
@@ -60,7 +60,7 @@ def tls_context(config: HttpConfig) -> ssl.SSLContext:
 
 @functools.cache
 def _default_context() -> ssl.SSLContext:
-    """Return the context that all connections with the default authorities share: loading them takes 2 MB."""
+    """Return the context that all connections share, because loading the authorities takes 2 MB."""
     return ssl.create_default_context(cafile=certifi.where())
 
 
@@ -69,7 +69,6 @@ def _address(parts: SplitResult) -> tuple[str, int]:
 
 
 def _basic(name: str, parts: SplitResult) -> dict[str, str]:
-    """Return the header *name* with the user and the password of *parts*; empty without a user."""
     if parts.username is None:
         return {}
     pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode("latin-1", "replace")

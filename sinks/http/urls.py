@@ -31,7 +31,7 @@ def plain_url(url: str, *, key: str) -> SplitResult:
 
 
 def proxy_url(url: str, *, key: str) -> SplitResult:
-    """Return the parts of the proxy's *url*; raise ValueError, without *url*, for an unusable URL."""
+    """Return the parts of *url*. Raise ValueError unless the URL is a valid URL of an HTTP proxy."""
     parts = http_url(url, key=key)
     if parts.scheme != "http":
         raise ValueError(f"{key} must be a URL such as http://proxy:3128. Proxies over TLS are not supported.")

@@ -61,8 +61,8 @@ def encode_request(batch: Sequence[TransitionRecord]) -> bytes:
 def rejection(content: bytes) -> tuple[int, str]:
     """Return the number of rejected records in the response, and the reason of the receiver.
 
-    Some receivers respond with a body that is not an ExportLogsServiceResponse, such as "OK". In this case, the number
-    is 0, because the status 2xx means that the receiver accepted the request.
+    Some receivers respond with a text such as "OK" instead of an ExportLogsServiceResponse. The number is then 0,
+    because a 2xx status means that the receiver accepted the request.
     """
     response = ExportLogsServiceResponse()
     try:

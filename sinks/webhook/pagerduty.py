@@ -65,7 +65,7 @@ class PagerDutyFormat(Format):
         )
 
     def check(self, url: str, endpoint_of: Callable[[str], Endpoint]) -> None:
-        """Test whether the server responds. PagerDuty does not define a response to OPTIONS."""
+        """Send an OPTIONS request, for which PagerDuty does not document a status."""
         endpoint_of(url).check(failing=_CHECK_FAILS)
 
     def refused(self, error: DeliveryRejected) -> DeliveryError:

@@ -103,7 +103,7 @@ class WebhookSink(Sink):
         """Read all secrets and send an OPTIONS request to the endpoint.
 
         Raise DeliveryFailed if the endpoint does not respond, or responds with a redirect, 401, 403, 404, 407, 410, or
-        5xx. Any other response shows that the endpoint exists. Alertmanager is asked for its status instead.
+        5xx. Any other response shows that the endpoint exists. For Alertmanager, the check requests the status instead.
         """
         base = self._base_url()
         self._signer.keys()

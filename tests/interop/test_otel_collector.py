@@ -137,7 +137,7 @@ def test_collector_reads_event_name_severity_and_resource(collector, make_sink, 
 
 def test_errors_of_the_collector_are_read_to_people(make_sink):
     sink = make_sink(headers={"Content-Encoding": "zstd"})
-    with pytest.raises(DeliveryRejected, match=" answered 400 "):
+    with pytest.raises(DeliveryRejected, match=" responded with 400 "):
         sink.send([sample_record()])
 
 

@@ -141,7 +141,7 @@ def test_the_sink_of_an_agent_delivers_to_the_portal(portal, imds, azure):
     with pytest.raises(DeliveryFailed) as caught:
         sender.send([record_of(azure, 1)])
     sender.close()
-    assert "answered 403" in str(caught.value)
+    assert "responded with 403" in str(caught.value)
     assert [vm["vm_key"] for vm in portal.get("/events/e").json()["event"]["vms"]] == [azure.machines[0].vm_id]
 
 

@@ -88,7 +88,7 @@ def test_silent_peer_ends_at_the_deadline_and_leaves_nothing(sink_of, silent_por
     with nothing_left_behind():
         for _ in range(5):
             error = in_time(lambda: failure(sink), deadline_seconds=LIMIT_SECONDS)
-            assert "no answer within" in str(error)
+            assert "did not respond within" in str(error)
             assert KEY not in str(error)
 
 

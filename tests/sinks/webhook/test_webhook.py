@@ -137,7 +137,7 @@ def test_check_takes_any_answer_that_shows_somebody_is_there(peer: HttpPeer, sin
 @pytest.mark.parametrize("status", [301, 307, 401, 403, 404, 407, 410, 500, 502, 503])
 def test_check_says_what_is_wrong(peer: HttpPeer, sink: Any, status: int) -> None:
     peer.say(status)
-    with pytest.raises(DeliveryFailed, match=f"answered {status} .*`send-test`") as failed:
+    with pytest.raises(DeliveryFailed, match=f"responded with {status} .*`send-test`") as failed:
         sink().check()
     assert failed.value.needs_attention
 
