@@ -1,4 +1,4 @@
-"""The exit codes of every command."""
+"""The exit codes of all commands, and the conditions for each code."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """The exit code of a command. 73 and 78 are those of `sysexits.h`."""
+    """The exit code of a command. The codes 73 and 78 come from `sysexits.h`."""
 
     OK = 0
     FAILED = 1

@@ -49,9 +49,8 @@ class Source:
     """The outbox that a request reads or changes.
 
     A running agent passes its *outbox*. Without an outbox, the source reads the newest complete file in *directory*,
-    and the constructor raises OutboxError if the directory contains no such file. The agent also passes three
-    functions: *readiness*, *on_retry*, which receives the sink whose pause ends (None means all sinks), and
-    *on_decision*.
+    and the constructor raises OutboxError if the directory contains no such file. The agent also passes *readiness*,
+    *on_retry*, and *on_decision*. The argument of *on_retry* is the sink whose pause ends, or None for all sinks.
     """
 
     def __init__(

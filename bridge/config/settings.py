@@ -1,8 +1,9 @@
-"""The settings of the agent: frozen values with their defaults, and the rule for each.
+"""The settings of the agent: frozen values with their defaults and checks.
 
-The text under a field is the reference of that setting, with its unit; `documented` returns it for help and tests.
-`bridge.sink.SinkConfig` holds the keys that every ``[[sinks]]`` table has. `bridge.config.loader` reads the file.
-Importing this module does not import requests: commands such as `status` need only the settings of the agent.
+The text below each field is the reference of the setting. `documented` returns these texts for help and tests. The keys
+that every ``[[sinks]]`` table has are in `bridge.sink.SinkConfig`.
+
+This module does not import requests, because commands such as `status` need only these settings.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ _Text = Annotated[str, Meta(min_length=1)]
 
 
 class ImdsSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """``[imds]``: the Instance Metadata Service."""
+    """The ``[imds]`` table: the Instance Metadata Service."""
 
     endpoint: Annotated[str, Check(_endpoint)] = "http://169.254.169.254"
     """Scheme and host of the metadata service. The agent never uses a proxy for these requests."""
@@ -99,7 +100,7 @@ class ImdsSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VmSettings(VmIdentity, frozen=True, kw_only=True):
-    """``[vm]``: the identity of this VM, if the instance document is incomplete or wrong."""
+    """The ``[vm]`` table: the identity of this VM, if the instance document is incomplete or wrong."""
 
     name: _Text | None = None
     """The VM's name in Resources. Default: from the metadata service, as for all keys of this table."""
@@ -124,7 +125,7 @@ class VmSettings(VmIdentity, frozen=True, kw_only=True):
 
 
 class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """``[state]``: the outbox on disk."""
+    """The ``[state]`` table: the outbox on disk."""
 
     directory: _Text | None = None
     """Default: $STATE_DIRECTORY, else /var/lib/scheduled-events-bridge as root, else the user's state home;
@@ -140,7 +141,7 @@ class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StatusSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """``[status]``: /healthz, /readyz and /metrics."""
+    """The ``[status]`` table: the pages /healthz, /readyz, and /metrics."""
 
     listen: Annotated[str, Check(_listen)] = "127.0.0.1:9464"
     """Address (or localhost) and port of health and metrics. Port 0 selects a free port and logs it; "" turns it off.
@@ -148,20 +149,20 @@ class StatusSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def address(self) -> tuple[str, int] | None:
-        """Return the host, without the brackets of IPv6, and the port; None if it is off."""
+        """Return the host, without the brackets of IPv6, and the port. Return None if the pages are off."""
         host, _, port = self.listen.rpartition(":")
         return (host.strip("[]"), int(port)) if self.listen else None
 
 
 class HeartbeatSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """``[heartbeat]``: periodic records of a running agent, for sinks that request them."""
+    """The ``[heartbeat]`` table: periodic records of a running agent, for sinks that request them."""
 
     interval_seconds: Annotated[_DurationOrZero, Check(_heartbeat)] = 0.0
     """Seconds between two heartbeats, at least 1; 0 turns them off."""
 
 
 class SinkSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """One ``[[sinks]]`` table: the type as written, its class, and its checked Config."""
+    """One ``[[sinks]]`` table: its type, the class of the type, and the checked configuration."""
 
     type_name: str
     sink_class: type[Sink]
@@ -169,7 +170,7 @@ class SinkSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Return the name of this sink in logs, metrics, and the outbox."""
+        """Return the name of the sink in logs, metrics, and the outbox."""
         return self.config.name
 
     def build(self) -> Sink:
@@ -178,7 +179,7 @@ class SinkSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole file without its sinks."""
+    """All settings of the file except the sinks."""
 
     stop_grace_seconds: _DurationOrZero = 10.0
     """Seconds for which sinks continue to send after a stop."""
@@ -199,7 +200,7 @@ class TopSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(TopSettings, frozen=True, kw_only=True):
-    """A complete, checked configuration."""
+    """A complete configuration without mistakes."""
 
     sinks: tuple[SinkSettings, ...]
     """The destinations of records, one table each. Default: one sink of type stdout."""
@@ -214,7 +215,7 @@ class Settings(TopSettings, frozen=True, kw_only=True):
 
 
 def documented(struct: type[msgspec.Struct]) -> dict[str, str]:
-    """Return the text under each field of *struct* and its bases, on one line each."""
+    """Return the text below each field of *struct* and its base classes. Each text is on one line."""
     import ast  # noqa: PLC0415  # only for help and tests
     import inspect  # noqa: PLC0415
     import textwrap  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""The body of /readyz, and the conditions under which an agent is not ready."""
+"""The response of /readyz, and the conditions under which the agent is not ready."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STUCK_SECONDS = 300.0
 
 
 def directory_text(directory: Path) -> str:
-    """Return the absolute path of *directory* as UTF-8, as in `Readiness.state_directory`."""
+    """Return the absolute path of *directory* as valid UTF-8 text."""
     return os.fsencode(directory.absolute()).decode("utf-8", "replace")
 
 
@@ -32,7 +32,7 @@ class SinkReadiness(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of the response. A reader ignores members of later versions."""
+    """The response of /readyz. Clients must ignore unknown members, because later versions may add members."""
 
     status: str
     """``ready`` or ``not_ready``."""
@@ -62,9 +62,10 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
 def why_polling_is_not_ready(
     silent_seconds: float | None, *, gap_seconds: float, refused_answer: str | None = None
 ) -> list[str]:
-    """Return a sentence if IMDS gave no good response for longer than *gap_seconds*, or never (None).
+    """Return a sentence if the last good response is older than *gap_seconds*, or if no good response has arrived.
 
-    *refused_answer* is the problem of the last response, None if there was no response.
+    *silent_seconds* is the age of the last good response, or None if no good response has arrived. *refused_answer*
+    describes the error in the last response, or is None if IMDS did not respond.
     """
     if silent_seconds is None:
         return ["IMDS has not responded yet." if refused_answer is None else f"IMDS gave no document: {refused_answer}"]
@@ -76,7 +77,7 @@ def why_polling_is_not_ready(
 
 
 def why_sink_is_not_ready(name: str, sink: SinkReadiness) -> list[str]:
-    """Return a sentence for each problem of the sink *name*."""
+    """Return one sentence for each problem of the sink *name*."""
     reasons = []
     if sink.needs_attention:
         reasons.append(f"Sink {name} needs attention. `status` shows its last error.")

@@ -1,11 +1,11 @@
-"""The HTTP server of /healthz, /readyz, and /metrics.
+"""The HTTP server for /healthz, /readyz, and /metrics.
 
-Each connection has a thread, gets one response, and is closed. With more than sixteen connections, the oldest one is
-closed, so that a peer that never finishes its request cannot block a probe. If the port is in use, the agent logs an
-ERROR and tries again, because the pages must not stop the agent.
+Each connection has its own thread, carries one request, and is then closed. If more than sixteen connections are open,
+the server closes the oldest connection. A client that never completes its request can therefore not block a probe. If
+the port is in use, the agent logs an ERROR and tries again, but it continues to poll and to deliver.
 
-On loopback, the server rejects requests with another name in the header Host. Otherwise, a web page in a browser on
-this machine could read the pages through a DNS name that points to 127.0.0.1.
+If the server listens on loopback, it rejects requests whose Host header contains a foreign name. Otherwise, a web page
+in a browser on this machine could read the pages through a DNS name that resolves to 127.0.0.1 (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Pages = Mapping[str, Callable[[], Response]]
 
 
 class HealthServer:
-    """Serves *pages* on *host* and *port*, from `open` to `close`; port 0 takes a free one."""
+    """Serves *pages* on *host* and *port* between `open` and `close`. Port 0 selects a free port."""
 
     def __init__(self, host: str, port: int, pages: Pages, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._address = (host, port)
@@ -66,11 +66,11 @@ class HealthServer:
 
     @property
     def port(self) -> int | None:
-        """Return the port; None while the server does not listen."""
+        """Return the port, or None if the server does not listen."""
         return None if self._server is None else int(self._server.server_address[1])
 
     def open(self) -> None:
-        """Listen, unless the server listens already. Attempts are at least ten seconds apart. Call it regularly."""
+        """Listen, unless the server already listens. Attempts are at least ten seconds apart."""
         if self._server is not None or self._monotonic() < self._next_try:
             return
         self._next_try = self._monotonic() + _RETRY_SECONDS
@@ -89,7 +89,7 @@ class HealthServer:
         logger.info("Health and metrics are served.", extra={"listen": f"{host}:{self.port}"})
 
     def _started(self) -> _Server:
-        """Return a server that listens; raise OSError if the port is in use or no thread is free."""
+        """Return a listening server. Raises OSError if the port is in use or if no thread can be started."""
         server = _Server(*self._address, self._pages)
         serving = threading.Thread(
             target=server.serve_forever, kwargs={"poll_interval": _WAKE_SECONDS}, name="status", daemon=True
@@ -102,7 +102,7 @@ class HealthServer:
         return server
 
     def close(self) -> None:
-        """Stop listening and cut every connection."""
+        """Stop listening and close all connections."""
         server, self._server = self._server, None
         if server is not None:
             server.is_closing.set()
@@ -130,7 +130,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         super().__init__(("127.0.0.1" if host == "localhost" else host, port), _Handler)
 
     def get_request(self) -> tuple[Any, Any]:
-        """Accept a connection. After a failure, wait, or the loop would use a whole core."""
+        """Accept a connection. After a failure, wait briefly, because the loop would otherwise use a whole CPU core."""
         try:
             return super().get_request()
         except OSError:
@@ -153,7 +153,6 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         super().shutdown_request(request)
 
     def cut_all(self) -> None:
-        """End every connection."""
         with self._lock:
             cut = list(self._open)
         for request in cut:

@@ -1,7 +1,7 @@
-"""The collectors of values that are read at each scrape: the events of the last document, and the totals of the sinks.
+"""Collects the metrics that are read at each scrape: the events of the document, and the counts of the sinks.
 
-Such metrics cost the poll nothing and cannot go stale. The totals of all sinks come from one snapshot, so in every
-scrape, for every sink, accepted = delivered + pending + parked + evicted + discarded + expired.
+These metrics cost no time during a poll, and they are always current. All counts of a scrape come from one moment.
+Therefore, accepted = delivered + pending + parked + evicted + discarded + expired holds for every sink in every scrape.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SCHEDULED = "Scheduled"
 
 
 class OutboxReading(msgspec.Struct, frozen=True, kw_only=True):
-    """The outbox at one scrape."""
+    """The state of the outbox at one scrape."""
 
     totals: OutboxTotals
     """The totals of every sink, from one moment."""
@@ -39,7 +39,7 @@ class OutboxReading(msgspec.Struct, frozen=True, kw_only=True):
     new_files: int = 0
 
     def oldest_pending_seconds(self, sink: str) -> float:
-        """Return the age of the oldest pending record of *sink*; 0 without one."""
+        """Return the age of the oldest pending record of *sink* in seconds, or 0 without pending records."""
         return max(self.now - self.totals.oldest_pending_at.get(sink, self.now), 0.0)
 
 
@@ -47,7 +47,7 @@ OutboxReader = Callable[[], OutboxReading]
 
 
 class StateCollector(Collector):
-    """The last document's events, and whether this VM's name is known."""
+    """Reports the events of the last document, and whether the name of this VM is known."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -55,7 +55,7 @@ class StateCollector(Collector):
         self.vm_name: Callable[[], str | None] = lambda: None
 
     def describe(self) -> Iterable[Metric]:
-        """Return nothing: registering must not read anything yet."""
+        """Return nothing, because Prometheus calls this method before the values can be read."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
@@ -106,7 +106,7 @@ def _number(incarnation: Incarnation) -> float | None:
 
 
 class OutboxCollector(Collector):
-    """The totals of the sinks and the size of the outbox, from one snapshot."""
+    """Reports the counts of the sinks and the size of the outbox, all from one moment."""
 
     _COUNTERS: Mapping[str, str] = {
         "accepted": "Records added to the outbox for the sink.",
@@ -124,7 +124,7 @@ class OutboxCollector(Collector):
         self.read: OutboxReader | None = None
 
     def describe(self) -> Iterable[Metric]:
-        """Return nothing: registering must not read anything yet."""
+        """Return nothing, because Prometheus calls this method before the values can be read."""
         return ()
 
     def collect(self) -> Iterator[Metric]:

@@ -1,12 +1,13 @@
-"""The identity of this VM: requested from IMDS on its own thread, so that no poll is delayed.
+"""Requests the identity of this VM from IMDS. A separate thread sends the requests, so they do not delay a poll.
 
-A start tries once, then uses the stored identity, and then tries again every minute. There are two exceptions:
+After a start, the agent requests the identity once, then uses the stored identity, and repeats the request every minute
+until IMDS responds. There are two exceptions:
 
-- The identity was never known. Records wait for it, because their sinks and ids depend on it: at most 60 s, 5 s if
-  IMDS responds that it has no identity, and 2 s for an eviction or a deletion.
-- The VM has booted since the identity was stored, so the stored state may have come with another machine's image.
-  Until IMDS returns the vmId, no stored record is sent, no stored document is compared, and nothing is approved. This
-  wait has no limit. If IMDS returns another vmId, the agent starts with an empty state (`Outbox.identify`).
+- If no identity is stored, new records wait for the identity, because their sinks and IDs depend on the identity. The
+  wait lasts at most 60 s, or 5 s if IMDS responds without an identity, or 2 s for a Preempt or Terminate event.
+- If the VM has booted since the identity was stored, the stored state may come from the image of another machine. Until
+  IMDS returns the vmId, the agent sends no stored record, does not compare the stored document, and approves nothing.
+  This wait has no limit. If IMDS returns another vmId, the agent starts with an empty state.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _PLAIN_REFUSALS = frozenset({400, 403, 404, 405, 501})
 
 
 class IdentityResolver:
-    """Stores the identity of this VM in the outbox; *configured* values replace those of IMDS."""
+    """Stores the identity of this VM in the outbox. The values in *configured* replace the values from IMDS."""
 
     def __init__(
         self,
@@ -73,9 +74,9 @@ class IdentityResolver:
         """The known part of the identity."""
 
     def start(self, stop: Callable[[], bool] = lambda: False, *, timeout_seconds: float = math.inf) -> None:
-        """Try once for at most *timeout_seconds* and 2 s, then use the stored identity.
+        """Request the identity for at most *timeout_seconds* and at most 2 s, and then use the stored identity.
 
-        Returns at once if *stop* returns True. The thread continues to try.
+        Return early if *stop* returns True. The thread then continues to request the identity.
         """
         self._started_at = self._clock.monotonic()
         self._thread.start()
@@ -92,16 +93,16 @@ class IdentityResolver:
                 self._stop_waiting()
 
     def expedite(self) -> None:
-        """Let records wait at most 2 s more: one of them is about an eviction or a deletion."""
+        """Limit the wait for the identity to 2 s, because a waiting record is about a Preempt or Terminate event."""
         if self.is_waiting:
             self._wait_until = min(self._wait_until, self._clock.monotonic() + _WAIT_SECONDS_WHEN_URGENT)
 
     def wake(self) -> None:
-        """Check at once whether the pause between two requests is over."""
+        """End the current pause between two requests if the clock has reached the end of the pause."""
         self._woken.set()
 
     def stop(self, *, timeout_seconds: float = 1.0) -> None:
-        """Stop trying; records that wait get their sinks now."""
+        """Stop requesting the identity, and assign sinks to the waiting records."""
         self._stop.set()
         self._has_started.set()
         self.wake()
@@ -155,7 +156,7 @@ class IdentityResolver:
             self._woken.clear()
 
     def _end_wait_in_time(self) -> None:
-        """End the wait on a separate thread, because a request may hang for longer."""
+        """End the wait for the identity on a separate thread, because the request itself may hang for longer."""
         while self.is_waiting and not self._stop.wait(_TICK_SECONDS):
             if self._clock.monotonic() >= self._wait_until:
                 self._stop_waiting()
