@@ -169,11 +169,6 @@ class QueuedHandler(logging.Handler):
             pass
 
     def _descriptor(self) -> int | None:
-        """Return the file descriptor of the stream, or None for a stream in memory or a Windows console.
-
-        The handler writes to the descriptor, because a thread that hangs with the lock of the stream aborts the
-        interpreter at exit.
-        """
         # A thread that hangs inside the buffer of the stream would abort the interpreter at exit.
         if self._stream is None or (os.name == "nt" and self._stream.isatty()):
             return None
@@ -199,8 +194,6 @@ def _dropped_record(count: int) -> logging.LogRecord:
 
 
 class _Trouble:
-    """The state of one repeated failure."""
-
     def __init__(self, since: float) -> None:
         self.since = since
         self.count = 0
@@ -209,8 +202,6 @@ class _Trouble:
 
 
 class _Logged:
-    """The time of the last log line of one kind, and the number of repetitions since this line."""
-
     def __init__(self, at: float) -> None:
         self.at = at
         self.repeats = 0
@@ -300,7 +291,7 @@ class LineFormatter(logging.Formatter):
         self._colour = colour
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the time, the level, the message, and the fields. An exception follows on separate lines."""
+        """Return the time, the level, the message, and the fields."""
         clock = datetime.fromtimestamp(record.created, timezone.utc).strftime("%H:%M:%SZ")
         level = f"{record.levelname:<7}"
         if self._colour:
@@ -313,13 +304,12 @@ class JournalFormatter(logging.Formatter):
     """Formats a log record for the systemd journal, with a priority (sd-daemon) and without a time."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the priority, the message, and the fields. An exception follows on lines with the same priority."""
+        """Return the priority, the message, and the fields."""
         priority = f"<{_PRIORITIES.get(record.levelname, 5)}>"
         return "\n".join(priority + line for line in _lines(self, record))
 
 
 def _lines(formatter: logging.Formatter, record: logging.LogRecord) -> list[str]:
-    """Return the line with the message and the fields, followed by the lines of any exception."""
     given = {key: _plain(value) for key, value in extra_fields(record).items()}
     fields = "".join(f" {key}={_shown(value)}" for key, value in given.items() if value not in (None, [], {}))
     lines = [escaped(record.getMessage() + fields)]
@@ -342,7 +332,6 @@ def extra_fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _plain(value: object, depth: int = 0) -> Any:
-    """Return *value* as a JSON type, or as text if JSON has no such type."""
     if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
     if isinstance(value, Mapping) and depth < _DEEPEST:

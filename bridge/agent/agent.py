@@ -181,7 +181,6 @@ class Agent:
         self._log_running()
 
     def _load(self, stop: Callable[[], bool]) -> bool:
-        """Wait until the outbox is in memory. Return False if *stop* returned True first."""
         began_at = time.monotonic()
         report_at, notify_at = began_at + _LOAD_REPORT_SECONDS, began_at
         while not self.outbox.wait_loaded(_LOAD_TICK_SECONDS):
@@ -396,7 +395,6 @@ class Agent:
         self._notifier.close()
 
     def _stop_parts(self, deadline: float) -> None:
-        """Stop the poll and the approver, and let the workers drain until the monotonic time *deadline*."""
         self.stop_polling.set()
         self.poller.wake()
         self.approvals.stop()
@@ -409,7 +407,6 @@ class Agent:
 
 
 def _time_left(deadline: float, *, at_most: float = _JOIN_SECONDS) -> float:
-    """Return the seconds until *deadline*, but at least 0.05 and at most *at_most*."""
     return min(max(deadline - time.monotonic(), _LEAST_WAIT_SECONDS), at_most)
 
 
@@ -424,5 +421,4 @@ def _responds(directory: Path) -> bool:
 
 
 def _approval_settings(settings: Settings) -> tuple[object, ...]:
-    """Return all settings that the approver depends on."""
     return settings.approval, settings.file, settings.secret_variables

@@ -240,10 +240,7 @@ def read_events(
 def _newest_first(
     in_memory: Iterable[tuple[int, bytes]], stored: Iterable[tuple[int, bytes]]
 ) -> Iterator[tuple[int, bytes]]:
-    """Merge the records in memory and in the file, newest first, and yield each record once.
-
-    New records may not be in the file yet, and history is not in memory.
-    """
+    """Yield each record once: new records may not be in the file yet, and history is not in memory."""
     last = None
     for sequence, body in heapq.merge(sorted(in_memory, reverse=True), stored, key=itemgetter(0), reverse=True):
         if sequence != last:
@@ -252,7 +249,6 @@ def _newest_first(
 
 
 def _stored(file: Path | None, *, after: int = FIRST, before: int = LAST) -> Iterator[tuple[int, bytes]]:
-    """Yield the records in *file*. Raises OutboxError if the disk fails, or if the read takes more than 5 s."""
     from bridge.outbox.database import read_records  # noqa: PLC0415
 
     if file is None:

@@ -158,10 +158,9 @@ class ControlServer:
 
 
 class _UnixListener:
-    """A listening socket at *path*, which replaces the leftover socket of an agent that was killed.
+    """A listening socket, which replaces the leftover socket of a killed agent.
 
-    The standard library's `Listener` is not used on Unix. When the process exits, `Listener` deletes the file at the
-    path, even if another agent has replaced the file or the disk hangs.
+    The standard library's `Listener` deletes the file at exit, even if another agent owns the file or the disk hangs.
     """
 
     def __init__(self, path: str) -> None:
@@ -240,11 +239,7 @@ class ControlClient:
         return found
 
     def _connect(self, deadline: float) -> tuple[Connection[Any, Any], int | None]:
-        """Return a connection, and the process ID of the agent if known.
-
-        An agent that starts holds the lock before it opens the socket. The client therefore waits for the socket while
-        the directory is locked.
-        """
+        """Return a connection. A starting agent locks the directory first, so wait for its socket."""
         while True:
             for address in addresses(self._directory):
                 try:
@@ -277,10 +272,9 @@ class ControlClient:
 
 
 def _peer(connection: Connection[Any, Any], directory: Path | None = None) -> int | None:
-    """Return the process ID of the peer, or None if the operating system does not report the process ID.
+    """Return the process ID of the peer, or None if the operating system does not report it. Set timeouts.
 
-    Raises PermissionError unless the peer is root, this user, or the owner of *directory*. This function also sets a
-    timeout for each later read and write on the connection, because the process at the other end may be stopped.
+    Raises PermissionError unless the peer is root, this user, or the owner of *directory*.
     """
     if sys.platform != "linux":
         return None

@@ -44,7 +44,6 @@ def configuration_schema() -> dict[str, Any]:
 
 
 def _classes() -> dict[str, Any]:
-    """Return the installed sink classes by type, except for classes that cannot be imported."""
     found = {}
     for name in installed():
         try:
@@ -75,7 +74,6 @@ def _structs_in(info: Any) -> list[type[msgspec.Struct]]:
 
 
 def _close(schema: dict[str, Any], struct: type[msgspec.Struct]) -> None:
-    """Add the descriptions of the keys to *schema*, and reject unknown keys."""
     schema["additionalProperties"] = False
     rules = base_rules(struct) if issubclass(struct, SinkConfig) else {}
     texts = documented(struct)
@@ -89,7 +87,6 @@ def _close(schema: dict[str, Any], struct: type[msgspec.Struct]) -> None:
 
 
 def _sink_item(references: Mapping[str, Mapping[str, Any]], defs: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of one ``[[sinks]]`` table, whose type determines the valid keys."""
     for name, reference in references.items():
         own = defs[reference["$ref"].removeprefix(_DEFS)]
         own["properties"] = {"type": {"const": name}} | own["properties"]

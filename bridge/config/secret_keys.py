@@ -36,7 +36,6 @@ def readable_secrets(files: Iterable[tuple[str, str]]) -> tuple[str, ...]:
 
 
 def _why_readable(file: str) -> str | None:
-    """Return a sentence if *file* can be read by other users than root and this user, or by a foreign group."""
     if sys.platform == "win32":
         return None  # the mode does not contain access lists
     try:

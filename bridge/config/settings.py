@@ -62,7 +62,6 @@ def _listen(value: str) -> None:
 
 
 def _is_address(host: str) -> bool:
-    """Return whether *host* is localhost, an IPv4 address, or an IPv6 address in brackets."""
     is_bracketed = host.startswith("[") and host.endswith("]")
     try:
         return host == "localhost" or is_bracketed == (ipaddress.ip_address(host.strip("[]")).version == 6)  # noqa: PLR2004

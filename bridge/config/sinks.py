@@ -149,7 +149,6 @@ def sink_class(type_name: str) -> type[Sink]:
 
 
 def _target(type_name: str) -> str:
-    """Return the ``module:Class`` of the entry point called *type_name*."""
     targets = {f"{each.module}:{each.attr}" for each in entry_points(group=GROUP) if each.name == type_name}
     if not targets:
         names = installed()
@@ -189,7 +188,6 @@ def _module(type_name: str, module_name: str) -> object:
 
 
 def _missing(type_name: str, module_name: str, missing: str) -> ConfigurationError:
-    """Return the error for a *missing* module, which is the module of the sink or one of its dependencies."""
     if module_name == missing or module_name.startswith(f"{missing}."):
         return UnknownSinkType(
             f"Sink type {type_name!r}: the module {missing!r} does not exist. "

@@ -113,7 +113,6 @@ def convert_value(value: object, wanted: Any, path: str) -> tuple[Any, list[Prob
 
 
 def _core(wanted: Any) -> Any:
-    """Return the type inside ``Annotated``, without None."""
     if typing.get_origin(wanted) in (typing.Union, builtin_types.UnionType):
         others = [each for each in typing.get_args(wanted) if each is not type(None)]
         return _core(others[0]) if len(others) == 1 else wanted
@@ -121,7 +120,6 @@ def _core(wanted: Any) -> Any:
 
 
 def _checks(wanted: Any) -> Iterator[Check]:
-    """Yield the checks on *wanted* itself, but not the checks on the items of a list."""
     if typing.get_origin(wanted) in (typing.Union, builtin_types.UnionType):
         for each in typing.get_args(wanted):
             yield from _checks(each)

@@ -72,7 +72,6 @@ def _number(value: float | None) -> str | None:
 
 
 def _joined(names: Iterable[str]) -> str:
-    """Return as many complete *names* as fit into the limit, separated by commas."""
     fitting: list[str] = []
     left = _MOST_NAME_CHARACTERS
     for name in names:

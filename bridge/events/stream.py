@@ -20,7 +20,6 @@ def new_stream_id(now: datetime, after: str | None) -> str:
 
 
 def _milliseconds(stream_id: str | None) -> int:
-    """Return the time of *stream_id* in Unix milliseconds, or -1 if *stream_id* is not a UUIDv7."""
     try:
         value = uuid.UUID(stream_id or "")
     except ValueError:

@@ -278,7 +278,6 @@ class DocumentTracker:
 def _candidate(
     state: _State, event: ScheduledEvent, kind: str, instant: Instant, *, ending: Change | None = None
 ) -> _Candidate:
-    """Count the response at *instant* for the unconfirmed change of *event*, and return the unconfirmed change."""
     last = state.candidates.get(id(event))
     if last is not None and last.kind == kind:
         return msgspec.structs.replace(last, count=last.count + 1)

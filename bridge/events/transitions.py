@@ -254,7 +254,6 @@ def classify_ending(event: ScheduledEvent, step: Step, *, was_started: bool, cam
 
 
 def _booted_for(event: ScheduledEvent, step: Step) -> bool:
-    """Return whether this VM booted at a time when *event* could have started."""
     if not step.booted or event.event_type not in _BOOTING_TYPES or names_vm(event, step.vm_name) is not True:
         return False
     if event.key in step.approved:

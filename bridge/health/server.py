@@ -89,7 +89,6 @@ class HealthServer:
         logger.info("Health and metrics are served.", extra={"listen": f"{host}:{self.port}"})
 
     def _started(self) -> _Server:
-        """Return a listening server. Raises OSError if the port is in use or if no thread can be started."""
         server = _Server(*self._address, self._pages)
         serving = threading.Thread(
             target=server.serve_forever, kwargs={"poll_interval": _WAKE_SECONDS}, name="status", daemon=True

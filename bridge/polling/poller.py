@@ -171,10 +171,9 @@ class Poller:
         self._save_liveness()
 
     def _sleep_until(self, due: float) -> bool:
-        """Wait until *due* or until a stop. Return whether `reconfigure` ended the wait.
+        """Wait until *due*, and return whether `reconfigure` ended the wait.
 
-        If the disk is slow, a record becomes due 0.5 s after its arrival even if it is not saved. This thread then
-        wakes the workers.
+        This thread wakes the workers when a record becomes due without a save, because the disk is slow.
         """
         while not self._is_reconfigured and not self._stop.is_set():
             left, unsaved_left = due - self._clock.monotonic(), self._outbox.seconds_to_due()
@@ -226,7 +225,6 @@ class Poller:
         return poll_delay(interval, failures=self._failures, status=status, retry_after=retry_after)
 
     def _process(self, document: Document, *, asked_at: float) -> None:
-        """Store the changes of *document*, and then notify the approver and update the metrics."""
         instant = self._clock.instant()
         self.good_at, self._answered_at = instant.wall, instant.monotonic
         tracker = self._trusted_tracker()
@@ -268,7 +266,6 @@ class Poller:
     # State that may belong to another machine.
 
     def _trusted_tracker(self) -> DocumentTracker | None:
-        """Return the tracker of the stored document, or None while the document may belong to another machine."""
         outbox = self._outbox
         if not outbox.is_trusted:
             return None
@@ -286,7 +283,6 @@ class Poller:
         return self._tracker
 
     def _record_urgent(self, document: Document, instant: Instant) -> None:
-        """Record each urgent event of *document* once, with the part of the identity that is known."""
         if self._untrusted_since is None:
             self._untrusted_since = instant.monotonic
         if instant.monotonic - self._untrusted_since < _UNTRUSTED_URGENT_SECONDS:
