@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-#: No delay is shorter than this, unless its cap is.
 MINIMUM_DELAY_SECONDS = 0.1
 
 DELIVERY_BASE_SECONDS = 1.0
@@ -18,12 +17,12 @@ DELIVERY_CAP_SECONDS = 300.0
 RETRY_AFTER_CAP_SECONDS = 3600.0
 URGENT_CAP_SECONDS = 2.0
 NOTICE_CAP_SECONDS = 15.0
-#: The cap in the first `FIRST_SECONDS` of an outage, which is often only a restart of the destination.
+#: Applies in the first `FIRST_SECONDS` of an outage, because a short outage is often a restart of the destination.
 FIRST_NOTICE_CAP_SECONDS = 5.0
 FIRST_SECONDS = 60.0
 POLL_CAP_SECONDS = 5.0
 
-#: Too Many Requests, and Gone: "retry within 70 seconds" (Microsoft, "Azure Instance Metadata Service").
+#: IMDS asks clients to retry after these statuses (Microsoft, "Azure Instance Metadata Service").
 POLL_BACKOFF_STATUSES = frozenset({410, 429})
 
 _MAX_EXPONENT = 64  # 2.0 ** 1024 overflows; every cap here is reached long before

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 
 import msgspec
 
-#: Maximum difference between the clocks of a decision's signer and this VM. Defined only here: a security limit.
+#: The largest accepted difference between the clock of a signer and the clock of this VM. This is a security limit.
 CLOCK_SKEW_SECONDS = 60
 
 
@@ -66,5 +66,4 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True):
         return Instant(wall=self.now(), monotonic=self.monotonic())
 
 
-#: The clocks of the machine.
 REAL_CLOCK = Clock()

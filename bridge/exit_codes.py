@@ -11,10 +11,11 @@ class ExitCode(IntEnum):
     OK = 0
     FAILED = 1
     WRONG_USAGE = 2
-    """The command line is invalid. click uses this code."""
+    """2: The command line is invalid. The click library uses the same code."""
     STATE_DIRECTORY = 73
-    """The state directory cannot be created, or another `run` holds it, at the start or after the directory was
-    replaced, or the service on this machine already watches the same VM. A full or read-only disk is no reason."""
+    """73: The state directory cannot be created, or another `run` has locked the directory. The code is also used if
+    the service on this machine already watches the same VM. A full or read-only disk does not cause this code, because
+    the agent continues from memory."""
     CONFIGURATION = 78
-    """The configuration is invalid."""
+    """78: The configuration is invalid."""
     INTERRUPTED = 130

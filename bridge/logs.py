@@ -38,7 +38,7 @@ _QUIETED = {
 }
 
 _MOST_QUEUED = 1_000
-#: Both timeouts apply at exit, one after the other, and the agent must stop within a time limit.
+#: Both timeouts apply at exit, one after the other.
 _FLUSH_SECONDS = 0.3
 _CLOSE_SECONDS = 0.1
 _REMINDER_SECONDS = 3_600.0
@@ -48,7 +48,6 @@ _FULL_SECONDS = 0.05
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 _COLOURS = {"DEBUG": "2", "INFO": "32", "WARNING": "33", "ERROR": "31", "CRITICAL": "1;31"}
-#: The priorities of syslog.
 _PRIORITIES = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
 _DEEPEST = 6
 
@@ -59,7 +58,7 @@ def configure(*, form: str = "auto", level: int | str = logging.INFO, stream: Te
     *form* is ``json``, ``text``, ``journal``, or ``auto``. With ``auto``, the format is text on a terminal, journal if
     the systemd journal reads the stream, and JSON otherwise.
     """
-    # Otherwise, logging prints its own traceback if the stream cannot be written.
+    # The logging library would otherwise print a traceback if it cannot write to the stream.
     logging.raiseExceptions = False
     # No format shows the caller, the thread, or the process (logging HOWTO, "Optimization").
     logging._srcfile = None  # noqa: SLF001  # the documented way
@@ -165,7 +164,7 @@ class QueuedHandler(logging.Handler):
                 self._stream.write(line)
                 self._stream.flush()
         except (OSError, ValueError):
-            # The stream is closed or the disk is full, and no other place for a log line exists.
+            # The stream is closed or the disk is full. The line is lost, because no other destination exists.
             pass
 
     def _descriptor(self) -> int | None:

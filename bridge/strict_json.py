@@ -12,7 +12,7 @@ import json
 import math
 from typing import Any
 
-#: What int() itself refuses since 3.10.7.
+#: `int()` has the same limit since Python 3.10.7.
 _MOST_DIGITS = 4_300
 
 

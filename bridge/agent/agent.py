@@ -58,13 +58,12 @@ _LOAD_TICK_SECONDS = 0.05
 _LOAD_REPORT_SECONDS = 4.0
 _LOAD_REPEAT_SECONDS = 30.0
 _LOAD_NOTIFY_SECONDS = 5.0
-#: systemd is notified every five seconds during the load.
 _LOADING_SECONDS = 15.0
 _JOIN_SECONDS = 1.0
 _LEAST_WAIT_SECONDS = 0.05
-#: After the grace period: the interpreter and its last log lines need the rest of the second.
+#: The interpreter needs the rest of the second after the grace period to write its last log lines and to exit.
 _END_SECONDS = 0.55
-#: A stop may take one second longer than the grace period. systemd gets a little more.
+#: systemd waits longer than the agent, because a stop may take one second longer than the grace period.
 _STOP_MARGIN_SECONDS = 5.0
 
 
@@ -74,15 +73,14 @@ class Agent:
     def __init__(self, settings: Settings, directory: Path) -> None:
         self._settings = self._started_with = settings
         self._in_force: Settings | None = settings
-        """None after a reload that failed halfway: then everything counts as changed."""
+        """None after a reload failed halfway. The next reload then applies every setting again."""
         self._directory = directory
         self._lock = DirectoryLock(directory, wait_seconds=_LOCK_SECONDS, give_up=lambda: _responds(directory))
         self._is_displaced = False
-        """True if another agent holds the lock of the directory at the path."""
+        """Whether another agent has locked the directory that is now at the path."""
         self.turn = threading.Event()
-        """Set when `run_due` is to be called before its time."""
+        """Set this event to call `run_due` at once."""
         self._ran_at: dict[str, float] = {}
-        """Monotonic time of the last run of each periodic task."""
         self._log = ThrottledLog(logger)
         self.metrics = Metrics()
         self.outbox = Outbox(
@@ -112,7 +110,7 @@ class Agent:
             self.outbox,
             self.metrics,
             has_seen_document=lambda: self.poller.good_at is not None,
-            # A reload replaces the client.
+            # The lambda looks up the client for each call, because a reload replaces the client.
             attested=attested_tokens(lambda nonce: self.imds.attested_document(nonce)),  # noqa: PLW0108
         )
         self.outbox.on_due = self.pool.notify

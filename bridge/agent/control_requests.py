@@ -37,12 +37,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 SAVE_SECONDS = 0.8
-"""The longest wait for a save in one answer."""
+"""Limits the wait for a save in one response."""
 HISTORY_SECONDS = 5.0
 PAGE_BYTES = 512 * 1024
 PAGE_ROWS = 1_000
 FIRST, LAST = -(2**62), 2**62
-"""Imported records have negative sequences."""
+"""The lowest possible sequence is negative, because imported records have negative sequences."""
 
 
 class Source:
@@ -126,16 +126,15 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     newest_record_at: float | None
     totals: OutboxTotals
     last_errors: dict[str, LastError]
-    """By sink, of its pending and parked records."""
+    """The newest error among the pending and parked records of each sink."""
     last_transitions: dict[str, TransitionRecord]
-    """By event key, the newest record that Azure caused, of each active event."""
+    """The newest record that Azure caused for each active event, by event key."""
     decisions: tuple[StoredDecision, ...]
-    """The open decisions."""
     approvals: tuple[PendingApproval, ...]
     readiness: Readiness | None
-    """None without an agent."""
+    """None if no agent runs."""
     active_event_ids: tuple[str, ...] | None
-    """The EventIds of the tracked document, as in a record. None without an agent, and while they are unknown."""
+    """The EventIds of the open events, as in a record. None if no agent runs, or if the open events are unknown."""
     older_files: tuple[str, ...]
     used_bytes: int
 
@@ -187,9 +186,9 @@ class RecordFilter(msgspec.Struct, frozen=True, kw_only=True):
     """The conditions that a record must meet to be listed by `events`."""
 
     since: float | None = None
-    """Unix seconds: only records that were observed then or later."""
+    """Unix seconds. Earlier records do not match."""
     event_id: str | None = None
-    """In any case of letters."""
+    """Upper and lower case are equal."""
     event_types: tuple[str, ...] = ()
 
     def matches(self, record: TransitionRecord) -> bool:
@@ -210,7 +209,7 @@ class EventsPage(msgspec.Struct, frozen=True, kw_only=True):
 
     records: tuple[TransitionRecord, ...]
     next_before: int | None
-    """Ask for the next page with this as *before*; None: this is the last page."""
+    """The argument *before* for the next page, or None on the last page."""
 
 
 def read_events(
@@ -289,7 +288,7 @@ class OutboxPage(msgspec.Struct, frozen=True, kw_only=True):
 
     rows: tuple[OutboxRow, ...]
     next_after: tuple[str, int] | None
-    """Ask for the next page with this as *after*; None: this is the last page."""
+    """The argument *after* for the next page, or None on the last page."""
 
 
 def read_undelivered(

@@ -106,5 +106,5 @@ def _sink_item(references: Mapping[str, Mapping[str, Any]], defs: dict[str, Any]
     }
 
 
-#: A type of another machine. `check-config` reports types that are not installed.
+#: Another machine may have other types. `check-config` reports types that are not installed.
 _INSTALLED = {"type": "string", "pattern": "^[a-z][a-z0-9_-]*$"}

@@ -34,8 +34,8 @@ _OURS = "scheduled-events-bridge"
 _WINDOWS = os.name == "nt"
 _NO_ENVIRONMENT: Mapping[str, str] = {}
 
-#: Variable -> the key that it overrides. A manifest of a container determines the address of the probes and the volume
-#: of the outbox, and a later configuration cannot contradict the manifest.
+#: Maps each variable to the key that the variable overrides. A container manifest sets these variables, because the
+#: manifest also contains the address of the probes and the volume of the outbox.
 OVERRIDES: Mapping[str, str] = {
     "SCHEDULED_EVENTS_BRIDGE_STATUS_LISTEN": "status.listen",
     "SCHEDULED_EVENTS_BRIDGE_STATE_DIRECTORY": "state.directory",
@@ -99,7 +99,7 @@ def read(table: Mapping[str, Any]) -> Settings:
 
 def _top(table: Mapping[str, Any], mistakes: Problems) -> TopSettings | None:
     rest = {key: value for key, value in table.items() if key not in {"sinks", "approval"}}
-    # `read_sinks` reads the sinks. The message about an unknown key lists them as well.
+    # `read_sinks` checks the sinks. The key is valid here, so that messages about unknown keys list it.
     return convert(rest, TopSettings, "", mistakes, stricter={"sinks": Any})
 
 
@@ -111,7 +111,7 @@ def _withholding(sink: SinkSettings, variables: frozenset[str]) -> SinkSettings:
 def parsed(path: Path) -> dict[str, Any]:
     """Return the file at *path* as parsed TOML; raise ConfigurationError if it cannot be read or is not TOML."""
     try:
-        # Windows editors write a byte order mark.
+        # Some Windows editors write a byte order mark.
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as exc:
         advice = "Run the command as root (sudo)" if isinstance(exc, PermissionError) and not _WINDOWS else "Correct it"
@@ -169,7 +169,7 @@ def _exists(path: Path) -> bool:
     try:
         return path.exists()
     except OSError:
-        # The directory is not readable. Reading the file reports this; the defaults would hide it.
+        # The directory is not readable. A read of the file reports the error, and the defaults would hide it.
         return True
 
 

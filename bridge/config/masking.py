@@ -70,7 +70,7 @@ def _text(value: str) -> str:
         return SECRET
     url = _URL.fullmatch(value)
     if url is not None:
-        # Only the scheme and the host are no secret, and only the scheme if the scheme is unknown or a part is odd.
+        # The host of a URL with an unknown scheme can also be a secret.
         is_web = url["scheme"].lower() in _WEB_SCHEMES and "@" not in url["rest"]
         return repr(f"{url['scheme']}://{url['host'] if is_web else ''}" + ("/..." if url["rest"].strip("/") else ""))
     part = re.split(r"[\s=]", value, maxsplit=1)[0][:MAX_SHOWN]

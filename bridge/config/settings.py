@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 #: The versions in Microsoft's "Azure Metadata Service: Scheduled Events for Linux VMs". Later versions are accepted.
 API_VERSIONS = ("2017-03-01", "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01")
 
-#: Ten years. `threading` cannot wait much longer.
+#: Ten years, because `threading` cannot wait much longer.
 LONGEST_SECONDS = 315_360_000
 
 _HIGHEST_PORT = 65535
@@ -76,7 +76,6 @@ def _heartbeat(value: float) -> None:
 
 _Duration = Annotated[float, Meta(gt=0, le=LONGEST_SECONDS)]
 _DurationOrZero = Annotated[float, Meta(ge=0, le=LONGEST_SECONDS)]
-# The metadata service accepts five requests per second from all processes of a VM together.
 _PollInterval = Annotated[float, Meta(ge=0.2, le=LONGEST_SECONDS)]
 _Bytes = Annotated[int, Meta(ge=1_048_576, le=2**60)]
 _PendingBytes = Annotated[int, Meta(ge=65_536, le=2**60)]

@@ -32,7 +32,7 @@ from bridge.text import nearest
 
 GROUP = "scheduled_events_bridge.sinks"
 
-#: Package -> the extra of this distribution that installs it.
+#: Maps each package to the extra that installs the package.
 EXTRAS = {"apprise": "apprise", "jinja2": "template", "aiohttp": "websocket"}
 
 DEFAULT_SINKS: tuple[Mapping[str, Any], ...] = ({"type": "stdout"},)

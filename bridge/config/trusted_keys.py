@@ -24,7 +24,7 @@ MAX_NAME_CHARACTERS = 128
 
 _PRIME = 2**255 - 19
 _ORDER_EIGHT = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
-#: The y of every point of small order (RFC 8032 section 5.1). Anyone can sign for such a key.
+#: The y coordinates of all points of small order (RFC 8032 section 5.1). Anyone can sign for such a key.
 _SMALL_ORDER = frozenset({0, 1, _PRIME - 1, _ORDER_EIGHT, _PRIME - _ORDER_EIGHT})
 
 
@@ -33,7 +33,7 @@ class PublicKey(NamedTuple):
 
     key: Ed25519PublicKey
     sha256: str
-    """SHA-256 of the 32 bytes of the key, hexadecimal. It identifies the key under any name."""
+    """The SHA-256 digest of the 32 bytes of the key in hexadecimal, which identifies the key under any name."""
 
 
 class TrustedKey:

@@ -21,7 +21,7 @@ ENVIRONMENT_PREFIX = "SCHEDULED_EVENT_"
 
 _MOST_CHARACTERS = 1_024
 _MOST_NAME_CHARACTERS = 8_192
-#: For a heartbeat, and for an approval of an unknown event.
+#: Stands for the event of a heartbeat, or of an approval of an unknown event.
 _NO_EVENT = ScheduledEvent(event_status="")
 
 

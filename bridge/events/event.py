@@ -17,10 +17,10 @@ import msgspec
 
 Incarnation: TypeAlias = int | str | None
 
-#: Azure turns Scheduled Events off for a VM that sends no request for this time (Scheduled Events for Linux VMs).
+#: Azure turns the service off if a VM sends no request for this time (Microsoft, "Scheduled Events for Linux VMs").
 SERVICE_OFF_AFTER_SECONDS = 24 * 3600.0
 
-#: After these events, the VM is gone. Their records are sent first, and their retries wait at most 2 s.
+#: These events delete the VM. Therefore, their records are sent first, and their retries wait at most 2 s.
 URGENT_EVENT_TYPES = frozenset({"Preempt", "Terminate"})
 
 

@@ -22,7 +22,7 @@ from bridge.events.event import Incarnation, ScheduledEvent, VmIdentity, compact
 SCHEMA_VERSION = 1
 SCHEMA_ID = "urn:scheduled-events-bridge:transition-record:v1"
 
-#: The namespace of all record ids. Never change it, because consumers recognize duplicates by their ids.
+#: The namespace of all record IDs. Never change it, because consumers detect duplicates by their IDs.
 NAMESPACE = uuid.UUID("6f0f6f6c-3c7e-5d4b-9a53-0b8b0b6d5a1e")
 
 

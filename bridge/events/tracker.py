@@ -62,7 +62,7 @@ class _Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
     event: ScheduledEvent
     kind: str
-    """Absence, step back, or the `repeat_key` of a repeated update."""
+    """``absence``, ``step back``, or the `repeat_key` of a repeated update."""
     ending: Change | None
     """The ending that an absence proves. The first response without the event determines its evidence."""
     first: Instant
@@ -75,12 +75,11 @@ class _Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
 class _State(msgspec.Struct, frozen=True, kw_only=True):
     document: Document | None
-    """The tracked document."""
     shown: Document | None
-    """The last good response; after a start, the stored document."""
+    """The last good response, or the stored document after a start."""
     good_at: Instant | None = None
     candidates: dict[int, _Candidate] = {}
-    """By the `id()` of the event in the tracked document, because events may share a key."""
+    """By `id()` of the tracked event, because several events can have the same key."""
     came_back: dict[str, Instant] = {}
     """Time at which an event was shown again after an absence, by event key."""
     turned_on: Instant | None = None
@@ -91,7 +90,6 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     """The effect of one good response on the tracked document."""
 
     document: Document
-    """The document to track."""
     changes: tuple[Change, ...]
     """Confirmed endings first, then the other changes in the order of the document."""
     active_event_ids: tuple[str, ...] | None

@@ -49,7 +49,7 @@ from bridge.events.event import (
 )
 from bridge.events.record import Evidence, Transition
 
-#: `int()` is quadratic in the number of digits.
+#: The number of digits is limited, because the time of `int()` grows with the square of this number.
 _INTEGER = re.compile(r"[+-]?[0-9]{1,40}")
 
 _SCHEDULED, _STARTED = "Scheduled", "Started"
@@ -78,20 +78,19 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Two consecutive good responses, and the facts about the time between the responses."""
 
     before: Document | None
-    """The response before *after*; after a start of the agent, the stored document. None: the first response ever."""
+    """The previous response, or the stored document after a start. None if *after* is the first response ever."""
     after: Document
     observed_at: datetime
-    """Time of *after*."""
     has_gap: bool = False
     """The agent restarted or had no good response for a while, so it may have missed documents."""
     seconds_since_good: float = 0.0
     booted: bool = False
     """This VM has booted between the two responses."""
     booted_at: datetime | None = None
-    """Latest possible time of the boot. None: the boot was before *observed_at*."""
+    """Latest possible time of the boot, or None for *observed_at*."""
     vm_name: str | None = None
     approved: frozenset[str] = frozenset()
-    """Keys of the events that this agent approved. They may start before NotBefore."""
+    """Keys of the events that this agent approved. Azure can start these events before NotBefore."""
 
     @cached_property
     def shows_every_document(self) -> bool:
@@ -123,7 +122,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: Incarnation = None
     """DocumentIncarnation of the first response that showed the change."""
     previous_incarnation: Incarnation = None
-    """DocumentIncarnation of the response before it."""
+    """DocumentIncarnation of the previous response."""
 
 
 def is_over(event: ScheduledEvent) -> bool:

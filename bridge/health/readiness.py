@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-#: A sink whose oldest record has waited longer is stuck.
+#: A sink is stuck if its oldest pending record is older.
 STUCK_SECONDS = 300.0
 
 
@@ -28,7 +28,7 @@ class SinkReadiness(msgspec.Struct, frozen=True, kw_only=True):
     discarded: int
     oldest_pending_seconds: float
     needs_attention: bool | None
-    """Null without an agent."""
+    """Null if no agent runs."""
 
 
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,17 +37,17 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
     status: str
     """``ready`` or ``not_ready``."""
     reasons: tuple[str, ...]
-    """Why the agent is not ready, one sentence each."""
+    """One sentence for each reason why the agent is not ready."""
     version: str
     stream_id: str | None
     state_directory: str
     outbox_behind: str | None
-    """Why the outbox is not saved; None: it is saved."""
+    """The reason why the outbox is not saved, or null if it is saved."""
     outbox_behind_seconds: float
     vm: str | None
     imds: str
     configuration: str
-    """The configuration file; "" without a file."""
+    """The path of the configuration file, or "" for the defaults."""
     last_good_poll_at: str | None
     last_good_poll_seconds_ago: float | None
     oldest_pending_seconds: float = 0.0

@@ -43,9 +43,8 @@ class Polled(Protocol):
         """Return the longest period without a good response that is not a problem."""
 
     good_at: datetime | None
-    """The time of the last good response."""
     refused_answer: str | None
-    """Why the last response is no document."""
+    """The error in the last response, see `bridge.polling.poller.Poller`."""
 
 
 class HealthReporter:

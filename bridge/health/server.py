@@ -31,11 +31,11 @@ logger = logging.getLogger(__name__)
 
 _MOST_CONNECTIONS = 16
 _READ_SECONDS = 5.0
-#: The default of half a second would wake an idle agent too often. Other systems need it, because a shutdown of the
-#: listening socket does not wake its thread there.
+#: A shutdown of the listening socket wakes the server thread on Linux. Other systems need a short interval, which wakes
+#: an idle agent more often.
 _WAKE_SECONDS = 60.0 if sys.platform == "linux" else 0.5
 _RETRY_SECONDS = 10.0
-#: The wait after a failed accept. Without a free descriptor, the next attempt fails as well.
+#: The server waits after a failed accept. If no descriptor is free, the next attempt also fails.
 _REFUSED_SECONDS = 0.25
 _TEXT = "text/plain; charset=utf-8"
 _FOREIGN_NAME = b"This server listens on loopback. Use localhost or a loopback address as the name of the host.\n"
@@ -50,7 +50,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Pages = Mapping[str, Callable[[], Response]]
-"""A function for each path. It runs on the thread of the request and must return in bounded time."""
+"""A function for each path. The function runs on the thread of the request and must return quickly."""
 
 
 class HealthServer:
@@ -114,7 +114,7 @@ class HealthServer:
 class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     daemon_threads = True
     block_on_close = False
-    # On Windows it would let another program take the port over.
+    # On Windows, this option would allow another program to use the same port.
     allow_reuse_address = os.name != "nt"
     request_queue_size = 64
 
@@ -125,7 +125,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self._open: list[socket.socket] = []
         self.is_closing = threading.Event()
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        # No name lookup, because a lookup has no deadline.
+        # The code avoids a name lookup, because a lookup has no deadline.
         super().__init__(("127.0.0.1" if host == "localhost" else host, port), _Handler)
 
     def get_request(self) -> tuple[Any, Any]:
@@ -158,7 +158,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
             _cut(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002  # socketserver's signature
-        # Called where the error is caught. A probe that disconnects is normal.
+        # A client that disconnects early is normal, so this is not an error.
         logger.debug("A request for status was not finished: %r", sys.exc_info()[1])
 
 

@@ -27,11 +27,10 @@ class OutboxReading(msgspec.Struct, frozen=True, kw_only=True):
     """The state of the outbox at one scrape."""
 
     totals: OutboxTotals
-    """The totals of every sink, from one moment."""
     now: float
     """Unix seconds."""
     configured: frozenset[str] = frozenset()
-    """The configured sinks. The outbox may have others."""
+    """The names of the configured sinks. The outbox can also contain other sinks."""
     used_bytes: int = 0
     max_bytes: int = 0
     max_pending_bytes: int = 0

@@ -42,7 +42,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _POLL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 30, 150)
 _SEND_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-# From an idle agent's milliseconds to an outage of days.
+# The buckets cover an idle agent (milliseconds) and long outages (days).
 _LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5, 30, 120, 600, 3_600, 21_600, 86_400, 604_800)
 
 
@@ -57,7 +57,6 @@ class SinkMetrics:
         self._need = need
         self._by_reason: dict[str, Counter] = {}
         self.needs_attention = False
-        """Whether a person must act before this sink delivers again."""
 
     def sent(self, duration_seconds: float) -> None:
         """Record the duration of one send, regardless of its result."""
@@ -111,7 +110,7 @@ class Metrics:
     """All metrics of the agent, and the registry that contains them."""
 
     def __init__(self, clock: Clock = REAL_CLOCK) -> None:
-        # The time each counter was made doubles the series and is of no use.
+        # The creation times of counters would double the number of series and are not useful.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)

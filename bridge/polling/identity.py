@@ -31,13 +31,13 @@ logger = logging.getLogger(__name__)
 _RETRY_SECONDS = 60.0
 _UNTRUSTED_RETRY_SECONDS = 2.0
 _UNTRUSTED_ERROR_SECONDS = 30.0
-#: The first request may take longer, but the start of the agent does not wait for it.
+#: The start of the agent waits at most this long, although the first request can take longer.
 _START_SECONDS = 2.0
 _TICK_SECONDS = 0.05
 _WAIT_SECONDS = 60.0
 _WAIT_SECONDS_WHEN_REFUSED = 5.0
 _WAIT_SECONDS_WHEN_URGENT = 2.0
-#: These responses mean that IMDS has no identity, not that it is unavailable.
+#: With these statuses, IMDS reports that it has no identity. Other errors mean that IMDS is unavailable.
 _PLAIN_REFUSALS = frozenset({400, 403, 404, 405, 501})
 
 
@@ -69,7 +69,6 @@ class IdentityResolver:
         self.is_found = False
         """Whether IMDS has returned the identity to this agent."""
         self.is_waiting = False
-        """Whether records wait for the identity."""
         self.vm = VmIdentity().with_overrides(configured)
         """The known part of the identity."""
 
@@ -129,8 +128,6 @@ class IdentityResolver:
                 self.is_waiting = True
                 seconds = _WAIT_SECONDS_WHEN_REFUSED if self._is_refused else _WAIT_SECONDS
                 self._wait_until = min(self._wait_until, self._started_at + seconds)
-
-    # The thread.
 
     def _run(self) -> None:
         pause = 1.0

@@ -42,7 +42,7 @@ _CONFIRMING_SECONDS = 1.0
 #: The time of the last good response is stored this often, so that an idle agent does not write to the disk.
 _LIVENESS_SECONDS = 600.0
 _UNTRUSTED_URGENT_SECONDS = 2.0
-#: Of an event's Resources in a log line; the record has all of them.
+#: A log line contains at most this many names of VMs. The record contains all names.
 _MOST_NAMES = 5
 
 
@@ -118,9 +118,8 @@ class Poller:
         self._failures = 0
         self._saved_at = float("-inf")
         self.good_at: datetime | None = None
-        """The time of the last good response to this agent."""
         self.refused_answer: str | None = None
-        """Why the last response, a 200, is no document; None if it is one."""
+        """The error in a response with status 200, or None if the response is a valid document."""
         self._tracker: DocumentTracker | None = None
         self._epoch = outbox.epoch
         self._untrusted_since: float | None = None
@@ -162,7 +161,7 @@ class Poller:
         while not stop.is_set():
             self.loop_watch.expect_call_within(self._imds.deadline_seconds)
             delay = self.poll_once()
-            # A slow poll is followed sooner, but never by several polls at once.
+            # After a slow poll, the next poll starts earlier, but the poller never sends several polls at once.
             due = max(due + delay, self._clock.monotonic())
             self.loop_watch.expect_within(due - self._clock.monotonic())
             if self._sleep_until(due):
