@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """The exit code of a command. The codes 73 and 78 come from `sysexits.h`."""
+    """The exit code of a command. `sysexits.h` defines the codes 73 and 78."""
 
     OK = 0
     FAILED = 1

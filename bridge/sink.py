@@ -118,8 +118,9 @@ class AttestedTokens(Protocol):
     def __call__(self, post: Callable[[str, bytes], requests.Response], *, portal: str) -> RenewedToken:
         """Return the token. The first request starts when `current` of the token is called.
 
-        *post* sends a JSON body to a path below the portal's URL. *post* returns the response, with any status, or
-        raises a BridgeError, and runs in another thread. *portal* is the portal's name in messages.
+        *portal* is the name of the portal in messages. *post* sends a JSON body to a path below the URL of the portal
+        and returns the response, with any status. If there is no response, *post* raises a BridgeError. *post* runs in
+        another thread.
         """
 
 
@@ -175,9 +176,9 @@ class Sink(ABC):
     def current_state_only(cls, config: Any) -> bool:
         """Return whether the destination needs only the current state of each event.
 
-        Alerts are an example. A newer record of an event then replaces the pending records of the same event, and
-        replaced records count as expired. The host always sends the newest record, even if the record ends the event.
-        Therefore, a resolve for an unknown alert must have no effect.
+        Destinations for alerts are an example. For such a destination, a newer record of an event replaces the pending
+        records of the same event, and each replaced record counts as expired. The host always sends the newest record,
+        even if the record ends the event. Therefore, a resolve for an unknown alert must have no effect.
         """
         del config
         return False

@@ -1,16 +1,16 @@
-"""The agent: start, reload, and stop of all parts, each in a fixed order.
+"""Starts, reloads, and stops all parts of the agent in a fixed order.
 
 The start locks the state directory first, because another agent may use the directory. Then the status pages and the
 control socket open, so that they respond during the rest of the start. Then the outbox loads, because no poll may run
 before the stored state is in memory. Then the agent requests the identity of this VM once, because the IDs of records
 and the filters of sinks depend on the identity. Finally, the workers, the approver, and the poll start.
 
-The stop ends the poll and the approver first, so that no new records arrive. Then the workers drain, the outbox saves
+A stop ends the poll and the approver first, because no new records may arrive. Then the workers drain, the outbox saves
 everything, and the agent releases the lock. A stop takes at most one second longer than `stop_grace_seconds`, even if a
 call hangs, because every wait has a limit and every thread is a daemon thread.
 
-A hung disk blocks the thread that calls `run_due` every second, but not the polls and the sinks. The watchdog of the
-service manager therefore depends only on the poll, because a restart does not repair a disk.
+A hung disk blocks the thread that calls `run_due` every second. It does not block the polls and the sinks. Therefore,
+the watchdog of the service manager checks only the poll, because a restart does not repair a disk.
 """
 
 from __future__ import annotations

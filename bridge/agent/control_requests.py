@@ -239,7 +239,7 @@ def read_events(
 def _newest_first(
     in_memory: Iterable[tuple[int, bytes]], stored: Iterable[tuple[int, bytes]]
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield each record once: new records may not be in the file yet, and history is not in memory."""
+    """Yield each record once, although some records are both in memory and in the file."""
     last = None
     for sequence, body in heapq.merge(sorted(in_memory, reverse=True), stored, key=itemgetter(0), reverse=True):
         if sequence != last:
@@ -383,7 +383,7 @@ def find_decision(source: Source, *, approver: str, decision_id: str) -> StoredD
 
 
 def why_unsaved(source: Source) -> str | None:
-    """Save the outbox. Return None if all earlier changes are saved, or the reason for the delay."""
+    """Save the outbox. Return None after the save, or the reason if the save takes too long."""
     if source.outbox.wait_saved(SAVE_SECONDS):
         return None
     return source.outbox.saver.behind_reason or "The disk is slow."

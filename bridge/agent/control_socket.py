@@ -1,11 +1,11 @@
 """The control socket, over which commands such as `status` and `approve` use the running agent.
 
-`ControlServer` is the end of the agent, and `ControlClient` is the end of a command. Each connection carries one
+The agent opens the socket with `ControlServer`, and commands connect with `ControlClient`. Each connection carries one
 request and one response in JSON. A request contains the name of a function in `bridge.agent.control_requests` and the
 arguments of this function.
 
-Only root and the user of the agent can connect. The socket has mode 0600, and both ends check the user at the other
-end. On Windows, a named pipe replaces the socket.
+Only root and the user of the agent can connect. The socket has mode 0600. In addition, the agent and the command check
+the user of the other process. On Windows, a named pipe replaces the socket.
 
 The agent creates ``control.sock`` in the state directory. If the directory is read-only or its path is too long, the
 agent creates ``/run/scheduled-events-bridge/control-HASH.sock`` instead. Several agents can share this directory, so
@@ -101,7 +101,7 @@ class ControlServer:
         self._log = ThrottledLog(logger)
 
     def open(self) -> None:
-        """Open the socket if it is not in place. Called every second, because the directory can be replaced."""
+        """Open the socket, unless it already exists. Called every second, because the directory can be replaced."""
         if isinstance(self._listener, _UnixListener) and not self._listener.is_in_place:
             self.close()
         if self._listener is not None:

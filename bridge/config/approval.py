@@ -1,7 +1,7 @@
 """The settings of the ``[approval]`` table, with their defaults and checks.
 
-The text below each field is the reference of the setting. The checks reject tables that look as if they approve events
-but cannot, such as a rule that never matches or a portal without keys. A missing key file is not an error. The agent
+The text below each field is the reference of the setting. The checks reject a table that can never approve an event,
+for example because a rule never matches or because a portal has no keys. A missing key file is not an error. The agent
 starts and reports the missing file, and decisions with this key do not count.
 """
 
@@ -98,7 +98,7 @@ class KeySettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The ``[approval.remote]`` table: the ops portal and the trusted keys."""
+    """``[approval.remote]``: the ops portal and the trusted keys."""
 
     url: Annotated[str, Check(_portal_url)]
     """URL of the portal; `/vms/{vmId}/decisions` is added. Use https, or plain http for a loopback address."""
@@ -152,7 +152,7 @@ class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ApprovalSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The ``[approval]`` table. Without this table, the agent approves nothing."""
+    """``[approval]``: early approval of events. Without this table, the agent approves nothing."""
 
     dry_run: bool = False
     """true: every step except the request to Azure. The record shows the result that would have followed."""

@@ -178,9 +178,12 @@ def state_directory(
 ) -> Path:
     """Return the state directory, which may not exist yet.
 
-    The first of these directories that is set applies: the configured directory, the first directory of
-    $STATE_DIRECTORY (systemd.exec), the directory of the system for root, and the state home of the user (XDG Base
-    Directory Specification). On Windows, the default is a directory in %ProgramData%.
+    The function returns the first directory that is set:
+
+    - the directory in the configuration
+    - the first directory in $STATE_DIRECTORY, which systemd sets
+    - the default directory of the system, on Windows for every user and on other systems only for root
+    - the state home of the user (XDG Base Directory Specification)
     """
     if settings.state.directory is not None:
         return Path(settings.state.directory)

@@ -1,7 +1,7 @@
-"""The settings of the agent: frozen values with their defaults and checks.
+"""The settings of the agent, with their defaults and checks.
 
-The text below each field is the reference of the setting. `documented` returns these texts for help and tests. The keys
-that every ``[[sinks]]`` table has are in `bridge.sink.SinkConfig`.
+The text below each field is the reference of the setting, and `documented` returns these texts. The keys that every
+``[[sinks]]`` table has are in `bridge.sink.SinkConfig`.
 
 This module does not import requests, because commands such as `status` need only these settings.
 """
@@ -83,22 +83,23 @@ _Text = Annotated[str, Meta(min_length=1)]
 
 
 class ImdsSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The ``[imds]`` table: the Instance Metadata Service."""
+    """``[imds]``: the Instance Metadata Service of Azure."""
 
     endpoint: Annotated[str, Check(_endpoint)] = "http://169.254.169.254"
     """Scheme and host of the metadata service. The agent never uses a proxy for these requests."""
     api_version: Annotated[str, Check(_api_version)] = "2020-07-01"
     """The version of the Scheduled Events document. Every version since 2017-03-01 is supported."""
     poll_interval_seconds: _PollInterval = 1.0
-    """Seconds between two polls, at least 0.2: all processes of a VM share five requests per second."""
+    """Seconds between two polls, at least 0.2, because all processes of a VM share five requests per second."""
     timeout_seconds: _Duration = 5.0
     """Wall-clock deadline of one request, in seconds."""
     first_timeout_seconds: _Duration = 150.0
-    """Deadline of the first request, in seconds. This request turns the feature on and may take two minutes."""
+    """Deadline of a poll, in seconds, if no good response from the last 24 hours is known. The poll then turns the
+    service on, which may take two minutes."""
 
 
 class VmSettings(VmIdentity, frozen=True, kw_only=True):
-    """The ``[vm]`` table: the identity of this VM, if the instance document is incomplete or wrong."""
+    """``[vm]``: values that override the identity of this VM from the instance document."""
 
     name: _Text | None = None
     """The VM's name in Resources. Default: from the metadata service, as for all keys of this table."""
@@ -123,7 +124,7 @@ class VmSettings(VmIdentity, frozen=True, kw_only=True):
 
 
 class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The ``[state]`` table: the outbox on disk."""
+    """``[state]``: the outbox on disk."""
 
     directory: _Text | None = None
     """Default: $STATE_DIRECTORY, else /var/lib/scheduled-events-bridge as root, else the user's state home;
@@ -139,7 +140,7 @@ class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StatusSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The ``[status]`` table: the pages /healthz, /readyz, and /metrics."""
+    """``[status]``: the pages /healthz, /readyz, and /metrics."""
 
     listen: Annotated[str, Check(_listen)] = "127.0.0.1:9464"
     """Address (or localhost) and port of health and metrics. Port 0 selects a free port and logs it; "" turns it off.
@@ -153,14 +154,14 @@ class StatusSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeartbeatSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The ``[heartbeat]`` table: periodic records of a running agent, for sinks that request them."""
+    """``[heartbeat]``: periodic records for the sinks that request them."""
 
     interval_seconds: Annotated[_DurationOrZero, Check(_heartbeat)] = 0.0
     """Seconds between two heartbeats, at least 1; 0 turns them off."""
 
 
 class SinkSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """One ``[[sinks]]`` table: its type, the class of the type, and the checked configuration."""
+    """One ``[[sinks]]`` table with its type, the class of the type, and the checked configuration."""
 
     type_name: str
     sink_class: type[Sink]

@@ -57,8 +57,8 @@ def convert(
 ) -> _StructT | None:
     """Return *table* as a *struct*. If the table has mistakes, add them to *problems* and return None.
 
-    A ValueError or TypeError of ``__post_init__`` is a mistake of the table. *stricter* maps the names of fields to
-    types that replace the declared types. ``__post_init__`` must not depend on these fields, because it runs even if
+    A ValueError or TypeError in ``__post_init__`` counts as a mistake of the table. *stricter* maps the names of fields
+    to types that replace the declared types. ``__post_init__`` must not depend on these fields, because it runs even if
     one of these fields has a mistake.
     """
     made, found = _convert_table(table, struct, path, stricter)

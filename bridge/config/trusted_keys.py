@@ -1,8 +1,8 @@
-"""The public keys that verify decisions. The configuration pins each key to its approver.
+"""The public keys that verify decisions. The configuration assigns each key to one approver.
 
 A person puts the key file on the VM. A token contains only the name of a key, never the key itself. The agent reads a
-changed file again, so a new key needs no restart, and a deleted key stops counting at once. Ed25519 is the only
-supported algorithm.
+changed file again, so a new key needs no restart. After a person deletes a key file, the agent no longer trusts the
+key. Ed25519 is the only supported algorithm.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def key_mistakes(keys: Sequence[TrustedKey]) -> tuple[str, ...]:
 def unusable_keys(keys: Sequence[TrustedKey]) -> tuple[str, ...]:
     """Return a sentence for each key whose file cannot be used. Decisions with such a key do not count.
 
-    The agent starts in this state, because the deletion of a key file is the way to revoke a key.
+    A missing file does not prevent the start of the agent, because a person revokes a key by deleting its file.
     """
     found = []
     for key in keys:

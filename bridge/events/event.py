@@ -25,7 +25,7 @@ URGENT_EVENT_TYPES = frozenset({"Preempt", "Terminate"})
 
 
 class ScheduledEvent(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """One event of a document. A field is None if the document does not contain the field or contains a wrong type."""
+    """One event of a document. A field is null if the document does not contain it or contains a wrong type."""
 
     event_id: str | None = None
     """Azure's EventId: the same for the whole life of an event."""
@@ -82,7 +82,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VmIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """The identity of this VM, from the instance document. Each unknown field is None."""
+    """The identity of this VM, from the instance document. Each unknown field is null."""
 
     name: str | None = None
     vm_id: str | None = None

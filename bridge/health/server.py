@@ -197,7 +197,7 @@ class _Handler(BaseHTTPRequestHandler):
             return Response(status=500, content_type=_TEXT, body=b"The page failed. See the log of the agent.\n")
 
     def log_message(self, *_: object) -> None:
-        """Log nothing: a probe every ten seconds is no change of state."""
+        """Log nothing, because probes every few seconds would fill the log."""
 
 
 def _cut(connection: socket.socket) -> None:

@@ -61,7 +61,7 @@ class StateCollector(Collector):
         """Yield the metrics of one scrape."""
         document = self.document
         incarnation = GaugeMetricFamily(
-            f"{PREFIX}document_incarnation", "The document's incarnation; absent when it is no number."
+            f"{PREFIX}document_incarnation", "Incarnation of the document. Absent if the incarnation is not a number."
         )
         active = GaugeMetricFamily(
             f"{PREFIX}active_events", "Events in the document.", labels=["event_type", "event_status"]
@@ -76,14 +76,14 @@ class StateCollector(Collector):
         yield incarnation
         yield active
         yield self._ahead(document)
-        known = GaugeMetricFamily(f"{PREFIX}identity_known", "1 while this VM's name is known.")
+        known = GaugeMetricFamily(f"{PREFIX}identity_known", "1 if the name of this VM is known, otherwise 0.")
         known.add_metric([], self.vm_name() is not None)
         yield known
 
     def _ahead(self, document: Document | None) -> Metric:
         ahead = GaugeMetricFamily(
             f"{PREFIX}next_not_before_seconds",
-            "Seconds to the soonest NotBefore of a Scheduled event that names this VM, or none; negative once passed.",
+            "Seconds to the earliest NotBefore of a Scheduled event that names this VM or no VM. Can be negative.",
             labels=["event_type"],
         )
         now, name = self._clock.timestamp(), self.vm_name()
@@ -152,7 +152,7 @@ class OutboxCollector(Collector):
         )
         yield _by_sink(
             GaugeMetricFamily(
-                f"{PREFIX}sink_configured", "1, or 0 for a sink that is not in the configuration.", labels=["sink"]
+                f"{PREFIX}sink_configured", "1 if the sink is in the configuration, otherwise 0.", labels=["sink"]
             ),
             {name: name in reading.configured for name in sinks},
         )
@@ -160,7 +160,7 @@ class OutboxCollector(Collector):
     def _of_outbox(self, reading: OutboxReading) -> Iterator[Metric]:
         gauges = {
             "outbox_behind_seconds": (
-                "Seconds since the outbox could last be saved. 0: saved.",
+                "Seconds since the outbox fell behind. 0 if everything is saved.",
                 reading.behind_seconds,
             ),
             "outbox_bytes": ("Bytes that the outbox uses on disk, history included.", reading.used_bytes),

@@ -1,8 +1,8 @@
 """All metrics of the agent, in one object with its own Prometheus registry.
 
 Counters and histograms change when something happens. `bridge.metrics.collectors` reads all other values at each
-scrape. The code looks up each labeled child of a metric once and keeps it, because a lookup takes longer than a poll
-may take. No label contains an EventId, because the number of EventIds is unlimited.
+scrape. Each labeled child of a metric is looked up only once, because a lookup during each poll would be too slow. No
+label contains an EventId, because the number of EventIds is unlimited.
 """
 
 from __future__ import annotations
@@ -119,13 +119,13 @@ class Metrics:
         self._channel: ChannelMetrics | None = None
         self._make_poll_metrics()
         self._make_sink_metrics()
-        self._info = self._gauge("build_info", "1; the labels say what runs.", "version", "python")
+        self._info = self._gauge("build_info", "1. The labels contain the running versions.", "version", "python")
         self._info.labels(own_version(), platform.python_version()).set(1)
         self._ephemeral = self._gauge(
-            "state_on_ephemeral_disk", "1 when the state directory would not survive a redeploy of the VM."
+            "state_on_ephemeral_disk", "1 if a redeploy of the VM would delete the state directory, otherwise 0."
         )
         self._reloaded = self._gauge(
-            "config_last_reload_successful", "1; or 0 when the file was wrong when it was last read again."
+            "config_last_reload_successful", "1 if the last reload of the configuration succeeded, otherwise 0."
         )
         self._reloaded.set(1)
         self._state = StateCollector(clock)
@@ -139,44 +139,45 @@ class Metrics:
         self._polls_by_result = {"ok": polls.labels("ok")}
         self._poll_durations = Histogram(
             f"{PREFIX}poll_duration_seconds",
-            "From request to answer, in seconds.",
+            "Duration of one poll in seconds.",
             buckets=_POLL_BUCKETS,
             registry=self.registry,
         )
-        self._last_good = self._gauge("last_good_poll_timestamp_seconds", "Unix time of the last good answer.")
-        records = self._counter("records", "Transition records made, by transition.", "transition")
+        self._last_good = self._gauge("last_good_poll_timestamp_seconds", "Unix time of the last good response.")
+        records = self._counter("records", "Transition records, by transition.", "transition")
         self._approvals = self._counter(
             "approvals",
-            "Attempts to approve an event, and refusals, by what wanted it and what came of it.",
+            "Approval outcomes, by source and result.",
             "source",
             "result",
         )
         self._approved_waiting = self._gauge(
             "approved_waiting_seconds",
-            "How long the oldest approval that Azure took has an event still Scheduled; 0 when none waits.",
+            "Age in seconds of the oldest accepted approval whose event is still Scheduled. 0 without one.",
         )
         self._unsafe_files = self._gauge(
             "approval_files_unsafe",
-            "Files that decide who may approve and that others may write to; above 0 nothing is approved.",
+            "Files that determine who may approve and that other users can change. Above 0, nothing is approved.",
         )
         self._unusable_keys = self._gauge(
-            "approval_keys_unusable", "Trusted keys whose file is gone or holds no key; their decisions do not count."
+            "approval_keys_unusable",
+            "Trusted keys whose file is missing or unusable. Decisions with these keys do not count.",
         )
         self._records = {transition: records.labels(transition.value) for transition in Transition}
 
     def _make_sink_metrics(self) -> None:
-        self._retries = self._counter("sink_retries", "Sends that failed and are tried again.", "sink", "reason")
-        self._need = self._gauge("sink_needs_attention", "1 while a person must act before the sink delivers.", "sink")
+        self._retries = self._counter("sink_retries", "Failed sends that are tried again.", "sink", "reason")
+        self._need = self._gauge("sink_needs_attention", "1 if a person must act before the sink can deliver.", "sink")
         self._durations = Histogram(
             f"{PREFIX}sink_send_duration_seconds",
-            "One send, from call to return, in seconds.",
+            "Duration of one send in seconds.",
             ["sink"],
             buckets=_SEND_BUCKETS,
             registry=self.registry,
         )
         self._latencies = Histogram(
             f"{PREFIX}sink_delivery_latency_seconds",
-            "From observing a change to its acceptance by the sink, in seconds.",
+            "Time between the observation of a change and its delivery, in seconds.",
             ["sink"],
             buckets=_LATENCY_BUCKETS,
             registry=self.registry,
@@ -258,9 +259,10 @@ class Metrics:
         with self._lock:
             if self._channel is None:
                 self._channel = ChannelMetrics(
-                    up=self._gauge("approval_channel_up", "1 while the ops portal answers as it should."),
+                    up=self._gauge("approval_channel_up", "1 if the ops portal responds correctly, otherwise 0."),
                     last_answer=self._gauge(
-                        "approval_channel_last_answer_timestamp_seconds", "Unix time of the portal's last good answer."
+                        "approval_channel_last_answer_timestamp_seconds",
+                        "Unix time of the last good response of the ops portal.",
                     ),
                 )
             return self._channel

@@ -97,7 +97,7 @@ class IdentityResolver:
             self._wait_until = min(self._wait_until, self._clock.monotonic() + _WAIT_SECONDS_WHEN_URGENT)
 
     def wake(self) -> None:
-        """End the current pause between two requests if the clock has reached the end of the pause."""
+        """Check immediately whether the pause between two requests is over."""
         self._woken.set()
 
     def stop(self, *, timeout_seconds: float = 1.0) -> None:

@@ -295,8 +295,8 @@ class Poller:
     def _save_liveness(self) -> None:
         """Store the time of the last good response, unless a change is unconfirmed.
 
-        After a restart, the agent must judge the change again with the time and the boot identity from before the
-        change.
+        After a restart, the agent evaluates an unconfirmed change again. For this, the agent needs the time and the
+        boot identity from before the change.
         """
         tracker = self._tracker
         if self.good_at is None or tracker is None or not tracker.is_settled(self._clock.instant()):
