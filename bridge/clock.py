@@ -45,10 +45,7 @@ class Instant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Clock(msgspec.Struct, frozen=True, kw_only=True):
-    """The wall clock, the monotonic clock, and the random numbers of the agent.
-
-    Tests replace this object to control all three sources.
-    """
+    """The clocks and the random numbers of the agent. Tests replace this object to control the time."""
 
     now: Callable[[], datetime] = utc_now
     """Return the wall-clock time as a timezone-aware UTC datetime."""

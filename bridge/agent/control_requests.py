@@ -49,8 +49,8 @@ class Source:
     """The outbox that a request reads or changes.
 
     A running agent passes its *outbox*. Without an outbox, the source reads the newest complete file in *directory*,
-    and the constructor raises OutboxError if the directory contains no such file. The agent also passes *readiness*,
-    *on_retry*, and *on_decision*. The argument of *on_retry* is the sink whose pause ends, or None for all sinks.
+    and the constructor raises OutboxError if the directory contains no such file. *on_retry* receives the sink whose
+    pause ends, or None for all sinks.
     """
 
     def __init__(
@@ -367,7 +367,7 @@ def import_records(source: Source, *, path: str) -> int:
 
 
 def decide(source: Source, *, decision: StoredDecision, overruled: tuple[int, ...] = ()) -> tuple[StoredDecision, ...]:
-    """Store the decision of a person on this VM. The decision ends the holds with the arrival numbers *overruled*.
+    """Store the decision of a person on this VM, which ends the holds with the arrival numbers *overruled*.
 
     If the event has any other hold, nothing is stored, and the other holds are returned.
     """

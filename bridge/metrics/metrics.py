@@ -28,15 +28,7 @@ from bridge.events.event import Document
 from bridge.events.record import Transition
 from bridge.metrics.collectors import PREFIX, OutboxCollector, OutboxReader, OutboxReading, StateCollector
 
-__all__ = [
-    "CONTENT_TYPE",
-    "PREFIX",
-    "ChannelMetrics",
-    "Metrics",
-    "OutboxReading",
-    "SinkMetrics",
-    "own_version",
-]
+__all__ = ["CONTENT_TYPE", "PREFIX", "ChannelMetrics", "Metrics", "OutboxReading", "SinkMetrics", "own_version"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -207,10 +199,7 @@ class Metrics:
         self._records[transition].inc()
 
     def approval(self, source: str, result: str) -> None:
-        """Count one approval outcome.
-
-        *source* is ``rule:NAME``, ``portal``, or ``cli``. *result* is a word from a small fixed set.
-        """
+        """Count one approval outcome. *source* is ``rule:NAME``, ``portal``, or ``cli``."""
         self._approvals.labels(source, result).inc()
 
     def approval_files(self, *, unsafe: int, unusable_keys: int) -> None:

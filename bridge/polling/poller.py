@@ -293,11 +293,7 @@ class Poller:
         self._outbox.active_event_ids = None if tracker is None else tracker.active_event_ids(self._clock.instant())
 
     def _save_liveness(self) -> None:
-        """Store the time of the last good response, unless a change is unconfirmed.
-
-        After a restart, the agent evaluates an unconfirmed change again. For this, the agent needs the time and the
-        boot identity from before the change.
-        """
+        """Store the time of the last good response. While a change is unconfirmed, keep the older time."""
         tracker = self._tracker
         if self.good_at is None or tracker is None or not tracker.is_settled(self._clock.instant()):
             return

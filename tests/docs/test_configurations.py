@@ -10,7 +10,7 @@ import doc_pages
 import pytest
 
 from bridge.config.loader import read
-from bridge.sink import ENVIRONMENT_PREFIX, Transition, environment_of
+from bridge.sink import Transition
 from bridge.testing.records import sample_record
 
 if sys.version_info >= (3, 11):
@@ -85,10 +85,3 @@ def _keys(config):
 def _write_program(path, text):
     path.write_text(text)
     path.chmod(0o755)
-
-
-def test_every_variable_of_the_command_sink_is_listed_and_no_other():
-    listed = KEYS.partition(f"`{ENVIRONMENT_PREFIX}` followed by")[2].partition("\n\nThe program inherits")[0]
-    assert [ENVIRONMENT_PREFIX + name for name in re.findall(r"`(\w+)`", listed)] == list(
-        environment_of(sample_record())
-    )
