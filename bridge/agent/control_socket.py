@@ -118,7 +118,11 @@ class ControlServer:
             else:
                 self._log.recovered("open", "The control socket is open.")
                 return
-        self._log.problem("open", logging.WARNING, f"Commands cannot reach this agent: no control socket. {problem}")
+        self._log.problem(
+            "open",
+            logging.WARNING,
+            f"Commands cannot reach this agent, because the control socket cannot be opened. {problem}",
+        )
 
     def _listen(self, address: str) -> None:
         self._listener = listener = Listener(address) if sys.platform == "win32" else _UnixListener(address)
@@ -223,7 +227,7 @@ class ControlClient:
             except (OSError, EOFError) as error:
                 raise AgentSilent(self._silent(pid)) from error
         if response.directory != directory_text(self._directory):
-            raise NoAgent(f"Another agent answers, which runs on {response.directory}.")
+            raise NoAgent(f"The control socket belongs to another agent, which runs on {response.directory}.")
         if response.error is not None:
             raise RequestRefused(response.error)
         found: A = msgspec.json.decode(response.answer, type=get_type_hints(request)["return"])

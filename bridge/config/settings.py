@@ -120,15 +120,16 @@ class VmSettings(VmIdentity, frozen=True, kw_only=True):
     placement_group_id: _Text | None = None
     """The placement group of the scale set."""
     tags: dict[str, str] = msgspec.field(default_factory=dict)
-    """The VM's tags, text to text."""
+    """The tags of the VM. Each value is text."""
 
 
 class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``[state]``: the outbox on disk."""
 
     directory: _Text | None = None
-    """Default: $STATE_DIRECTORY, else /var/lib/scheduled-events-bridge as root, else the user's state home;
-    on Windows %ProgramData%\\scheduled-events-bridge\\state. $SCHEDULED_EVENTS_BRIDGE_STATE_DIRECTORY overrides it."""
+    """The directory of the outbox. The default is $STATE_DIRECTORY, else /var/lib/scheduled-events-bridge for root, else
+    the state home of the user. On Windows, the default is %ProgramData%\\scheduled-events-bridge\\state. The variable
+    $SCHEDULED_EVENTS_BRIDGE_STATE_DIRECTORY overrides this key."""
     max_bytes: _Bytes = 268_435_456
     """Limits the outbox files, in bytes: at least 1 MiB, by default 256 MiB. A small volume limits them further."""
     max_pending_bytes: _PendingBytes = 33_554_432
@@ -143,8 +144,8 @@ class StatusSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``[status]``: the pages /healthz, /readyz, and /metrics."""
 
     listen: Annotated[str, Check(_listen)] = "127.0.0.1:9464"
-    """Address (or localhost) and port of health and metrics. Port 0 selects a free port and logs it; "" turns it off.
-    $SCHEDULED_EVENTS_BRIDGE_STATUS_LISTEN overrides it."""
+    """Address (or localhost) and port of health and metrics. Port 0 selects a free port and logs it. "" turns the
+    pages off. The variable $SCHEDULED_EVENTS_BRIDGE_STATUS_LISTEN overrides this key."""
 
     @property
     def address(self) -> tuple[str, int] | None:
@@ -157,7 +158,7 @@ class HeartbeatSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``[heartbeat]``: periodic records for the sinks that request them."""
 
     interval_seconds: Annotated[_DurationOrZero, Check(_heartbeat)] = 0.0
-    """Seconds between two heartbeats, at least 1; 0 turns them off."""
+    """Seconds between two heartbeats, at least 1. With 0, the agent sends no heartbeats."""
 
 
 class SinkSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,7 +188,7 @@ class TopSettings(msgspec.Struct, frozen=True, kw_only=True):
     vm: VmSettings = VmSettings()
     """The identity of this VM. The agent finds it without settings."""
     labels: dict[str, str] = {}
-    """Text to text, added to every record."""
+    """Labels, such as a team, that the agent adds to every record."""
     state: StateSettings = StateSettings()
     """The outbox on disk."""
     status: StatusSettings = StatusSettings()

@@ -1,6 +1,7 @@
 """The transition record: its JSON format, its ID, and its JSON schema.
 
-`record_id` defines the ID of a record, and `transition_key` defines the key that is equal on all VMs of an event.
+The ID of a record is the same on every sink, on every retry, and if the agent observes the same transition again after
+a crash. A transition that happens again has a new ID. `record_id` computes the ID.
 
 Consumers depend on the JSON format. Every field is always present, and null means unknown or not applicable. The fields
 are always in the same order. All times are in UTC. The JSON contains only ASCII characters, because SQLite and UUIDs do
@@ -51,7 +52,7 @@ class Transition(str, Enum):
 
     @property
     def is_by_azure(self) -> bool:
-        """Whether Azure changed the event, and the record therefore has the event as Azure showed it last."""
+        """Whether a change by Azure caused the record, so that the record contains the event as Azure showed it."""
         return self.is_ending or self in {Transition.SCHEDULED, Transition.STARTED, Transition.UPDATED}
 
 

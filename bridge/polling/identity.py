@@ -200,5 +200,5 @@ class IdentityResolver:
             self._outbox.use_vm(self.vm)
         if self.vm.name is None and not self._stop.is_set():
             logger.warning(
-                "The name of this VM is not known: sinks of scope 'mine' receive every event. Set vm.name to be sure."
+                "The name of this VM is unknown, so sinks with scope 'mine' receive every event. Set vm.name."
             )

@@ -172,7 +172,7 @@ class Poller:
     def _sleep_until(self, due: float) -> bool:
         """Wait until *due*, and return whether `reconfigure` ended the wait.
 
-        This thread wakes the workers when a record becomes due without a save, because the disk is slow.
+        If the disk is slow, a record becomes due before it is saved. This thread then wakes the workers.
         """
         while not self._is_reconfigured and not self._stop.is_set():
             left, unsaved_left = due - self._clock.monotonic(), self._outbox.seconds_to_due()
