@@ -128,8 +128,8 @@ class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     directory: _Text | None = None
     """The directory of the outbox. The default is $STATE_DIRECTORY, else /var/lib/scheduled-events-bridge for root, or
-    else the state home of the user. On Windows, the default is %ProgramData%\\scheduled-events-bridge\\state. The variable
-    $SCHEDULED_EVENTS_BRIDGE_STATE_DIRECTORY overrides this key."""
+    else the state home of the user. On Windows, the default is %ProgramData%\\scheduled-events-bridge\\state.
+    The variable $SCHEDULED_EVENTS_BRIDGE_STATE_DIRECTORY overrides this key."""
     max_bytes: _Bytes = 268_435_456
     """Limits the outbox files, in bytes: at least 1 MiB, by default 256 MiB. A small volume limits them further."""
     max_pending_bytes: _PendingBytes = 33_554_432
