@@ -1,4 +1,4 @@
-"""``python -m bridge`` is the command."""
+"""Runs the command line with ``python -m bridge``."""
 
 from bridge.cli import main
 

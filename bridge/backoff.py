@@ -1,7 +1,8 @@
-"""Delays before the next attempt of a send or a poll. Pure: the random number generator is an argument.
+"""The delays before the next attempt of a send or a poll: the retry delay.
 
-The delays use full jitter (AWS Architecture Blog, "Exponential Backoff And Jitter"), so that the VMs of a fleet do not
-return to a sink at the same time. Each delay has a minimum, because full jitter can return zero.
+The functions are pure, so the random number generator is an argument. The delays use full jitter (AWS Architecture
+Blog, "Exponential Backoff And Jitter"), because the VMs of a fleet must not all retry at the same moment. Full jitter
+can return zero, so each delay has a minimum.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-#: No delay is shorter than this, unless its cap is.
 MINIMUM_DELAY_SECONDS = 0.1
 
 DELIVERY_BASE_SECONDS = 1.0
@@ -17,31 +17,33 @@ DELIVERY_CAP_SECONDS = 300.0
 RETRY_AFTER_CAP_SECONDS = 3600.0
 URGENT_CAP_SECONDS = 2.0
 NOTICE_CAP_SECONDS = 15.0
-#: The cap in the first `FIRST_SECONDS` of an outage, which is often only a restart of the destination.
+#: Applies in the first `FIRST_SECONDS` of an outage, because a short outage is often a restart of the destination.
 FIRST_NOTICE_CAP_SECONDS = 5.0
 FIRST_SECONDS = 60.0
 POLL_CAP_SECONDS = 5.0
 
-#: Too Many Requests, and Gone: "retry within 70 seconds" (Microsoft, "Azure Instance Metadata Service").
+#: IMDS asks clients to retry after these statuses (Microsoft, "Azure Instance Metadata Service").
 POLL_BACKOFF_STATUSES = frozenset({410, 429})
 
 _MAX_EXPONENT = 64  # 2.0 ** 1024 overflows; every cap here is reached long before
 
 
 def full_jitter(attempt: int, *, base_seconds: float, cap_seconds: float, random: Callable[[], float]) -> float:
-    """Return a delay drawn evenly from zero to the window of *attempt*, at least 0.1 s (or *cap_seconds*, if less).
+    """Return a random delay between zero and the window of *attempt*, but at least 0.1 s.
 
-    The window is *base_seconds* at attempt 1 and doubles up to *cap_seconds*. *random* returns a number in [0, 1).
+    The window is *base_seconds* for attempt 1 and doubles with each attempt, up to *cap_seconds*. The minimum delay is
+    *cap_seconds* if *cap_seconds* is less than 0.1 s. *random* returns a number in [0, 1).
     """
     window = min(cap_seconds, base_seconds * 2.0 ** _exponent(attempt - 1))
     return max(min(MINIMUM_DELAY_SECONDS, cap_seconds), random() * window)
 
 
 def delivery_cap(seconds_to_not_before: float | None, *, outage_seconds: float = math.inf) -> float:
-    """Return the longest gap between two attempts for a record: 300 s, and less while NotBefore is in the future.
+    """Return the longest delay between two attempts for a record. The delay is shorter before NotBefore.
 
-    Then the cap is a quarter of the time left, at least 1 s, at most 5 s in the first minute of an outage, and at most
-    15 s after that. A Freeze or a Reboot has 15 minutes of notice.
+    The delay is at most 300 s. While NotBefore is in the future, the delay is at most a quarter of the time left, but
+    at least 1 s. It is also at most 5 s in the first minute of an outage, and at most 15 s after the first minute,
+    because Azure announces a Freeze or a Reboot only 15 minutes in advance.
     """
     if seconds_to_not_before is None or seconds_to_not_before <= 0:
         return DELIVERY_CAP_SECONDS
@@ -58,10 +60,11 @@ def delivery_gap(
     random: Callable[[], float],
     outage_seconds: float = math.inf,
 ) -> float:
-    """Return the seconds until a record that failed *attempts* times is sent again; never less than 0.1 s.
+    """Return the delay before the next attempt for a record that failed *attempts* times.
 
-    The gap is `full_jitter` with a window of 1 s at first and of `delivery_cap` at most. *retry_after* is a minimum of
-    at most an hour and overrides the cap. For an *urgent* event, the gap is at most 2 s regardless of all other values.
+    The delay is `full_jitter` with a window that starts at 1 s and ends at `delivery_cap`. *retry_after* is a minimum
+    of at most one hour and overrides the cap. If *urgent* is true, the delay is at most 2 s, regardless of all other
+    values.
     """
     cap = delivery_cap(seconds_to_not_before, outage_seconds=outage_seconds)
     gap = full_jitter(attempts, base_seconds=DELIVERY_BASE_SECONDS, cap_seconds=cap, random=random)
@@ -71,11 +74,12 @@ def delivery_gap(
 
 
 def poll_delay(interval_seconds: float, *, failures: int, status: int | None, retry_after: float | None) -> float:
-    """Return the seconds until the next poll, after *failures* failed polls in a row.
+    """Return the delay before the next poll after *failures* failed polls in a row.
 
-    *status* is the status of the last response, or None without a response. After 429 and 410, the interval doubles
-    with each failure, and *retry_after* is a minimum. The delay is at most 5 s (or the interval, if longer), because a
-    spot eviction gives 30 s of notice. After any other failure, the next poll follows at the normal interval.
+    *status* is the status of the last response, or None without a response. After status 429 or 410, the delay doubles
+    with each failure, and *retry_after* is a minimum. The delay is at most 5 s or the poll interval, whichever is
+    longer, because Azure announces the eviction of a spot VM only 30 s in advance. After any other failure, the poll
+    interval does not change.
     """
     if status not in POLL_BACKOFF_STATUSES:
         return interval_seconds

@@ -1,4 +1,4 @@
-"""The agent's clock, instants on the wall clock and the monotonic clock, and time formats."""
+"""The clock of the agent, and the formats of times."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 
 import msgspec
 
-#: Maximum difference between the clocks of a decision's signer and this VM. Defined only here: a security limit.
+#: The largest accepted difference between the clock of a signer and the clock of this VM. This is a security limit.
 CLOCK_SKEW_SECONDS = 60
 
 
@@ -29,7 +29,7 @@ def utc_now() -> datetime:
 
 
 class Instant(msgspec.Struct, frozen=True, kw_only=True):
-    """One instant on the wall clock and the monotonic clock. *monotonic* is in seconds."""
+    """One moment on the wall clock and on the monotonic clock. *monotonic* is in seconds."""
 
     wall: datetime
     monotonic: float
@@ -37,17 +37,15 @@ class Instant(msgspec.Struct, frozen=True, kw_only=True):
     def seconds_since(self, earlier: Instant) -> float:
         """Return the seconds since *earlier*.
 
-        The result is the longer time of the two clocks, because a suspended VM can stop one clock.
+        The result is the longer time of the two clocks, because one of the clocks can stand still while a VM is
+        suspended.
         """
         by_wall = (self.wall - earlier.wall).total_seconds()
         return max(by_wall, self.monotonic - earlier.monotonic, 0.0)
 
 
 class Clock(msgspec.Struct, frozen=True, kw_only=True):
-    """The wall clock, the monotonic clock, and the random numbers of the agent.
-
-    A test replaces this single value to control all three sources.
-    """
+    """The clocks and the random numbers of the agent. Tests replace this object to control the time."""
 
     now: Callable[[], datetime] = utc_now
     """Return the wall-clock time as a timezone-aware UTC datetime."""
@@ -65,5 +63,4 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True):
         return Instant(wall=self.now(), monotonic=self.monotonic())
 
 
-#: The clocks of the machine.
 REAL_CLOCK = Clock()

@@ -40,7 +40,7 @@ class BridgeError(Exception):
 
 
 class ConfigurationError(BridgeError):
-    """The configuration in *file* is invalid. *mistakes* has one sentence for each mistake."""
+    """The configuration in *file* is invalid. *mistakes* contains one sentence for each mistake."""
 
     def __init__(self, *mistakes: str, file: Path | None = None) -> None:
         self.mistakes = mistakes
@@ -57,11 +57,11 @@ class ImdsError(BridgeError):
 
 
 class ImdsUnreachable(ImdsError):
-    """No response: the connection was refused, was reset, or timed out."""
+    """The metadata service did not respond: the connection was refused, was reset, or timed out."""
 
 
 class ImdsStatus(ImdsError):
-    """A response with a status other than 200.
+    """The metadata service sent a response with a status other than 200.
 
     *retry_after_seconds* is None if the response has no Retry-After header.
     """
@@ -73,7 +73,7 @@ class ImdsStatus(ImdsError):
 
 
 class DocumentInvalid(ImdsError):
-    """A 200 with a body that is not a valid Scheduled Events document."""
+    """The metadata service sent status 200 with a body that is not a valid Scheduled Events document."""
 
 
 class DeadlineExceeded(BridgeError):
@@ -89,19 +89,19 @@ class OutboxError(BridgeError):
 
 
 class StreamChanged(OutboxError):
-    """The outbox was reset after the caller read its state. Read the state again."""
+    """The outbox was reset after the caller had read its state. The caller must read the state again."""
 
 
 class ScenarioError(BridgeError):
-    """A simulator scenario is invalid. The message names the step and the key."""
+    """A scenario file of the simulator is invalid. The message names the step and the key."""
 
 
 class DeliveryError(BridgeError):
-    """The destination did not accept every record of a send."""
+    """The destination did not accept all records of a send."""
 
 
 class RetryReason(str, Enum):
-    """Why a send is retried: label values of the built-in sinks for the retry metric."""
+    """The reason why a send is retried, as a label of the retry metric."""
 
     TIMEOUT = "timeout"
     CONNECTION = "connection"
@@ -117,14 +117,15 @@ class RetryReason(str, Enum):
 
 
 class DeliveryFailed(DeliveryError):
-    """The destination accepted no record of the batch. The host retries the batch later.
+    """The destination accepted no record of the batch. The agent sends the batch again later.
 
-    - *retry_after*: the delay in seconds that the peer requests. The delay applies to the whole sink, up to one hour.
-    - *needs_attention*: a person must act, for example because a token expired or a URL does not exist. The host logs
-      one ERROR and exports a metric.
-    - *gone*: pause the sink until a restart or `outbox retry`. An HTTP 410 is the only known case.
-    - *reason*: the label of the retry metric. The label is a `RetryReason`, ``status_503``, or a value that the sink
-      defines.
+    - *retry_after*: the delay in seconds that the destination requests. The delay applies to the whole sink and is
+      limited to one hour.
+    - *needs_attention*: a person must act, for example because a token has expired or a URL does not exist. The agent
+      logs an ERROR once and sets a metric.
+    - *gone*: the sink pauses until a restart or until `outbox retry`. HTTP status 410 is the only known cause.
+    - *reason*: the label of the retry metric. The label is a `RetryReason`, ``status_503``, or a value that
+      the sink defines.
     """
 
     def __init__(
@@ -144,26 +145,26 @@ class DeliveryFailed(DeliveryError):
 
 
 class SecretUnavailable(DeliveryFailed):
-    """The configured file or variable does not contain the secret. A person must add it."""
+    """The configured file or environment variable contains no secret. A person must add the secret."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, needs_attention=True)
 
 
 class DeliveryRejected(DeliveryError):
-    """The destination rejected records permanently. A retry would not succeed.
+    """The destination rejected records permanently, so a retry cannot succeed.
 
-    *records* lists the rejected records. The host parks the rejected records and sends the rest of the batch again. If
-    *records* is empty, the destination rejected the whole batch. The host parks a single record. The host sends several
-    records again, one at a time, to find the rejected record.
+    The agent parks the records in *records*, and sends the other records of the batch again. If *records* is empty, the
+    destination rejected the complete batch. The agent then parks a batch of one record. It sends the records of a
+    larger batch again, one at a time, to find the rejected record.
 
-    *may_be_endpoint*: the cause might be a wrong endpoint instead of a wrong record. For example, a TLS port also
-    responds with HTTP 400 to a plain HTTP request. The host parks no record in either of these cases:
+    *may_be_endpoint* means that the endpoint may be wrong instead of the record. For example, a TLS port responds with
+    status 400 to a plain HTTP request. The agent then parks no record in these two cases:
 
     - The endpoint has accepted no record since the configuration changed.
-    - The endpoint rejects different events in a row.
+    - The endpoint rejects records of different events in a row.
 
-    *reason* is then the label of the retry metric.
+    In both cases, *reason* is the label of the retry metric.
     """
 
     may_be_endpoint = False
@@ -184,22 +185,19 @@ class DeliveryRejected(DeliveryError):
 
 
 class KeyUnusable(BridgeError):
-    """A key file cannot be read or contains no Ed25519 key.
-
-    The message states the file and the required action.
-    """
+    """A key file cannot be read, or it contains no Ed25519 key. The message names the file and the required action."""
 
 
 class KeyMissing(KeyUnusable):
-    """The key file does not exist. Decisions signed with the removed key are invalid."""
+    """The key file does not exist. Decisions that are signed with the removed key do not count."""
 
 
 class SigningFailed(BridgeError):
-    """A key pair or a decision was not created. The message states the reason and the action."""
+    """A key pair or a decision could not be created. The message contains the reason and the required action."""
 
 
 class PortalFailed(BridgeError):
-    """The portal sent no usable response. *needs_attention*: a person must act."""
+    """The portal sent no usable response. If *needs_attention* is true, a person must act."""
 
     def __init__(
         self, message: str, *, needs_attention: bool = False, retry_after_seconds: float | None = None
@@ -210,9 +208,9 @@ class PortalFailed(BridgeError):
 
 
 class CredentialFailed(BridgeError):
-    """A token cannot be obtained. *needs_attention*: a person must act.
+    """A token cannot be obtained. If *needs_attention* is true, a person must act.
 
-    *retry_after_seconds* is the delay that the token issuer requests, or None.
+    *retry_after_seconds* is the delay that the issuer of the token requests, or None.
     """
 
     def __init__(self, message: str, *, needs_attention: bool, retry_after_seconds: float | None = None) -> None:

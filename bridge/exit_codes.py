@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """The exit codes of all commands."""
+    """The exit code of a command. `sysexits.h` defines the codes 73 and 78."""
 
     OK = 0
     FAILED = 1
@@ -19,6 +19,6 @@ class ExitCode(IntEnum):
 
     A full or read-only disk does not cause this code, because the agent then continues from memory."""
     CONFIGURATION = 78
-    """The configuration is invalid."""
+    """78: The configuration is invalid."""
     INTERRUPTED = 130
     """A signal interrupted a command other than `run`."""

@@ -1,16 +1,15 @@
-"""Structured logs on standard error, as JSON, text, or lines for the systemd journal.
+"""Structured logs on standard error, in one of three formats: JSON, text, or lines for the systemd journal.
 
-INFO reports a change of state. WARNING reports a failed operation that the agent retries. ERROR reports a failure that
-requires action by a person.
+The level INFO reports a change of state. WARNING reports a failed operation that the agent retries. ERROR reports a
+failure that requires action by a person.
 
-A logging call never raises and never waits. A separate thread writes the lines from a bounded queue, so a stalled
-collector cannot stall the poll. If the queue is full, the agent drops lines, counts them, and logs the count.
+A logging call never raises an exception and never waits. A separate thread writes the lines from a bounded queue,
+because a log collector that stops reading must not stop the poll. If the queue is full, the agent drops lines, and logs
+the number of dropped lines later.
 
-Fields in ``extra`` become keys of the JSON object, or ``key=value`` in text. Every call with any value produces a line.
-Values that JSON does not support, including NaN, become text. In text, control characters are escaped. Otherwise, a
-remote message could forge lines or send escape sequences to the terminal.
-
-`ThrottledLog` handles repeated failures. It logs a failure once, counts each repeat, and logs a reminder every hour.
+The fields in ``extra`` become keys of the JSON object, or ``key=value`` in text. JSON logs contain every field, and
+text logs omit fields without a value. Text logs escape control characters, because a message from a remote peer could
+otherwise forge log lines or control the terminal.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _QUIETED = {
 }
 
 _MOST_QUEUED = 1_000
-#: Both timeouts apply at exit, one after the other, and the agent must stop within a time limit.
+#: Both timeouts apply at exit, one after the other.
 _FLUSH_SECONDS = 0.3
 _CLOSE_SECONDS = 0.1
 _REMINDER_SECONDS = 3_600.0
@@ -49,18 +48,17 @@ _FULL_SECONDS = 0.05
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 _COLOURS = {"DEBUG": "2", "INFO": "32", "WARNING": "33", "ERROR": "31", "CRITICAL": "1;31"}
-#: The priorities of syslog.
 _PRIORITIES = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
 _DEEPEST = 6
 
 
 def configure(*, form: str = "auto", level: int | str = logging.INFO, stream: TextIO | None = None) -> None:
-    """Send every log line to *stream*, by default standard error.
+    """Write all log lines to *stream*, by default standard error. A second call replaces the first configuration.
 
-    A second call replaces the handler of the first call. *form* is ``json``, ``text``, ``journal``, or ``auto``. With
-    ``auto``, the form is text on a terminal, journal if the systemd journal reads the stream, and JSON otherwise.
+    *form* is ``json``, ``text``, ``journal``, or ``auto``. With ``auto``, the format is text on a terminal, journal if
+    the systemd journal reads the stream, and JSON otherwise.
     """
-    # Otherwise, logging prints its own traceback if the stream cannot be written.
+    # The logging library would otherwise print a traceback if it cannot write to the stream.
     logging.raiseExceptions = False
     # No format shows the caller, the thread, or the process (logging HOWTO, "Optimization").
     logging._srcfile = None  # noqa: SLF001  # the documented way
@@ -96,10 +94,7 @@ def _is_terminal(stream: TextIO | None) -> bool:
 
 
 def _is_journal(stream: TextIO | None) -> bool:
-    """Return whether the systemd journal reads *stream*.
-
-    $JOURNAL_STREAM contains the device and the inode of the journal's stream (systemd.exec).
-    """
+    """Return whether the systemd journal reads *stream*. $JOURNAL_STREAM identifies its stream (systemd.exec)."""
     try:
         status = os.fstat(stream.fileno()) if stream is not None else None
     except (OSError, ValueError, AttributeError):
@@ -108,14 +103,13 @@ def _is_journal(stream: TextIO | None) -> bool:
 
 
 def _wants_colour() -> bool:
-    """Return whether NO_COLOR (no-color.org) is unset and the terminal supports colors."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return os.name != "nt" or bool(os.environ.get("WT_SESSION") or os.environ.get("TERM"))
 
 
 class QueuedHandler(logging.Handler):
-    """Formats in the caller's thread and writes in a separate thread. The caller never waits."""
+    """A logging handler that never blocks the caller, because a separate thread writes the lines."""
 
     def __init__(self, stream: TextIO | None) -> None:
         super().__init__()
@@ -127,7 +121,7 @@ class QueuedHandler(logging.Handler):
         self._writer.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Queue the line of *record*. If the queue is full, count a dropped line."""
+        """Add the line of *record* to the queue. If the queue is full, count a dropped line."""
         try:
             self._lines.put_nowait(self.format(record))
         except queue.Full:
@@ -136,14 +130,14 @@ class QueuedHandler(logging.Handler):
             self.handleError(record)
 
     def flush(self) -> None:
-        """Wait at most 0.3 s until the queued lines are written."""
+        """Wait until the queued lines are written, for at most 0.3 s."""
         deadline = time.monotonic() + _FLUSH_SECONDS
         with self._lines.all_tasks_done:
             while self._lines.unfinished_tasks and time.monotonic() < deadline and self._writer.is_alive():
                 self._lines.all_tasks_done.wait(deadline - time.monotonic())
 
     def close(self) -> None:
-        """Write the queued lines and stop the writer within 0.1 s. Abandon a writer that hangs."""
+        """Write the queued lines and stop the writer thread. Abandon a writer that does not stop within 0.1 s."""
         try:
             self._lines.put_nowait(None)
         except queue.Full:
@@ -170,14 +164,10 @@ class QueuedHandler(logging.Handler):
                 self._stream.write(line)
                 self._stream.flush()
         except (OSError, ValueError):
-            # The stream is closed or the disk is full, and no other place for a log line exists.
+            # The stream is closed or the disk is full. The line is lost, because no other destination exists.
             pass
 
     def _descriptor(self) -> int | None:
-        """Return the file descriptor of the stream, to bypass the lock of the stream.
-
-        Return None for a stream in memory or a Windows console.
-        """
         # A thread that hangs inside the buffer of the stream would abort the interpreter at exit.
         if self._stream is None or (os.name == "nt" and self._stream.isatty()):
             return None
@@ -203,8 +193,6 @@ def _dropped_record(count: int) -> logging.LogRecord:
 
 
 class _Trouble:
-    """The state of one repeated failure."""
-
     def __init__(self, since: float) -> None:
         self.since = since
         self.count = 0
@@ -213,19 +201,17 @@ class _Trouble:
 
 
 class _Logged:
-    """The time of the last log line of a message, and the number of repeats after it."""
-
     def __init__(self, at: float) -> None:
         self.at = at
         self.repeats = 0
 
 
 class ThrottledLog:
-    """Logs a repeated failure once, counts it, and logs a reminder every hour until recovery.
+    """Logs a repeated failure once, counts the repetitions, and logs a reminder every hour until recovery.
 
-    A *key* identifies the failing part, such as a sink or the poll. The first failure of each *kind*, such as
-    ``timeout`` or ``status_503``, is logged immediately. By default, the message is the kind. Therefore, pass a *kind*
-    if the message can contain text from a peer, because such text can differ in each response.
+    A *key* identifies the failing part, such as a sink or the poll. For each key, the first failure of each *kind*,
+    such as ``timeout`` or ``status_503``, is logged at once. The default kind is the message itself. If the message can
+    contain text from a peer, pass a kind, because such text can differ in each response.
     """
 
     def __init__(self, logger: logging.Logger, *, clock: Clock = REAL_CLOCK) -> None:
@@ -244,7 +230,7 @@ class ThrottledLog:
         exc_info: BaseException | None = None,
         **fields: Any,
     ) -> None:
-        """Log *message* if *kind* and *level* are new for *key*. Otherwise, count the failure."""
+        """Log *message* if this *kind* is new for *key*. Otherwise, only count the failure."""
         now = self._clock.monotonic()
         with self._lock:
             trouble = self._troubles.setdefault(key, _Trouble(now))
@@ -261,7 +247,7 @@ class ThrottledLog:
         self._logger.log(level, "%s", message, exc_info=exc_info, extra=_safe(fields))
 
     def recovered(self, key: Hashable, message: str, **fields: Any) -> None:
-        """Log *message* at INFO with the count and duration of the failure, if one was logged."""
+        """If a failure of *key* was logged, log *message* with the number of failures and their duration."""
         with self._lock:
             trouble = self._troubles.pop(key, None)
         if trouble is None:
@@ -272,12 +258,12 @@ class ThrottledLog:
 
 
 def _safe(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return *fields* with names that logging accepts. It raises for its own names."""
+    """Return *fields* with valid names. The logging library rejects fields with the names of its own attributes."""
     return {f"{key}_" if key in _STANDARD_FIELDS else key: value for key, value in fields.items()}
 
 
 class JsonFormatter(logging.Formatter):
-    """One object per line: time, level, logger, message, extra fields, and any exception."""
+    """Formats a log record as one JSON object on one line."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return *record* as ASCII JSON."""
@@ -297,14 +283,14 @@ class JsonFormatter(logging.Formatter):
 
 
 class LineFormatter(logging.Formatter):
-    """Short lines of text."""
+    """Formats a log record as one short line for a terminal."""
 
     def __init__(self, *, colour: bool) -> None:
         super().__init__()
         self._colour = colour
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return time, level, message, and fields. An exception follows on separate lines."""
+        """Return the time, the level, the message, and the fields."""
         clock = datetime.fromtimestamp(record.created, timezone.utc).strftime("%H:%M:%SZ")
         level = f"{record.levelname:<7}"
         if self._colour:
@@ -314,19 +300,15 @@ class LineFormatter(logging.Formatter):
 
 
 class JournalFormatter(logging.Formatter):
-    """Lines for the systemd journal, with a priority prefix (sd-daemon) and without a time."""
+    """Formats a log record for the systemd journal, with a priority (sd-daemon) and without a time."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return priority, message, and fields.
-
-        An exception follows on separate lines with the same priority.
-        """
+        """Return the priority, the message, and the fields."""
         priority = f"<{_PRIORITIES.get(record.levelname, 5)}>"
         return "\n".join(priority + line for line in _lines(self, record))
 
 
 def _lines(formatter: logging.Formatter, record: logging.LogRecord) -> list[str]:
-    """Return the message and fields on one line, then the lines of any exception."""
     given = {key: _plain(value) for key, value in extra_fields(record).items()}
     fields = "".join(f" {key}={_shown(value)}" for key, value in given.items() if value not in (None, [], {}))
     lines = [escaped(record.getMessage() + fields)]
@@ -336,7 +318,7 @@ def _lines(formatter: logging.Formatter, record: logging.LogRecord) -> list[str]
 
 
 def _shown(plain: object) -> str:
-    """Return *plain* as in JSON, but a list as words with commas, and a word without quotes."""
+    """Return *plain* as in JSON, but without the brackets of a list and without the quotes of a single word."""
     if isinstance(plain, list):
         return ",".join(map(_shown, plain))
     is_word = isinstance(plain, str) and " " not in plain and bool(plain)
@@ -349,7 +331,6 @@ def extra_fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _plain(value: object, depth: int = 0) -> Any:
-    """Return *value* as a JSON type, or as text if JSON has no such type."""
     if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
     if isinstance(value, Mapping) and depth < _DEEPEST:

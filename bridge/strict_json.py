@@ -1,7 +1,8 @@
-"""Reads JSON (RFC 8259) that means the same on every Python, or refuses it.
+"""Reads JSON (RFC 8259) strictly: text that parsers could read differently is rejected.
 
-`json.loads` alone takes NaN and infinities, makes one of a number that is too large, keeps the last of two members of
-one name, and refuses a long integer on some versions only. A refusal quotes nothing of the text.
+`json.loads` accepts NaN and infinite numbers, replaces a number that is too large with infinity, and keeps only the
+last of two members with the same name. On some Python versions, it also accepts integers of any length. The error
+messages of this module contain no part of the text.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ import json
 import math
 from typing import Any
 
-#: What int() itself refuses since 3.10.7.
+#: `int()` has the same limit since Python 3.10.7.
 _MOST_DIGITS = 4_300
 
 
 class JsonRefused(ValueError):
-    """The text is no JSON, or JSON that not every parser reads alike; the message says why."""
+    """The text is not JSON, or different parsers could read it differently. The message contains the reason."""
 
 
 def loads(text: str, *, most_digits: int = _MOST_DIGITS, allows_duplicates: bool = False) -> Any:
-    """Return what *text* holds; raise ValueError when it is no JSON, and JsonRefused, which is one, on any doubt.
+    """Return the value of *text*. Raises ValueError if *text* is not JSON, and JsonRefused if it is ambiguous.
 
-    An integer has at most *most_digits* digits.
+    An integer can have at most *most_digits* digits. JsonRefused is a subclass of ValueError.
     """
     try:
         return _decoder(most_digits, allows_duplicates).decode(text)

@@ -1,8 +1,8 @@
 """Text functions for messages: printable lines, durations, and spelling suggestions.
 
-Text from a peer, a file, or a program passes through `one_line` or `escaped` before it is shown. Otherwise, a line
-break could forge a log line, an escape sequence could move the cursor of a terminal, and a character that changes the
-writing direction could show another name.
+Text from a peer, a file, or a program must pass through `one_line` or `escaped` before it is shown. Otherwise, a line
+break could forge a log line, an escape sequence could control the terminal, and a character that changes the writing
+direction could disguise a name.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ _UNSEEN = re.compile(
 
 
 def one_line(text: str, limit: int | None = None) -> str:
-    """Return the first *limit* characters of *text*, with spaces for unprintable characters."""
+    """Return the first *limit* characters of *text*, with spaces in place of unprintable characters."""
     return "".join(character if character.isprintable() else " " for character in text[:limit])
 
 
 def escaped(text: str) -> str:
-    """Return *text* on one line, with invisible characters as Python escape sequences."""
+    """Return *text* on one line, with Python escape sequences in place of invisible characters."""
     return _UNSEEN.sub(lambda found: found.group().encode("unicode_escape", "surrogatepass").decode("ascii"), text)
 
 
 def excerpt(body: bytes) -> str:
-    """Return at most 256 characters of *body* on one line, for a message."""
+    """Return at most 256 characters of *body* on one line, for use in a message."""
     return one_line(body[: 4 * EXCERPT_CHARACTERS].decode("utf-8", "replace"), EXCERPT_CHARACTERS)
 
 
 def duration(seconds: float) -> str:
-    """Return *seconds* in two units at most: "45 s", "12 min 30 s", "3 h 5 min", "2 d 4 h"."""
+    """Return *seconds* in words with at most two units, such as "45 s", "12 min 30 s", or "2 d 4 h"."""
     whole = max(int(seconds), 0)
     for unit, size, next_unit, next_size in _UNITS:
         if whole >= size:
@@ -48,7 +48,7 @@ def duration(seconds: float) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return " Did you mean 'x'?" with the known word closest to *word*, or ""."""
+    """Return " Did you mean 'x'?" with the known word that is most similar to *word*, or "" if no word is similar."""
     from difflib import get_close_matches  # noqa: PLC0415  # needed only for a mistake
 
     spelled = {_folded(each): each for each in known}

@@ -1,4 +1,5 @@
-"""The agent as a whole: start, reload, stop, and the control socket.
+"""The complete agent: its start, reload, and stop, its heartbeats, and the control socket.
 
-Public: `agent` (Agent), `control_socket` (ControlClient), `control_requests` (the functions that commands call).
+The public modules are `agent` (Agent), `control_socket` (ControlClient), and `control_requests` (the functions that
+commands call).
 """

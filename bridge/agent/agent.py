@@ -1,16 +1,16 @@
-"""The agent: start, reload, and stop of all parts, each in a fixed order.
+"""Starts, reloads, and stops all parts of the agent in a fixed order.
 
 The start locks the state directory first, because another agent may use the directory. Then the status pages and the
 control socket open, so that they respond during the rest of the start. Then the outbox loads, because no poll may run
 before the stored state is in memory. Then the agent requests the identity of this VM once, because the IDs of records
 and the filters of sinks depend on the identity. Finally, the workers, the approver, and the poll start.
 
-The stop ends the poll and the approver first, so that no new records arrive. Then the workers drain, the outbox saves
+A stop ends the poll and the approver first, because no new records may arrive. Then the workers drain, the outbox saves
 everything, and the agent releases the lock. A stop takes at most one second longer than `stop_grace_seconds`, even if a
 call hangs, because every wait has a limit and every thread is a daemon thread.
 
-A hung disk blocks the thread that calls `run_due` every second, but not the polls and the sinks. The watchdog of the
-service manager therefore depends only on the poll, because a restart does not repair a disk.
+A hung disk blocks the thread that calls `run_due` every second. It does not block the polls and the sinks. Therefore,
+the watchdog of the service manager checks only the poll, because a restart does not repair a disk.
 """
 
 from __future__ import annotations
@@ -58,13 +58,12 @@ _LOAD_TICK_SECONDS = 0.05
 _LOAD_REPORT_SECONDS = 4.0
 _LOAD_REPEAT_SECONDS = 30.0
 _LOAD_NOTIFY_SECONDS = 5.0
-#: systemd is notified every five seconds during the load.
 _LOADING_SECONDS = 15.0
 _JOIN_SECONDS = 1.0
 _LEAST_WAIT_SECONDS = 0.05
-#: After the grace period: the interpreter and its last log lines need the rest of the second.
+#: The interpreter needs the rest of the second after the grace period to write its last log lines and to exit.
 _END_SECONDS = 0.55
-#: A stop may take one second longer than the grace period. systemd gets a little more.
+#: systemd waits longer than the agent, because a stop may take one second longer than the grace period.
 _STOP_MARGIN_SECONDS = 5.0
 
 
@@ -74,15 +73,14 @@ class Agent:
     def __init__(self, settings: Settings, directory: Path) -> None:
         self._settings = self._started_with = settings
         self._in_force: Settings | None = settings
-        """None after a reload that failed halfway: then everything counts as changed."""
+        """None after a reload failed halfway. The next reload then applies every setting again."""
         self._directory = directory
         self._lock = DirectoryLock(directory, wait_seconds=_LOCK_SECONDS, give_up=lambda: _responds(directory))
         self._is_displaced = False
-        """True if another agent holds the lock of the directory at the path."""
+        """Whether another agent has locked the directory that is now at the path."""
         self.turn = threading.Event()
-        """Set when `run_due` is to be called before its time."""
+        """Set this event to call `run_due` at once."""
         self._ran_at: dict[str, float] = {}
-        """Monotonic time of the last run of each periodic task."""
         self._log = ThrottledLog(logger)
         self.metrics = Metrics()
         self.outbox = Outbox(
@@ -112,7 +110,7 @@ class Agent:
             self.outbox,
             self.metrics,
             has_seen_document=lambda: self.poller.good_at is not None,
-            # A reload replaces the client.
+            # The lambda looks up the client for each call, because a reload replaces the client.
             attested=attested_tokens(lambda nonce: self.imds.attested_document(nonce)),  # noqa: PLW0108
         )
         self.outbox.on_due = self.pool.notify
@@ -181,7 +179,6 @@ class Agent:
         self._log_running()
 
     def _load(self, stop: Callable[[], bool]) -> bool:
-        """Wait until the outbox is in memory. Return False if *stop* returned True first."""
         began_at = time.monotonic()
         report_at, notify_at = began_at + _LOAD_REPORT_SECONDS, began_at
         while not self.outbox.wait_loaded(_LOAD_TICK_SECONDS):
@@ -389,7 +386,6 @@ class Agent:
         self._notifier.close()
 
     def _stop_parts(self, deadline: float) -> None:
-        """Stop the poll and the approver, and let the workers drain until the monotonic time *deadline*."""
         self.stop_polling.set()
         self.poller.wake()
         self.approvals.stop()
@@ -402,7 +398,6 @@ class Agent:
 
 
 def _time_left(deadline: float, *, at_most: float = _JOIN_SECONDS) -> float:
-    """Return the seconds until *deadline*, but at least 0.05 and at most *at_most*."""
     return min(max(deadline - time.monotonic(), _LEAST_WAIT_SECONDS), at_most)
 
 
@@ -417,5 +412,4 @@ def _responds(directory: Path) -> bool:
 
 
 def _approval_settings(settings: Settings) -> tuple[object, ...]:
-    """Return all settings that the approver depends on."""
     return settings.approval, settings.file, settings.secret_variables

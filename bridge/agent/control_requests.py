@@ -37,21 +37,20 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 SAVE_SECONDS = 0.8
-"""The longest wait for a save in one answer."""
+"""Limits the wait for a save in one response."""
 HISTORY_SECONDS = 5.0
 PAGE_BYTES = 512 * 1024
 PAGE_ROWS = 1_000
 FIRST, LAST = -(2**62), 2**62
-"""Imported records have negative sequences."""
+"""The lowest possible sequence is negative, because imported records have negative sequences."""
 
 
 class Source:
     """The outbox that a request reads or changes.
 
     A running agent passes its *outbox*. Without an outbox, the source reads the newest complete file in *directory*,
-    and the constructor raises OutboxError if the directory contains no such file. The agent also passes three
-    functions: *readiness*, *on_retry*, which receives the sink whose pause ends (None means all sinks), and
-    *on_decision*.
+    and the constructor raises OutboxError if the directory contains no such file. *on_retry* receives the sink whose
+    pause ends, or None for all sinks.
     """
 
     def __init__(
@@ -127,16 +126,15 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     newest_record_at: float | None
     totals: OutboxTotals
     last_errors: dict[str, LastError]
-    """By sink, of its pending and parked records."""
+    """The newest error among the pending and parked records of each sink."""
     last_transitions: dict[str, TransitionRecord]
-    """By event key, the newest record that Azure caused, of each active event."""
+    """The newest record that Azure caused for each active event, by event key."""
     decisions: tuple[StoredDecision, ...]
-    """The open decisions."""
     approvals: tuple[PendingApproval, ...]
     readiness: Readiness | None
-    """None without an agent."""
+    """None if no agent runs."""
     active_event_ids: tuple[str, ...] | None
-    """The EventIds of the tracked document, as in a record. None without an agent, and while they are unknown."""
+    """The EventIds of the open events, as in a record. None if no agent runs, or if the open events are unknown."""
     older_files: tuple[str, ...]
     used_bytes: int
 
@@ -188,9 +186,9 @@ class RecordFilter(msgspec.Struct, frozen=True, kw_only=True):
     """The conditions that a record must meet to be listed by `events`."""
 
     since: float | None = None
-    """Unix seconds: only records that were observed then or later."""
+    """Unix seconds. Earlier records do not match."""
     event_id: str | None = None
-    """In any case of letters."""
+    """Upper and lower case are equal."""
     event_types: tuple[str, ...] = ()
 
     def matches(self, record: TransitionRecord) -> bool:
@@ -211,7 +209,7 @@ class EventsPage(msgspec.Struct, frozen=True, kw_only=True):
 
     records: tuple[TransitionRecord, ...]
     next_before: int | None
-    """Ask for the next page with this as *before*; None: this is the last page."""
+    """The argument *before* for the next page, or None on the last page."""
 
 
 def read_events(
@@ -241,10 +239,7 @@ def read_events(
 def _newest_first(
     in_memory: Iterable[tuple[int, bytes]], stored: Iterable[tuple[int, bytes]]
 ) -> Iterator[tuple[int, bytes]]:
-    """Merge the records in memory and in the file, newest first, and yield each record once.
-
-    New records may not be in the file yet, and history is not in memory.
-    """
+    """Yield each record once, although some records are both in memory and in the file."""
     last = None
     for sequence, body in heapq.merge(sorted(in_memory, reverse=True), stored, key=itemgetter(0), reverse=True):
         if sequence != last:
@@ -253,7 +248,6 @@ def _newest_first(
 
 
 def _stored(file: Path | None, *, after: int = FIRST, before: int = LAST) -> Iterator[tuple[int, bytes]]:
-    """Yield the records in *file*. Raises OutboxError if the disk fails, or if the read takes more than 5 s."""
     from bridge.outbox.database import read_records  # noqa: PLC0415
 
     if file is None:
@@ -294,7 +288,7 @@ class OutboxPage(msgspec.Struct, frozen=True, kw_only=True):
 
     rows: tuple[OutboxRow, ...]
     next_after: tuple[str, int] | None
-    """Ask for the next page with this as *after*; None: this is the last page."""
+    """The argument *after* for the next page, or None on the last page."""
 
 
 def read_undelivered(
@@ -373,7 +367,7 @@ def import_records(source: Source, *, path: str) -> int:
 
 
 def decide(source: Source, *, decision: StoredDecision, overruled: tuple[int, ...] = ()) -> tuple[StoredDecision, ...]:
-    """Store the decision of a person on this VM. The decision ends the holds with the arrival numbers *overruled*.
+    """Store the decision of a person on this VM, which ends the holds with the arrival numbers *overruled*.
 
     If the event has any other hold, nothing is stored, and the other holds are returned.
     """
@@ -389,7 +383,7 @@ def find_decision(source: Source, *, approver: str, decision_id: str) -> StoredD
 
 
 def why_unsaved(source: Source) -> str | None:
-    """Save the outbox. Return None if all earlier changes are saved, or the reason for the delay."""
+    """Save the outbox. Return None after the save, or the reason if the save takes too long."""
     if source.outbox.wait_saved(SAVE_SECONDS):
         return None
     return source.outbox.saver.behind_reason or "The disk is slow."

@@ -1,11 +1,11 @@
 """The control socket, over which commands such as `status` and `approve` use the running agent.
 
-`ControlServer` is the end of the agent, and `ControlClient` is the end of a command. Each connection carries one
+The agent opens the socket with `ControlServer`, and commands connect with `ControlClient`. Each connection carries one
 request and one response in JSON. A request contains the name of a function in `bridge.agent.control_requests` and the
 arguments of this function.
 
-Only root and the user of the agent can connect. The socket has mode 0600, and both ends check the user at the other
-end. On Windows, a named pipe replaces the socket.
+Only root and the user of the agent can connect. The socket has mode 0600. In addition, the agent and the command check
+the user of the other process. On Windows, a named pipe replaces the socket.
 
 The agent creates ``control.sock`` in the state directory. If the directory is read-only or its path is too long, the
 agent creates ``/run/scheduled-events-bridge/control-HASH.sock`` instead. Several agents can share this directory, so
@@ -101,7 +101,7 @@ class ControlServer:
         self._log = ThrottledLog(logger)
 
     def open(self) -> None:
-        """Open the socket if it is not in place. Called every second, because the directory can be replaced."""
+        """Open the socket, unless it already exists. Called every second, because the directory can be replaced."""
         if isinstance(self._listener, _UnixListener) and not self._listener.is_in_place:
             self.close()
         if self._listener is not None:
@@ -118,7 +118,11 @@ class ControlServer:
             else:
                 self._log.recovered("open", "The control socket is open.")
                 return
-        self._log.problem("open", logging.WARNING, f"Commands cannot reach this agent: no control socket. {problem}")
+        self._log.problem(
+            "open",
+            logging.WARNING,
+            f"Commands cannot reach this agent, because the control socket cannot be opened. {problem}",
+        )
 
     def _listen(self, address: str) -> None:
         self._listener = listener = Listener(address) if sys.platform == "win32" else _UnixListener(address)
@@ -158,10 +162,9 @@ class ControlServer:
 
 
 class _UnixListener:
-    """A listening socket at *path*, which replaces the leftover socket of an agent that was killed.
+    """A listening socket, which replaces the leftover socket of a killed agent.
 
-    The standard library's `Listener` is not used on Unix. When the process exits, `Listener` deletes the file at the
-    path, even if another agent has replaced the file or the disk hangs.
+    The standard library's `Listener` deletes the file at exit, even if another agent owns the file or the disk hangs.
     """
 
     def __init__(self, path: str) -> None:
@@ -224,7 +227,7 @@ class ControlClient:
             except (OSError, EOFError) as error:
                 raise AgentSilent(self._silent(pid)) from error
         if response.directory != directory_text(self._directory):
-            raise NoAgent(f"Another agent answers, which runs on {response.directory}.")
+            raise NoAgent(f"The control socket belongs to another agent, which runs on {response.directory}.")
         if response.error is not None:
             raise RequestRefused(response.error)
         found: A = msgspec.json.decode(response.answer, type=get_type_hints(request)["return"])
@@ -240,11 +243,7 @@ class ControlClient:
         return found
 
     def _connect(self, deadline: float) -> tuple[Connection[Any, Any], int | None]:
-        """Return a connection, and the process ID of the agent if known.
-
-        An agent that starts holds the lock before it opens the socket. The client therefore waits for the socket while
-        the directory is locked.
-        """
+        """Return a connection. A starting agent locks the directory first, so wait for its socket."""
         while True:
             for address in addresses(self._directory):
                 try:
@@ -277,10 +276,9 @@ class ControlClient:
 
 
 def _peer(connection: Connection[Any, Any], directory: Path | None = None) -> int | None:
-    """Return the process ID of the peer, or None if the operating system does not report the process ID.
+    """Return the process ID of the peer, or None if the operating system does not report it. Set timeouts.
 
-    Raises PermissionError unless the peer is root, this user, or the owner of *directory*. This function also sets a
-    timeout for each later read and write on the connection, because the process at the other end may be stopped.
+    Raises PermissionError unless the peer is root, this user, or the owner of *directory*.
     """
     if sys.platform != "linux":
         return None

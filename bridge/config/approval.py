@@ -1,8 +1,8 @@
-"""The ``[approval]`` table: frozen values with their defaults, and the rule for each.
+"""The settings of the ``[approval]`` table, with their defaults and checks.
 
-The text under a field is the reference of this setting, as in `bridge.config.settings`. A table that only seems to
-approve is a mistake: a rule that never matches, two names for one key, and a portal without a signer. A missing key
-file is not a mistake: the agent starts and reports the file, and decisions with this key do not count.
+The text below each field is the reference of the setting. The checks reject a table that can never approve an event,
+for example because a rule never matches or because a portal has no keys. A missing key file is not an error. The agent
+starts and reports the missing file, and decisions with this key do not count.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _Command = Annotated[tuple[_Text, ...], _NotEmpty, Check(_program)]
 
 
 class RuleSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """One ``[[approval.rules]]`` table: a filter for events, and the action."""
+    """One ``[[approval.rules]]`` table: the conditions of the rule, and its action."""
 
     name: Annotated[str, Check(check_name)]
     """The unique name of the rule in logs and records (`rule:NAME`)."""
@@ -73,7 +73,7 @@ class RuleSettings(msgspec.Struct, frozen=True, kw_only=True):
     """true: the command prepares every VM of the event, so the rule also matches events that name other VMs."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError if the bounds exclude every event."""
+        """Raise ValueError if no duration can meet both bounds."""
         low, high = self.min_duration_seconds, self.max_duration_seconds
         if low is not None and high is not None and low > high:
             raise ValueError(
@@ -82,7 +82,7 @@ class RuleSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """One ``[[approval.remote.keys]]`` table: a public key and its approver."""
+    """One ``[[approval.remote.keys]]`` table: a public key and the name of its approver."""
 
     kid: _Text
     """The unique name of the key in decisions."""
@@ -93,7 +93,7 @@ class KeySettings(msgspec.Struct, frozen=True, kw_only=True):
     decisions with this key do not count."""
 
     def trusted(self) -> TrustedKey:
-        """Return the key for the verification of decisions. Its file is read on first use."""
+        """Return the key that verifies decisions. The first use of the key reads the file."""
         return TrustedKey(kid=self.kid, approver=self.approver, public_key_file=self.public_key_file)
 
 
@@ -129,7 +129,7 @@ class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The trusted keys, one table each, at least one."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError with all contradictions."""
+        """Raise ValueError with all settings that contradict each other."""
         mistakes = []
         credentials = ("token_file", "token_env", "credential", "entra_scope", "client_cert_file")
         given = [name for name in credentials if getattr(self, name) is not None]
@@ -147,7 +147,7 @@ class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(" ".join(mistakes))
 
     def trusted_keys(self) -> tuple[TrustedKey, ...]:
-        """Return the keys for the verification of decisions. Keep the result, because it caches the files."""
+        """Return the keys that verify decisions. Keep the returned objects, because they cache the files."""
         return tuple(key.trusted() for key in self.keys)
 
 
@@ -164,14 +164,14 @@ class ApprovalSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Signed decisions from an ops portal. Default: no portal."""
 
     def trusted_keys(self) -> tuple[TrustedKey, ...]:
-        """Return the keys of the portal. Keep the result, because it caches the files."""
+        """Return the keys of the portal. Keep the returned objects, because they cache the key files."""
         return () if self.remote is None else self.remote.trusted_keys()
 
 
 def read_approval(table: object, mistakes: Problems) -> ApprovalSettings | None:
-    """Return the settings of the ``[approval]`` *table*, or None after adding its mistakes to *mistakes*.
+    """Return the settings of the ``[approval]`` *table*. If the table has mistakes, collect them and return None.
 
-    This also reads the certificate files, so that an unusable certificate is found before it is needed.
+    This function also reads the certificate files, so that the agent reports an unusable certificate at the start.
     """
     before = len(mistakes)
     settings = convert(table, ApprovalSettings, "approval", mistakes)
@@ -190,7 +190,7 @@ def read_approval(table: object, mistakes: Problems) -> ApprovalSettings | None:
 
 
 def _names(rules: Any, mistakes: Problems) -> None:
-    """Add a mistake for each duplicate name, also of rules that have other mistakes."""
+    """Collect a mistake for each duplicate name. Rules with other mistakes are checked as well."""
     seen: dict[str, str] = {}
     for number, rule in enumerate(rules if isinstance(rules, list | tuple) else ()):
         name = rule.get("name") if isinstance(rule, Mapping) else None

@@ -1,7 +1,7 @@
-"""The JSON schema of the configuration (draft 2020-12), for editors, the Helm chart, and programs that write the file.
+"""Generates the JSON schema of the configuration (draft 2020-12) from the structs that read the file.
 
-The schema is generated from the structs that read the file. It cannot express every rule, such as keys that exclude
-each other. `check-config` reports all mistakes.
+Editors, the Helm chart, and programs that write a configuration use the schema. A schema cannot express every rule, for
+example that two keys exclude each other. `check-config` reports all mistakes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DEFS = "#/$defs/"
 
 
 def configuration_schema() -> dict[str, Any]:
-    """Return the schema of the whole file, with the sinks that are installed here."""
+    """Return the schema of the complete file, including the sinks that are installed on this machine."""
     sinks = {name: cls.Config for name, cls in _classes().items()}
     structs = [TopSettings, *sinks.values()]
     roots, defs = msgspec.json.schema_components(structs, ref_template=f"{_DEFS}{{name}}")
@@ -44,7 +44,6 @@ def configuration_schema() -> dict[str, Any]:
 
 
 def _classes() -> dict[str, Any]:
-    """Return the installed sink classes by type, without classes that cannot be imported."""
     found = {}
     for name in installed():
         try:
@@ -55,7 +54,6 @@ def _classes() -> dict[str, Any]:
 
 
 def _structs_of(defs: Mapping[str, Any], roots: list[type[msgspec.Struct]]) -> list[type[msgspec.Struct]]:
-    """Return the struct behind each of *defs*, found from *roots*."""
     found: dict[str, type[msgspec.Struct]] = {}
     waiting = list(roots)
     while waiting:
@@ -76,7 +74,6 @@ def _structs_in(info: Any) -> list[type[msgspec.Struct]]:
 
 
 def _close(schema: dict[str, Any], struct: type[msgspec.Struct]) -> None:
-    """Add the descriptions of the keys to *schema*, and refuse unknown keys."""
     schema["additionalProperties"] = False
     rules = base_rules(struct) if issubclass(struct, SinkConfig) else {}
     texts = documented(struct)
@@ -90,7 +87,6 @@ def _close(schema: dict[str, Any], struct: type[msgspec.Struct]) -> None:
 
 
 def _sink_item(references: Mapping[str, Mapping[str, Any]], defs: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of one ``[[sinks]]`` table. Its type determines the valid keys."""
     for name, reference in references.items():
         own = defs[reference["$ref"].removeprefix(_DEFS)]
         own["properties"] = {"type": {"const": name}} | own["properties"]
@@ -110,5 +106,5 @@ def _sink_item(references: Mapping[str, Mapping[str, Any]], defs: dict[str, Any]
     }
 
 
-#: A type of another machine. `check-config` reports types that are not installed.
+#: Another machine may have other types. `check-config` reports types that are not installed.
 _INSTALLED = {"type": "string", "pattern": "^[a-z][a-z0-9_-]*$"}

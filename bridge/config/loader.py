@@ -1,7 +1,7 @@
-"""Reads the configuration file into settings, and finds the file and the state directory.
+"""Finds and reads the configuration file, and finds the state directory.
 
-All mistakes are reported at once, before the agent starts. Unknown keys are mistakes, because a misspelled key would
-otherwise have no effect. The settings and their reference are in `bridge.config.settings`.
+The loader reports all mistakes of the file at once, before the agent starts. An unknown key is a mistake, because a
+misspelled key would otherwise have no effect. `bridge.config.settings` contains all settings and their reference.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _OURS = "scheduled-events-bridge"
 _WINDOWS = os.name == "nt"
 _NO_ENVIRONMENT: Mapping[str, str] = {}
 
-#: Variable -> the key that it overrides. A manifest of a container determines the address of the probes and the volume
-#: of the outbox, and a later configuration cannot contradict the manifest.
+#: Maps each variable to the key that the variable overrides. A container manifest sets these variables, because the
+#: manifest also contains the address of the probes and the volume of the outbox.
 OVERRIDES: Mapping[str, str] = {
     "SCHEDULED_EVENTS_BRIDGE_STATUS_LISTEN": "status.listen",
     "SCHEDULED_EVENTS_BRIDGE_STATE_DIRECTORY": "state.directory",
@@ -45,7 +45,7 @@ OVERRIDES: Mapping[str, str] = {
 def load(path: Path | None, environ: Mapping[str, str] = _NO_ENVIRONMENT) -> Settings:
     """Return the settings of the file at *path*, with the overrides of *environ* (`OVERRIDES`).
 
-    If *path* is None, the settings are the defaults, with one stdout sink. Raises ConfigurationError with all mistakes.
+    If *path* is None, return the defaults with one stdout sink. Raises ConfigurationError with all mistakes.
     """
     try:
         settings = read(_overridden({} if path is None else parsed(path), environ))
@@ -58,7 +58,7 @@ def load(path: Path | None, environ: Mapping[str, str] = _NO_ENVIRONMENT) -> Set
 def load_top(path: Path | None, environ: Mapping[str, str] = _NO_ENVIRONMENT) -> TopSettings:
     """Return the settings of the file at *path* without its sinks and approvals, with the overrides of *environ*.
 
-    Sinks and approvals are not read, so mistakes in their tables are not found, and no sink type is imported.
+    This function does not check the tables of the sinks and of the approvals, and it does not import any sink type.
     """
     mistakes = Problems()
     top = _top(_overridden({} if path is None else parsed(path), environ), mistakes)
@@ -68,7 +68,7 @@ def load_top(path: Path | None, environ: Mapping[str, str] = _NO_ENVIRONMENT) ->
 
 
 def _overridden(table: Mapping[str, Any], environ: Mapping[str, str]) -> Mapping[str, Any]:
-    """Return *table* with the values of `OVERRIDES` in *environ*. An empty variable counts as not set."""
+    """Return *table* with the values of `OVERRIDES` in *environ*. An empty variable has no effect."""
     for variable, path in OVERRIDES.items():
         section, _, key = path.partition(".")
         value, keys = environ.get(variable), table.get(section, {})
@@ -78,7 +78,7 @@ def _overridden(table: Mapping[str, Any], environ: Mapping[str, str]) -> Mapping
 
 
 def read(table: Mapping[str, Any]) -> Settings:
-    """Return the settings of a parsed file; raise ConfigurationError with all of its mistakes."""
+    """Return the settings of a parsed file. Raises ConfigurationError with all mistakes."""
     from bridge.config.sinks import read_sinks  # noqa: PLC0415  # imports requests
 
     mistakes = Problems()
@@ -99,7 +99,7 @@ def read(table: Mapping[str, Any]) -> Settings:
 
 def _top(table: Mapping[str, Any], mistakes: Problems) -> TopSettings | None:
     rest = {key: value for key, value in table.items() if key not in {"sinks", "approval"}}
-    # `read_sinks` reads the sinks. The message about an unknown key lists them as well.
+    # `read_sinks` checks the sinks. The key is valid here, so that messages about unknown keys list it.
     return convert(rest, TopSettings, "", mistakes, stricter={"sinks": Any})
 
 
@@ -111,7 +111,7 @@ def _withholding(sink: SinkSettings, variables: frozenset[str]) -> SinkSettings:
 def parsed(path: Path) -> dict[str, Any]:
     """Return the file at *path* as parsed TOML; raise ConfigurationError if it cannot be read or is not TOML."""
     try:
-        # Windows editors write a byte order mark.
+        # Some Windows editors write a byte order mark.
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as exc:
         advice = "Run the command as root (sudo)" if isinstance(exc, PermissionError) and not _WINDOWS else "Correct it"
@@ -153,7 +153,7 @@ def _system_config(environ: Mapping[str, str], *, windows: bool) -> Path:
 
 
 def configuration_in_words(file: Path | None, environ: Mapping[str, str], *, windows: bool = _WINDOWS) -> str:
-    """Return the path of *file*, or for None the places without a file."""
+    """Return the path of *file*. If *file* is None, return the locations that contain no file."""
     if file is not None:
         return str(file.absolute())
     system = _system_config(environ, windows=windows)
@@ -161,7 +161,7 @@ def configuration_in_words(file: Path | None, environ: Mapping[str, str], *, win
 
 
 def service_directory(*, windows: bool = _WINDOWS) -> Path:
-    """Return the state directory of the agent that runs as this machine's service."""
+    """Return the state directory of the agent that runs as a service of this machine."""
     return _program_data({}) / _OURS / "state" if windows else Path("/var/lib", _OURS)
 
 
@@ -169,18 +169,21 @@ def _exists(path: Path) -> bool:
     try:
         return path.exists()
     except OSError:
-        # The directory is not readable. Reading the file reports this; the defaults would hide it.
+        # The directory is not readable. A read of the file reports the error, and the defaults would hide it.
         return True
 
 
 def state_directory(
     settings: TopSettings, environ: Mapping[str, str], *, windows: bool = _WINDOWS, is_root: bool | None = None
 ) -> Path:
-    """Return the directory of the outbox, which need not exist.
+    """Return the state directory, which may not exist yet.
 
-    The order is: the configured directory, the first directory of $STATE_DIRECTORY (systemd.exec), the system's
-    directory for root, and the user's state home (XDG Base Directory Specification). On Windows, the default is
-    below %ProgramData%.
+    The function returns the first directory that is set:
+
+    - the directory in the configuration
+    - the first directory in $STATE_DIRECTORY, which systemd sets
+    - the default directory of the system, on Windows for every user and on other systems only for root
+    - the state home of the user (XDG Base Directory Specification)
     """
     if settings.state.directory is not None:
         return Path(settings.state.directory)

@@ -1,8 +1,8 @@
 """Masks secrets in quoted values, and detects URLs that contain a secret.
 
-Messages about the configuration appear in terminals, CI logs, and tickets. A message never quotes the value of an
-unknown key, because that value can be anything. A message quotes the value of a known key only in part if the value
-can contain a secret: a URL up to the host, other text up to the first blank or equals sign.
+Messages about the configuration can appear in terminals, CI logs, and tickets. The value of an unknown key can be a
+secret, so no message quotes such a value. If the value of a known key can contain a secret, the message quotes only a
+part: a URL up to its host, and other text up to the first space or equals sign.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SECRET_PATH_HOSTS = (
 
 
 def shown(path: str, value: object) -> str:
-    """Return *value* of the known key *path* for a message, with secrets masked."""
+    """Return the *value* of the known key *path* for a message, with masked secrets."""
     if isinstance(value, Mapping):
         return "a table"
     if isinstance(value, list):
@@ -47,12 +47,12 @@ def shown(path: str, value: object) -> str:
 
 
 def is_secret_name(path: str) -> bool:
-    """Return whether a key of the dotted *path* has a name that suggests a secret."""
+    """Return whether any part of the dotted *path* suggests a secret."""
     return any(_SECRET_NAME.search(part) for part in path.lower().replace("-", "_").split("."))
 
 
 def has_secret(url: str) -> bool:
-    """Return whether *url* contains a secret: a password, a token in the query, or a path that is a secret."""
+    """Return whether *url* contains a password, a token in its query, or a secret path."""
     try:
         parts = urlsplit(url)
         host = f".{parts.hostname or ''}"
@@ -70,7 +70,7 @@ def _text(value: str) -> str:
         return SECRET
     url = _URL.fullmatch(value)
     if url is not None:
-        # Only the scheme and the host are no secret, and only the scheme if the scheme is unknown or a part is odd.
+        # The host of a URL with an unknown scheme can also be a secret.
         is_web = url["scheme"].lower() in _WEB_SCHEMES and "@" not in url["rest"]
         return repr(f"{url['scheme']}://{url['host'] if is_web else ''}" + ("/..." if url["rest"].strip("/") else ""))
     part = re.split(r"[\s=]", value, maxsplit=1)[0][:MAX_SHOWN]

@@ -1,7 +1,8 @@
-"""Sentences for mistakes in a configuration: a key that is unknown or missing, or that has a wrong value.
+"""The messages for mistakes in the configuration: an unknown key, a missing key, or a wrong value.
 
-A sentence names the path of the key, the value with secrets masked, and the expected value. For an unknown key, it
-suggests the nearest valid key. Every mistake is an error: `run` exits with 78, and reports all mistakes at once.
+A message contains the path of the key, the value without secrets, and the expected value. For an unknown key, the
+message suggests the most similar valid key. Every mistake is an error: the agent reports all mistakes at once and exits
+with code 78.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _LISTS = (types.VarTupleType, types.ListType, types.SetType, types.FrozenSetType
 
 
 class Problem(NamedTuple):
-    """One mistake. Its sentence is *before*, *path*, the owner of the key, and *text*."""
+    """One mistake. The message consists of *before*, *path*, the owner of the key, and *text*."""
 
     path: str
     text: str
@@ -33,7 +34,7 @@ def wrong(path: str, value: object, wanted: str, hint: str = "") -> Problem:
 
 
 class Problems:
-    """The sentences collected so far. Set *whose* to the owner of the next keys, such as ``sink 'sre-alerts'``."""
+    """Collects the messages of all mistakes. *whose* is the owner of the next keys, such as ``sink 'sre-alerts'``."""
 
     def __init__(self) -> None:
         self.sentences: list[str] = []
@@ -43,32 +44,32 @@ class Problems:
         return len(self.sentences)
 
     def extend(self, problems: Iterable[Problem]) -> None:
-        """Collect *problems*, each with its owner."""
+        """Add *problems*, with the owner of their keys."""
         about = f" ({self.whose})" if self.whose else ""
         self.sentences += [f"{problem.before}{problem.path}{about}{problem.text}" for problem in problems]
 
     def quote(self, path: str, sentence: str) -> None:
-        """Collect a complete *sentence* about *path*."""
+        """Add a problem with the complete sentence *sentence* about *path*."""
         self.extend([Problem(path, f": {sentence}")])
 
     def wrong(self, path: str, value: object, wanted: str, hint: str = "") -> None:
-        """Collect the problem that the key at *path* has *value* instead of *wanted*."""
+        """Add the problem that the key at *path* has *value* instead of *wanted*."""
         self.extend([wrong(path, value, wanted, hint)])
 
 
 def join(path: str, key: str) -> str:
-    """Return the path of *key* in the table at *path*, quoted where TOML requires quotes."""
+    """Return the path of *key* in the table *path*, with quotes where TOML requires quotes."""
     quoted = key if _BARE_KEY.fullmatch(key) else repr(key[:MAX_SHOWN])
     return f"{path}.{quoted}" if path else quoted
 
 
 def missing(path: str, wanted: Any) -> Problem:
-    """Return the problem that the required key at *path*, of type *wanted*, is missing."""
+    """Return the problem that the required key *path* of type *wanted* is missing."""
     return Problem(path, f" is missing. It must be {in_words(wanted)}.")
 
 
 def unknown(path: str, key: str, known: Sequence[str]) -> Problem:
-    """Return the problem that the table at *path* has *key*, which is not one of the *known* keys."""
+    """Return the problem that the table *path* contains *key*, which is none of the *known* keys."""
     name = key.lower().replace("-", "_")
     outside = [each for each in known if each.endswith(("_file", "_env")) and name in each]
     if outside and is_secret_name(name):
@@ -79,14 +80,14 @@ def unknown(path: str, key: str, known: Sequence[str]) -> Problem:
 
 
 def wrong_type(path: str, value: object, wanted: Any, core: Any) -> Problem:
-    """Return the problem that *value* is not of the type *wanted*, which is *core* inside ``Annotated``."""
+    """Return the problem that *value* does not have the type *wanted*. *core* is the type inside ``Annotated``."""
     info = types.type_info(core)
     choices = _choices(info) if isinstance(value, str) and not is_secret_name(path) else []
     return wrong(path, value, in_words(wanted), nearest(value, choices) if isinstance(value, str) else "")
 
 
 def in_words(wanted: Any) -> str:
-    """Return the type *wanted* in words."""
+    """Return a description of the type *wanted*, such as "a whole number at least 1"."""
     infos = types.type_info(wanted)
     members = infos.types if isinstance(infos, types.UnionType) else (infos,)
     return " or ".join(_described(info) for info in members if not isinstance(info, types.NoneType))

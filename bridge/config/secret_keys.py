@@ -1,7 +1,7 @@
-"""The files and variables with secrets that a configuration names.
+"""Finds the files and environment variables with secrets that a configuration names.
 
-The keys for secrets end in ``_file`` or ``_env``, in the tables of the agent and of every sink, also of third-party
-sinks. They are therefore found in the parsed file.
+The names of all keys for secrets end with ``_file`` or ``_env``. This rule also covers third-party sinks, so the
+functions search the parsed file for such keys.
 """
 
 from __future__ import annotations
@@ -20,23 +20,22 @@ _CERTIFICATE, _KEY = "client_cert_file", "client_key_file"
 
 
 def secret_variables(table: object) -> frozenset[str]:
-    """Return the environment variables in the ``*_env`` keys of *table*, at any depth."""
+    """Return the environment variables that the ``*_env`` keys of *table* name, at any depth."""
     return frozenset(name for _, name in _named(table, _VARIABLE, "") if "\0" not in name)
 
 
 def secret_files(table: object) -> tuple[tuple[str, str], ...]:
-    """Return each key of *table* for a file with a secret, such as ``sinks[0].url_file``, and the file."""
+    """Return each key of *table* that names a file with a secret, such as ``sinks[0].url_file``, with the file."""
     return tuple(_named(table, _FILE, ""))
 
 
 def readable_secrets(files: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Return a sentence for each of *files* (see `secret_files`) that other users can read."""
+    """Return a warning for each of *files* (`secret_files`) that other users can read."""
     found = ((key, _why_readable(file)) for key, file in files)
     return tuple(f"{key}: {why}" for key, why in found if why is not None)
 
 
 def _why_readable(file: str) -> str | None:
-    """Return a sentence if users other than root and the current user, or a foreign group, can read *file*."""
     if sys.platform == "win32":
         return None  # the mode does not contain access lists
     try:

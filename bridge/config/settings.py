@@ -1,8 +1,9 @@
-"""The settings of the agent: frozen values with their defaults, and the rule for each.
+"""The settings of the agent, with their defaults and checks.
 
-The text under a field is the reference of that setting, with its unit; `documented` returns it for help and tests.
-`bridge.sink.SinkConfig` holds the keys that every ``[[sinks]]`` table has. `bridge.config.loader` reads the file.
-Importing this module does not import requests: commands such as `status` need only the settings of the agent.
+The text below each field is the reference of the setting, and `documented` returns these texts. The keys that every
+``[[sinks]]`` table has are in `bridge.sink.SinkConfig`.
+
+This module does not import requests, because commands such as `status` need only these settings.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 #: The versions in Microsoft's "Azure Metadata Service: Scheduled Events for Linux VMs". Later versions are accepted.
 API_VERSIONS = ("2017-03-01", "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01")
 
-#: Ten years. `threading` cannot wait much longer.
+#: Ten years, because `threading` cannot wait much longer.
 LONGEST_SECONDS = 315_360_000
 
 _HIGHEST_PORT = 65535
@@ -61,7 +62,6 @@ def _listen(value: str) -> None:
 
 
 def _is_address(host: str) -> bool:
-    """Return whether *host* is localhost, an IPv4 address, or an IPv6 address in brackets."""
     is_bracketed = host.startswith("[") and host.endswith("]")
     try:
         return host == "localhost" or is_bracketed == (ipaddress.ip_address(host.strip("[]")).version == 6)  # noqa: PLR2004
@@ -76,7 +76,6 @@ def _heartbeat(value: float) -> None:
 
 _Duration = Annotated[float, Meta(gt=0, le=LONGEST_SECONDS)]
 _DurationOrZero = Annotated[float, Meta(ge=0, le=LONGEST_SECONDS)]
-# The metadata service accepts five requests per second from all processes of a VM together.
 _PollInterval = Annotated[float, Meta(ge=0.2, le=LONGEST_SECONDS)]
 _Bytes = Annotated[int, Meta(ge=1_048_576, le=2**60)]
 _PendingBytes = Annotated[int, Meta(ge=65_536, le=2**60)]
@@ -84,22 +83,23 @@ _Text = Annotated[str, Meta(min_length=1)]
 
 
 class ImdsSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """``[imds]``: the Instance Metadata Service."""
+    """``[imds]``: the Instance Metadata Service of Azure."""
 
     endpoint: Annotated[str, Check(_endpoint)] = "http://169.254.169.254"
     """Scheme and host of the metadata service. The agent never uses a proxy for these requests."""
     api_version: Annotated[str, Check(_api_version)] = "2020-07-01"
     """The version of the Scheduled Events document. Every version since 2017-03-01 is supported."""
     poll_interval_seconds: _PollInterval = 1.0
-    """Seconds between two polls, at least 0.2: all processes of a VM share five requests per second."""
+    """Seconds between two polls, at least 0.2, because all processes of a VM share five requests per second."""
     timeout_seconds: _Duration = 5.0
     """Wall-clock deadline of one request, in seconds."""
     first_timeout_seconds: _Duration = 150.0
-    """Deadline of the first request, in seconds. This request turns the feature on and may take two minutes."""
+    """Deadline of a poll, in seconds, if no good response from the last 24 hours is known. The poll then turns the
+    service on, which may take two minutes."""
 
 
 class VmSettings(VmIdentity, frozen=True, kw_only=True):
-    """``[vm]``: the identity of this VM, if the instance document is incomplete or wrong."""
+    """``[vm]``: values that override the identity of this VM from the instance document."""
 
     name: _Text | None = None
     """The VM's name in Resources. Default: from the metadata service, as for all keys of this table."""
@@ -120,15 +120,16 @@ class VmSettings(VmIdentity, frozen=True, kw_only=True):
     placement_group_id: _Text | None = None
     """The placement group of the scale set."""
     tags: dict[str, str] = msgspec.field(default_factory=dict)
-    """The VM's tags, text to text."""
+    """The tags of the VM. Each value is text."""
 
 
 class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``[state]``: the outbox on disk."""
 
     directory: _Text | None = None
-    """Default: $STATE_DIRECTORY, else /var/lib/scheduled-events-bridge as root, else the user's state home;
-    on Windows %ProgramData%\\scheduled-events-bridge\\state. $SCHEDULED_EVENTS_BRIDGE_STATE_DIRECTORY overrides it."""
+    """The directory of the outbox. The default is $STATE_DIRECTORY, else /var/lib/scheduled-events-bridge for root, or
+    else the state home of the user. On Windows, the default is %ProgramData%\\scheduled-events-bridge\\state.
+    The variable $SCHEDULED_EVENTS_BRIDGE_STATE_DIRECTORY overrides this key."""
     max_bytes: _Bytes = 268_435_456
     """Limits the outbox files, in bytes: at least 1 MiB, by default 256 MiB. A small volume limits them further."""
     max_pending_bytes: _PendingBytes = 33_554_432
@@ -140,28 +141,28 @@ class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StatusSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """``[status]``: /healthz, /readyz and /metrics."""
+    """``[status]``: the pages /healthz, /readyz, and /metrics."""
 
     listen: Annotated[str, Check(_listen)] = "127.0.0.1:9464"
-    """Address (or localhost) and port of health and metrics. Port 0 selects a free port and logs it; "" turns it off.
-    $SCHEDULED_EVENTS_BRIDGE_STATUS_LISTEN overrides it."""
+    """Address (or localhost) and port of health and metrics. Port 0 selects a free port and logs it. "" turns the
+    pages off. The variable $SCHEDULED_EVENTS_BRIDGE_STATUS_LISTEN overrides this key."""
 
     @property
     def address(self) -> tuple[str, int] | None:
-        """Return the host, without the brackets of IPv6, and the port; None if it is off."""
+        """Return the host, without the brackets of IPv6, and the port. Return None if the pages are off."""
         host, _, port = self.listen.rpartition(":")
         return (host.strip("[]"), int(port)) if self.listen else None
 
 
 class HeartbeatSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """``[heartbeat]``: periodic records of a running agent, for sinks that request them."""
+    """``[heartbeat]``: periodic records for the sinks that request them."""
 
     interval_seconds: Annotated[_DurationOrZero, Check(_heartbeat)] = 0.0
-    """Seconds between two heartbeats, at least 1; 0 turns them off."""
+    """Seconds between two heartbeats, at least 1. With 0, the agent sends no heartbeats."""
 
 
 class SinkSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """One ``[[sinks]]`` table: the type as written, its class, and its checked Config."""
+    """One ``[[sinks]]`` table with its type, the class of the type, and the checked configuration."""
 
     type_name: str
     sink_class: type[Sink]
@@ -169,7 +170,7 @@ class SinkSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Return the name of this sink in logs, metrics, and the outbox."""
+        """Return the name of the sink in logs, metrics, and the outbox."""
         return self.config.name
 
     def build(self) -> Sink:
@@ -178,7 +179,7 @@ class SinkSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole file without its sinks."""
+    """All settings of the file except the sinks."""
 
     stop_grace_seconds: _DurationOrZero = 10.0
     """Seconds for which sinks continue to send after a stop."""
@@ -187,7 +188,7 @@ class TopSettings(msgspec.Struct, frozen=True, kw_only=True):
     vm: VmSettings = VmSettings()
     """The identity of this VM. The agent finds it without settings."""
     labels: dict[str, str] = {}
-    """Text to text, added to every record."""
+    """Labels, such as a team, that the agent adds to every record."""
     state: StateSettings = StateSettings()
     """The outbox on disk."""
     status: StatusSettings = StatusSettings()
@@ -199,7 +200,7 @@ class TopSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(TopSettings, frozen=True, kw_only=True):
-    """A complete, checked configuration."""
+    """A complete configuration without mistakes."""
 
     sinks: tuple[SinkSettings, ...]
     """The destinations of records, one table each. Default: one sink of type stdout."""
@@ -214,7 +215,7 @@ class Settings(TopSettings, frozen=True, kw_only=True):
 
 
 def documented(struct: type[msgspec.Struct]) -> dict[str, str]:
-    """Return the text under each field of *struct* and its bases, on one line each."""
+    """Return the text below each field of *struct* and its base classes. Each text is on one line."""
     import ast  # noqa: PLC0415  # only for help and tests
     import inspect  # noqa: PLC0415
     import textwrap  # noqa: PLC0415

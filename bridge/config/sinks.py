@@ -1,11 +1,12 @@
-"""The ``[[sinks]]`` tables of the file: the class of each type, and its checked Config.
+"""Reads the ``[[sinks]]`` tables: finds the class of each sink type, and checks the keys of the table.
 
-A sink author declares fields and, if fields depend on each other, a ``__post_init__``. The rules for the keys of every
-sink are in this module. A filter that can never match is a mistake, because the sink would never send anything.
+A sink author declares the fields of the table, and a ``__post_init__`` for fields that depend on each other. This
+module contains the checks for the keys that all sinks share. A filter that can never match is a mistake, because the
+sink would never send a record.
 
-The project's own sinks and third-party sinks load through the same mechanism: an entry point of the group
-``scheduled_events_bridge.sinks``, or ``module:Class`` without packaging. Listing the installed types imports nothing,
-and only configured types are imported, so an unused sink needs no memory and no SDK.
+All sinks load through an entry point of the group ``scheduled_events_bridge.sinks``, or as ``module:Class`` without an
+installed package. The list of installed types imports nothing, and the agent imports only the configured types.
+Therefore, an unused sink needs no memory and no SDK.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from bridge.text import nearest
 
 GROUP = "scheduled_events_bridge.sinks"
 
-#: Package -> the extra of this distribution that installs it.
+#: Maps each package to the extra that installs the package.
 EXTRAS = {"apprise": "apprise", "jinja2": "template", "aiohttp": "websocket"}
 
 #: Types that do not use requests. An agent with no other sink never imports it.
@@ -62,9 +63,9 @@ _RULES: dict[str, Any] = {
 def read_sinks(
     tables: object, mistakes: Problems, *, labels: Mapping[str, str] | None = None
 ) -> tuple[SinkSettings, ...]:
-    """Return the sinks of *tables* and add their mistakes to *mistakes*.
+    """Return the sinks in *tables*, and add their mistakes to *mistakes*.
 
-    *labels* are the labels of every record, or None if the labels have mistakes.
+    *labels* are the labels of every record, or None if the labels contain mistakes.
     """
     if not isinstance(tables, list | tuple):
         mistakes.wrong("sinks", tables, "a list of tables. Write each with two pairs of brackets: [[sinks]]")
@@ -99,7 +100,7 @@ def _check_labels(sink: SinkSettings, labels: Mapping[str, str], path: str, mist
 
 
 def _default_name(type_name: object) -> str:
-    """Return the default name of a sink: its type, with a dot instead of the colon of ``module:Class``."""
+    """Return the default name of a sink: its type, with a dot instead of the colon in ``module:Class``."""
     return type_name.replace(":", ".") if isinstance(type_name, str) else ""
 
 
@@ -120,22 +121,22 @@ def _sink(table: Mapping[str, Any], path: str, mistakes: Problems) -> SinkSettin
 
 
 def base_rules(config: type[SinkConfig]) -> dict[str, Any]:
-    """Return the rules for the base keys, except for keys whose type *config* redefines."""
+    """Return the checks for the shared keys, except for keys whose type *config* redefines."""
     base = {field.name: field.type for field in msgspec.structs.fields(SinkConfig)}
     own = {field.name: field.type for field in msgspec.structs.fields(config)}
     return {name: rule for name, rule in _RULES.items() if own[name] == base[name]}
 
 
 def installed() -> tuple[str, ...]:
-    """Return the names of the installed sink types, sorted, without importing them."""
+    """Return the sorted names of the installed sink types. No sink is imported."""
     return tuple(sorted({entry.name for entry in entry_points(group=GROUP)}))
 
 
 def sink_class(type_name: str) -> type[Sink]:
-    """Return the class of *type_name*, an installed type or ``module:Class``.
+    """Return the sink class of *type_name*, which is an installed type or ``module:Class``.
 
-    Raises UnknownSinkType if the type, module, or class does not exist, and ConfigurationError if it cannot be imported
-    or is not a sink.
+    Raises UnknownSinkType if the type, the module, or the class does not exist. Raises ConfigurationError if the class
+    cannot be imported or is not a sink.
     """
     found = _attribute(type_name, type_name if ":" in type_name else _target(type_name))
     if not (isinstance(found, type) and issubclass(found, Sink)):
@@ -152,7 +153,6 @@ def sink_class(type_name: str) -> type[Sink]:
 
 
 def _target(type_name: str) -> str:
-    """Return the ``module:Class`` of the entry point called *type_name*."""
     targets = {f"{each.module}:{each.attr}" for each in entry_points(group=GROUP) if each.name == type_name}
     if not targets:
         names = installed()
@@ -194,7 +194,6 @@ def _module(type_name: str, module_name: str) -> object:
 
 
 def _missing(type_name: str, module_name: str, missing: str) -> ConfigurationError:
-    """Return the error for a *missing* module: the module of the sink, or one of its dependencies."""
     if module_name == missing or module_name.startswith(f"{missing}."):
         return UnknownSinkType(
             f"Sink type {type_name!r}: the module {missing!r} does not exist. "

@@ -1,7 +1,7 @@
-"""Converts TOML values into a frozen struct, key by key, so that all mistakes in a file are reported at once.
+"""Converts TOML values into frozen structs, one key at a time, and collects the mistakes of all keys.
 
-``msgspec.convert`` of a complete table stops at the first mistake, and its message can quote a secret. The sentences
-are in `bridge.config.mistakes`.
+`msgspec.convert` is not used for a complete table, because it stops at the first mistake and its message can quote a
+secret. `bridge.config.mistakes` contains the messages.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ _NONE: Mapping[str, Any] = {}
 
 
 class Check(msgspec.Struct, frozen=True):
-    """A rule in ``Annotated`` that a type cannot express.
+    """A check in ``Annotated`` for conditions that a type cannot express.
 
-    *rule* takes the converted value. It raises ValueError with the expected value, and optionally with a hint.
+    *rule* receives the converted value. If the value is wrong, *rule* raises ValueError with the expected value and an
+    optional hint.
     """
 
     rule: Callable[[Any], None]
 
 
 def check_name(value: str) -> None:
-    """Raise ValueError if *value* cannot be the name of a sink or a rule in logs, metrics, and records."""
+    """Raise ValueError if *value* is not a valid name of a sink or a rule."""
     if not _NAME.fullmatch(value):
         raise ValueError("1 to 64 characters of A-Z, a-z, 0-9, dot, underscore and hyphen")
 
 
 def check_url(value: str, wanted: str) -> SplitResult:
-    """Return the parts of an HTTP URL without user, query, and fragment; raise ValueError(*wanted*) otherwise."""
+    """Return the parts of an HTTP URL without user, query, and fragment. Raises ValueError(*wanted*) for other text."""
     try:
         parts = urlsplit(value)
         is_usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
@@ -54,11 +55,11 @@ def check_url(value: str, wanted: str) -> SplitResult:
 def convert(
     table: object, struct: type[_StructT], path: str, problems: Problems, *, stricter: Mapping[str, Any] = _NONE
 ) -> _StructT | None:
-    """Return *table* as a *struct*, or None after adding its mistakes to *problems*.
+    """Return *table* as a *struct*. If the table has mistakes, add them to *problems* and return None.
 
-    A ValueError or TypeError from the struct's ``__post_init__`` is a mistake of the table. *stricter* maps fields to
-    types that replace their own types. No other key may depend on these fields: ``__post_init__`` runs even if one of
-    them has a mistake.
+    A ValueError or TypeError in ``__post_init__`` counts as a mistake of the table. *stricter* maps the names of fields
+    to types that replace the declared types. ``__post_init__`` must not depend on these fields, because it runs even if
+    one of these fields has a mistake.
     """
     made, found = _convert_table(table, struct, path, stricter)
     problems.extend(found)
@@ -94,7 +95,7 @@ def _convert_table(
 
 
 def convert_value(value: object, wanted: Any, path: str) -> tuple[Any, list[Problem]]:
-    """Return *value* as the type *wanted* and its problems. If there are problems, the value is None."""
+    """Return *value* as the type *wanted*, and a list of problems. With problems, the returned value is None."""
     core = _core(wanted)
     if isinstance(core, type) and issubclass(core, msgspec.Struct):
         return _convert_table(value, core, path)
@@ -112,7 +113,6 @@ def convert_value(value: object, wanted: Any, path: str) -> tuple[Any, list[Prob
 
 
 def _core(wanted: Any) -> Any:
-    """Return the type inside ``Annotated`` and without None."""
     if typing.get_origin(wanted) in (typing.Union, builtin_types.UnionType):
         others = [each for each in typing.get_args(wanted) if each is not type(None)]
         return _core(others[0]) if len(others) == 1 else wanted
@@ -120,7 +120,6 @@ def _core(wanted: Any) -> Any:
 
 
 def _checks(wanted: Any) -> Iterator[Check]:
-    """Yield the checks on *wanted* itself, without the checks on the items of a list."""
     if typing.get_origin(wanted) in (typing.Union, builtin_types.UnionType):
         for each in typing.get_args(wanted):
             yield from _checks(each)

@@ -1,7 +1,8 @@
-"""The public keys for the verification of decisions. Each key is pinned to its approver.
+"""The public keys that verify decisions. The configuration assigns each key to one approver.
 
-A person puts the key file on the VM, and a token only selects a key by its name. Files are read again when they change,
-so a rotated key needs no restart, and a removed key stops counting at once. Ed25519 is the only algorithm.
+A person puts the key file on the VM. A token contains only the name of a key, never the key itself. The agent reads a
+changed file again, so a new key needs no restart. After a person deletes a key file, the agent no longer trusts the
+key. Ed25519 is the only supported algorithm.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ MAX_NAME_CHARACTERS = 128
 
 _PRIME = 2**255 - 19
 _ORDER_EIGHT = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
-#: The y of every point of small order (RFC 8032 section 5.1). Anyone can sign for such a key.
+#: The y coordinates of all points of small order (RFC 8032 section 5.1). Anyone can sign for such a key.
 _SMALL_ORDER = frozenset({0, 1, _PRIME - 1, _ORDER_EIGHT, _PRIME - _ORDER_EIGHT})
 
 
 class PublicKey(NamedTuple):
-    """A key from its file."""
+    """A public key from a file."""
 
     key: Ed25519PublicKey
     sha256: str
-    """SHA-256 of the 32 bytes of the key, hexadecimal. It identifies the key under any name."""
+    """The SHA-256 digest of the 32 bytes of the key in hexadecimal, which identifies the key under any name."""
 
 
 class TrustedKey:
-    """The key *kid* of *approver*."""
+    """A trusted public key with the name *kid*, which belongs to *approver*."""
 
     def __init__(self, *, kid: str, approver: str, public_key_file: str | Path) -> None:
         self.kid = kid
@@ -65,9 +66,9 @@ class TrustedKey:
 
 
 def key_mistakes(keys: Sequence[TrustedKey]) -> tuple[str, ...]:
-    """Return a sentence for each mistake in the names of *keys*, and for each key with two names.
+    """Return a sentence for each invalid name in *keys*, and for each key that occurs under two names.
 
-    With one key for two approvers, one person could approve for two.
+    If one key counted as two approvers, a single person could approve as two persons.
     """
     mistakes = [
         f"kid '{kid}' occurs {count} times. Give each key a unique name."
@@ -87,9 +88,9 @@ def key_mistakes(keys: Sequence[TrustedKey]) -> tuple[str, ...]:
 
 
 def unusable_keys(keys: Sequence[TrustedKey]) -> tuple[str, ...]:
-    """Return a sentence for each of *keys* without a usable file. Decisions with such a key do not count.
+    """Return a sentence for each key whose file cannot be used. Decisions with such a key do not count.
 
-    The agent starts anyway, because removing the file revokes a key.
+    A missing file does not prevent the start of the agent, because a person revokes a key by deleting its file.
     """
     found = []
     for key in keys:

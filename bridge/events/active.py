@@ -1,4 +1,7 @@
-"""The list of open events that every record carries, so that one record corrects a consumer that missed others."""
+"""The list of open events, `active_event_ids`, which every record contains.
+
+Because every record lists all open events, a consumer that missed a record can detect the ending from any later record.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ _AGREEMENT_SECONDS = 300.0
 
 
 def listed_event_ids(document: Document) -> tuple[str, ...] | None:
-    """Return the EventIds of the open events, sorted; None if the list cannot be complete."""
+    """Return the sorted EventIds of the open events, or None if the list cannot be complete."""
     ids = [event.event_id for event in document.events]
     if None in ids or len(ids) > MOST_LISTED_EVENTS:
         return None
@@ -19,9 +22,9 @@ def listed_event_ids(document: Document) -> tuple[str, ...] | None:
 
 
 class Agreement:
-    """Checks that good responses agree on the events, for an agent that started without a stored document.
+    """Checks that responses agree on the open events if the agent started without a stored document.
 
-    After five minutes of agreement, the tracked document is as good as a stored document.
+    After five minutes of agreement, the document is as reliable as a stored document.
     """
 
     def __init__(self, *, is_needed: bool) -> None:
@@ -31,7 +34,7 @@ class Agreement:
         self._has_disagreed = False
 
     def note(self, document: Document, instant: Instant) -> None:
-        """Compare *document*, a good response, with the response before it."""
+        """Compare *document*, a good response, with the previous good response."""
         if not self._is_needed or document is self._shown:
             return
         if self._shown is not None and _keys(self._shown) != _keys(document):
@@ -41,7 +44,7 @@ class Agreement:
         self._since = self._since or instant
 
     def is_known(self, instant: Instant) -> bool:
-        """Return whether the responses so far prove the tracked document."""
+        """Return whether the responses so far are enough to list the open events."""
         return not self._has_disagreed or self._is_reached(instant)
 
     def _is_reached(self, instant: Instant) -> bool:

@@ -1,10 +1,11 @@
-"""A transition record as environment variables, for the programs that the agent runs.
+"""Converts a transition record into the environment variables of the programs that the agent runs.
 
-The command sink and the command of an approval set the same variables. Every variable is always set, and is empty
-without a value, so that ``set -u`` and ``[ -n "$X" ]`` both work. Each value is one line: control characters and NUL
-become spaces. A value has at most 1,024 characters, and the names of the VMs have at most 8,192, because the size of an
-environment is limited (execve(2): 128 KiB per variable on Linux; 32,767 characters in all on Windows). Standard input
-has the complete record. docs/reference/sinks.md describes each variable.
+The command sink and the command of an approval rule receive the same variables, which docs/reference/sinks.md
+describes. Every variable is always set, so a script can use ``set -u``. A variable without a value is empty.
+
+Each value is a single line, because control characters become spaces. A value has at most 1,024 characters, and the
+names of the VMs have at most 8,192, because operating systems limit the size of an environment (execve(2): 128 KiB for
+one variable on Linux, and 32,767 characters in total on Windows). Standard input contains the complete record.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ ENVIRONMENT_PREFIX = "SCHEDULED_EVENT_"
 
 _MOST_CHARACTERS = 1_024
 _MOST_NAME_CHARACTERS = 8_192
-#: For a heartbeat, and for an approval of an unknown event.
+#: Stands for the event of a heartbeat, or of an approval of an unknown event.
 _NO_EVENT = ScheduledEvent(event_status="")
 
 
 def environment_of(record: TransitionRecord, *, rule: str | None = None) -> dict[str, str]:
-    """Return the variables for *record*. The command of an approval also has its *rule*."""
+    """Return the variables for *record*. The command of an approval also receives the name of its *rule*."""
     vm, approval = record.vm, record.approval
     values: dict[str, str | None] = {
         "ID": record.id,
@@ -66,12 +67,11 @@ def _of_event(event: ScheduledEvent) -> dict[str, str | None]:
 
 
 def _number(value: float | None) -> str | None:
-    """Return *value* without an exponent, because shells and ``test`` cannot read 9e+02."""
+    """Return *value* without an exponent, because shells cannot read numbers such as 9e+02."""
     return None if value is None else f"{value:.3f}".rstrip("0").rstrip(".")
 
 
 def _joined(names: Iterable[str]) -> str:
-    """Return as many complete *names* as fit, joined by commas."""
     fitting: list[str] = []
     left = _MOST_NAME_CHARACTERS
     for name in names:

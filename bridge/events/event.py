@@ -1,8 +1,9 @@
-"""An event, a document, and the identity of this VM as frozen values.
+"""A scheduled event, a document, and the identity of this VM, as immutable values.
 
-Types and sources have Azure's names. Filters compare exactly, so a filter with a known name in another case would never
-match, and a sink or a rule would stay silent without an error. `check_event_type` and `check_event_source` refuse such
-a name. Unknown names pass, because Azure may add some (Microsoft, "Scheduled Events for Linux VMs in Azure").
+Event types and event sources have the names that Azure uses. Filters compare these names exactly. A filter with a wrong
+case, such as ``reboot``, would never match, and the sink or the rule would do nothing without any error. Therefore,
+`check_event_type` and `check_event_source` reject a known name in another case. Unknown names are valid, because Azure
+may add types and sources.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ import msgspec
 
 Incarnation: TypeAlias = int | str | None
 
-#: Azure turns Scheduled Events off for a VM that sends no request for this time (Scheduled Events for Linux VMs).
+#: Azure turns the service off if a VM sends no request for this time (Microsoft, "Scheduled Events for Linux VMs").
 SERVICE_OFF_AFTER_SECONDS = 24 * 3600.0
 
-#: After these events, the VM is gone. Their records are sent first, and their retries wait at most 2 s.
+#: These events delete the VM. Therefore, their records are sent first, and their retries wait at most 2 s.
 URGENT_EVENT_TYPES = frozenset({"Preempt", "Terminate"})
 
 
 class ScheduledEvent(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """One event of a document. A field that is missing or has the wrong type is null."""
+    """One event of a document. A field is null if the document does not contain it or contains a wrong type."""
 
     event_id: str | None = None
     """Azure's EventId: the same for the whole life of an event."""
@@ -56,16 +57,16 @@ class ScheduledEvent(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def key(self) -> str:
-        """Return the EventId; without one, the type and the sorted resources as JSON."""
+        """Return the EventId. Without an EventId, return the type and the sorted Resources as JSON."""
         if self.event_id is not None:
             return self.event_id
         return compact_json([self.event_type, sorted(set(self.resources or ()))])
 
     @cached_property
     def canonical_json(self) -> str:
-        """The event as JSON under every id, with Resources sorted.
+        """The event as JSON with sorted Resources, from which the IDs of records are computed.
 
-        Azure may list Resources in another order on another VM or in another response. The ids must not depend on it.
+        Azure can list Resources in a different order on another VM or in another response, and the IDs must not change.
         """
         value = msgspec.to_builtins(self)
         if self.resources is not None:
@@ -81,7 +82,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VmIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """The identity of this VM, from the instance document. None: unknown."""
+    """The identity of this VM, from the instance document. Each unknown field is null."""
 
     name: str | None = None
     vm_id: str | None = None
@@ -95,7 +96,7 @@ class VmIdentity(msgspec.Struct, frozen=True, kw_only=True):
     tags: dict[str, str] = {}
 
     def with_overrides(self, configured: VmIdentity) -> VmIdentity:
-        """Return this identity with everything that *configured* sets."""
+        """Return this identity, with the values that *configured* contains in place of the original values."""
         values = {name: getattr(configured, name) for name in self.__struct_fields__}
         return msgspec.structs.replace(self, **{name: value for name, value in values.items() if value})
 
@@ -109,7 +110,7 @@ def encode(value: msgspec.Struct) -> bytes:
 
 
 def decode_document(text: str | bytes) -> Document:
-    """Return the document that `encode` wrote."""
+    """Decode a document that `encode` has encoded."""
     return _decode_document(text)
 
 
@@ -117,22 +118,22 @@ _compact = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=
 
 
 def compact_json(value: object) -> str:
-    """Return *value* as JSON with sorted keys, no spaces, and only ASCII characters, as all ids need it."""
+    """Return *value* as JSON with sorted keys, no spaces, and only ASCII characters, as all IDs require."""
     return _compact.encode(value)
 
 
 def format_not_before(moment: datetime | None) -> str | None:
-    """Return NotBefore in the format of the record: ``2022-04-11T22:26:58Z``, None if it is unknown."""
+    """Return NotBefore as in the record, such as ``2022-04-11T22:26:58Z``. Return None if NotBefore is unknown."""
     return None if moment is None else str(msgspec.to_builtins(moment))
 
 
 def normal_name(name: str) -> str:
-    """Return *name* in the form for comparisons: case-folded, without the leading ``_`` of the 2017 versions."""
+    """Return *name* for a comparison: case-folded, and without the leading ``_`` of the 2017 API versions."""
     return name.removeprefix("_").casefold()
 
 
 def names_vm(event: ScheduledEvent | None, vm_name: str | None) -> bool | None:
-    """Return whether *event* names this VM; None if it names no VM, or if the VM's name is unknown."""
+    """Return whether Resources contains this VM, or None if Resources is empty or the name of this VM is unknown."""
     if event is None or not event.resources or not vm_name:
         return None
     wanted = normal_name(vm_name)
@@ -140,7 +141,7 @@ def names_vm(event: ScheduledEvent | None, vm_name: str | None) -> bool | None:
 
 
 def is_first_named(event: ScheduledEvent, vm_name: str | None) -> bool | None:
-    """Return whether this VM is the first in Resources; None if they name no VM, or if its name is unknown."""
+    """Return whether this VM is the first in Resources, or None if that cannot be determined."""
     if not event.resources or not vm_name:
         return None
     return normal_name(event.resources[0]) == normal_name(vm_name)
@@ -151,12 +152,12 @@ EVENT_SOURCES = ("Platform", "User")
 
 
 def check_event_type(value: str) -> None:
-    """Raise ValueError with the expected name if *value* is a known event type in another case."""
+    """Raise ValueError with the correct name if *value* is a known event type in the wrong case."""
     _check_case(value, EVENT_TYPES)
 
 
 def check_event_source(value: str) -> None:
-    """Raise ValueError with the expected name if *value* is a known event source in another case."""
+    """Raise ValueError with the correct name if *value* is a known event source in the wrong case."""
     _check_case(value, EVENT_SOURCES)
 
 

@@ -1,8 +1,11 @@
-"""The transition record: its shape on the wire, its ids, and its JSON schema.
+"""The transition record: its JSON format, its ID, and its JSON schema.
 
-Consumers depend on this shape. The order of the fields is the order on the wire, every field is always present, and
-null (None) means unknown or not applicable. Times are UTC. JSON is ASCII, because a lone surrogate breaks SQLite and
-UUIDs.
+The ID of a record is the same on every sink, on every retry, and if the agent observes the same transition again after
+a crash. A transition that happens again has a new ID. `record_id` computes the ID.
+
+Consumers depend on the JSON format. Every field is always present, and null means unknown or not applicable. The fields
+are always in the same order. All times are in UTC. The JSON contains only ASCII characters, because SQLite and UUIDs do
+not accept lone surrogates.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from bridge.events.event import Incarnation, ScheduledEvent, VmIdentity, compact
 SCHEMA_VERSION = 1
 SCHEMA_ID = "urn:scheduled-events-bridge:transition-record:v1"
 
-#: The namespace of all record ids. Never change it, because consumers recognize duplicates by their ids.
+#: The namespace of all record IDs. Never change it, because consumers detect duplicates by their IDs.
 NAMESPACE = uuid.UUID("6f0f6f6c-3c7e-5d4b-9a53-0b8b0b6d5a1e")
 
 
@@ -28,7 +31,7 @@ _REPEAT_KEY_LENGTH = 16
 
 
 class Transition(str, Enum):
-    """The kind of a record. The first six are changes by Azure, the rest are records of the agent."""
+    """The kind of a record. Azure causes the first six kinds, and the agent causes the other kinds."""
 
     SCHEDULED = "scheduled"
     STARTED = "started"
@@ -49,12 +52,12 @@ class Transition(str, Enum):
 
     @property
     def is_by_azure(self) -> bool:
-        """Whether Azure changed the event, and the record therefore has the event as Azure showed it last."""
+        """Whether a change by Azure caused the record, so that the record contains the event as Azure showed it."""
         return self.is_ending or self in {Transition.SCHEDULED, Transition.STARTED, Transition.UPDATED}
 
 
 class Evidence(str, Enum):
-    """Certainty of a transition."""
+    """The certainty of a transition."""
 
     OBSERVED = "observed"
     """The documents show the transition."""
@@ -67,7 +70,7 @@ class Evidence(str, Enum):
 
 
 class Verdict(str, Enum):
-    """The verdict of a decision."""
+    """The verdict of a decision: approve the event, or hold the event."""
 
     APPROVE = "approve"
     HOLD = "hold"
@@ -88,7 +91,7 @@ class ApprovalResult(str, Enum):
 
 
 class Approval(msgspec.Struct, frozen=True, kw_only=True):
-    """The decision behind an approval outcome."""
+    """The decision behind an approval outcome, which is a record of an accepted, refused, or failed approval."""
 
     source: str
     """"rule:NAME", "portal", or "cli"."""
@@ -107,7 +110,7 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransitionRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One change of the document, as every sink sends it."""
+    """One change of the Scheduled Events document. Every sink sends the change in this form."""
 
     schema_version: int = SCHEMA_VERSION
     """Version of the record's shape. New fields do not change the version."""
@@ -150,7 +153,7 @@ class TransitionRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def event_key(self) -> str:
-        """Return the key within which records keep their order: the event's key, or the id without an event."""
+        """Return the key of the event, or the ID of a record without an event."""
         return self.id if self.event is None else self.event.key
 
     @property
@@ -163,7 +166,7 @@ _decode_record = msgspec.json.Decoder(TransitionRecord).decode
 
 
 def decode_record(text: str | bytes) -> TransitionRecord:
-    """Return the record that `encode` wrote."""
+    """Decode a record that `encode` has encoded."""
     return _decode_record(text)
 
 
@@ -182,30 +185,31 @@ def record_id(
     n: int,
     outcome: tuple[str, str] | None = None,
 ) -> str:
-    """Return the id of a record; *outcome* is an approval's (decision_id, result).
+    """Return the ID of a record: a UUIDv5 of the VM, the event, the transition, and *n*.
 
-    *n* counts the earlier records of this VM with the same event key and `repeat_key`. The id does not depend on a
-    clock, the incarnation, or evidence: a transition that is seen again after a crash has the same id.
+    *n* is the number of earlier records of this VM with the same event key and the same `repeat_key`. A transition that
+    happens again therefore has a new ID. The ID does not depend on a clock, the incarnation, or the evidence, so a
+    transition that is observed again after a crash has the same ID. For an approval, *outcome* adds the decision ID and
+    the result.
     """
     return str(uuid.uuid5(NAMESPACE, _name([2, vm_key, event_key, transition.value], event, [n, *(outcome or ())])))
 
 
 def transition_key(event_key: str, transition: Transition, event: ScheduledEvent | None, *, n: int) -> str:
-    """Return the key that is equal on every VM with the same history of the event."""
+    """Return a key that is equal on all VMs with the same history of the event."""
     return hashlib.sha256(_name([event_key, transition.value], event, [n]).encode()).hexdigest()
 
 
 def repeat_key(transition: Transition, event: ScheduledEvent | None) -> str:
-    """Return a short hash of the content by which *n* of an event's records is counted."""
+    """Return a short hash of the transition and the event. Records with equal hashes are counted as repetitions."""
     return hashlib.sha256(_name([transition.value], event).encode()).hexdigest()[:_REPEAT_KEY_LENGTH]
 
 
 def _name(before: Sequence[object], event: ScheduledEvent | None, after: Sequence[object] = ()) -> str:
-    """Return the compact JSON array of *before*, *event*, and *after*."""
     shown = "null" if event is None else event.canonical_json
     return f"[{','.join([*map(compact_json, before), shown, *map(compact_json, after)])}]"
 
 
 def vm_key(vm: VmIdentity) -> str:
-    """Return the part of the ids that identifies the VM: vmId in lower case, else the name, else ""."""
+    """Return the part of the ID that identifies the VM: the vmId in lower case, or else the name, or else ""."""
     return vm.vm_id.lower() if vm.vm_id else vm.name or ""

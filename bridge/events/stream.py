@@ -1,4 +1,4 @@
-"""Stream ids: a UUIDv7 for each start of the agent, which sorts after the ids of all earlier starts."""
+"""Stream IDs: each start of the agent has a new UUIDv7, which sorts after the stream IDs of all earlier starts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LATEST_MILLISECONDS = 2**48 - 1
 
 
 def new_stream_id(now: datetime, after: str | None) -> str:
-    """Return a UUIDv7 whose time is *now*, or 1 ms after the stream id *after* if that is later."""
+    """Return a UUIDv7 with the time *now*, or with the time of *after* plus 1 ms if that time is later."""
     milliseconds = max(int(now.timestamp() * 1000), _milliseconds(after) + 1)
     value = min(milliseconds, _LATEST_MILLISECONDS) << 80 | secrets.randbits(80)
     value = value & ~(0xF << 76) | _VERSION_7 << 76
@@ -20,7 +20,6 @@ def new_stream_id(now: datetime, after: str | None) -> str:
 
 
 def _milliseconds(stream_id: str | None) -> int:
-    """Return the time of *stream_id* in Unix milliseconds; -1 if it is no UUIDv7."""
     try:
         value = uuid.UUID(stream_id or "")
     except ValueError:

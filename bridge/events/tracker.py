@@ -1,18 +1,18 @@
-"""Tracks the document from response to response, and decides when a change counts.
+"""Decides when a change of the document counts: immediately, or only after several responses confirm the change.
 
-A change for the worse counts at once. A change for the better must be confirmed, because a false ending sends traffic
-to a machine that is about to freeze. Five good responses in a row confirm these changes:
+A change for the worse counts immediately. A change for the better must be confirmed, because a false ending would send
+traffic to a machine that is about to freeze. Five good responses in a row confirm each of these changes:
 
 - the absence of an event
 - a step back from Started to Scheduled
 - an `updated` record that repeats an earlier record
 
-An absence and a step back need five minutes of agreeing responses in two cases: the event was absent and came back
-within the last five minutes, or the last good response was over 24 hours old. In the second case, Azure turns the
-service on again, and the service may take five minutes to show events.
+In two cases, all good responses of five minutes must agree before an absence or a step back counts. In the first case,
+the event was absent and came back within the last five minutes. In the second case, the last good response was over 24
+hours old. Azure then turns the service on again, and may need five minutes to show the events.
 
-While a change is unconfirmed, the event stays in the tracked document as it was. A response that contradicts the
-change resets the count, and so does a restart. A failed poll does not.
+While a change is unconfirmed, the tracked document keeps the old form of the event. A response that contradicts the
+change resets the count, and a restart of the agent also resets the count. A failed poll does not reset the count.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ _ABSENCE, _STEP_BACK = "absence", "step back"
 
 
 class EventHistory(Protocol):
-    """The recorded history of the events, by event key."""
+    """The stored history of each event, by event key."""
 
     def was_started(self, event_key: str) -> bool:
-        """Return whether a record has shown the event as Started."""
+        """Return whether any record has shown the event as Started."""
 
     def has_ended(self, event_key: str) -> bool:
         """Return whether a record has ended the event."""
 
     def count(self, event_key: str, repeat_key: str) -> int:
-        """Return n: the number of records of the event with this `repeat_key`."""
+        """Return the number of earlier records of the event that have the same *repeat_key*."""
 
 
 class _Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +62,7 @@ class _Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
     event: ScheduledEvent
     kind: str
-    """Absence, step back, or the `repeat_key` of a repeated update."""
+    """``absence``, ``step back``, or the `repeat_key` of a repeated update."""
     ending: Change | None
     """The ending that an absence proves. The first response without the event determines its evidence."""
     first: Instant
@@ -75,12 +75,11 @@ class _Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
 class _State(msgspec.Struct, frozen=True, kw_only=True):
     document: Document | None
-    """The tracked document."""
     shown: Document | None
-    """The last good response; after a start, the stored document."""
+    """The last good response, or the stored document after a start."""
     good_at: Instant | None = None
     candidates: dict[int, _Candidate] = {}
-    """By the `id()` of the event in the tracked document, because events may share a key."""
+    """By `id()` of the tracked event, because several events can have the same key."""
     came_back: dict[str, Instant] = {}
     """Time at which an event was shown again after an absence, by event key."""
     turned_on: Instant | None = None
@@ -88,10 +87,9 @@ class _State(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Update(msgspec.Struct, frozen=True, kw_only=True):
-    """The effect of one good response."""
+    """The effect of one good response on the tracked document."""
 
     document: Document
-    """The document to track."""
     changes: tuple[Change, ...]
     """Confirmed endings first, then the other changes in the order of the document."""
     active_event_ids: tuple[str, ...] | None
@@ -101,11 +99,11 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DocumentTracker:
-    """The tracked document and its unconfirmed changes.
+    """The tracked document, and the changes that are not confirmed yet.
 
-    *document* and *last_good_at* come from the outbox, and are None for a new outbox. *booted*: this VM has booted
-    since the last good response, at *booted_at* at the latest. A start of the agent is a gap, and so is a period of
-    more than *gap_seconds* without a good response.
+    *document* and *last_good_at* come from the outbox. Both are None for a new outbox. *booted* is true if this VM has
+    booted since *last_good_at*, and *booted_at* is the latest possible time of the boot. A gap is a restart of the
+    agent, or a period of more than *gap_seconds* without a good response.
     """
 
     def __init__(
@@ -128,28 +126,28 @@ class DocumentTracker:
 
     @property
     def document(self) -> Document | None:
-        """Return the tracked document. It contains the events whose absence is unconfirmed."""
+        """Return the tracked document, which includes events with an unconfirmed absence."""
         return self._state.document
 
     @property
     def has_unconfirmed(self) -> bool:
-        """Return whether a change is unconfirmed. Meanwhile, the agent polls at least every second."""
+        """Return whether any change is unconfirmed. While this is true, the agent polls at least every second."""
         return bool(self._state.candidates)
 
     @property
     def unconfirmed(self) -> frozenset[str]:
-        """Return the keys of the events with an unconfirmed change."""
+        """Return the keys of all events with an unconfirmed change."""
         return frozenset(candidate.event.key for candidate in self._state.candidates.values())
 
     def active_event_ids(self, instant: Instant) -> tuple[str, ...] | None:
-        """Return the EventIds of the open events, sorted. None: they are unknown at *instant*."""
+        """Return the sorted EventIds of the open events, or None if the open events are unknown."""
         state = self._state
         if state.document is None or state.good_at is None or instant.seconds_since(state.good_at) > self.gap_seconds:
             return None
         return listed_event_ids(state.document) if self._agreement.is_known(instant) else None
 
     def is_settled(self, instant: Instant) -> bool:
-        """Return whether the time of the last good response and the boot identity may be stored."""
+        """Return whether the outbox may store the time of the last good response and the boot identity."""
         return not self.has_unconfirmed and not _is_recent(self._state.turned_on, instant)
 
     def observe(
@@ -160,9 +158,10 @@ class DocumentTracker:
         vm_name: str | None = None,
         approved: frozenset[str] = frozenset(),
     ) -> Update | None:
-        """Return the effect of *document*, a good response, for `commit`. None: it is the object of the last response.
+        """Return the effect of *document*, a good response. Return None if nothing changed since the last response.
 
-        *approved* contains the keys of the events that this agent approved.
+        *approved* contains the keys of the events that this agent approved. After the caller has stored the update, the
+        caller passes the update to `commit`.
         """
         state = self._state
         seconds = self._seconds_since_good(instant)
@@ -186,7 +185,7 @@ class DocumentTracker:
         return self._apply(step, instant, turned_on=turned_on)
 
     def commit(self, update: Update) -> None:
-        """Make *update* the tracked state. Call it after the update is stored."""
+        """Use *update* as the tracked state. Call this method only after the update is stored."""
         self._state = update.state
 
     def _seconds_since_good(self, instant: Instant) -> float:
@@ -248,7 +247,6 @@ class DocumentTracker:
         )
 
     def _kind(self, was: ScheduledEvent, change: Change) -> str | None:
-        """Return the kind of a change that needs confirmation; None if *change* counts at once."""
         if is_step_back(was, change.event):
             return _STEP_BACK
         if change.transition is not Transition.UPDATED:
@@ -265,7 +263,6 @@ class DocumentTracker:
     def _came_back(
         self, pairs: Iterable[tuple[ScheduledEvent | None, ScheduledEvent]], instant: Instant
     ) -> dict[str, Instant]:
-        """Return the times at which events were shown again, with those of the response at *instant*."""
         state = self._state
         tracked = {event.key for event in (state.document or Document()).events}
         absent = {candidate.event.key for candidate in state.candidates.values() if candidate.kind == _ABSENCE}
@@ -279,7 +276,6 @@ class DocumentTracker:
 def _candidate(
     state: _State, event: ScheduledEvent, kind: str, instant: Instant, *, ending: Change | None = None
 ) -> _Candidate:
-    """Return the unconfirmed change of *event* with the response at *instant* counted."""
     last = state.candidates.get(id(event))
     if last is not None and last.kind == kind:
         return msgspec.structs.replace(last, count=last.count + 1)

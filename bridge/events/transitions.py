@@ -1,7 +1,8 @@
-"""The transition table: classifies the difference between two forms of an event as a transition.
+"""The transition table: classifies the difference between two documents as a transition, such as canceled or completed.
 
-A consumer acts on these transitions, so they never claim more than the documents prove. Azure removes completed and
-canceled events from the document in the same way. The first matching row applies:
+Azure removes completed events and canceled events from the document in the same way. The agent therefore derives the
+transition from other facts, and reports the certainty of the transition as evidence. A transition never claims more
+than the documents prove, because consumers act on transitions. The first matching row applies:
 
     before                after               transition             evidence
     --------------------  ------------------  ---------------------  --------------------------------------------------
@@ -17,14 +18,13 @@ canceled events from the document in the same way. The first matching row applie
     Scheduled             absent              canceled               inferred: the event cannot have started
     any other             absent              ended                  unknown
 
-A boot proves a Reboot or Redeploy only at or after NotBefore (the clocks may differ by a minute), or if this agent
-approved the event. A reboot by the user during the notice time proves nothing. A Freeze does not boot the VM, and after
-Preempt and Terminate the VM is gone.
+A boot proves a Reboot or a Redeploy only if the VM booted at or after NotBefore, or if this agent approved the event.
+The agent allows a difference of one minute between the clocks. A reboot by the user before NotBefore proves nothing.
 
-Microsoft's mock server draws a new EventId for each status. An event is therefore not canceled if the first document
-without the event has another event of the same type, source, and Resources.
+Microsoft's mock server uses a new EventId for each status. Therefore, an event is not canceled if the first document
+without the event contains another event of the same type, source, and Resources.
 
-`bridge.events.tracker` decides when a transition counts.
+`bridge.events.tracker` decides whether a transition counts immediately or must be confirmed first.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from bridge.events.event import (
 )
 from bridge.events.record import Evidence, Transition
 
-#: `int()` is quadratic in the number of digits.
+#: The number of digits is limited, because the time of `int()` grows with the square of this number.
 _INTEGER = re.compile(r"[+-]?[0-9]{1,40}")
 
 _SCHEDULED, _STARTED = "Scheduled", "Started"
@@ -75,23 +75,22 @@ _COMPARED = (
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """Two good responses in a row, and the facts about the time between them."""
+    """Two consecutive good responses, and the facts about the time between the responses."""
 
     before: Document | None
-    """The response before *after*; after a start of the agent, the stored document. None: the first response ever."""
+    """The previous response, or the stored document after a start. None if *after* is the first response ever."""
     after: Document
     observed_at: datetime
-    """Time of *after*."""
     has_gap: bool = False
     """The agent restarted or had no good response for a while, so it may have missed documents."""
     seconds_since_good: float = 0.0
     booted: bool = False
     """This VM has booted between the two responses."""
     booted_at: datetime | None = None
-    """Latest possible time of the boot. None: the boot was before *observed_at*."""
+    """Latest possible time of the boot, or None for *observed_at*."""
     vm_name: str | None = None
     approved: frozenset[str] = frozenset()
-    """Keys of the events that this agent approved. They may start before NotBefore."""
+    """Keys of the events that this agent approved. Azure can start these events before NotBefore."""
 
     @cached_property
     def shows_every_document(self) -> bool:
@@ -111,7 +110,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """A transition of one event: a record without its identifiers and its position in a stream."""
+    """One transition of one event. A change becomes a record when it gets an ID and a sequence."""
 
     transition: Transition
     evidence: Evidence
@@ -123,16 +122,16 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: Incarnation = None
     """DocumentIncarnation of the first response that showed the change."""
     previous_incarnation: Incarnation = None
-    """DocumentIncarnation of the response before it."""
+    """DocumentIncarnation of the previous response."""
 
 
 def is_over(event: ScheduledEvent) -> bool:
-    """Return whether the document itself shows the end of *event*. Its later absence produces no record."""
+    """Return whether the document shows that *event* has ended. Its later absence then produces no record."""
     return event.event_status in _ENDING_STATUSES
 
 
 def is_step_back(was: ScheduledEvent, now: ScheduledEvent) -> bool:
-    """Return whether the event went back from Started to Scheduled."""
+    """Return whether the status of the event went back from Started to Scheduled."""
     return was.event_status == _STARTED and now.event_status == _SCHEDULED
 
 
@@ -142,11 +141,10 @@ def is_step_back(was: ScheduledEvent, now: ScheduledEvent) -> bool:
 def match_events(
     before: Sequence[ScheduledEvent], after: Sequence[ScheduledEvent]
 ) -> tuple[list[tuple[ScheduledEvent | None, ScheduledEvent]], list[ScheduledEvent]]:
-    """Return (old or None, new) for each event of *after*, and the events of *before* that vanished.
+    """Return (old event or None, new event) for each event of *after*, and the vanished events of *before*.
 
-    The key identifies an event. Events of one document that share a key are paired by type and Resources (as a set),
-    then by position. An unpaired event of *before* whose key is still in *after* has not vanished and is in neither
-    list. The time is linear in the number of events, even if all events share one key.
+    The key of an event is its EventId. If several events of one document have the same key, they are paired by type and
+    Resources first, and then by position. An unpaired old event has vanished only if no new event has the same key.
     """
     old = {position: (event.key, event) for position, event in enumerate(before)}
     new = {position: (event.key, event) for position, event in enumerate(after)}
@@ -167,7 +165,6 @@ _Keyed = dict[int, tuple[str, ScheduledEvent]]
 
 
 def _same_signature(old: _Keyed, new: _Keyed, signature: Callable[[ScheduledEvent], Hashable]) -> list[tuple[int, int]]:
-    """Return the pairs of positions with the same key and *signature*, in the order of the documents."""
     waiting: defaultdict[Hashable, deque[int]] = defaultdict(deque)
     for position, (key, event) in old.items():
         waiting[key, signature(event)].append(position)
@@ -190,7 +187,7 @@ def _position_only(_event: ScheduledEvent) -> Hashable:
 
 
 def classify_shown(was: ScheduledEvent | None, now: ScheduledEvent, step: Step) -> Change | None:
-    """Return the transition from *was* (None: absent) to *now*, None if the content is equal."""
+    """Return the change from *was* to *now*, or None if the content is equal. A *was* of None means a new event."""
     changed = () if was is None else changed_fields(was, now)
     if was is not None and not changed:
         return None
@@ -240,7 +237,8 @@ def _change(transition: Transition, evidence: Evidence, event: ScheduledEvent, s
 def classify_ending(event: ScheduledEvent, step: Step, *, was_started: bool, came_back: bool) -> Change:
     """Return the ending of *event*, which vanished in *step*.
 
-    *was_started*: the event was Started at an earlier time. *came_back*: the event had been absent before.
+    *was_started* is true if the event was Started at any earlier time. *came_back* is true if the event had been absent
+    before and was shown again.
     """
     if was_started or event.event_status == _STARTED:
         is_sure = not (step.has_gap or came_back)
@@ -255,7 +253,6 @@ def classify_ending(event: ScheduledEvent, step: Step, *, was_started: bool, cam
 
 
 def _booted_for(event: ScheduledEvent, step: Step) -> bool:
-    """Return whether this VM booted as *event* announced, at a time when the event could have started."""
     if not step.booted or event.event_type not in _BOOTING_TYPES or names_vm(event, step.vm_name) is not True:
         return False
     if event.key in step.approved:
@@ -282,9 +279,9 @@ def _subject(event: ScheduledEvent) -> Hashable:
 
 
 def incarnation_step(before: Incarnation, after: Incarnation) -> int | None:
-    """Return the rise of the incarnation; None if the two incarnations are not comparable.
+    """Return the rise of the incarnation, or None if the two incarnations cannot be compared.
 
-    Documents contain the incarnation as an integer or as text. Text with at most 40 digits counts as an integer.
+    IMDS sends the incarnation as an integer or as text. Text counts as an integer if it has at most 40 digits.
     """
     was, now = _as_integer(before), _as_integer(after)
     return None if was is None or now is None else now - was

@@ -1,4 +1,4 @@
-"""The agent's health: the pages /healthz, /readyz, and /metrics.
+"""The health of the agent: the pages /healthz, /readyz, and /metrics.
 
-Public: `reporter` (HealthReporter), `readiness` (Readiness), `server` (HealthServer).
+The public modules are `reporter` (HealthReporter), `readiness` (Readiness), and `server` (HealthServer).
 """

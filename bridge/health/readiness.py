@@ -1,4 +1,4 @@
-"""The body of /readyz, and the conditions under which an agent is not ready."""
+"""The response of /readyz, and the conditions under which the agent is not ready."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import msgspec
 
-#: A sink whose oldest record has waited longer is stuck.
+#: A sink is stuck if its oldest pending record is older.
 STUCK_SECONDS = 300.0
 
 
 def directory_text(directory: Path) -> str:
-    """Return the absolute path of *directory* as UTF-8, as in `Readiness.state_directory`."""
+    """Return the absolute path of *directory* as valid UTF-8 text."""
     return os.fsencode(directory.absolute()).decode("utf-8", "replace")
 
 
@@ -28,26 +28,26 @@ class SinkReadiness(msgspec.Struct, frozen=True, kw_only=True):
     discarded: int
     oldest_pending_seconds: float
     needs_attention: bool | None
-    """Null without an agent."""
+    """Null if no agent runs."""
 
 
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of the response. A reader ignores members of later versions."""
+    """The response of /readyz. Clients must ignore unknown members, because later versions may add members."""
 
     status: str
     """``ready`` or ``not_ready``."""
     reasons: tuple[str, ...]
-    """Why the agent is not ready, one sentence each."""
+    """One sentence for each reason why the agent is not ready."""
     version: str
     stream_id: str | None
     state_directory: str
     outbox_behind: str | None
-    """Why the outbox is not saved; None: it is saved."""
+    """The reason why the outbox is not saved, or null if it is saved."""
     outbox_behind_seconds: float
     vm: str | None
     imds: str
     configuration: str
-    """The configuration file; "" without a file."""
+    """The path of the configuration file, or "" for the defaults."""
     last_good_poll_at: str | None
     last_good_poll_seconds_ago: float | None
     oldest_pending_seconds: float = 0.0
@@ -62,9 +62,10 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
 def why_polling_is_not_ready(
     silent_seconds: float | None, *, gap_seconds: float, refused_answer: str | None = None
 ) -> list[str]:
-    """Return a sentence if IMDS gave no good response for longer than *gap_seconds*, or never (None).
+    """Return a sentence if the last good response is older than *gap_seconds*, or if no good response has arrived.
 
-    *refused_answer* is the problem of the last response, None if there was no response.
+    *silent_seconds* is the age of the last good response, or None if no good response has arrived. *refused_answer*
+    describes the error in the last response, or is None if IMDS did not respond.
     """
     if silent_seconds is None:
         return ["IMDS has not responded yet." if refused_answer is None else f"IMDS gave no document: {refused_answer}"]
@@ -76,7 +77,7 @@ def why_polling_is_not_ready(
 
 
 def why_sink_is_not_ready(name: str, sink: SinkReadiness) -> list[str]:
-    """Return a sentence for each problem of the sink *name*."""
+    """Return one sentence for each problem of the sink *name*."""
     reasons = []
     if sink.needs_attention:
         reasons.append(f"Sink {name} needs attention. `status` shows its last error.")

@@ -1,8 +1,8 @@
-"""The responses of /healthz, /readyz, and /metrics.
+"""Creates the responses of /healthz, /readyz, and /metrics.
 
-/healthz reports only on the agent's own loops. A sink or an IMDS that does not respond never makes it fail, because a
-restart would not help. /readyz reports on the agent's work: polling, the outbox, and the sinks. There, a wrong
-configuration shows early in a rollout.
+/healthz reports whether the loops of the agent are running. A failing sink or a failing IMDS does not affect /healthz,
+because a restart of the agent would not help. /readyz reports whether the agent polls, saves the outbox, and delivers
+to all sinks, so that a wrong configuration becomes visible early in a rollout.
 """
 
 from __future__ import annotations
@@ -32,24 +32,23 @@ _UNAVAILABLE = 503
 
 
 class Polled(Protocol):
-    """The poller. Engines do not import one another."""
+    """The interface of the poller that the health pages use. The engines do not import each other."""
 
     @property
     def silent_seconds(self) -> float | None:
-        """Return the time since the last good response; None before the first one."""
+        """Return the seconds since the last good response, or None before the first good response."""
 
     @property
     def gap_seconds(self) -> float:
-        """Return how long good responses may be missing."""
+        """Return the longest period without a good response that is not a problem."""
 
     good_at: datetime | None
-    """The time of the last good response."""
     refused_answer: str | None
-    """Why the last response is no document."""
+    """The error in the last response, see `bridge.polling.poller.Poller`."""
 
 
 class HealthReporter:
-    """Collects the state of the agent. Every method may be called from any thread and returns at once."""
+    """Collects the state of the agent. Any thread can call any method, and every method returns at once."""
 
     def __init__(
         self,
@@ -72,31 +71,31 @@ class HealthReporter:
 
     @property
     def pages(self) -> Mapping[str, Callable[[], Response]]:
-        """Return the method for each path."""
+        """Return the methods that create the pages, by path."""
         return {"/healthz": self.healthz, "/readyz": self.readyz, "/metrics": self.scrape}
 
     def late(self) -> dict[str, float]:
-        """Return the seconds by which each late loop is late; empty if no loop is late."""
+        """Return the delay of each late loop in seconds. The result is empty if no loop is late."""
         late = {name: loop_watch.late_seconds for name, loop_watch in self._loop_watches().items()}
         return {name: round(seconds, 1) for name, seconds in late.items() if seconds > 0}
 
     def healthz(self) -> Response:
-        """Return 200 while no loop is late."""
+        """Return status 200 if no loop is late, and otherwise 503."""
         late = self.late()
         body = msgspec.json.encode({"status": "stuck" if late else "ok", "late": late})
         return Response(status=_UNAVAILABLE if late else 200, body=body + b"\n")
 
     def readyz(self) -> Response:
-        """Return 200 while the agent polls, saves, and delivers."""
+        """Return status 200 if the agent polls, saves, and delivers, and otherwise 503."""
         report = self.report()
         return Response(status=_UNAVAILABLE if report.reasons else 200, body=msgspec.json.encode(report) + b"\n")
 
     def scrape(self) -> Response:
-        """Return every metric."""
+        """Return all metrics in the Prometheus text format."""
         return Response(content_type=CONTENT_TYPE, body=self._metrics.exposition())
 
     def report(self) -> Readiness:
-        """Return the body of /readyz."""
+        """Return the state of the agent, which is the body of /readyz."""
         polled, reading, saver = self.polled, self.outbox(), self._outbox.saver
         silent = None if polled is None else polled.silent_seconds
         reasons = why_polling_is_not_ready(
@@ -129,7 +128,7 @@ class HealthReporter:
         )
 
     def outbox(self) -> OutboxReading:
-        """Return the totals and the size of the outbox."""
+        """Return the current counts and the size of the outbox."""
         outbox = self._outbox
         return OutboxReading(
             totals=outbox.read(deliveries.totals),

@@ -1,11 +1,11 @@
-"""The HTTP server of /healthz, /readyz, and /metrics.
+"""The HTTP server for /healthz, /readyz, and /metrics.
 
-Each connection has a thread, gets one response, and is closed. With more than sixteen connections, the oldest one is
-closed, so that a peer that never finishes its request cannot block a probe. If the port is in use, the agent logs an
-ERROR and tries again, because the pages must not stop the agent.
+Each connection has its own thread, carries one request, and is then closed. If more than sixteen connections are open,
+the server closes the oldest connection. A client that never completes its request can therefore not block a probe. If
+the port is in use, the agent logs an ERROR and tries again, but it continues to poll and to deliver.
 
-On loopback, the server rejects requests with another name in the header Host. Otherwise, a web page in a browser on
-this machine could read the pages through a DNS name that points to 127.0.0.1.
+If the server listens on loopback, it rejects requests whose Host header contains a foreign name. Otherwise, a web page
+in a browser on this machine could read the pages through a DNS name that resolves to 127.0.0.1 (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ logger = logging.getLogger(__name__)
 
 _MOST_CONNECTIONS = 16
 _READ_SECONDS = 5.0
-#: The default of half a second would wake an idle agent too often. Other systems need it, because a shutdown of the
-#: listening socket does not wake its thread there.
+#: A shutdown of the listening socket wakes the server thread on Linux. Other systems need a short interval, which wakes
+#: an idle agent more often.
 _WAKE_SECONDS = 60.0 if sys.platform == "linux" else 0.5
 _RETRY_SECONDS = 10.0
-#: The wait after a failed accept. Without a free descriptor, the next attempt fails as well.
+#: The server waits after a failed accept. If no descriptor is free, the next attempt also fails.
 _REFUSED_SECONDS = 0.25
 _TEXT = "text/plain; charset=utf-8"
 _FOREIGN_NAME = b"This server listens on loopback. Use localhost or a loopback address as the name of the host.\n"
@@ -50,11 +50,11 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Pages = Mapping[str, Callable[[], Response]]
-"""A function for each path. It runs on the thread of the request and must return in bounded time."""
+"""A function for each path. The function runs on the thread of the request and must return quickly."""
 
 
 class HealthServer:
-    """Serves *pages* on *host* and *port*, from `open` to `close`; port 0 takes a free one."""
+    """Serves *pages* on *host* and *port* between `open` and `close`. Port 0 selects a free port."""
 
     def __init__(self, host: str, port: int, pages: Pages, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._address = (host, port)
@@ -66,11 +66,11 @@ class HealthServer:
 
     @property
     def port(self) -> int | None:
-        """Return the port; None while the server does not listen."""
+        """Return the port, or None if the server does not listen."""
         return None if self._server is None else int(self._server.server_address[1])
 
     def open(self) -> None:
-        """Listen, unless the server listens already. Attempts are at least ten seconds apart. Call it regularly."""
+        """Listen, unless the server already listens. Attempts are at least ten seconds apart."""
         if self._server is not None or self._monotonic() < self._next_try:
             return
         self._next_try = self._monotonic() + _RETRY_SECONDS
@@ -89,7 +89,6 @@ class HealthServer:
         logger.info("Health and metrics are served.", extra={"listen": f"{host}:{self.port}"})
 
     def _started(self) -> _Server:
-        """Return a server that listens; raise OSError if the port is in use or no thread is free."""
         server = _Server(*self._address, self._pages)
         serving = threading.Thread(
             target=server.serve_forever, kwargs={"poll_interval": _WAKE_SECONDS}, name="status", daemon=True
@@ -102,7 +101,7 @@ class HealthServer:
         return server
 
     def close(self) -> None:
-        """Stop listening and cut every connection."""
+        """Stop listening and close all connections."""
         server, self._server = self._server, None
         if server is not None:
             server.is_closing.set()
@@ -115,7 +114,7 @@ class HealthServer:
 class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     daemon_threads = True
     block_on_close = False
-    # On Windows it would let another program take the port over.
+    # On Windows, this option would allow another program to use the same port.
     allow_reuse_address = os.name != "nt"
     request_queue_size = 64
 
@@ -126,11 +125,11 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self._open: list[socket.socket] = []
         self.is_closing = threading.Event()
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        # No name lookup, because a lookup has no deadline.
+        # The code avoids a name lookup, because a lookup has no deadline.
         super().__init__(("127.0.0.1" if host == "localhost" else host, port), _Handler)
 
     def get_request(self) -> tuple[Any, Any]:
-        """Accept a connection. After a failure, wait, or the loop would use a whole core."""
+        """Accept a connection. After a failure, wait briefly, because the loop would otherwise use a whole CPU core."""
         try:
             return super().get_request()
         except OSError:
@@ -153,14 +152,13 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         super().shutdown_request(request)
 
     def cut_all(self) -> None:
-        """End every connection."""
         with self._lock:
             cut = list(self._open)
         for request in cut:
             _cut(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002  # socketserver's signature
-        # Called where the error is caught. A probe that disconnects is normal.
+        # A client that disconnects early is normal, so this is not an error.
         logger.debug("A request for status was not finished: %r", sys.exc_info()[1])
 
 
@@ -199,7 +197,7 @@ class _Handler(BaseHTTPRequestHandler):
             return Response(status=500, content_type=_TEXT, body=b"The page failed. See the log of the agent.\n")
 
     def log_message(self, *_: object) -> None:
-        """Log nothing: a probe every ten seconds is no change of state."""
+        """Log nothing, because probes every few seconds would fill the log."""
 
 
 def _cut(connection: socket.socket) -> None:

@@ -1,4 +1,1 @@
-"""The agent's numbers, as Prometheus reads them.
-
-Public: `metrics` (Metrics, OutboxReading). `collectors` reads the document and the outbox at each scrape.
-"""
+"""The metrics of the agent. The public module is `metrics` (Metrics, OutboxReading)."""

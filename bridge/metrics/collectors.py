@@ -1,7 +1,7 @@
-"""The collectors of values that are read at each scrape: the events of the last document, and the totals of the sinks.
+"""Collects the metrics that are read at each scrape: the events of the document, and the counts of the sinks.
 
-Such metrics cost the poll nothing and cannot go stale. The totals of all sinks come from one snapshot, so in every
-scrape, for every sink, accepted = delivered + pending + parked + evicted + discarded + expired.
+These metrics cost no time during a poll, and they are always current. All counts of a scrape come from one moment.
+Therefore, accepted = delivered + pending + parked + evicted + discarded + expired holds for every sink in every scrape.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ _SCHEDULED = "Scheduled"
 
 
 class OutboxReading(msgspec.Struct, frozen=True, kw_only=True):
-    """The outbox at one scrape."""
+    """The state of the outbox at one scrape."""
 
     totals: OutboxTotals
-    """The totals of every sink, from one moment."""
     now: float
     """Unix seconds."""
     configured: frozenset[str] = frozenset()
-    """The configured sinks. The outbox may have others."""
+    """The names of the configured sinks. The outbox can also contain other sinks."""
     used_bytes: int = 0
     max_bytes: int = 0
     max_pending_bytes: int = 0
@@ -39,7 +38,7 @@ class OutboxReading(msgspec.Struct, frozen=True, kw_only=True):
     new_files: int = 0
 
     def oldest_pending_seconds(self, sink: str) -> float:
-        """Return the age of the oldest pending record of *sink*; 0 without one."""
+        """Return the age of the oldest pending record of *sink* in seconds, or 0 without pending records."""
         return max(self.now - self.totals.oldest_pending_at.get(sink, self.now), 0.0)
 
 
@@ -47,7 +46,7 @@ OutboxReader = Callable[[], OutboxReading]
 
 
 class StateCollector(Collector):
-    """The last document's events, and whether this VM's name is known."""
+    """Reports the events of the last document, and whether the name of this VM is known."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -55,14 +54,14 @@ class StateCollector(Collector):
         self.vm_name: Callable[[], str | None] = lambda: None
 
     def describe(self) -> Iterable[Metric]:
-        """Return nothing: registering must not read anything yet."""
+        """Return nothing, because Prometheus calls this method before the values can be read."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of one scrape."""
         document = self.document
         incarnation = GaugeMetricFamily(
-            f"{PREFIX}document_incarnation", "The document's incarnation; absent when it is no number."
+            f"{PREFIX}document_incarnation", "Incarnation of the document. Absent if the incarnation is not a number."
         )
         active = GaugeMetricFamily(
             f"{PREFIX}active_events", "Events in the document.", labels=["event_type", "event_status"]
@@ -77,14 +76,14 @@ class StateCollector(Collector):
         yield incarnation
         yield active
         yield self._ahead(document)
-        known = GaugeMetricFamily(f"{PREFIX}identity_known", "1 while this VM's name is known.")
+        known = GaugeMetricFamily(f"{PREFIX}identity_known", "1 if the name of this VM is known, otherwise 0.")
         known.add_metric([], self.vm_name() is not None)
         yield known
 
     def _ahead(self, document: Document | None) -> Metric:
         ahead = GaugeMetricFamily(
             f"{PREFIX}next_not_before_seconds",
-            "Seconds to the soonest NotBefore of a Scheduled event that names this VM, or none; negative once passed.",
+            "Seconds to the earliest NotBefore of a Scheduled event that names this VM or no VM. Can be negative.",
             labels=["event_type"],
         )
         now, name = self._clock.timestamp(), self.vm_name()
@@ -106,7 +105,7 @@ def _number(incarnation: Incarnation) -> float | None:
 
 
 class OutboxCollector(Collector):
-    """The totals of the sinks and the size of the outbox, from one snapshot."""
+    """Reports the counts of the sinks and the size of the outbox, all from one moment."""
 
     _COUNTERS: Mapping[str, str] = {
         "accepted": "Records added to the outbox for the sink.",
@@ -124,7 +123,7 @@ class OutboxCollector(Collector):
         self.read: OutboxReader | None = None
 
     def describe(self) -> Iterable[Metric]:
-        """Return nothing: registering must not read anything yet."""
+        """Return nothing, because Prometheus calls this method before the values can be read."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
@@ -153,7 +152,7 @@ class OutboxCollector(Collector):
         )
         yield _by_sink(
             GaugeMetricFamily(
-                f"{PREFIX}sink_configured", "1, or 0 for a sink that is not in the configuration.", labels=["sink"]
+                f"{PREFIX}sink_configured", "1 if the sink is in the configuration, otherwise 0.", labels=["sink"]
             ),
             {name: name in reading.configured for name in sinks},
         )
@@ -161,7 +160,7 @@ class OutboxCollector(Collector):
     def _of_outbox(self, reading: OutboxReading) -> Iterator[Metric]:
         gauges = {
             "outbox_behind_seconds": (
-                "Seconds since the outbox could last be saved. 0: saved.",
+                "Seconds since the outbox fell behind. 0 if everything is saved.",
                 reading.behind_seconds,
             ),
             "outbox_bytes": ("Bytes that the outbox uses on disk, history included.", reading.used_bytes),

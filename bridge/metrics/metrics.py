@@ -1,10 +1,8 @@
-"""All metrics of the agent, in one object with its own registry.
+"""All metrics of the agent, in one object with its own Prometheus registry.
 
-Counters and histograms change when something happens. Their labeled children are looked up once, because each lookup
-costs more than a poll may. State (the document, the totals of the outbox) is read at each scrape
-(`bridge.metrics.collectors`).
-
-No label contains an EventId, because the number of EventIds has no limit.
+Counters and histograms change when something happens. `bridge.metrics.collectors` reads all other values at each
+scrape. Each labeled child of a metric is looked up only once, because a lookup during each poll would be too slow. No
+label contains an EventId, because the number of EventIds is unlimited.
 """
 
 from __future__ import annotations
@@ -30,26 +28,18 @@ from bridge.events.event import Document
 from bridge.events.record import Transition
 from bridge.metrics.collectors import PREFIX, OutboxCollector, OutboxReader, OutboxReading, StateCollector
 
-__all__ = [
-    "CONTENT_TYPE",
-    "PREFIX",
-    "ChannelMetrics",
-    "Metrics",
-    "OutboxReading",
-    "SinkMetrics",
-    "own_version",
-]
+__all__ = ["CONTENT_TYPE", "PREFIX", "ChannelMetrics", "Metrics", "OutboxReading", "SinkMetrics", "own_version"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _POLL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 30, 150)
 _SEND_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-# From an idle agent's milliseconds to an outage of days.
+# The buckets cover an idle agent (milliseconds) and long outages (days).
 _LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5, 30, 120, 600, 3_600, 21_600, 86_400, 604_800)
 
 
 class SinkMetrics:
-    """The metrics of one sink. Made by `Metrics.sink`."""
+    """The metrics of one sink. `Metrics.sink` creates this object."""
 
     def __init__(self, name: str, *, durations: Histogram, latencies: Histogram, retries: Counter, need: Gauge) -> None:
         self._name = name
@@ -59,18 +49,17 @@ class SinkMetrics:
         self._need = need
         self._by_reason: dict[str, Counter] = {}
         self.needs_attention = False
-        """Whether a person must act before this sink delivers again."""
 
     def sent(self, duration_seconds: float) -> None:
-        """Count one send with any result."""
+        """Record the duration of one send, regardless of its result."""
         self._durations.observe(duration_seconds)
 
     def delivered(self, latency_seconds: float) -> None:
-        """Count one record that was accepted so long after it was observed; at least 0."""
+        """Record the time between the observation and the delivery of one record. A negative time counts as 0."""
         self._latencies.observe(max(0.0, latency_seconds))
 
     def retried(self, reason: str) -> None:
-        """Count one failure that is tried again; *reason* is one of a few fixed words."""
+        """Count one failure that will be retried. *reason* comes from a small fixed set of words."""
         child = self._by_reason.get(reason)
         if child is None:
             child = self._by_reason[reason] = self._retries.labels(self._name, reason)
@@ -78,42 +67,42 @@ class SinkMetrics:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Return the reasons counted so far."""
+        """Return all reasons that were counted so far."""
         return tuple(self._by_reason)
 
     def set_needs_attention(self, *, needed: bool) -> None:
-        """Set whether a person must act before this sink delivers again."""
+        """Set whether a person must act before this sink can deliver again."""
         self.needs_attention = needed
         self._need.set(1 if needed else 0)
 
 
 class ChannelMetrics:
-    """Whether the ops portal answers. Made by `Metrics.approval_channel`."""
+    """The metrics of the connection to the ops portal. `Metrics.approval_channel` creates this object."""
 
     def __init__(self, *, up: Gauge, last_answer: Gauge) -> None:
         self._up = up
         self._last_answer = last_answer
 
     def answered(self, timestamp_seconds: float) -> None:
-        """Note a good answer of the portal, and its Unix time."""
+        """Record a good response of the portal at the given Unix time."""
         self._up.set(1)
         self._last_answer.set(timestamp_seconds)
 
     def failed(self) -> None:
-        """Note that the portal gave no good answer."""
+        """Record that the portal gave no good response."""
         self._up.set(0)
 
     def forget(self, registry: CollectorRegistry) -> None:
-        """Leave *registry*."""
+        """Remove these metrics from *registry*."""
         for gauge in (self._up, self._last_answer):
             registry.unregister(gauge)
 
 
 class Metrics:
-    """Every metric, and the registry that holds them."""
+    """All metrics of the agent, and the registry that contains them."""
 
     def __init__(self, clock: Clock = REAL_CLOCK) -> None:
-        # The time each counter was made doubles the series and is of no use.
+        # The creation times of counters would double the number of series and are not useful.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
@@ -122,13 +111,13 @@ class Metrics:
         self._channel: ChannelMetrics | None = None
         self._make_poll_metrics()
         self._make_sink_metrics()
-        self._info = self._gauge("build_info", "1; the labels say what runs.", "version", "python")
+        self._info = self._gauge("build_info", "1. The labels contain the running versions.", "version", "python")
         self._info.labels(own_version(), platform.python_version()).set(1)
         self._ephemeral = self._gauge(
-            "state_on_ephemeral_disk", "1 when the state directory would not survive a redeploy of the VM."
+            "state_on_ephemeral_disk", "1 if a redeploy of the VM would delete the state directory, otherwise 0."
         )
         self._reloaded = self._gauge(
-            "config_last_reload_successful", "1; or 0 when the file was wrong when it was last read again."
+            "config_last_reload_successful", "1 if the last reload of the configuration succeeded, otherwise 0."
         )
         self._reloaded.set(1)
         self._state = StateCollector(clock)
@@ -142,44 +131,45 @@ class Metrics:
         self._polls_by_result = {"ok": polls.labels("ok")}
         self._poll_durations = Histogram(
             f"{PREFIX}poll_duration_seconds",
-            "From request to answer, in seconds.",
+            "Duration of one poll in seconds.",
             buckets=_POLL_BUCKETS,
             registry=self.registry,
         )
-        self._last_good = self._gauge("last_good_poll_timestamp_seconds", "Unix time of the last good answer.")
-        records = self._counter("records", "Transition records made, by transition.", "transition")
+        self._last_good = self._gauge("last_good_poll_timestamp_seconds", "Unix time of the last good response.")
+        records = self._counter("records", "Transition records, by transition.", "transition")
         self._approvals = self._counter(
             "approvals",
-            "Attempts to approve an event, and refusals, by what wanted it and what came of it.",
+            "Approval outcomes, by source and result.",
             "source",
             "result",
         )
         self._approved_waiting = self._gauge(
             "approved_waiting_seconds",
-            "How long the oldest approval that Azure took has an event still Scheduled; 0 when none waits.",
+            "Age in seconds of the oldest accepted approval whose event is still Scheduled. 0 without one.",
         )
         self._unsafe_files = self._gauge(
             "approval_files_unsafe",
-            "Files that decide who may approve and that others may write to; above 0 nothing is approved.",
+            "Files that determine who may approve and that other users can change. Above 0, nothing is approved.",
         )
         self._unusable_keys = self._gauge(
-            "approval_keys_unusable", "Trusted keys whose file is gone or holds no key; their decisions do not count."
+            "approval_keys_unusable",
+            "Trusted keys whose file is missing or unusable. Decisions with these keys do not count.",
         )
         self._records = {transition: records.labels(transition.value) for transition in Transition}
 
     def _make_sink_metrics(self) -> None:
-        self._retries = self._counter("sink_retries", "Sends that failed and are tried again.", "sink", "reason")
-        self._need = self._gauge("sink_needs_attention", "1 while a person must act before the sink delivers.", "sink")
+        self._retries = self._counter("sink_retries", "Failed sends that are tried again.", "sink", "reason")
+        self._need = self._gauge("sink_needs_attention", "1 if a person must act before the sink can deliver.", "sink")
         self._durations = Histogram(
             f"{PREFIX}sink_send_duration_seconds",
-            "One send, from call to return, in seconds.",
+            "Duration of one send in seconds.",
             ["sink"],
             buckets=_SEND_BUCKETS,
             registry=self.registry,
         )
         self._latencies = Histogram(
             f"{PREFIX}sink_delivery_latency_seconds",
-            "From observing a change to its acceptance by the sink, in seconds.",
+            "Time between the observation of a change and its delivery, in seconds.",
             ["sink"],
             buckets=_LATENCY_BUCKETS,
             registry=self.registry,
@@ -192,7 +182,7 @@ class Metrics:
         return Gauge(f"{PREFIX}{name}", text, labels, registry=self.registry)
 
     def polled(self, result: str, *, duration_seconds: float) -> None:
-        """Count one poll; *result* is ``ok`` or one of a few fixed words for why not."""
+        """Count one poll. *result* is ``ok`` or a word from a small fixed set of errors."""
         child = self._polls_by_result.get(result)
         if child is None:
             child = self._polls_by_result[result] = self._polls.labels(result)
@@ -200,7 +190,7 @@ class Metrics:
         self._poll_durations.observe(duration_seconds)
 
     def good_poll(self, timestamp_seconds: float, document: Document) -> None:
-        """Note a good answer, its Unix time, and the document that is now believed."""
+        """Record the time of a good response (Unix seconds) and the document that the agent now tracks."""
         self._last_good.set(timestamp_seconds)
         self._state.document = document
 
@@ -209,20 +199,20 @@ class Metrics:
         self._records[transition].inc()
 
     def approval(self, source: str, result: str) -> None:
-        """Count one record of an approval; *source* is rule:NAME, portal or cli, *result* one of a few fixed words."""
+        """Count one approval outcome. *source* is ``rule:NAME``, ``portal``, or ``cli``."""
         self._approvals.labels(source, result).inc()
 
     def approval_files(self, *, unsafe: int, unusable_keys: int) -> None:
-        """Note how many of the files that decide who may approve others may write to, and how many hold no key."""
+        """Set the number of approval files that others can change, and the number of keys that cannot be used."""
         self._unsafe_files.set(unsafe)
         self._unusable_keys.set(unusable_keys)
 
     def watch_approved(self, seconds: Callable[[], float]) -> None:
-        """Take the age of the oldest approval that Azure has not acted on from *seconds*, called for each scrape."""
+        """Use *seconds* at each scrape to get the age of the oldest approval that Azure has not acted on."""
         self._approved_waiting.set_function(seconds)
 
     def sink(self, name: str) -> SinkMetrics:
-        """Return the metrics of the sink called *name*, the same object each time."""
+        """Return the metrics of the sink *name*. The result is the same object for each call with the same name."""
         with self._lock:
             if name not in self._sinks:
                 self._sinks[name] = SinkMetrics(
@@ -235,12 +225,12 @@ class Metrics:
             return self._sinks[name]
 
     def needs_attention(self, name: str) -> bool:
-        """Return whether a person must act before the sink called *name* delivers again."""
+        """Return whether a person must act before the sink *name* can deliver again."""
         with self._lock:
             return name in self._sinks and self._sinks[name].needs_attention
 
     def forget_sink(self, name: str) -> None:
-        """Drop the series of a sink that is no longer configured; one that needs attention would do so for ever."""
+        """Remove the metrics of a sink that is no longer configured, because its alerts would otherwise never end."""
         with self._lock:
             sink = self._sinks.pop(name, None)
         if sink is not None:
@@ -250,51 +240,53 @@ class Metrics:
                 self._retries.remove(name, reason)
 
     def approval_channel(self) -> ChannelMetrics:
-        """Return the metrics of the way to the ops portal, the same object each time.
+        """Return the metrics of the connection to the ops portal. The result is always the same object.
 
-        Without a portal there are none: one that is not configured must not look like one that is down.
+        These metrics exist only if a portal is configured, because a missing portal must not look like a failing
+        portal.
         """
         with self._lock:
             if self._channel is None:
                 self._channel = ChannelMetrics(
-                    up=self._gauge("approval_channel_up", "1 while the ops portal answers as it should."),
+                    up=self._gauge("approval_channel_up", "1 if the ops portal responds correctly, otherwise 0."),
                     last_answer=self._gauge(
-                        "approval_channel_last_answer_timestamp_seconds", "Unix time of the portal's last good answer."
+                        "approval_channel_last_answer_timestamp_seconds",
+                        "Unix time of the last good response of the ops portal.",
                     ),
                 )
             return self._channel
 
     def watch_vm(self, name: Callable[[], str | None]) -> None:
-        """Take this VM's name from *name*, called for each scrape; None while it is unknown."""
+        """Use *name* at each scrape to get the name of this VM, which is None if the name is unknown."""
         self._state.vm_name = name
 
     def state_is_ephemeral(self, *, is_ephemeral: bool) -> None:
-        """Say whether the state directory would be lost with a redeploy."""
+        """Set whether a redeploy of the VM would delete the state directory."""
         self._ephemeral.set(is_ephemeral)
 
     def reloaded(self, *, is_right: bool) -> None:
-        """Note that the configuration was read again, and whether it could be used."""
+        """Set whether the last reload of the configuration succeeded."""
         self._reloaded.set(is_right)
 
     def forget_approval_channel(self) -> None:
-        """Drop the metrics of a portal that is no longer configured."""
+        """Remove the metrics of a portal that is no longer configured."""
         with self._lock:
             channel, self._channel = self._channel, None
         if channel is not None:
             channel.forget(self.registry)
 
     def watch_outbox(self, read: OutboxReader) -> None:
-        """Read the outbox with *read*, once for each scrape."""
+        """Use *read* once for each scrape to read the outbox."""
         self._outbox.read = read
 
     def exposition(self) -> bytes:
-        """Return every metric in Prometheus' text format (`CONTENT_TYPE`)."""
+        """Return all metrics in the text format of Prometheus (`CONTENT_TYPE`)."""
         return generate_latest(self.registry)
 
 
 @functools.cache
 def own_version() -> str:
-    """Return which version of the agent this is."""
+    """Return the version of the agent."""
     try:
         return version("scheduled-events-bridge")
     except PackageNotFoundError:

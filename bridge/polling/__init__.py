@@ -1,4 +1,4 @@
-"""The engine that asks IMDS: one poll a second, each answer compared and stored; and who this VM is.
+"""The poll of the metadata service (IMDS), and the request for the identity of this VM.
 
-Public: `poller` (Poller), `identity` (IdentityResolver).
+The public modules are `poller` (Poller) and `identity` (IdentityResolver).
 """

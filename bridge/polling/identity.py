@@ -1,6 +1,7 @@
-"""The identity of this VM: requested from IMDS on its own thread, so that no poll is delayed.
+"""Requests the identity of this VM from IMDS. A separate thread sends the requests, so they do not delay a poll.
 
-A start tries once, then uses the stored identity, and then tries again every minute. There are two exceptions:
+After a start, the agent requests the identity once, then uses the stored identity, and repeats the request every minute
+until IMDS responds. There are two exceptions:
 
 - The identity was never known. The agent compares no document until IMDS returns the identity, because the sinks and
   the IDs of records depend on it. This wait takes at most 60 s, or 5 s if IMDS responds that it has no identity.
@@ -31,17 +32,17 @@ logger = logging.getLogger(__name__)
 _RETRY_SECONDS = 60.0
 _UNTRUSTED_RETRY_SECONDS = 2.0
 _UNTRUSTED_ERROR_SECONDS = 30.0
-#: The first request may take longer, but the start of the agent does not wait for it.
+#: The start of the agent waits at most this long, although the first request can take longer.
 _START_SECONDS = 2.0
 _TICK_SECONDS = 0.05
 _WAIT_SECONDS = 60.0
 _WAIT_SECONDS_WHEN_REFUSED = 5.0
-#: These responses mean that IMDS has no identity, not that it is unavailable.
+#: With these statuses, IMDS reports that it has no identity. Other errors mean that IMDS is unavailable.
 _PLAIN_REFUSALS = frozenset({400, 403, 404, 405, 501})
 
 
 class IdentityResolver:
-    """Stores the identity of this VM in the outbox; *configured* values replace those of IMDS."""
+    """Stores the identity of this VM in the outbox. The values in *configured* replace the values from IMDS."""
 
     def __init__(
         self,
@@ -73,9 +74,9 @@ class IdentityResolver:
         """The known part of the identity."""
 
     def start(self, stop: Callable[[], bool] = lambda: False, *, timeout_seconds: float = math.inf) -> None:
-        """Try once for at most *timeout_seconds* and 2 s, then use the stored identity.
+        """Request the identity for at most *timeout_seconds* and at most 2 s, and then use the stored identity.
 
-        Returns at once if *stop* returns True. The thread continues to try.
+        Return early if *stop* returns True. The thread then continues to request the identity.
         """
         self._started_at = self._clock.monotonic()
         self._thread.start()
@@ -92,11 +93,11 @@ class IdentityResolver:
                 self._stop_waiting()
 
     def wake(self) -> None:
-        """Check at once whether the pause between two requests is over."""
+        """Check immediately whether the pause between two requests is over."""
         self._woken.set()
 
     def stop(self, *, timeout_seconds: float = 1.0) -> None:
-        """Stop trying."""
+        """Stop requesting the identity."""
         self._stop.set()
         self._has_started.set()
         self.wake()
@@ -123,8 +124,6 @@ class IdentityResolver:
                 seconds = _WAIT_SECONDS_WHEN_REFUSED if self._is_refused else _WAIT_SECONDS
                 self._wait_until = min(self._wait_until, self._started_at + seconds)
 
-    # The thread.
-
     def _run(self) -> None:
         pause = 1.0
         while not self._stop.is_set():
@@ -149,7 +148,7 @@ class IdentityResolver:
             self._woken.clear()
 
     def _end_wait_in_time(self) -> None:
-        """End the wait on a separate thread, because a request may hang for longer."""
+        """End the wait for the identity on a separate thread, because the request itself may hang for longer."""
         while self.is_waiting and not self._stop.wait(_TICK_SECONDS):
             if self._clock.monotonic() >= self._wait_until:
                 self._stop_waiting()
@@ -195,5 +194,5 @@ class IdentityResolver:
             self.is_waiting = False
         if self.vm.name is None:
             logger.warning(
-                "The name of this VM is not known: sinks of scope 'mine' receive every event. Set vm.name to be sure."
+                "The name of this VM is unknown, so sinks with scope 'mine' receive every event. Set vm.name."
             )

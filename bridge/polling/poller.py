@@ -1,11 +1,11 @@
-"""The poll: the thread that requests the document once a second and stores its changes in the outbox.
+"""The poll: a thread requests the Scheduled Events document every second and stores the changes in the outbox.
 
-A failed poll means that the document is unknown, never that it is empty: the state stays, the failure is counted, and
-the next poll follows. The thread survives every error, because an agent that stopped polling looks like an agent that
-has nothing to report.
+After a failed poll, the document is unknown. The agent never treats a failed poll as an empty document: it keeps the
+state, counts the failure, and polls again. No error ends the thread, because an agent that has stopped polling looks
+like an agent without any events.
 
-Until the identity of this VM is known, no document is compared: see `bridge.polling.identity`. Only urgent events are
-recorded, after 2 s, because a spot eviction gives 30 s of notice.
+Until the identity of this VM is known, the agent compares no document (see `bridge.polling.identity`). After 2 s, it
+records urgent events without a comparison, because Azure announces the eviction of a spot VM only 30 s in advance.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _CONFIRMING_SECONDS = 1.0
 #: The time of the last good response is stored this often, so that an idle agent does not write to the disk.
 _LIVENESS_SECONDS = 600.0
 _UNTRUSTED_URGENT_SECONDS = 2.0
-#: Of an event's Resources in a log line; the record has all of them.
+#: A log line contains at most this many names of VMs. The record contains all names.
 _MOST_NAMES = 5
 
 
 class PollResult(str, Enum):
-    """The result of a poll in its metric. Other values are ``status_NNN``."""
+    """The result of a poll, as a label of the metric. Further labels are ``status_404`` and similar values."""
 
     OK = "ok"
     INVALID = "invalid"
@@ -58,11 +58,11 @@ class PollResult(str, Enum):
 
 
 class Approvals(Protocol):
-    """The approver as the poll sees it: engines do not import one another."""
+    """The interface of the approver that the poll uses. The engines do not import each other."""
 
     @property
     def approved(self) -> frozenset[str]:
-        """Return the keys of the events that this agent approved, or may have approved."""
+        """Return the keys of the events that this agent has approved or may have approved."""
 
     def observe(
         self,
@@ -73,20 +73,20 @@ class Approvals(Protocol):
         unsettled: frozenset[str],
         tracked: Document | None,
     ) -> None:
-        """Take a good response, after its changes are stored; must be quick.
+        """Receive a good response after the poller has stored its changes. This method must return quickly.
 
-        The request began at *asked_at* (monotonic seconds). *unsettled* are the EventIds with an unconfirmed change,
-        and *tracked* is the document with these events unchanged.
+        The request started at *asked_at* (monotonic seconds). *unsettled* contains the keys of events with an
+        unconfirmed change. The document *tracked* shows these events without the unconfirmed change.
         """
 
     def wait_for_submission(self) -> None:
-        """Wait for at most a second until the outcome of a request to Azure is in the outbox."""
+        """Wait for at most one second until the outbox contains the result of the current approval request."""
 
 
 class Poller:
-    """Polls *imds* and stores changes in *outbox*; *approvals* is None if nothing is ever approved.
+    """Polls *imds* and stores the changes in *outbox*. Without *approvals*, nothing is approved.
 
-    *boot_id* is the identity of the boot that began *seconds_since_boot* ago.
+    *boot_id* identifies the current boot, which started *seconds_since_boot* ago.
     """
 
     def __init__(
@@ -120,9 +120,8 @@ class Poller:
         self._failures = 0
         self._saved_at = float("-inf")
         self.good_at: datetime | None = None
-        """The time of the last good response to this agent."""
         self.refused_answer: str | None = None
-        """Why the last response, a 200, is no document; None if it is one."""
+        """The error in a response with status 200, or None if the response is a valid document."""
         self._tracker: DocumentTracker | None = None
         self._epoch = outbox.epoch
         self._untrusted_since: float | None = None
@@ -136,16 +135,16 @@ class Poller:
 
     @property
     def gap_seconds(self) -> float:
-        """Return how long good responses may be missing before a missed ending is only inferred."""
+        """Return the longest period without a good response that does not count as a gap."""
         return max(_LEAST_GAP_SECONDS, _GAP_POLLS * self._interval_seconds)
 
     @property
     def silent_seconds(self) -> float | None:
-        """Return the time since the last good response; None before the first one."""
+        """Return the seconds since the last good response, or None before the first good response."""
         return None if self._answered_at is None else max(self._clock.monotonic() - self._answered_at, 0.0)
 
     def reconfigure(self, imds: ImdsClient, identity: IdentityResolver, *, poll_interval_seconds: float) -> None:
-        """Poll *imds* from now on."""
+        """Use *imds*, *identity*, and the new poll interval for all further polls."""
         self._imds = imds
         self._identity = identity
         self._interval_seconds = poll_interval_seconds
@@ -155,17 +154,17 @@ class Poller:
         self.wake()
 
     def wake(self) -> None:
-        """Make the loop check the *stop* of `run` at once."""
+        """End the current wait, so that `run` checks *stop* immediately."""
         self._woken.set()
 
     def run(self, stop: threading.Event) -> None:
-        """Poll until *stop* is set and `wake` called, then store the time of the last good response."""
+        """Poll until *stop* is set, and then store the time of the last good response."""
         self._stop = stop
         due = self._clock.monotonic()
         while not stop.is_set():
             self.loop_watch.expect_call_within(self._imds.deadline_seconds)
             delay = self.poll_once()
-            # A slow poll is followed sooner, but never by several polls at once.
+            # After a slow poll, the next poll starts earlier, but the poller never sends several polls at once.
             due = max(due + delay, self._clock.monotonic())
             self.loop_watch.expect_within(due - self._clock.monotonic())
             if self._sleep_until(due):
@@ -174,10 +173,9 @@ class Poller:
         self._save_liveness()
 
     def _sleep_until(self, due: float) -> bool:
-        """Wait until *due* or a stop; return whether `reconfigure` ended the wait.
+        """Wait until *due*, and return whether `reconfigure` ended the wait.
 
-        If the disk is slow, records become due without a save. This thread then wakes the workers, so that an append
-        needs to wake no thread except the saver.
+        If the disk is slow, a record becomes due before it is saved. This thread then wakes the workers.
         """
         while not self._is_reconfigured and not self._stop.is_set():
             left, unsaved_left = due - self._clock.monotonic(), self._outbox.seconds_to_due()
@@ -191,7 +189,7 @@ class Poller:
         return was_reconfigured
 
     def poll_once(self) -> float:
-        """Poll once; return the seconds until the next poll is due, counted from when this poll was due."""
+        """Poll once, and return the number of seconds between the start of this poll and the start of the next poll."""
         started = self._clock.monotonic()
         result, delay = PollResult.OK.value, self._interval_seconds
         try:
@@ -229,7 +227,6 @@ class Poller:
         return poll_delay(interval, failures=self._failures, status=status, retry_after=retry_after)
 
     def _process(self, document: Document, *, asked_at: float) -> None:
-        """Store the changes of *document*, a good response; then notify the approver, metrics, and logs."""
         instant = self._clock.instant()
         self.good_at, self._answered_at = instant.wall, instant.monotonic
         tracker = self._trusted_tracker()
@@ -253,7 +250,6 @@ class Poller:
             self._save_liveness()
 
     def _store(self, tracker: DocumentTracker, update: Update) -> None:
-        """Store *update*, continue from it, and count and log its records."""
         new_records: Sequence[TransitionRecord] = ()
         if update.is_news:
             new_records = self._outbox.append_observation(
@@ -271,7 +267,7 @@ class Poller:
     # State that may belong to another machine.
 
     def _trusted_tracker(self) -> DocumentTracker | None:
-        """Return the tracker of the stored document; None while the identity of this VM is awaited."""
+        """Return the tracker of the stored document, or None while the agent waits for the identity of this VM."""
         outbox = self._outbox
         if not outbox.is_trusted or (self._tracker is None and self._identity.is_waiting):
             return None
@@ -292,7 +288,6 @@ class Poller:
         )
 
     def _record_urgent(self, document: Document, instant: Instant) -> None:
-        """Record the urgent events of *document* with the identity known so far, once each."""
         if self._untrusted_since is None:
             self._untrusted_since = instant.monotonic
         if instant.monotonic - self._untrusted_since < _UNTRUSTED_URGENT_SECONDS:
@@ -308,7 +303,7 @@ class Poller:
         self._outbox.active_event_ids = None if tracker is None else tracker.active_event_ids(self._clock.instant())
 
     def _save_liveness(self) -> None:
-        """Store the time of the last good response, unless a change is unconfirmed: a restart must see it, too."""
+        """Store the time of the last good response. While a change is unconfirmed, keep the older time."""
         tracker = self._tracker
         if self.good_at is None or tracker is None or not tracker.is_settled(self._clock.instant()):
             return
@@ -317,7 +312,7 @@ class Poller:
 
 
 class _EventHistory:
-    """The recorded history of events, see `bridge.events.tracker.EventHistory`."""
+    """Implements `bridge.events.tracker.EventHistory` with the records in the outbox."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox

@@ -10,7 +10,7 @@ import doc_pages
 import pytest
 
 from bridge.config.loader import read
-from bridge.sink import ENVIRONMENT_PREFIX, Transition, environment_of
+from bridge.sink import Transition
 from bridge.testing.records import sample_record
 
 if sys.version_info >= (3, 11):
