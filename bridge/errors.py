@@ -22,8 +22,8 @@
         │   └── SecretUnavailable  a file or variable does not contain the secret
         └── DeliveryRejected    rejected permanently: the record is parked
 
-The refusal of a token is in `bridge.approval.decision_token`. Exceptions of a single command are in `bridge.cli`.
-Exceptions of the simulator are in `bridge.testing.simulator.errors`. All of these exceptions derive from BridgeError.
+`RefusedDecision` is in `bridge.approval.decision_token`. Exceptions that only commands raise are in `bridge.cli`, and
+exceptions of the simulator are in `bridge.testing.simulator.errors`. All of these exceptions derive from BridgeError.
 
 A message states the failure, the value, and the required action. Callers catch the narrowest class. Only the top level
 of a thread catches Exception.

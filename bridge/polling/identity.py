@@ -3,13 +3,13 @@
 After a start, the agent requests the identity once, then uses the stored identity, and repeats the request every minute
 until IMDS responds. There are two exceptions:
 
-- The identity was never known. The agent compares no document until IMDS returns the identity, because the sinks and
-  the IDs of records depend on it. This wait takes at most 60 s, or 5 s if IMDS responds that it has no identity.
-- The VM has booted since the identity was stored, so the stored state may have come with another machine's image.
-  Until IMDS returns the vmId, no stored record is sent, no stored document is compared, and nothing is approved. This
-  wait has no limit. If IMDS returns another vmId, the agent starts with an empty state (`Outbox.identify`).
+- If no identity is stored, the agent compares no document until IMDS returns the identity, because the sinks and the
+  IDs of records depend on the identity. The wait lasts at most 60 s, or 5 s if IMDS responds without an identity.
+- If the VM has booted since the identity was stored, the stored state may come from the image of another machine. Until
+  IMDS returns the vmId, the agent sends no stored record, does not compare the stored document, and approves nothing.
+  This wait has no limit. If IMDS returns another vmId, the agent starts with an empty state.
 
-In both cases, the agent records evictions and deletions after 2 s.
+In both cases, the agent records Preempt and Terminate events after 2 s, because these events give little notice.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 _LEAST_GAP_SECONDS = 10.0
 _GAP_POLLS = 5
-#: Threads of one Python process run in turn. The saver and the sinks run first, then this thread logs and counts.
+#: The poll waits this long before it logs and counts, because the saver and the sinks need the interpreter first.
 _HEAD_START_SECONDS = 0.004
 _CONFIRMING_SECONDS = 1.0
 #: The time of the last good response is stored this often, so that an idle agent does not write to the disk.
