@@ -85,8 +85,3 @@ def _keys(config):
 def _write_program(path, text):
     path.write_text(text)
     path.chmod(0o755)
-
-
-def test_every_variable_of_the_command_sink_is_listed_and_no_other():
-    listed = set(re.findall(rf"^\| `({ENVIRONMENT_PREFIX}\w+)` \|", KEYS, re.MULTILINE))
-    assert listed == {*environment_of(sample_record()), f"{ENVIRONMENT_PREFIX}RULE"}
