@@ -42,8 +42,9 @@ def test_event_that_ended_while_the_agent_was_down_is_not_refreshed_after_its_en
     azure.world.cancel(gone)
     before = len(peer.requests)
     agent.start()
-    agent.wait_for(lambda: told(peer, before)[-1:] and told(peer, before)[-1][1] in {"canceled", "ended"})
-    ended_at = len(peer.requests)
+    endings = {(gone, "canceled"), (gone, "ended")}
+    agent.wait_for(lambda: endings & set(told(peer, before)))
+    ended_at = next(n for n, sent in enumerate(told(peer)) if sent in endings) + 1
     agent.wait_for(lambda: told(peer, ended_at).count((stays, "scheduled")) > 2)
     assert gone not in [event_id for event_id, _ in told(peer, ended_at)]
     assert agent.stop() == 0
