@@ -44,7 +44,7 @@ def test_missing_library_is_reported_with_the_extra_to_install(agent_env):
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
     if sys.version_info < (3, 11):
-        assert line.startswith("The portal needs Python 3.11 or newer, and this is 3.10.")
+        assert line.startswith("The portal needs Python 3.11 or newer, but this is Python 3.10.")
     else:
         assert line.startswith("The portal is not installed: the module ")
         assert "[portal]" in line
