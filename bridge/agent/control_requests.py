@@ -328,7 +328,7 @@ def read_undelivered(
 
 
 def retry_records(source: Source, *, sink: str | None = None, record_id: str | None = None) -> int:
-    """Retry the parked records of *sink*, or of all sinks if *sink* is None. Return the number of records."""
+    """Resume *sink* and retry its parked records. If *sink* is None, do so for all sinks. Return the record count."""
     if sink is not None:
         _require_sinks(source, sink)
     count = source.outbox.change(deliveries.retry, sink, record_id=record_id, now=time.time())

@@ -62,7 +62,7 @@ class AgentSilent(BridgeError):
 
 
 class AccessDenied(BridgeError):
-    """This user may not use the agent."""
+    """This user is not allowed to use the agent."""
 
 
 class RequestRefused(BridgeError):
@@ -168,7 +168,7 @@ class ControlServer:
 class _UnixListener:
     """Listens on a Unix socket, and replaces the socket file that a killed agent left behind.
 
-    The standard library's `Listener` is unsuitable, because it deletes the file even if another agent owns the file.
+    The standard `Listener` is unsuitable, because it deletes the file at exit even if another agent owns the file.
     """
 
     def __init__(self, path: str) -> None:

@@ -246,7 +246,7 @@ class _Step:
         return all(self._context.trust(each) is Trust.KEPT for each in self._behind(known))
 
     def end_or_withdraw(self, approval: PendingApproval) -> None:
-        """End or withdraw *approval* if it may no longer be posted.
+        """End or withdraw *approval* if it must no longer be posted.
 
         An approval ends when it expires, or when its event starts, changes, or disappears. The agent withdraws an
         approval if a hold overrides it or if one of its keys is no longer trusted.

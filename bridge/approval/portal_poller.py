@@ -1,14 +1,14 @@
 """Requests signed decisions from the ops portal by long polling (PROTOCOL.md, sections 2 to 4).
 
-The poller runs on its own thread and does not delay event polling or delivery. The poller passes tokens to the inbox,
-which verifies the tokens.
+The portal poller runs on its own thread, so that it does not delay other parts of the agent. It passes tokens to the
+inbox, which verifies the tokens.
 
 The poller keeps the index of the last response only in memory, so it requests all decisions after each start. The
 poller also returns to index 0 in these cases:
 
 - The portal reports another epoch or a lower index, for example after it was restored from a backup.
 - The agent has replaced the state of another machine.
-- The wall clock was set, because a wrong clock may have refused decisions.
+- The wall clock was set. The agent might have refused decisions because of the wrong clock.
 
 Each request has a deadline, and `stop` cancels the current request. If a hanging DNS resolver prevents the cancellation
 (see `bridge.http.watchdog`), the agent abandons the thread and ignores any later response.
@@ -56,9 +56,9 @@ class PortalPoller:
     """Requests decisions through *client*, and passes the tokens in each response to *receive*.
 
     *vm* returns the identity of this VM. The poller sends no request while the vmId is unknown. *receive* runs on the
-    thread of the poller and can get the same token again. If *receive* raises an exception, the poller requests the
-    same tokens again. When the value of *outbox_epoch* changes, the poller starts again at index 0. The poller sends
-    the first request at a random time within *first_within_seconds*. Tests can replace *wait*.
+    poller thread and can receive the same token again. If *receive* raises an exception, the poller requests the same
+    tokens again. When the value of *outbox_epoch* changes, the poller starts again at index 0. The poller sends the
+    first request at a random time within *first_within_seconds*. Tests can replace *wait*.
     """
 
     def __init__(

@@ -36,7 +36,7 @@ _RETRY_SECONDS = 1.0
 
 
 class Submitter:
-    """Posts approvals with *imds*. Only one thread may use it.
+    """Sends approvals through *imds*. Only one thread can use a submitter.
 
     *directory* is the state directory. *why_unsafe* returns an error message if other users can change approval files,
     and otherwise None.

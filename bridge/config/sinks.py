@@ -63,7 +63,7 @@ _RULES: dict[str, Any] = {
 def read_sinks(
     tables: object, mistakes: Problems, *, labels: Mapping[str, str] | None = None
 ) -> tuple[SinkSettings, ...]:
-    """Return the sinks in *tables*, and add their mistakes to *mistakes*.
+    """Return the sinks in *tables*, and add their errors to *mistakes*.
 
     *labels* contains the labels of every record, or is None if the labels are invalid.
     """

@@ -17,7 +17,7 @@ def directory_text(directory: Path) -> str:
 
 
 class SinkReadiness(msgspec.Struct, frozen=True, kw_only=True):
-    """Contains the record counts of one sink, the age of its oldest record, and whether someone must act."""
+    """Reports the record counts of one sink, the age of its oldest record, and whether the sink needs attention."""
 
     accepted: int
     delivered: int

@@ -55,11 +55,11 @@ class SinkMetrics:
         self._durations.observe(duration_seconds)
 
     def delivered(self, latency_seconds: float) -> None:
-        """Record the time from the observation to the delivery of one record. Count a negative time as 0."""
+        """Record the delivery latency of one record in seconds. Negative values count as 0."""
         self._latencies.observe(max(0.0, latency_seconds))
 
     def retried(self, reason: str) -> None:
-        """Count a failure that the agent will retry. *reason* must come from a small fixed set of words."""
+        """Count a failed attempt that the agent will repeat. *reason* comes from a small fixed set of words."""
         child = self._by_reason.get(reason)
         if child is None:
             child = self._by_reason[reason] = self._retries.labels(self._name, reason)
