@@ -1,5 +1,5 @@
-"""The complete agent: its start, reload, and stop, its heartbeats, and the control socket.
+"""Starts, reloads, and stops the agent, adds its heartbeats, and opens its control socket.
 
-The public modules are `agent` (Agent), `control_socket` (ControlClient), and `control_requests` (the functions that
-commands call).
+Other packages import `Agent` from `agent`, `ControlClient` from `control_socket`, and the request functions from
+`control_requests`.
 """

@@ -1,16 +1,16 @@
 """Starts, reloads, and stops all parts of the agent in a fixed order.
 
-The start locks the state directory first, because another agent may use the directory. Then the status pages and the
-control socket open, so that they respond during the rest of the start. Then the outbox loads, because no poll may run
-before the stored state is in memory. Then the agent requests the identity of this VM once, because the IDs of records
-and the filters of sinks depend on the identity. Finally, the workers, the approver, and the poll start.
+At startup, the agent first locks the state directory, because two agents must not use the same directory. The agent
+then opens the status pages and the control socket, so that both respond while the outbox loads. After the load, the
+agent requests the identity of this VM, because record IDs and sink filters depend on the identity. Finally, the agent
+starts the workers, the approver, and the poller.
 
-A stop ends the poll and the approver first, because no new records may arrive. Then the workers drain, the outbox saves
-everything, and the agent releases the lock. A stop takes at most one second longer than `stop_grace_seconds`, even if a
-call hangs, because every wait has a limit and every thread is a daemon thread.
+When the agent stops, it first stops the poller and the approver, because both create records. The agent then lets the
+workers send pending records during the grace period, saves the outbox, and releases the lock. A hanging call delays the
+exit by at most one second beyond `stop_grace_seconds`, because every wait has a time limit.
 
-A hung disk blocks the thread that calls `run_due` every second. It does not block the polls and the sinks. Therefore,
-the watchdog of the service manager checks only the poll, because a restart does not repair a disk.
+If the disk hangs, the periodic tasks in `run_due` hang too, but polling and delivery continue. The watchdog of the
+service manager ignores the periodic tasks, because restarting the agent does not repair a disk.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _STOP_MARGIN_SECONDS = 5.0
 
 
 class Agent:
-    """The agent of one VM. Raises StateDirectoryError if the state directory cannot be used."""
+    """Runs the agent for one VM. Raises StateDirectoryError if the state directory is unusable."""
 
     def __init__(self, settings: Settings, directory: Path) -> None:
         self._settings = self._started_with = settings
@@ -154,7 +154,7 @@ class Agent:
     # Start.
 
     def start(self, stop: Callable[[], bool] = lambda: False) -> None:
-        """Load the outbox, and start the workers, the approver, and the poll. Return early if *stop* returns True."""
+        """Load the outbox, and start the workers, the approver, and the poller. Return early if *stop* returns True."""
         self.metrics.watch_outbox(self.health.outbox)
         self.metrics.watch_vm(self.vm_name)
         self._control.open()
@@ -232,15 +232,15 @@ class Agent:
     # While the agent runs.
 
     def wait_for_turn(self, stop: threading.Event) -> bool:
-        """Wait until the next call of `run_due` is due. Return False if *stop* is set."""
+        """Wait until it is time to call `run_due`. Return False if *stop* is set."""
         self.turn.wait(TURN_SECONDS)
         self.turn.clear()
         return not stop.is_set()
 
     def run_due(self) -> None:
-        """Check the lock on the state directory, and run the periodic tasks. Called every second.
+        """Check the lock on the state directory, and run the periodic tasks. The agent calls this method every second.
 
-        Raises StateDirectoryError if another agent has locked the directory that is now at the path.
+        Raises StateDirectoryError if the state directory was replaced and another agent has locked the new directory.
         """
         self._loop_watch.expect_within(TURN_SECONDS)
         try:
@@ -286,10 +286,10 @@ class Agent:
         return self._notifier.feed_within_seconds
 
     def feed_watchdog(self) -> None:
-        """Notify the service manager that the agent is alive, unless the poll is late.
+        """Notify the service manager that the agent is alive, unless polling is overdue.
 
-        The main thread calls this method. The thread of `run_due` must not call it, because a hung disk can block that
-        thread.
+        Call this method from the main thread. A hung disk can block the thread that calls `run_due`, and the service
+        manager would then restart the agent.
         """
         if not self.poller.loop_watch.late_seconds:
             self._notifier.alive()
@@ -297,7 +297,7 @@ class Agent:
     # Reload.
 
     def reload(self, settings: Settings, stop: Callable[[], bool] = lambda: False) -> None:
-        """Apply *settings*, and log the changed settings that need a restart. Return early if *stop* returns True."""
+        """Apply *settings*, and warn about changes that need a restart. Return early if *stop* returns True."""
         before, self._in_force = self._in_force, None
         self._loop_watch.expect_call_within(max(self._settings.imds.timeout_seconds, settings.imds.timeout_seconds) * 2)
         self._settings = settings
@@ -318,7 +318,7 @@ class Agent:
         logger.info("The configuration was reloaded.", extra={"sinks": [sink.name for sink in settings.sinks]})
 
     def _exchange_imds(self, stop: Callable[[], bool]) -> None:
-        """Replace the IMDS client. Raises RuntimeError, and keeps the old client, if no thread can be started."""
+        """Replace the IMDS client. If no thread can be started, keep the old client and raise RuntimeError."""
         settings = self._settings
         imds = client_of(settings.imds)
         imds.answered_at = self.imds.answered_at
@@ -330,7 +330,7 @@ class Agent:
         old.close()
 
     def _exchange_approver(self, stop: Callable[[], bool]) -> None:
-        """Replace the approver. The old approver ends first, because both would work on the same decisions."""
+        """Stop the old approver before starting a new approver, because both would process the same decisions."""
         self.approvals.stop()
         self.approvals.drain(self._settings.imds.timeout_seconds, stop)
         if not stop():
@@ -363,10 +363,10 @@ class Agent:
     # Stop.
 
     def stop(self, *, spent_seconds: float = 0.0) -> None:
-        """Stop polling, let the sinks drain for `stop_grace_seconds`, save the outbox, and release the directory.
+        """Stop polling, drain the sinks for up to `stop_grace_seconds`, save the outbox, and unlock the directory.
 
-        *spent_seconds* is the part of the grace period that has passed already. If another agent has locked the
-        directory, this agent sends no more records.
+        *spent_seconds* is the part of the grace period that has already passed. If another agent has locked the state
+        directory, this agent stops sending records immediately.
         """
         grace_seconds = 0.0 if self._is_displaced else max(self._settings.stop_grace_seconds - spent_seconds, 0.0)
         deadline = time.monotonic() + grace_seconds

@@ -1,11 +1,11 @@
-"""The requests that the control socket accepts, with one function for each request.
+"""Defines one function for each request that the control socket accepts.
 
 `_REQUESTS`, at the end of this file, lists all requests. A command passes one of these functions to
 `bridge.agent.control_socket.ControlClient`, for example ``client.ask(read_events, limit=20)``. The agent calls the
 function with its own `Source` and returns the result. If no agent runs, the command opens a `Source` and calls the same
 function directly. The type annotations of a function define the JSON format of its arguments and its result.
 
-Every function returns at once. Only `read_events` and `import_records` read a file.
+Each function must return quickly. Only `read_events` and `import_records` read files.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ FIRST, LAST = -(2**62), 2**62
 class Source:
     """The outbox that a request reads or changes.
 
-    A running agent passes its *outbox*. Without an outbox, the source reads the newest complete file in *directory*,
-    and the constructor raises OutboxError if the directory contains no such file. *on_retry* receives the sink whose
-    pause ends, or None for all sinks.
+    A running agent passes its own *outbox*. If *outbox* is None, the source reads the newest complete outbox file in
+    *directory*, or raises OutboxError if no such file exists. After a retry request, the source calls *on_retry* with
+    the name of the sink, or with None for all sinks.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Source:
         return work(self._state, *args, **kwargs) if self._outbox is None else self._outbox.read(work, *args, **kwargs)
 
     def answer(self, name: str, arguments: Mapping[str, msgspec.Raw]) -> object:
-        """Run the request *name* from the control socket, and return the result. Raises BridgeError or MsgspecError."""
+        """Run the request *name* and return its result. Raises BridgeError or MsgspecError if the request fails."""
         if not self.outbox.wait_loaded(SAVE_SECONDS):
             raise OutboxError("The agent is still loading its state. Try again in a few seconds.")
         function = _REQUESTS.get(name)
@@ -183,7 +183,7 @@ def _last_error(state: State, sink: str) -> LastError | None:
 
 
 class RecordFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """The conditions that a record must meet to be listed by `events`."""
+    """Selects the records that the command `events` lists."""
 
     since: float | None = None
     """Unix seconds. Earlier records do not match."""
@@ -239,7 +239,6 @@ def read_events(
 def _newest_first(
     in_memory: Iterable[tuple[int, bytes]], stored: Iterable[tuple[int, bytes]]
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield each record once, although some records are both in memory and in the file."""
     last = None
     for sequence, body in heapq.merge(sorted(in_memory, reverse=True), stored, key=itemgetter(0), reverse=True):
         if sequence != last:
@@ -329,7 +328,7 @@ def read_undelivered(
 
 
 def retry_records(source: Source, *, sink: str | None = None, record_id: str | None = None) -> int:
-    """Make parked records pending again, end the pause of *sink* (None means all sinks), and return their number."""
+    """Resume *sink* and retry its parked records. If *sink* is None, do so for all sinks. Return the record count."""
     if sink is not None:
         _require_sinks(source, sink)
     count = source.outbox.change(deliveries.retry, sink, record_id=record_id, now=time.time())
@@ -340,7 +339,7 @@ def retry_records(source: Source, *, sink: str | None = None, record_id: str | N
 def discard_records(
     source: Source, *, sink: str, states: frozenset[DeliveryState] = NEEDED, record_id: str | None = None
 ) -> int:
-    """Discard undelivered records of *sink*, or only the record *record_id*. Return the number of discarded records."""
+    """Discard all undelivered records of *sink*, or only *record_id*. Return the number of discarded records."""
     _require_sinks(source, sink)
     return source.outbox.change(deliveries.discard, sink, states=states, record_id=record_id, now=time.time())
 
@@ -354,7 +353,7 @@ def move_records(source: Source, *, old: str, new: str) -> int:
 
 
 def import_records(source: Source, *, path: str) -> int:
-    """Add the pending records and holds of the outbox file at the absolute *path*. Return the number of records."""
+    """Import pending records and holds from the outbox file at the absolute *path*. Return the number of records."""
     from bridge.outbox.database import read_file  # noqa: PLC0415
 
     with _disk_errors(f"The file {path} cannot be read"):
@@ -367,9 +366,9 @@ def import_records(source: Source, *, path: str) -> int:
 
 
 def decide(source: Source, *, decision: StoredDecision, overruled: tuple[int, ...] = ()) -> tuple[StoredDecision, ...]:
-    """Store the decision of a person on this VM, which ends the holds with the arrival numbers *overruled*.
+    """Store a decision that a person made on this VM, and end the holds whose arrival numbers are in *overruled*.
 
-    If the event has any other hold, nothing is stored, and the other holds are returned.
+    If the event has other holds, store nothing and return these holds.
     """
     others = source.outbox.change(approvals.keep_overruling, decision, overruled)
     if not others:
@@ -383,7 +382,7 @@ def find_decision(source: Source, *, approver: str, decision_id: str) -> StoredD
 
 
 def why_unsaved(source: Source) -> str | None:
-    """Save the outbox. Return None after the save, or the reason if the save takes too long."""
+    """Save the outbox. Return None on success, or the reason for the delay if saving takes too long."""
     if source.outbox.wait_saved(SAVE_SECONDS):
         return None
     return source.outbox.saver.behind_reason or "The disk is slow."

@@ -1,15 +1,19 @@
-"""The control socket, over which commands such as `status` and `approve` use the running agent.
+"""The control socket, through which commands such as `status` and `approve` use the running agent.
 
-The agent opens the socket with `ControlServer`, and commands connect with `ControlClient`. Each connection carries one
-request and one response in JSON. A request contains the name of a function in `bridge.agent.control_requests` and the
-arguments of this function.
+The socket accepts these requests, which are functions in `bridge.agent.control_requests`:
 
-Only root and the user of the agent can connect. The socket has mode 0600. In addition, the agent and the command check
-the user of the other process. On Windows, a named pipe replaces the socket.
+- `read_status`, `read_events`, and `read_undelivered` return the state, the records, and the undelivered records.
+- `retry_records`, `discard_records`, `move_records`, and `import_records` change the undelivered records.
+- `decide` stores a decision that a person makes on this VM, and `find_decision` returns its progress.
+- `why_unsaved` saves the outbox.
 
-The agent creates ``control.sock`` in the state directory. If the directory is read-only or its path is too long, the
-agent creates ``/run/scheduled-events-bridge/control-HASH.sock`` instead. Several agents can share this directory, so
-HASH is a hash of the path of the state directory. Commands try both locations in this order.
+Each connection carries one request and one response in JSON.
+
+Only root and the user that runs the agent can connect. The socket has mode 0600. On Linux, both processes also check
+the user ID of the other process. On Windows, a named pipe replaces the socket.
+
+The agent creates ``control.sock`` in the state directory. If this directory is read-only or has a long path, the agent
+creates ``/run/scheduled-events-bridge/control-HASH.sock``, where HASH is a hash of the path. Commands try both.
 """
 
 from __future__ import annotations
@@ -58,7 +62,7 @@ class AgentSilent(BridgeError):
 
 
 class AccessDenied(BridgeError):
-    """This user may not use the agent."""
+    """This user is not allowed to use the agent."""
 
 
 class RequestRefused(BridgeError):
@@ -66,7 +70,7 @@ class RequestRefused(BridgeError):
 
 
 class NotSaved(BridgeError):
-    """The agent made the change, but could not save the change in time."""
+    """The agent made the change but could not save it in time."""
 
 
 class _Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +97,7 @@ def addresses(directory: Path) -> list[str]:
 
 
 class ControlServer:
-    """Receives requests on the control socket of *directory*, and passes each request to *answer* (`Source.answer`)."""
+    """Accepts connections on the control socket for *directory*. *answer* (`Source.answer`) handles each request."""
 
     def __init__(self, directory: Path, answer: Callable[[str, dict[str, msgspec.Raw]], object]) -> None:
         self._directory, self._answer_to = directory, answer
@@ -101,7 +105,7 @@ class ControlServer:
         self._log = ThrottledLog(logger)
 
     def open(self) -> None:
-        """Open the socket, unless it already exists. Called every second, because the directory can be replaced."""
+        """Open the socket if it is missing. Called every second, because the state directory might be replaced."""
         if isinstance(self._listener, _UnixListener) and not self._listener.is_in_place:
             self.close()
         if self._listener is not None:
@@ -162,9 +166,9 @@ class ControlServer:
 
 
 class _UnixListener:
-    """A listening socket, which replaces the leftover socket of a killed agent.
+    """Listens on a Unix socket, and replaces the socket file that a killed agent left behind.
 
-    The standard library's `Listener` deletes the file at exit, even if another agent owns the file or the disk hangs.
+    The standard `Listener` is unsuitable, because it deletes the file at exit even if another agent owns the file.
     """
 
     def __init__(self, path: str) -> None:
@@ -191,7 +195,7 @@ class _UnixListener:
         return Connection(self._socket.accept()[0].detach())
 
     def close(self) -> None:
-        """Close the socket, and delete the file if it is still in place."""
+        """Close the socket. Delete the file unless it was replaced."""
         with suppress(OSError):
             if self.is_in_place:
                 self._path.unlink()
@@ -204,16 +208,16 @@ class _UnixListener:
 
 
 class ControlClient:
-    """Sends requests to the agent that runs on *directory*. Waits at most *seconds* for each response."""
+    """Sends requests to the agent that uses the state *directory*, and waits up to *seconds* for each response."""
 
     def __init__(self, directory: Path, *, seconds: float = ANSWER_SECONDS) -> None:
         self._directory, self._seconds = directory, seconds
 
     def ask(self, request: Callable[Concatenate[Source, P], A], /, *_: P.args, **arguments: P.kwargs) -> A:
-        """Send *request*, a function of `bridge.agent.control_requests`, to the agent and return the response.
+        """Send *request* (a function in `bridge.agent.control_requests`) to the agent, and return the response.
 
-        Raises NoAgent if no agent runs on the directory, AgentSilent if the agent does not respond in time,
-        AccessDenied if this user may not use the agent, and RequestRefused if the agent refuses the request.
+        Raises NoAgent if no agent uses the directory, AgentSilent if the agent does not respond in time, AccessDenied
+        if this user is not allowed to use the agent, and RequestRefused if the agent refuses the request.
         """
         deadline = time.monotonic() + self._seconds
         body = msgspec.json.encode({"name": request.__name__, "arguments": arguments})
@@ -234,7 +238,7 @@ class ControlClient:
         return found
 
     def change(self, request: Callable[Concatenate[Source, P], A], /, *args: P.args, **arguments: P.kwargs) -> A:
-        """Send *request*, and return the response after the agent has saved the change. Raises NotSaved after 5 s."""
+        """Send *request*, wait until the change is saved, and return the response. Raises NotSaved after 5 seconds."""
         deadline = time.monotonic() + self._seconds
         found = self.ask(request, *args, **arguments)
         while (why := self.ask(why_unsaved)) is not None:
@@ -278,7 +282,7 @@ class ControlClient:
 def _peer(connection: Connection[Any, Any], directory: Path | None = None) -> int | None:
     """Return the process ID of the peer, or None if the operating system does not report it. Set timeouts.
 
-    Raises PermissionError unless the peer is root, this user, or the owner of *directory*.
+    Raises PermissionError unless the peer process belongs to root, this user, or the owner of *directory*.
     """
     if sys.platform != "linux":
         return None

@@ -1,7 +1,7 @@
-"""Heartbeats: periodic records with a null event, which show that the agent runs.
+"""A heartbeat is a periodic record without an event, which shows that the agent is running.
 
-Without heartbeats, a consumer cannot distinguish a dead agent from a quiet period. The agent adds a heartbeat every
-`heartbeat.interval_seconds`, which is 0 (off) by default. Only sinks with ``heartbeat = true`` receive heartbeats.
+Without heartbeats, a consumer cannot distinguish a stopped agent from a period without events. The default of
+`heartbeat.interval_seconds` is 0 (off). Only sinks with ``heartbeat = true`` receive heartbeats.
 """
 
 from __future__ import annotations
@@ -11,5 +11,5 @@ from bridge.polling.poller import Poller
 
 
 def send_heartbeat(outbox: Outbox, poller: Poller) -> None:
-    """Add a heartbeat with the incarnation of the last document. The workers send the heartbeat."""
+    """Add a heartbeat record with the DocumentIncarnation of the last document."""
     outbox.append_heartbeat(incarnation=poller.incarnation)

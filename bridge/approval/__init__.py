@@ -1,8 +1,8 @@
-"""Lets signed decisions and local rules approve an event, so that Azure can start the event early.
+"""Approves events early, based on signed decisions and local rules.
 
-An approval is consent for every VM that the event names. Without an approval, Azure waits until NotBefore. The agent
-therefore approves nothing that is in doubt, and each attempt leaves a record. PROTOCOL.md in this directory describes
-the requests of an ops portal.
+An approval is consent for every VM that the event names. It allows Azure to start the event before NotBefore. If there
+is any doubt, the agent does not approve the event. The agent writes a record for each attempt. PROTOCOL.md in this
+directory describes the interface for ops portals.
 
 A decision of the portal passes through these modules:
 
@@ -12,6 +12,6 @@ A decision of the portal passes through these modules:
 3. `approver` reads the outbox, and calls `evaluate` and `rules`. These modules follow `holds` and `two_person_rule`.
 4. `submit` sends StartRequests to Azure, and `recorder` writes the outcome.
 
-Other packages use these modules: `service` (the agent), `digest`, `signing`, `files`, `portal_client`, and
-`credentials` (the commands), and `decision_token` and `refusal_reasons` (portals).
+The agent uses `service`. Commands use `digest`, `signing`, `files`, `portal_client`, and `credentials`. Portals use
+`decision_token` and `refusal_reasons`.
 """

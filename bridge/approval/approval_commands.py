@@ -1,17 +1,16 @@
-"""Runs the drain commands that must succeed before the agent posts an approval.
+"""Runs drain commands, which must succeed before the agent sends an approval to Azure.
 
-A rule or ``approval.remote`` can name a command, such as a drain of this VM. Each command runs on its own thread, so a
-drain of ten minutes delays no other approval.
+A rule or ``approval.remote`` can name a command that drains this VM. Each command runs on its own thread, because a
+drain can take ten minutes and must not delay other approvals.
 
-A command runs once for each approval, and the agent stores the result. If the agent stops while a command runs, the
-agent runs the command again after the next start, because its progress is unknown. A command must therefore tolerate a
-second run.
+The agent runs a command once for each approval and stores the result. If the agent stops while a command runs, the
+agent reruns the command at the next start. Commands must tolerate a second run.
 
-If an approval is withdrawn while its command runs, the command continues to its end, and the agent ignores the result.
-An interrupted drain would leave the VM in a worse state than a complete drain.
+If an approval is withdrawn while its command runs, the agent lets the command finish and ignores the result. An
+interrupted drain would leave the VM in a worse state than a completed drain.
 
-The command reads the last record of the event from standard input, as JSON. Its environment contains the variables of
-`bridge.events.environment`, but no variable of the agent that contains a secret.
+The command receives the last record of the event as JSON on standard input. Its environment contains the variables of
+`bridge.events.environment`. The agent removes environment variables that contain secrets.
 """
 
 from __future__ import annotations
@@ -72,9 +71,9 @@ class _Command(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ApprovalCommands:
-    """Runs drain commands on separate threads, and calls *wake* when a command has ended.
+    """Runs drain commands on separate threads, and calls *wake* when a command ends.
 
-    The commands do not receive the environment variables *unset*. Only `close` can be called from another thread.
+    *unset* names the environment variables that the commands must not receive. Only `close` is thread-safe.
     """
 
     def __init__(self, wake: Callable[[], None], *, unset: Collection[str] = ()) -> None:
@@ -98,7 +97,7 @@ class ApprovalCommands:
         return any((each.key, each.source) == (approval.key, approval.source) for each in known)
 
     def start(self, approval: PendingApproval, settings: CommandSettings, record: TransitionRecord) -> None:
-        """Start the command in *settings* for *approval*. *record* is the last record of the event."""
+        """Start the command that *settings* defines for *approval*, with the last *record* of the event as input."""
         runner, owner = Runner(), _owner(settings)
         rule = settings.name if isinstance(settings, RuleSettings) else ""
         with self._lock:
@@ -127,7 +126,7 @@ class ApprovalCommands:
     def take(self, state: ApprovalState, *, now: float) -> Changes:
         """Return the results of the commands that ended after the last call.
 
-        If an approval was withdrawn or ended during its command, the result of the command is ignored.
+        Ignore the result of a command if its approval was withdrawn or ended while the command ran.
         """
         result = Changes()
         ended = [each for each in self._commands if each.finished.done()]
@@ -151,7 +150,7 @@ class ApprovalCommands:
         return result
 
     def close(self) -> None:
-        """Kill the running commands. The agent runs these commands again after its next start."""
+        """Kill the running commands. The agent reruns these commands at its next start."""
         with self._lock:
             self._is_closed = True
         for each in self._commands:

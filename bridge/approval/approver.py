@@ -1,15 +1,14 @@
-"""The approver thread turns stored decisions and rules into StartRequests for Azure.
+"""The approver thread evaluates decisions and rules, and sends StartRequests to Azure.
 
 The thread repeats these steps:
 
 1. Evaluate the stored decisions and rules, and write the changes to the outbox.
-2. Count the attempt, and wait until the outbox is saved.
-3. Request the document again. This request is the last look.
-4. Send StartRequests, and write the outcome.
+2. Count the attempt to approve an event, and wait until the outbox is saved.
+3. Request the current document from the metadata service. This request is the last look.
+4. If the document still allows the approval, send StartRequests and record the outcome.
 
-The attempt is saved before StartRequests is sent. If the agent crashes at any step, the agent therefore continues with
-the same approval after the next start. The agent tries again until the event starts, changes, or is held, or until a
-key behind the approval is no longer trusted.
+The agent saves each attempt before it sends StartRequests, so that a crash does not lose the approval. The agent
+retries until the event starts, changes, or is held, or until a key behind the approval is no longer trusted.
 
 The thread approves nothing in any of these cases:
 
@@ -18,7 +17,7 @@ The thread approves nothing in any of these cases:
 - The file ``approvals.disabled`` is in the state directory.
 - The metadata service did not respond within the last three seconds.
 
-No rule acts while a token waits for its key file, because the token may contain a hold.
+Rules do not act while an invalid key file prevents the verification of a token, because the token might be a hold.
 """
 
 from __future__ import annotations
@@ -72,8 +71,8 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True):
 class Approver:
     """Decides which events of this VM the agent approves, and sends the approvals to Azure.
 
-    *portal_read* returns the epoch of the outbox for which the portal has sent all of its decisions, or None. The drain
-    commands do not receive the environment variables *secret_variables*.
+    *portal_read* returns the outbox epoch for which the portal has sent all decisions, or None. *secret_variables*
+    names the environment variables that drain commands must not receive.
     """
 
     def __init__(
@@ -152,10 +151,10 @@ class Approver:
         unsettled: frozenset[str] = frozenset(),
         tracked: Document | None = None,
     ) -> None:
-        """Store a good response of the metadata service, and wake the thread if the document has changed.
+        """Store a valid response from the metadata service. Wake the thread if the document has changed.
 
-        The response arrived at *instant*. The poll sent its request at *asked_at*, in monotonic seconds, or at
-        *instant* if *asked_at* is None. *unsettled* contains the EventIds with an unconfirmed change. *tracked* is the
+        *asked_at* and *instant* are the times of the request and the response. *asked_at* is in monotonic seconds, and
+        its default is *instant*. *unsettled* contains the EventIds with an unconfirmed change. *tracked* is the
         document that the agent tracks.
         """
         before = self._answer
@@ -179,7 +178,7 @@ class Approver:
     def wait_for_submission(self) -> None:
         """Wait for up to a second while the thread sends StartRequests.
 
-        The poll calls this method after a change, so that the record `approved` precedes the record `started`.
+        The poller calls this method after a change, because the `approved` record must precede the `started` record.
         """
         if self._posting.acquire(timeout=_WAIT_FOR_POST_SECONDS):
             self._posting.release()
@@ -212,7 +211,7 @@ class Approver:
         self.loop_watch.idle()
 
     def run_once(self) -> float:
-        """Run all steps that are due, and return the seconds until the next run."""
+        """Run the steps that are due. Return the seconds until the next run."""
         self._outbox.created_at()  # corrects the creation time after a clock that was ahead
         self._recorder.write_refusals(self._incarnation)
         self._submitter.why_disabled()  # to log a change
@@ -238,7 +237,7 @@ class Approver:
         self._submit(state, context)
 
     def _evaluate(self, context: Context) -> ApprovalState:
-        """Write the changes of each evaluation until no change remains; return the new state."""
+        """Evaluate and write changes until no change remains. Return the new state."""
         for _ in range(_MOST_STEPS):
             state = self._outbox.read(approvals.read_state)
             step = evaluate(state, context)
@@ -272,7 +271,7 @@ class Approver:
             self._post(approval, state.stream_id)
 
     def _post(self, approval: PendingApproval, stream_id: str) -> None:
-        """Count and save the attempt, take the last look, send StartRequests, and write the outcome."""
+        """Save the attempt, request the document again, send StartRequests, and record the outcome."""
         now = self._clock.timestamp()
         ready = self._outbox.change(approvals.begin_attempt, stream_id, [approval], now=now)
         if not ready:

@@ -1,6 +1,6 @@
 """The bearer token that the agent sends to the portal.
 
-The token comes from a file, an environment variable, Entra ID, or the portal. No error message contains a token.
+The token comes from a file, an environment variable, Entra ID, or the portal. Error messages never contain a token.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _KEY = "approval.remote.token"
 
 
 class SecretCredential:
-    """A token from a file or an environment variable. The agent reads the file again when the file changes."""
+    """Reads the token from an environment variable or a file. Rereads the file after each change."""
 
     def __init__(
         self, *, file: str | None = None, env: str | None = None, environ: Mapping[str, str] = os.environ
@@ -42,7 +42,7 @@ class SecretCredential:
         return token
 
     def forget(self) -> bool:
-        """Read the file again before the next request. Return False, because the token may be the same."""
+        """Reread the file before the next request. Return False, because the token might not change."""
         self._secret = self._unread()
         return False
 
@@ -54,7 +54,7 @@ class SecretCredential:
 
 
 class RenewedCredential:
-    """A token from Entra ID or from the portal, which the agent renews before the token expires."""
+    """Requests a token from Entra ID or the portal, and renews the token before it expires."""
 
     def __init__(self, token: RenewedToken) -> None:
         self._token = token
@@ -66,9 +66,9 @@ class RenewedCredential:
         return self._shown.token
 
     def forget(self) -> bool:
-        """Discard the token that the portal refused. Return whether the next request uses another token.
+        """Discard a token that the portal refused. Return whether the next request will use a different token.
 
-        The agent requests at most one replacement every five minutes, even if the portal refuses the replacement too.
+        The agent requests a replacement at most every five minutes, even if the portal also refuses the replacement.
         """
         return self._shown is not None and self._token.refuse(self._shown)
 

@@ -1,4 +1,4 @@
-"""Verifies the token of a decision, and raises RefusedDecision with the reason if the token is not valid.
+"""Verifies decision tokens. Raises RefusedDecision, with a reason, if a token is invalid.
 
 `RefusalReason` lists the reasons in the order of the checks.
 
@@ -13,8 +13,8 @@
    finite, and invalid Unicode are refused, because parsers disagree about them. Unknown claims are ignored.
 5. The addressee and the times.
 
-Two checks follow later. `bridge.outbox.approvals` detects a token that was used before, and `bridge.approval.evaluate`
-compares the decision with the current event.
+This module does not detect replayed tokens (see `bridge.outbox.approvals`), and it does not compare a decision with the
+current event (see `bridge.approval.evaluate`).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _KNOWN_CLAIMS = frozenset({*_CLAIM_NAMES.values(), "reason", "event_digest"})
 
 
 class Claims(msgspec.Struct, frozen=True, kw_only=True, rename=_CLAIM_NAMES):
-    """The claims of a token whose signature is valid, and the key of the signature."""
+    """Holds the claims of a verified token, and the key that signed the token."""
 
     kid: str
     approver: str
@@ -101,7 +101,7 @@ class Claims(msgspec.Struct, frozen=True, kw_only=True, rename=_CLAIM_NAMES):
     event_digest: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
     def __post_init__(self) -> None:
-        """Raise ValueError for unprintable names, and if ``exp`` is not after ``iat``."""
+        """Raise ValueError if a name is unprintable or ``exp`` is not later than ``iat``."""
         for name in ("issuer", "audience", "event_id"):
             if not getattr(self, name).isprintable():
                 raise ValueError(f"{_CLAIM_NAMES[name]} has characters that cannot be printed")
@@ -116,8 +116,8 @@ msgspec.json.Decoder(Claims)
 class RefusedDecision(BridgeError):
     """The agent refuses a token because of *reason*.
 
-    If the signature is not verified, *approver* and *claims* are None, and the message contains no part of the token.
-    If the claims are malformed, only *claims* is None.
+    If the agent refuses a token before verifying its signature, *approver* and *claims* are None, and the error message
+    quotes no part of the token. If the claims are malformed, *approver* is set and *claims* is None.
     """
 
     def __init__(
@@ -130,14 +130,14 @@ class RefusedDecision(BridgeError):
 
 
 class ClaimsMalformed(ValueError):
-    """The payload of a token is not a JSON object, or a claim is missing or invalid."""
+    """Raised if the payload of a token is not a JSON object, or if a claim is missing or invalid."""
 
 
 def verify(token: str, *, keys: Sequence[TrustedKey], audience: str, now: datetime, created_at: datetime) -> Claims:
     """Return the claims of *token*; raise RefusedDecision with the first reason for a refusal.
 
-    *audience* is the vmId of this VM. *created_at* is the creation time of the outbox. The agent refuses older approve
-    decisions, because it may have lost its record of them.
+    *audience* is the vmId of this VM. *created_at* is the time at which the outbox was created. The agent refuses
+    approve decisions that are older than the outbox, because a deleted outbox might have recorded the same decisions.
     """
     claims = _read_signed(token, keys)
     _check_addressing(claims, audience)

@@ -1,4 +1,4 @@
-"""The Scheduled Events document by EventId. Finds out whether an event still is the event that a decision names."""
+"""Indexes a document by EventId, and checks whether an event still matches a decision."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bridge.events.event import Document, ScheduledEvent
 
 
 class DocumentIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """The events of one document by EventId. The agent approves no event whose EventId occurs twice."""
+    """Maps each EventId in a document to its event. The agent never approves an event with a duplicate EventId."""
 
     events: dict[str, ScheduledEvent]
     digests: dict[str, str]

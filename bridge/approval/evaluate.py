@@ -1,14 +1,13 @@
-"""Decides which decisions lead to an approval, and which are refused or withdrawn. Pure functions without I/O.
+"""Determines which decisions lead to an approval and which are refused. The functions perform no I/O.
 
-A new decision waits until a fresh document shows its event, or until it expires. An approve decision then waits for
-more approvers (`bridge.approval.two_person_rule`), for the end of another approval, or for the response of Azure. A
-hold stays in force until the event is gone (`bridge.approval.holds`).
+A new decision waits until a fresh document contains its event or until the decision expires. An approve decision might
+then wait for more approvers (`bridge.approval.two_person_rule`), for another approval to end, or for a response from
+Azure. A hold stays in force until its event is gone (`bridge.approval.holds`).
 
-An approve decision counts only for the version of the event that it names. If Azure changes the event, the agent
-refuses the decision.
+An approve decision applies to only one version of an event. If Azure changes the event, the agent refuses the decision.
 
-The agent verifies the keys behind an approval again in each evaluation and before each request. If a key file cannot
-be read, the agent posts no approval that depends on the key, and the approval waits until it expires.
+The agent checks the keys behind an approval in each evaluation and before each request. While a key file cannot be
+read, the agent does not send approvals that depend on the key. These approvals wait until they expire.
 """
 
 from __future__ import annotations
@@ -94,8 +93,8 @@ def evaluate(state: ApprovalState, context: Context) -> Changes:
 def postable(state: ApprovalState, context: Context, due: Iterable[PendingApproval]) -> list[PendingApproval]:
     """Return the approvals in *due* that may be posted now, or whose command may start now.
 
-    The newest document and the tracked document must both show the event as Scheduled and unchanged. A new hold also
-    prevents the request, even if `evaluate` has not processed the hold yet.
+    Both the newest document and the tracked document must show the event as Scheduled and unchanged. A hold blocks the
+    approval even before `evaluate` has processed the hold.
     """
     step = _Step(state, context)
     return [each for each in due if step.is_postable(each)]
@@ -117,7 +116,7 @@ class _Step:
                 self._newly_held.add(each.event_id)
 
     def receive(self, decision: StoredDecision) -> None:
-        """Evaluate a new decision. If there is no result yet, the decision stays new until the next document."""
+        """Evaluate a new decision, or keep the decision for the next document."""
         if decision.verdict is Verdict.HOLD:
             self._hold(decision)
             return
@@ -158,7 +157,7 @@ class _Step:
         return self._index.why_not(*decision.key)
 
     def check_waiting(self, decision: StoredDecision) -> None:
-        """Close a waiting decision if it no longer counts, or if the event was approved before it arrived."""
+        """Close a waiting decision if it no longer counts or if the event has already been approved."""
         approval = self._state.approvals.get(decision.key)
         if approval is not None and approval.state in OPEN_STAGES:
             return
@@ -201,7 +200,7 @@ class _Step:
         self.result.refusals.append(refusal_of(decision, why, message, event))
 
     def want_if_enough(self, key: EventVersion) -> None:
-        """Add an approval if enough people approved this version of the event, if no approval is under way."""
+        """Start an approval if enough people approved this event version and no other approval is in progress."""
         if self._index.why_not(*key) is not None:
             return
         approval = self._state.approvals.get(key)
@@ -247,10 +246,10 @@ class _Step:
         return all(self._context.trust(each) is Trust.KEPT for each in self._behind(known))
 
     def end_or_withdraw(self, approval: PendingApproval) -> None:
-        """End or withdraw *approval* if it may no longer be posted.
+        """End or withdraw *approval* if it must no longer be posted.
 
-        An approval ends when its event starts, changes, or disappears, or when its time is over. An approval is
-        withdrawn when a hold wins over it, or when its keys are no longer trusted.
+        An approval ends when it expires, or when its event starts, changes, or disappears. The agent withdraws an
+        approval if a hold overrides it or if one of its keys is no longer trusted.
         """
         why = self._why_over(approval.key)
         if why is not None:
@@ -350,9 +349,8 @@ class _Step:
 def _stays(approval: PendingApproval, last: StoredDecision) -> bool:
     """Return whether *approval* is under way, so that the decision *last* must not replace it.
 
-    A decision of a person replaces an approval that a rule started. A decision that a person made on the VM also does
-    not wait for a running command. All other decisions wait for the command, because two drains of one VM conflict with
-    each other.
+    A person's decision replaces an approval that a rule started. A decision that a person made on the VM does not wait
+    for a running command. Decisions from the portal wait, because two drains of one VM would conflict.
     """
     if approval.state is ApprovalStage.WANTED:
         return bool(approval.arrivals)

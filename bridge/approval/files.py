@@ -1,11 +1,11 @@
-"""Checks that only root and the agent's user can write the files that determine who may approve.
+"""Checks that only root and the agent's user can change the files that control approvals.
 
-These files are the configuration, the public keys, the state directory, and their parent directories. A user who can
-write one of these files could replace a key, add a rule, or add an approval to the outbox. The agent therefore approves
-nothing while another user can write one of these files. The agent still receives decisions and stores holds.
+These files are the configuration, the public keys, the state directory, and their parent directories. Anyone who can
+change these files could replace a key, add a rule, or insert an approval. While another user can write one of these
+files, the agent approves nothing but still receives decisions and stores holds.
 
-If a key file is missing, the agent keeps running, and decisions with this key do not count. A VM that reports no events
-would be worse than a VM whose approvals wait for the next key.
+If a key file is missing, decisions with this key do not count. The agent still starts, because reporting events is more
+important than approving events.
 
 The file ``approvals.disabled`` in the state directory stops all approvals of this VM.
 """
@@ -68,7 +68,7 @@ def unsafe_files(
 
 
 class ApprovalFiles:
-    """The files of one agent. The agent checks them every few seconds and before each request to Azure."""
+    """Checks the approval files of one agent, every few seconds and before each request to Azure."""
 
     def __init__(
         self, keys: Sequence[TrustedKey], *, configuration: Path | None, directory: Path, metrics: Metrics

@@ -1,9 +1,9 @@
-"""A hold is a decision of a person that forbids the approval of an event.
+"""A hold is a decision that prevents the approval of an event.
 
 - A hold applies to the EventId, regardless of other changes of the event. One signature is enough.
 - If an event has a hold and an approve decision, the decision with the newer issue time (``iat``) wins. On a tie, the
   hold wins.
-- A hold withdraws an approval that was not posted yet, and it stops every rule for its event.
+- A hold withdraws an approval that has not been posted, and it stops every rule for its event.
 - A hold stays in force until the event is gone. A later approve decision wins over the hold, but the rules stay
   stopped.
 """

@@ -1,11 +1,11 @@
-"""The inbox verifies the tokens that the portal sends, and stores their decisions in the outbox.
+"""The inbox verifies tokens from the portal and stores their decisions in the outbox.
 
-The inbox runs on the thread that receives the tokens, so forged tokens delay no other part of the agent. For each token
-that is not valid, the inbox returns a record of the refusal.
+The inbox verifies tokens on the portal poller's thread, so that a flood of forged tokens does not delay polling or
+delivery. For each invalid token, the inbox returns a refusal record.
 
-A token is not lost because of a problem on this VM. The token waits, and the inbox tries the token again (`_Wait`). At
-most 2,000 tokens wait. Beyond this limit, the inbox first drops tokens that block no approval, and then tokens whose
-key file is broken. If more than 2,000 tokens cannot be stored, the inbox raises an error, and the portal sends further
+If a problem on this VM prevents the verification or storage of a token, the token waits for another attempt (`_Wait`).
+At most 2,000 tokens wait. Beyond this limit, the inbox first drops tokens that block no approval, and then tokens with
+a broken key file. If more than 2,000 tokens cannot be stored, the inbox raises an error, and the portal sends further
 tokens again.
 """
 
@@ -45,7 +45,7 @@ _SURPLUS = f"Its key has more than {MOST_OPEN_DECISIONS:,} open decisions."
 
 
 class _Wait(IntEnum):
-    """The reason why a token waits. If too many tokens wait, those with the lowest value are dropped first."""
+    """The reason why a token waits. If too many tokens wait, the inbox drops the lowest values first."""
 
     LATER = 1
     """The key file does not exist, or the approve decision is not valid yet. The token blocks no approval."""
@@ -57,7 +57,7 @@ class _Wait(IntEnum):
 
 
 class DecisionInbox:
-    """Verifies tokens with *keys*, and stores their decisions in *outbox*. *vm* returns the identity of this VM."""
+    """Verifies tokens with *keys* and stores their decisions in *outbox*. *vm* returns this VM's identity."""
 
     def __init__(
         self,
@@ -78,10 +78,10 @@ class DecisionInbox:
         self._retry_at = -math.inf
 
     def receive(self, tokens: Sequence[str], events: Mapping[str, ScheduledEvent]) -> list[ApprovalRecord]:
-        """Verify *tokens*, store their decisions, and return the records of the refusals.
+        """Verify *tokens*, store the decisions, and return records for the refused tokens.
 
-        *events* are the current events by EventId. Raise OutboxError if too many tokens wait. The portal must then send
-        the tokens again.
+        *events* maps each EventId to its current event. Raises OutboxError if too many tokens are waiting. The portal
+        must then resend the tokens.
         """
         refusals, waits = self._keep(tokens, self._waiting, events)
         judged = frozenset(tokens)
@@ -96,7 +96,7 @@ class DecisionInbox:
         return refusals
 
     def receive_waiting(self, events: Mapping[str, ScheduledEvent]) -> list[ApprovalRecord]:
-        """Try the waiting tokens again once per second; return the records of the refusals."""
+        """Retry the waiting tokens once per second. Return records for the refused tokens."""
         waiting = list(self._waiting)
         if not waiting or self._clock.monotonic() < self._retry_at:
             return []
@@ -200,7 +200,8 @@ class DecisionInbox:
     def _kept_until(self, claims: Claims) -> float:
         """Return the time until which the outbox keeps the decision: ``exp``, or about a day from now for a hold.
 
-        A hold may arrive after its ``exp``. The outbox keeps a hold on a known event until the event is gone.
+        The inbox accepts a hold even after its ``exp``. If the event is known, the outbox keeps the hold until the
+        event is gone.
         """
         expires_at = claims.expires_at.timestamp()
         if claims.verdict is not Verdict.HOLD:

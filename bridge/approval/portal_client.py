@@ -1,11 +1,11 @@
 """Sends requests to the ops portal and interprets the responses (PROTOCOL.md, sections 2 to 4).
 
-The agent uses a response only if its form is valid. Otherwise, the client raises PortalFailed. Error messages contain
-no text of the portal, because a response could repeat the bearer token or a decision. The message of a failure is the
-same for every attempt, so that the log contains the message once.
+The client raises PortalFailed if a response has an invalid form. Error messages contain no text from the portal,
+because a response could repeat the bearer token or a decision. Repeated failures have the same message, so that the log
+contains the message only once.
 
-The client follows no redirects. It uses the proxy of the environment, except for a loopback address. A loopback address
-may use plain http, and a proxy would see the token.
+The client does not follow redirects. It uses the proxy from the environment, except for loopback addresses. A loopback
+address can use plain HTTP, and a proxy could then read the token.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class PortalAnswer(msgspec.Struct, frozen=True):
 def agent_header(settings: ApprovalSettings, keys: Sequence[TrustedKey], *, version: str, directory: Path) -> str:
     """Return the header that describes the agent to the portal, as a JSON object (PROTOCOL.md, section 2).
 
-    The header lists the *keys* whose file is valid. *directory* is the state directory.
+    The header lists only the *keys* with a valid key file. *directory* is the state directory.
     """
     about = {
         "version": version,
@@ -85,11 +85,10 @@ def agent_header(settings: ApprovalSettings, keys: Sequence[TrustedKey], *, vers
 
 
 class PortalClient:
-    """Sends requests to the portal of *remote*. Only `close` can be called from another thread.
+    """Sends requests to the portal that *remote* configures. Only `close` is thread-safe.
 
-    *document* returns the attested document for a nonce. The client needs this function for `credential = "attested"`.
-    *agent* returns the header that describes the agent. Raises ConfigurationError if the URL uses plain http for
-    another machine.
+    *document* returns the attested document for a nonce, and is required for `credential = "attested"`. *agent* returns
+    the header that describes the agent. Raises ConfigurationError if the URL uses plain HTTP for another machine.
     """
 
     def __init__(
@@ -126,7 +125,7 @@ class PortalClient:
     def poll(self, vm_id: str, *, index: int) -> PortalAnswer:
         """Return the decisions for *vm_id* after *index*; raise PortalFailed or CredentialFailed.
 
-        If the portal has no new decisions, the result has the same index and no decisions.
+        If the portal has no new decisions, the result contains the unchanged index and no decisions.
         """
         headers = {"Accept": "application/json"}
         token = self._credential.bearer()
@@ -156,7 +155,7 @@ class PortalClient:
         return self._credential.bearer()
 
     def drop_connections(self) -> None:
-        """Close the idle connections. After a failure, a new connection may reach another server."""
+        """Close idle connections after a failure, because a new connection might reach a working server."""
         self._session.close()
 
     def stop_waiting(self) -> None:

@@ -1,17 +1,17 @@
-"""The portal poller requests signed decisions from the ops portal with a long poll (PROTOCOL.md, sections 2 to 4).
+"""Requests signed decisions from the ops portal by long polling (PROTOCOL.md, sections 2 to 4).
 
-The poller has its own thread, so it delays neither the poll of the metadata service nor a sink. It passes the tokens to
-the inbox, which verifies them.
+The portal poller runs on its own thread, so that it does not delay other parts of the agent. It passes tokens to the
+inbox, which verifies the tokens.
 
-The index of the last response is only in memory. After each start, the poller therefore requests all decisions again.
-The poller also starts again at index 0 in these cases:
+The poller keeps the index of the last response only in memory, so it requests all decisions after each start. The
+poller also returns to index 0 in these cases:
 
 - The portal reports another epoch or a lower index, for example after it was restored from a backup.
 - The agent has replaced the state of another machine.
-- The wall clock was set, because a wrong clock may have refused decisions.
+- The wall clock was set. The agent might have refused decisions because of the wrong clock.
 
-Each request ends at its deadline, and `stop` cancels the current request. Only a DNS resolver that hangs cannot be
-canceled (`bridge.http.watchdog`). The agent then abandons the thread and ignores its response.
+Each request has a deadline, and `stop` cancels the current request. If a hanging DNS resolver prevents the cancellation
+(see `bridge.http.watchdog`), the agent abandons the thread and ignores any later response.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ def _is_full(answer: PortalAnswer) -> bool:
 
 
 class PortalPoller:
-    """Requests decisions with *client*, and passes the tokens of each response to *receive*.
+    """Requests decisions through *client*, and passes the tokens in each response to *receive*.
 
     *vm* returns the identity of this VM. The poller sends no request while the vmId is unknown. *receive* runs on the
-    thread of the poller and can get the same token again. If *receive* raises an exception, the poller requests the
-    same tokens again. When the value of *outbox_epoch* changes, the poller starts again at index 0. The poller sends
-    the first request at a random time within *first_within_seconds*. Tests can replace *wait*.
+    poller thread and can receive the same token again. If *receive* raises an exception, the poller requests the same
+    tokens again. When the value of *outbox_epoch* changes, the poller starts again at index 0. The poller sends the
+    first request at a random time within *first_within_seconds*. Tests can replace *wait*.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class PortalPoller:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread within a second, even during a long poll. A second call has no effect."""
+        """Stop the thread within a second, even during a long poll. Further calls have no effect."""
         self._stop.set()
         deadline = time.monotonic() + _STOP_SECONDS
         self._client.stop_waiting()
@@ -198,7 +198,7 @@ class PortalPoller:
     def _backoff(self, retry_after_seconds: float | None) -> float:
         """Return the delay after a failure: the Retry-After of the portal, up to an hour, or a growing random delay.
 
-        A Retry-After of 0 is ignored. Otherwise, all VMs would send their next request at the same time.
+        The poller ignores a Retry-After of 0, because all VMs would otherwise retry at the same time.
         """
         self._failures += 1
         if retry_after_seconds:

@@ -1,8 +1,8 @@
-"""Writes, counts, and logs the outcomes of approvals, and limits the number of records about refusals.
+"""Writes, counts, and logs approval outcomes, and limits the number of refusal records.
 
-Anyone who controls the portal can send thousands of forged tokens. The records of these refusals must not evict other
-records or page a person thousands of times. The first refusal for a reason therefore produces a record immediately.
-Further refusals for this reason within a minute produce one record with a count.
+Anyone who controls the portal can send thousands of forged tokens, which must not page someone thousands of times or
+evict other records. The first refusal for a reason produces a record immediately. All further refusals for the same
+reason within a minute produce one record with a count.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ApprovalRecorder:
         self._refusals: dict[str, _Refusals] = {}
 
     def refuse(self, refusals: Sequence[ApprovalRecord]) -> None:
-        """Count *refusals*. A later call of `write` or `write_refusals` writes their records."""
+        """Count *refusals*. A later call to `write` or `write_refusals` writes the refusal records."""
         with self._lock:
             for refusal in refusals:
                 known = self._refusals.setdefault(refusal.approval.result, _Refusals())

@@ -1,9 +1,9 @@
-"""The reasons why the agent refuses a token or a decision, in the order of the checks.
+"""Lists the reasons for refusing a token or a decision, in the order of the checks.
 
-PROTOCOL.md, section 10, describes each reason and the action for the portal. Three modules refuse a decision:
+PROTOCOL.md, section 10, explains how a portal should react to each reason. Three modules refuse decisions:
 
 - `decision_token` checks the form, the key, the signature, and the claims of the token.
-- `inbox` refuses a token whose ``jti`` was used before for another decision.
+- `inbox` refuses a token whose ``jti`` has already been used for another decision.
 - `evaluate` compares the decision with the event and with other decisions.
 """
 
@@ -13,42 +13,34 @@ from enum import Enum
 
 
 class RefusalReason(str, Enum):
-    """The reason for a refusal. Records, metrics, and alert rules contain the values, so never rename a value.
+    """The reason for a refusal. Never rename a value, because records, metrics, and alert rules use the values.
 
-    The checks of the first group run before the signature is verified. If one of these checks fails, the agent stores
-    no part of the token, because the sender is unknown. The other checks run after the signature is verified.
+    The first group of checks runs before the signature is verified. If one of these checks fails, the agent does not
+    store any part of the token, because the sender is unknown.
     """
 
-    MALFORMED = "malformed"
-    BAD_ALGORITHM = "bad_algorithm"
-    BAD_TYPE = "bad_type"
-    BAD_HEADER = "bad_header"
-    UNKNOWN_KEY = "unknown_key"
-    """The agent does not trust the key. Accepted decisions get this reason when their key is removed or replaced."""
-    KEY_UNUSABLE = "key_unusable"
-    """The key file on this VM is missing or broken. The token waits, and the agent checks it again."""
-    FORGED = "forged"
-    """The key did not sign this token."""
+    MALFORMED = "malformed"  # The token is not a compact JWS of the required form.
+    BAD_ALGORITHM = "bad_algorithm"  # ``alg`` is not ``EdDSA``.
+    BAD_TYPE = "bad_type"  # ``typ`` is not ``scheduled-events-decision+jwt``.
+    BAD_HEADER = "bad_header"  # The header has members other than ``alg``, ``typ``, and ``kid``.
+    UNKNOWN_KEY = "unknown_key"  # The agent does not trust the key, or no longer trusts the key.
+    KEY_UNUSABLE = "key_unusable"  # The key file is missing or broken. The token waits for a valid key file.
+    FORGED = "forged"  # The key did not sign this token.
 
-    MALFORMED_CLAIMS = "malformed_claims"
-    WRONG_ISSUER = "wrong_issuer"
-    WRONG_AUDIENCE = "wrong_audience"
-    """The decision is for another VM."""
-    LIFETIME_TOO_LONG = "lifetime_too_long"
-    ISSUED_BEFORE_THIS_OUTBOX = "issued_before_this_outbox"
-    """The decision may be a replay, because the agent has no record of decisions before this outbox."""
-    NOT_YET_VALID = "not_yet_valid"
-    EXPIRED = "expired"
+    MALFORMED_CLAIMS = "malformed_claims"  # The payload is not a JSON object, or a claim is missing or invalid.
+    WRONG_ISSUER = "wrong_issuer"  # ``iss`` is not the approver to whom the key belongs.
+    WRONG_AUDIENCE = "wrong_audience"  # The decision is for another VM.
+    LIFETIME_TOO_LONG = "lifetime_too_long"  # ``exp`` is more than 24 hours after ``iat``.
+    ISSUED_BEFORE_THIS_OUTBOX = "issued_before_this_outbox"  # The decision is older than the agent's outbox.
+    NOT_YET_VALID = "not_yet_valid"  # ``iat`` or ``nbf`` is in the future. The agent checks the decision again later.
+    EXPIRED = "expired"  # ``exp`` has passed.
 
-    REPLAYED = "replayed"
-    """The ``jti`` was used for another decision."""
-    EVENT_UNKNOWN = "event_unknown"
-    EVENT_NOT_SCHEDULED = "event_not_scheduled"
-    EVENT_CHANGED = "event_changed"
-    """The digest of the event differs from the signed digest."""
-    SUPERSEDED = "superseded"
-    """A newer decision or a hold wins, or the key has too many open decisions."""
-    TOO_FEW_APPROVERS = "too_few_approvers"
+    REPLAYED = "replayed"  # The ``jti`` has already been used for another decision.
+    EVENT_UNKNOWN = "event_unknown"  # The VM's document contains no event, or two events, with this EventId.
+    EVENT_NOT_SCHEDULED = "event_not_scheduled"  # The event has started, or has another status that cannot be approved.
+    EVENT_CHANGED = "event_changed"  # The digest of the event differs from the signed digest.
+    SUPERSEDED = "superseded"  # A newer decision or a hold wins, or the key has too many open decisions.
+    TOO_FEW_APPROVERS = "too_few_approvers"  # The decision expired before enough people had approved the event.
 
 
 EXPLAINED = {

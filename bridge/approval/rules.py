@@ -1,12 +1,12 @@
-"""Local rules let this VM approve or hold an event without a person.
+"""Applies local rules, which approve or hold events without a decision by a person.
 
-A rule matches strictly, because no person checks its result. A condition never matches an unknown value. An
-approval is consent for every VM in Resources, so an ``approve`` rule needs known Resources and a known name of this VM.
-A ``hold`` rule is harmless and can match without them.
+Rules match strictly, because no one reviews the result. A condition never matches an unknown value. An ``approve`` rule
+also requires known Resources and a known VM name, because an approval affects every VM in Resources. A ``hold`` rule
+does not need these values.
 
-A rule acts at most once on each version of an event. If ``act`` is ``leader``, the first VM in Resources acts at once,
-and each further VM waits longer. This delay starts when the agent first sees the version of the event, so an agent that
-starts late waits too long instead of too short. A signed hold stops all rules for its event.
+A rule acts at most once on each version of an event. If ``act`` is ``leader``, the first VM in Resources acts
+immediately, and each further VM waits longer. The wait starts when the agent first sees the version of the event, so an
+agent that starts late never acts too early. A signed hold stops all rules for its event.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PREFIX = "rule:"
 
 
 class RuleEngine:
-    """Applies the rules in *settings* to the Scheduled events. *vm* returns the identity of this VM."""
+    """Applies the rules in *settings* to events with the status Scheduled. *vm* returns this VM's identity."""
 
     def __init__(self, settings: ApprovalSettings, *, vm: Callable[[], VmIdentity], clock: Clock = REAL_CLOCK) -> None:
         self._settings = settings
@@ -103,7 +103,7 @@ class RuleEngine:
 def first_match(rules: Iterable[RuleSettings], event: ScheduledEvent, *, vm_name: str | None) -> RuleSettings | None:
     """Return the first of *rules* that matches *event* on the VM *vm_name*, or None.
 
-    Names are compared as a whole and case-insensitively. *vm_name* is None while the name of this VM is unknown.
+    Conditions compare whole names and ignore case. *vm_name* is None while the VM name is unknown.
     """
     return next((rule for rule in rules if _matches(rule, event, vm_name)), None)
 
@@ -111,8 +111,8 @@ def first_match(rules: Iterable[RuleSettings], event: ScheduledEvent, *, vm_name
 def may_run_command(rule: RuleSettings, event: ScheduledEvent, vm_name: str | None) -> bool:
     """Return whether the command of *rule* prepares every VM of *event*.
 
-    A drain of this VM does not prepare other VMs. Unless ``command_covers_all`` is set, the command therefore runs only
-    for events that name this VM alone.
+    A drain prepares only this VM. The agent therefore runs the command only for events that name this VM alone, unless
+    ``command_covers_all`` is set.
     """
     if rule.command is None or not _is_clear_who(event, vm_name):
         return False
@@ -124,8 +124,8 @@ def act_delay_seconds(
 ) -> float | None:
     """Return the seconds that this VM waits before it follows *rule*, or None if it never does.
 
-    If ``act`` is ``each``, there is no delay. If ``act`` is ``leader``, the first VM in Resources does not wait, and
-    the k-th VM after it waits k times *fallback_seconds*. A VM that is not in Resources never acts.
+    If ``act`` is ``each``, the delay is 0. If ``act`` is ``leader``, the delay is 0 for the first VM in Resources, and
+    increases by *fallback_seconds* for each further VM. A VM that is not in Resources never acts.
     """
     if not _is_clear_who(event, vm_name):
         return None

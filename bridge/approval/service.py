@@ -1,8 +1,8 @@
-"""Builds, starts, and stops the two threads of approvals: the approver and the portal poller.
+"""Creates, starts, and stops the approver thread and the portal poller thread.
 
-On a reload, the old approver ends before the new approver starts, because both use the same decisions. The modules of
-the approver are imported only if the configuration has an `[approval]` table, because the verification of signatures
-needs 1 MB of memory.
+When the agent reloads its configuration, the old approver stops before the new approver starts, because both use the
+same decisions. The approver is imported only if the configuration contains an `[approval]` table, because signature
+verification needs 1 MB of memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _JOIN_SECONDS = 1.0
 
 
 class ApprovalService:
-    """The approvals of one VM. *vm* returns its identity, and *directory* is the state directory."""
+    """Manages the approvals of one VM. *vm* returns the VM's identity. *directory* is the state directory."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class ApprovalService:
         """None if the configuration has no `[approval]` table."""
 
     def configure(self, settings: Settings, imds: ImdsClient) -> None:
-        """Build the approver and the portal poller. The previous approver and poller must have ended."""
+        """Create the approver and the portal poller. The previous threads must have ended."""
         approval = settings.approval
         remote = None if approval is None else approval.remote
         self._metrics.watch_approved(lambda: 0.0)
@@ -131,7 +131,7 @@ class ApprovalService:
         return {name: loop.loop_watch for name, loop in loops.items() if loop is not None}
 
     def check_files(self) -> None:
-        """Check and log whether the key files are valid and whether only the agent's user can write the files."""
+        """Check and log problems with key files and file permissions."""
         if self._files is not None:
             self._files.check()
         self.wake()
@@ -149,7 +149,7 @@ class ApprovalService:
             self.approver.wake()
 
     def stop(self) -> None:
-        """Stop the portal poller within a second, and ask the approver to stop."""
+        """Stop the portal poller within a second, and signal the approver to stop."""
         if self.approver is not None:
             self.approver.stop()
         if self._portal_poller is not None:
@@ -162,7 +162,7 @@ class ApprovalService:
             self.approver.join(timeout_seconds)
 
     def drain(self, post_seconds: float, stop: Callable[[], bool]) -> None:
-        """Wait until the approver has ended, a request of *post_seconds* must have ended, or *stop* returns True."""
+        """Wait until the approver ends or *stop* returns True, but not much longer than *post_seconds*."""
         deadline = time.monotonic() + post_seconds * 1.1 + _JOIN_SECONDS
         while self.approver is not None and self.approver.is_running and not stop() and time.monotonic() < deadline:
             self.approver.join(_STOP_POLL_SECONDS)

@@ -1,8 +1,8 @@
-"""Creates key pairs and signs decisions. `bridge.approval.decision_token` verifies them.
+"""Creates key pairs and signs decisions. `bridge.approval.decision_token` verifies the signatures.
 
-`keygen`, `decide`, and the reference portal use this module. Other portals follow PROTOCOL.md. A private key file is
-readable only by its owner, and `keygen` never overwrites a key file. Like ssh, this module rejects a private key file
-that other users can read.
+The commands `keygen` and `decide` and the reference portal use this module. `keygen` creates private key files that
+only their owner can read, and never overwrites a key file. Like ssh, this module rejects a private key file that other
+users can read.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class KeyPair(NamedTuple):
 def generate_key(private_key_file: str | Path) -> KeyPair:
     """Create an Ed25519 key pair in two new PEM files, and return their paths.
 
-    The private key file has the mode 0600. The name of the public key file is the same name with ``.pub`` added. Raises
+    The private key file gets the mode 0600. The public key file gets the same name with the suffix ``.pub``. Raises
     SigningFailed if one of the files exists. On Windows, the access list of the directory protects the private key.
     """
     from cryptography.hazmat.primitives import serialization  # noqa: PLC0415 - 8 MB, for two commands
@@ -74,7 +74,7 @@ def generate_key(private_key_file: str | Path) -> KeyPair:
 
 
 class DecisionSigner:
-    """Signs decisions with the private key in *private_key_file*. Raises SigningFailed if the file is not valid."""
+    """Signs decisions with the private key in *private_key_file*. Raises SigningFailed if the file is invalid."""
 
     def __init__(self, private_key_file: str | Path, *, kid: str, approver: str) -> None:
         self.kid = kid
@@ -94,8 +94,8 @@ class DecisionSigner:
     ) -> str:
         """Return a token with a decision on *event* for the VM *vm_id*.
 
-        Raise SigningFailed if no agent would accept the token. The issue time is *now*, rounded to milliseconds. If
-        *jti* is None, the token gets a new UUID.
+        The issue time of the token is *now*, rounded to milliseconds. If *jti* is None, the token gets a new UUID.
+        Raises SigningFailed if every agent would refuse the token.
         """
         if not 0 < valid_seconds <= MAX_LIFETIME_SECONDS:
             raise SigningFailed(
@@ -170,7 +170,7 @@ def _private_key(path: Path) -> Ed25519PrivateKey:
 def _private_bytes(path: Path) -> bytes:
     """Return the content of a private key file; raise SigningFailed if other users can read or change the file.
 
-    If another user, such as root, owns the file, a group may read the file.
+    A group can have read access if another user, such as root, owns the file.
     """
     with path.open("rb") as file:
         found = os.fstat(file.fileno())

@@ -1,6 +1,6 @@
-"""Sends StartRequests to Azure for the approvals that are due, and interprets the responses.
+"""Sends StartRequests to Azure for approvals that are due, and handles the responses.
 
-After a crash, the agent may send StartRequests again for the same EventId, which is harmless.
+After a crash, the agent might send StartRequests twice for the same event. The second request is harmless.
 
 - If Azure responds with 200, the event is approved.
 - If Azure responds with another status, the agent writes one record and tries again. It stops when the event starts,
@@ -36,10 +36,10 @@ _RETRY_SECONDS = 1.0
 
 
 class Submitter:
-    """Posts approvals with *imds*. Only one thread may use it.
+    """Sends approvals through *imds*. Only one thread can use a submitter.
 
-    *directory* is the state directory. *why_unsafe* returns a sentence that names the files that other users can write,
-    or None if there are no such files.
+    *directory* is the state directory. *why_unsafe* returns an error message if other users can change approval files,
+    and otherwise None.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Submitter:
         return None if why is None else (ApprovalResult.UNSAFE_FILES, f"Nothing is approved. {why}")
 
     def put_off(self, due: Sequence[PendingApproval]) -> Changes | None:
-        """Postpone the approvals in *due* if all requests are disabled; return the changes, or None otherwise."""
+        """If approvals are disabled, postpone *due* and return the changes. Otherwise, return None."""
         disabled = self.why_disabled()
         if disabled is None:
             return None
@@ -103,8 +103,8 @@ class Submitter:
     def last_look(self) -> tuple[Document, Instant] | None:
         """Return the current document and the time of the response, or None if the metadata service does not respond.
 
-        The wall time is the time of the request plus the monotonic duration of the call. If the VM is paused during the
-        call, the response therefore counts as old.
+        The response time is the wall-clock time of the request plus the monotonic duration of the call. If the VM is
+        paused during the call, the response counts as old.
         """
         asked_at = self._clock.instant()
         try:

@@ -1,5 +1,5 @@
-"""The configuration: reads the TOML file, checks it, and returns immutable settings.
+"""Reads and validates the TOML configuration file, and returns immutable settings.
 
-The public modules are `loader` (load, load_top, find_config, state_directory), `settings`, `approval`, `trusted_keys`,
-`json_schema`, `secret_keys`, and `masking`. The modules `mistakes` and `toml` also serve other TOML files and requests.
+Other packages can import `loader`, `settings`, `approval`, `trusted_keys`, `json_schema`, `secret_keys`, and `masking`.
+The modules `mistakes` and `toml` also validate other TOML files and requests.
 """

@@ -1,8 +1,8 @@
 """The settings of the ``[approval]`` table, with their defaults and checks.
 
-The text below each field is the reference of the setting. The checks reject a table that can never approve an event,
-for example because a rule never matches or because a portal has no keys. A missing key file is not an error. The agent
-starts and reports the missing file, and decisions with this key do not count.
+The string below each field documents the setting. Validation rejects a table that can never approve an event, for
+example if a rule never matches or if a portal has no keys. A missing key file is not an error. The agent starts and
+reports the missing file, and decisions with this key do not count.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class ApprovalSettings(msgspec.Struct, frozen=True, kw_only=True):
 def read_approval(table: object, mistakes: Problems) -> ApprovalSettings | None:
     """Return the settings of the ``[approval]`` *table*. If the table has mistakes, collect them and return None.
 
-    This function also reads the certificate files, so that the agent reports an unusable certificate at the start.
+    This function also reads the certificate files, so that the agent reports an invalid certificate at startup.
     """
     before = len(mistakes)
     settings = convert(table, ApprovalSettings, "approval", mistakes)
@@ -190,7 +190,6 @@ def read_approval(table: object, mistakes: Problems) -> ApprovalSettings | None:
 
 
 def _names(rules: Any, mistakes: Problems) -> None:
-    """Collect a mistake for each duplicate name. Rules with other mistakes are checked as well."""
     seen: dict[str, str] = {}
     for number, rule in enumerate(rules if isinstance(rules, list | tuple) else ()):
         name = rule.get("name") if isinstance(rule, Mapping) else None

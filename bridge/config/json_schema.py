@@ -1,7 +1,7 @@
-"""Generates the JSON schema of the configuration (draft 2020-12) from the structs that read the file.
+"""Generates a JSON schema (draft 2020-12) for the configuration file from the settings structs.
 
-Editors, the Helm chart, and programs that write a configuration use the schema. A schema cannot express every rule, for
-example that two keys exclude each other. `check-config` reports all mistakes.
+Editors, the Helm chart, and programs that generate configurations use the schema. A JSON schema cannot express every
+rule, such as two mutually exclusive keys. Use `check-config` to find all errors.
 """
 
 from __future__ import annotations

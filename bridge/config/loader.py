@@ -1,7 +1,7 @@
 """Finds and reads the configuration file, and finds the state directory.
 
-The loader reports all mistakes of the file at once, before the agent starts. An unknown key is a mistake, because a
-misspelled key would otherwise have no effect. `bridge.config.settings` contains all settings and their reference.
+The loader reports all errors in the file together, before the agent starts. An unknown key is an error, because the
+agent would otherwise ignore a misspelled setting. `bridge.config.settings` defines and documents the settings.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ OVERRIDES: Mapping[str, str] = {
 def load(path: Path | None, environ: Mapping[str, str] = _NO_ENVIRONMENT) -> Settings:
     """Return the settings of the file at *path*, with the overrides of *environ* (`OVERRIDES`).
 
-    If *path* is None, return the defaults with one stdout sink. Raises ConfigurationError with all mistakes.
+    If *path* is None, return the defaults with one stdout sink. Raises ConfigurationError, which lists all errors.
     """
     try:
         settings = read(_overridden({} if path is None else parsed(path), environ))
@@ -58,7 +58,7 @@ def load(path: Path | None, environ: Mapping[str, str] = _NO_ENVIRONMENT) -> Set
 def load_top(path: Path | None, environ: Mapping[str, str] = _NO_ENVIRONMENT) -> TopSettings:
     """Return the settings of the file at *path* without its sinks and approvals, with the overrides of *environ*.
 
-    This function does not check the tables of the sinks and of the approvals, and it does not import any sink type.
+    This function does not validate the sink and approval tables, and it does not import any sink type.
     """
     mistakes = Problems()
     top = _top(_overridden({} if path is None else parsed(path), environ), mistakes)
@@ -133,7 +133,7 @@ def parsed(path: Path) -> dict[str, Any]:
 def find_config(explicit: Path | None, environ: Mapping[str, str], *, windows: bool = _WINDOWS) -> Path | None:
     """Return the file to read: *explicit*, else the file of *environ*, else the system's, else None.
 
-    Raises ConfigurationError if the file that *explicit* or *environ* names does not exist.
+    Raises ConfigurationError if *explicit* or *environ* names a file that does not exist.
     """
     variable = environ.get(CONFIG_VARIABLE, "")
     asked = explicit or (Path(variable) if variable else None)

@@ -1,4 +1,4 @@
-"""Masks secrets in quoted values, and detects URLs that contain a secret.
+"""Masks secrets in error messages, and detects URLs that contain a secret.
 
 Messages about the configuration can appear in terminals, CI logs, and tickets. The value of an unknown key can be a
 secret, so no message quotes such a value. If the value of a known key can contain a secret, the message quotes only a

@@ -1,8 +1,7 @@
-"""The messages for mistakes in the configuration: an unknown key, a missing key, or a wrong value.
+"""Creates error messages for unknown keys, missing keys, and wrong values in the configuration.
 
-A message contains the path of the key, the value without secrets, and the expected value. For an unknown key, the
-message suggests the most similar valid key. Every mistake is an error: the agent reports all mistakes at once and exits
-with code 78.
+An error message contains the key's path, its value with secrets masked, and the expected value. For an unknown key, the
+message suggests the most similar valid key. The agent reports all errors together and exits with code 78.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _LISTS = (types.VarTupleType, types.ListType, types.SetType, types.FrozenSetType
 
 
 class Problem(NamedTuple):
-    """One mistake. The message consists of *before*, *path*, the owner of the key, and *text*."""
+    """Describes one error. The message starts with *before* and *path*, and ends with *text*."""
 
     path: str
     text: str
@@ -34,7 +33,7 @@ def wrong(path: str, value: object, wanted: str, hint: str = "") -> Problem:
 
 
 class Problems:
-    """Collects the messages of all mistakes. *whose* is the owner of the next keys, such as ``sink 'sre-alerts'``."""
+    """Collects error messages. *whose* names the table that is being checked, such as ``sink 'sre-alerts'``."""
 
     def __init__(self) -> None:
         self.sentences: list[str] = []
@@ -53,7 +52,7 @@ class Problems:
         self.extend([Problem(path, f": {sentence}")])
 
     def wrong(self, path: str, value: object, wanted: str, hint: str = "") -> None:
-        """Add the problem that the key at *path* has *value* instead of *wanted*."""
+        """Report that the key at *path* has *value* instead of *wanted*."""
         self.extend([wrong(path, value, wanted, hint)])
 
 

@@ -1,7 +1,7 @@
-"""Finds the files and environment variables with secrets that a configuration names.
+"""Finds the secret files and secret environment variables that a configuration refers to.
 
-The names of all keys for secrets end with ``_file`` or ``_env``. This rule also covers third-party sinks, so the
-functions search the parsed file for such keys.
+The name of every setting for a secret ends with ``_file`` or ``_env``, including the settings of third-party sinks. The
+functions search the parsed configuration for these suffixes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The settings of the agent, with their defaults and checks.
 
-The text below each field is the reference of the setting, and `documented` returns these texts. The keys that every
-``[[sinks]]`` table has are in `bridge.sink.SinkConfig`.
+The string below each field documents the setting, and `documented` returns these strings. `bridge.sink.SinkConfig`
+defines the keys that all ``[[sinks]]`` tables share.
 
-This module does not import requests, because commands such as `status` need only these settings.
+This module does not import `requests`, because the import would slow down commands such as `status`.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class ImdsSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VmSettings(VmIdentity, frozen=True, kw_only=True):
-    """``[vm]``: values that override the identity of this VM from the instance document."""
+    """``[vm]``: settings that override the VM identity in the instance document."""
 
     name: _Text | None = None
     """The VM's name in Resources. Default: from the metadata service, as for all keys of this table."""
@@ -162,7 +162,7 @@ class HeartbeatSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SinkSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """One ``[[sinks]]`` table with its type, the class of the type, and the checked configuration."""
+    """A ``[[sinks]]`` table with its sink type, its sink class, and its validated configuration."""
 
     type_name: str
     sink_class: type[Sink]

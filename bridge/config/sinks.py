@@ -1,12 +1,12 @@
-"""Reads the ``[[sinks]]`` tables: finds the class of each sink type, and checks the keys of the table.
+"""Reads the ``[[sinks]]`` tables, finds the class of each sink type, and validates the settings.
 
-A sink author declares the fields of the table, and a ``__post_init__`` for fields that depend on each other. This
-module contains the checks for the keys that all sinks share. A filter that can never match is a mistake, because the
-sink would never send a record.
+The author of a sink declares its settings as fields, and validates related fields in ``__post_init__``. This module
+validates the settings that all sinks share. A filter that can never match is an error, because the sink would never
+send a record.
 
-All sinks load through an entry point of the group ``scheduled_events_bridge.sinks``, or as ``module:Class`` without an
-installed package. The list of installed types imports nothing, and the agent imports only the configured types.
-Therefore, an unused sink needs no memory and no SDK.
+The agent loads a sink type from the entry point group ``scheduled_events_bridge.sinks``, or from ``module:Class``
+without an installed package. The agent imports only the configured sink types, so that unused sinks need no memory and
+no SDK.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ _RULES: dict[str, Any] = {
 def read_sinks(
     tables: object, mistakes: Problems, *, labels: Mapping[str, str] | None = None
 ) -> tuple[SinkSettings, ...]:
-    """Return the sinks in *tables*, and add their mistakes to *mistakes*.
+    """Return the sinks in *tables*, and add their errors to *mistakes*.
 
-    *labels* are the labels of every record, or None if the labels contain mistakes.
+    *labels* contains the labels of every record, or is None if the labels are invalid.
     """
     if not isinstance(tables, list | tuple):
         mistakes.wrong("sinks", tables, "a list of tables. Write each with two pairs of brackets: [[sinks]]")

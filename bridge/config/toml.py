@@ -1,7 +1,7 @@
-"""Converts TOML values into frozen structs, one key at a time, and collects the mistakes of all keys.
+"""Converts TOML tables to frozen structs, and collects the errors of all keys.
 
-`msgspec.convert` is not used for a complete table, because it stops at the first mistake and its message can quote a
-secret. `bridge.config.mistakes` contains the messages.
+This module converts each key separately, because `msgspec.convert` stops at the first error and can quote a secret in
+its message. `bridge.config.mistakes` creates the error messages.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _NONE: Mapping[str, Any] = {}
 class Check(msgspec.Struct, frozen=True):
     """A check in ``Annotated`` for conditions that a type cannot express.
 
-    *rule* receives the converted value. If the value is wrong, *rule* raises ValueError with the expected value and an
-    optional hint.
+    *rule* receives the converted value, and raises ValueError for an invalid value. The arguments of ValueError are the
+    expected value and an optional hint.
     """
 
     rule: Callable[[Any], None]
 
 
 def check_name(value: str) -> None:
-    """Raise ValueError if *value* is not a valid name of a sink or a rule."""
+    """Raise ValueError unless *value* is a valid name for a sink or a rule."""
     if not _NAME.fullmatch(value):
         raise ValueError("1 to 64 characters of A-Z, a-z, 0-9, dot, underscore and hyphen")
 
@@ -57,9 +57,9 @@ def convert(
 ) -> _StructT | None:
     """Return *table* as a *struct*. If the table has mistakes, add them to *problems* and return None.
 
-    A ValueError or TypeError in ``__post_init__`` counts as a mistake of the table. *stricter* maps the names of fields
-    to types that replace the declared types. ``__post_init__`` must not depend on these fields, because it runs even if
-    one of these fields has a mistake.
+    A ValueError or TypeError in ``__post_init__`` counts as an error in the table. *stricter* maps field names to types
+    that replace the declared types. ``__post_init__`` must not depend on the fields in *stricter*, because it runs even
+    if these fields are invalid.
     """
     made, found = _convert_table(table, struct, path, stricter)
     problems.extend(found)

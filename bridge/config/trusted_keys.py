@@ -1,8 +1,8 @@
-"""The public keys that verify decisions. The configuration assigns each key to one approver.
+"""Loads the public keys that verify decisions. Each key belongs to one approver.
 
-A person puts the key file on the VM. A token contains only the name of a key, never the key itself. The agent reads a
-changed file again, so a new key needs no restart. After a person deletes a key file, the agent no longer trusts the
-key. Ed25519 is the only supported algorithm.
+An administrator places each key file on the VM, because a token contains only the name of its key. The agent rereads a
+key file after each change, so a replaced key needs no restart. To revoke a key, delete its file. Ed25519 is the only
+supported algorithm.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class PublicKey(NamedTuple):
 
 
 class TrustedKey:
-    """A trusted public key with the name *kid*, which belongs to *approver*."""
+    """The trusted public key *kid*, which belongs to *approver*."""
 
     def __init__(self, *, kid: str, approver: str, public_key_file: str | Path) -> None:
         self.kid = kid
@@ -68,7 +68,7 @@ class TrustedKey:
 def key_mistakes(keys: Sequence[TrustedKey]) -> tuple[str, ...]:
     """Return a sentence for each invalid name in *keys*, and for each key that occurs under two names.
 
-    If one key counted as two approvers, a single person could approve as two persons.
+    A key with two names would let one person approve as two people.
     """
     mistakes = [
         f"kid '{kid}' occurs {count} times. Give each key a unique name."
@@ -90,7 +90,7 @@ def key_mistakes(keys: Sequence[TrustedKey]) -> tuple[str, ...]:
 def unusable_keys(keys: Sequence[TrustedKey]) -> tuple[str, ...]:
     """Return a sentence for each key whose file cannot be used. Decisions with such a key do not count.
 
-    A missing file does not prevent the start of the agent, because a person revokes a key by deleting its file.
+    The agent starts even if a key file is missing, because administrators revoke a key by deleting its file.
     """
     found = []
     for key in keys:

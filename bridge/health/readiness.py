@@ -1,4 +1,4 @@
-"""The response of /readyz, and the conditions under which the agent is not ready."""
+"""Defines the /readyz response and the conditions for readiness."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def directory_text(directory: Path) -> str:
 
 
 class SinkReadiness(msgspec.Struct, frozen=True, kw_only=True):
-    """The counts of one sink across restarts, the age of its oldest record, and whether a person must act."""
+    """Reports the record counts of one sink, the age of its oldest record, and whether the sink needs attention."""
 
     accepted: int
     delivered: int
@@ -32,7 +32,7 @@ class SinkReadiness(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):
-    """The response of /readyz. Clients must ignore unknown members, because later versions may add members."""
+    """The response body of /readyz. Clients must ignore unknown members, because later versions might add members."""
 
     status: str
     """``ready`` or ``not_ready``."""
@@ -64,7 +64,7 @@ def why_polling_is_not_ready(
 ) -> list[str]:
     """Return a sentence if the last good response is older than *gap_seconds*, or if no good response has arrived.
 
-    *silent_seconds* is the age of the last good response, or None if no good response has arrived. *refused_answer*
+    *silent_seconds* is the time since the last good response, or None before the first good response. *refused_answer*
     describes the error in the last response, or is None if IMDS did not respond.
     """
     if silent_seconds is None:

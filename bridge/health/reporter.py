@@ -1,8 +1,8 @@
 """Creates the responses of /healthz, /readyz, and /metrics.
 
-/healthz reports whether the loops of the agent are running. A failing sink or a failing IMDS does not affect /healthz,
-because a restart of the agent would not help. /readyz reports whether the agent polls, saves the outbox, and delivers
-to all sinks, so that a wrong configuration becomes visible early in a rollout.
+/healthz reports whether the loops of the agent are running. It ignores failing sinks and a failing metadata service,
+because restarting the agent would not help. /readyz reports whether the agent polls, saves the outbox, and delivers to
+all sinks. Use /readyz to detect a wrong configuration early in a rollout.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _UNAVAILABLE = 503
 
 
 class Polled(Protocol):
-    """The interface of the poller that the health pages use. The engines do not import each other."""
+    """The attributes of the poller that the health pages use."""
 
     @property
     def silent_seconds(self) -> float | None:
@@ -48,7 +48,7 @@ class Polled(Protocol):
 
 
 class HealthReporter:
-    """Collects the state of the agent. Any thread can call any method, and every method returns at once."""
+    """Collects the state of the agent. All methods are thread-safe and return immediately."""
 
     def __init__(
         self,

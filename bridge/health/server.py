@@ -1,11 +1,11 @@
 """The HTTP server for /healthz, /readyz, and /metrics.
 
 Each connection has its own thread, carries one request, and is then closed. If more than sixteen connections are open,
-the server closes the oldest connection. A client that never completes its request can therefore not block a probe. If
-the port is in use, the agent logs an ERROR and tries again, but it continues to poll and to deliver.
+the server closes the oldest connection, because an incomplete request must not block a health probe. If the port is in
+use, the agent logs an ERROR and tries again, but it continues to poll and to deliver.
 
-If the server listens on loopback, it rejects requests whose Host header contains a foreign name. Otherwise, a web page
-in a browser on this machine could read the pages through a DNS name that resolves to 127.0.0.1 (DNS rebinding).
+On a loopback address, the server rejects requests whose Host header contains another name. This check prevents DNS
+rebinding attacks, in which a web page in a local browser reads the health pages.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class HealthServer:
         return None if self._server is None else int(self._server.server_address[1])
 
     def open(self) -> None:
-        """Listen, unless the server already listens. Attempts are at least ten seconds apart."""
+        """Start listening unless the server is already listening. Try at most once every ten seconds."""
         if self._server is not None or self._monotonic() < self._next_try:
             return
         self._next_try = self._monotonic() + _RETRY_SECONDS
@@ -129,7 +129,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         super().__init__(("127.0.0.1" if host == "localhost" else host, port), _Handler)
 
     def get_request(self) -> tuple[Any, Any]:
-        """Accept a connection. After a failure, wait briefly, because the loop would otherwise use a whole CPU core."""
+        """Accept a connection. Wait briefly after a failure, because the loop would otherwise use 100% of a CPU."""
         try:
             return super().get_request()
         except OSError:

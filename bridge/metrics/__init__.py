@@ -1,1 +1,1 @@
-"""The metrics of the agent. The public module is `metrics` (Metrics, OutboxReading)."""
+"""Defines the agent's metrics. Other packages use `Metrics` and `OutboxReading` from `metrics`."""

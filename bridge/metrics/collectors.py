@@ -1,7 +1,7 @@
-"""Collects the metrics that are read at each scrape: the events of the document, and the counts of the sinks.
+"""Collects event and sink metrics at each Prometheus scrape.
 
-These metrics cost no time during a poll, and they are always current. All counts of a scrape come from one moment.
-Therefore, accepted = delivered + pending + parked + evicted + discarded + expired holds for every sink in every scrape.
+These metrics are read only at scrape time, so they do not slow down polling. All counts in a scrape are from the same
+moment. For every sink, accepted = delivered + pending + parked + evicted + discarded + expired holds.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ OutboxReader = Callable[[], OutboxReading]
 
 
 class StateCollector(Collector):
-    """Reports the events of the last document, and whether the name of this VM is known."""
+    """Reports the events in the last document, and whether this VM's name is known."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -105,7 +105,7 @@ def _number(incarnation: Incarnation) -> float | None:
 
 
 class OutboxCollector(Collector):
-    """Reports the counts of the sinks and the size of the outbox, all from one moment."""
+    """Reports sink counts and the outbox size from the same moment."""
 
     _COUNTERS: Mapping[str, str] = {
         "accepted": "Records added to the outbox for the sink.",

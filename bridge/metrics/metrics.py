@@ -1,8 +1,8 @@
-"""All metrics of the agent, in one object with its own Prometheus registry.
+"""Defines all metrics of the agent in one Prometheus registry.
 
-Counters and histograms change when something happens. `bridge.metrics.collectors` reads all other values at each
-scrape. Each labeled child of a metric is looked up only once, because a lookup during each poll would be too slow. No
-label contains an EventId, because the number of EventIds is unlimited.
+The agent updates counters and histograms when something happens. `bridge.metrics.collectors` reads all other values at
+each scrape. Labeled metrics are cached, because a lookup during each poll would be too slow. Labels never contain an
+EventId, because the number of EventIds is unlimited.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class SinkMetrics:
         self._durations.observe(duration_seconds)
 
     def delivered(self, latency_seconds: float) -> None:
-        """Record the time between the observation and the delivery of one record. A negative time counts as 0."""
+        """Record the delivery latency of one record in seconds. Negative values count as 0."""
         self._latencies.observe(max(0.0, latency_seconds))
 
     def retried(self, reason: str) -> None:
-        """Count one failure that will be retried. *reason* comes from a small fixed set of words."""
+        """Count a failed attempt that the agent will repeat. *reason* comes from a small fixed set of words."""
         child = self._by_reason.get(reason)
         if child is None:
             child = self._by_reason[reason] = self._retries.labels(self._name, reason)
@@ -71,20 +71,20 @@ class SinkMetrics:
         return tuple(self._by_reason)
 
     def set_needs_attention(self, *, needed: bool) -> None:
-        """Set whether a person must act before this sink can deliver again."""
+        """Set whether someone must act before this sink can deliver."""
         self.needs_attention = needed
         self._need.set(1 if needed else 0)
 
 
 class ChannelMetrics:
-    """The metrics of the connection to the ops portal. `Metrics.approval_channel` creates this object."""
+    """Metrics for the connection to the ops portal. `Metrics.approval_channel` creates this object."""
 
     def __init__(self, *, up: Gauge, last_answer: Gauge) -> None:
         self._up = up
         self._last_answer = last_answer
 
     def answered(self, timestamp_seconds: float) -> None:
-        """Record a good response of the portal at the given Unix time."""
+        """Record the Unix time of a good response from the portal."""
         self._up.set(1)
         self._last_answer.set(timestamp_seconds)
 
@@ -182,7 +182,7 @@ class Metrics:
         return Gauge(f"{PREFIX}{name}", text, labels, registry=self.registry)
 
     def polled(self, result: str, *, duration_seconds: float) -> None:
-        """Count one poll. *result* is ``ok`` or a word from a small fixed set of errors."""
+        """Count one poll. *result* is ``ok`` or one of a few fixed error names."""
         child = self._polls_by_result.get(result)
         if child is None:
             child = self._polls_by_result[result] = self._polls.labels(result)
@@ -190,7 +190,7 @@ class Metrics:
         self._poll_durations.observe(duration_seconds)
 
     def good_poll(self, timestamp_seconds: float, document: Document) -> None:
-        """Record the time of a good response (Unix seconds) and the document that the agent now tracks."""
+        """Record the Unix time of a good response, and the document that the agent now tracks."""
         self._last_good.set(timestamp_seconds)
         self._state.document = document
 
@@ -203,12 +203,12 @@ class Metrics:
         self._approvals.labels(source, result).inc()
 
     def approval_files(self, *, unsafe: int, unusable_keys: int) -> None:
-        """Set the number of approval files that others can change, and the number of keys that cannot be used."""
+        """Set the number of approval files that other users can change, and the number of unusable keys."""
         self._unsafe_files.set(unsafe)
         self._unusable_keys.set(unusable_keys)
 
     def watch_approved(self, seconds: Callable[[], float]) -> None:
-        """Use *seconds* at each scrape to get the age of the oldest approval that Azure has not acted on."""
+        """Register *seconds*, which returns the age of the oldest approval that Azure has not acted on."""
         self._approved_waiting.set_function(seconds)
 
     def sink(self, name: str) -> SinkMetrics:
@@ -230,7 +230,7 @@ class Metrics:
             return name in self._sinks and self._sinks[name].needs_attention
 
     def forget_sink(self, name: str) -> None:
-        """Remove the metrics of a sink that is no longer configured, because its alerts would otherwise never end."""
+        """Remove the metrics of a sink that is no longer configured, because they would keep alerts firing."""
         with self._lock:
             sink = self._sinks.pop(name, None)
         if sink is not None:
@@ -242,7 +242,7 @@ class Metrics:
     def approval_channel(self) -> ChannelMetrics:
         """Return the metrics of the connection to the ops portal. The result is always the same object.
 
-        These metrics exist only if a portal is configured, because a missing portal must not look like a failing
+        These metrics exist only if a portal is configured. Otherwise, a missing portal would look like a failing
         portal.
         """
         with self._lock:
@@ -257,11 +257,11 @@ class Metrics:
             return self._channel
 
     def watch_vm(self, name: Callable[[], str | None]) -> None:
-        """Use *name* at each scrape to get the name of this VM, which is None if the name is unknown."""
+        """Register *name*, which returns the name of this VM, or None if the name is unknown."""
         self._state.vm_name = name
 
     def state_is_ephemeral(self, *, is_ephemeral: bool) -> None:
-        """Set whether a redeploy of the VM would delete the state directory."""
+        """Set whether redeploying the VM would delete the state directory."""
         self._ephemeral.set(is_ephemeral)
 
     def reloaded(self, *, is_right: bool) -> None:

@@ -1,1 +1,1 @@
-"""Configurations of one sink each, as `init` writes them and as the recipes of the documentation show them."""
+"""Example configurations for the `init` command and the documentation, with one sink in each file."""
