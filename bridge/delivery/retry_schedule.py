@@ -16,7 +16,8 @@ different events, the agent pauses the sink, because the destination is probably
 status 410, the agent pauses the sink immediately.
 
 During a pause, the agent sends only one record at a time. Preempt and Terminate events have a separate retry timer.
-When the destination accepts or permanently rejects a record, the pause ends and all pending records are due.
+When the destination accepts or permanently rejects a record, the pause and any `Retry-After` delay end, and all pending
+records are due.
 
 After a failed send, the agent next sends a record of another event. During a pause, the agent sends a record of the
 event with the fewest attempts. These two rules prevent an event that always fails from blocking the other events.
