@@ -1,6 +1,6 @@
 """The sinks that are part of this project.
 
-The agent loads these sinks by their entry points, in the same way as sinks of other projects. Each sink is a module or
-a package of the same name. The package `http` contains the code that the HTTP sinks share. From the agent, a sink
-imports only the module `bridge.sink`.
+The agent loads the built-in sinks through entry points, like sinks from other projects. Each sink is a module or
+package with the name of the sink, and the package `http` contains code that HTTP sinks share. From the agent, sinks
+import only the module `bridge.sink`.
 """

@@ -5,10 +5,10 @@ environment variable, not in the configuration. If one service of a table fails,
 services of the table again, because Apprise does not report which of them accepted the message. To avoid duplicates,
 configure a separate table for each service.
 
-The agent retries every failure, because Apprise does not report the reason for a failure in a uniform way. The error
-message contains the log lines of Apprise without the parts of the URLs that can be secret.
+The agent retries after every failure, because Apprise does not report the reasons for failures in a uniform way. Error
+messages contain the log lines of Apprise, without the parts of URLs that can be secret.
 
-Apprise uses 24 MB of memory, so the sink imports the library when it sends the first record.
+Apprise uses 24 MB of memory, so the sink imports Apprise only when it sends the first record.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class AppriseSink(Sink):
         self._calls = BlockingCalls(f"apprise:{config.name}", target="Apprise")
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
-        """Send the record of *batch*. Raise DeliveryFailed unless every service accepted the record."""
+        """Send the record in *batch*. Raise DeliveryFailed unless every service accepted the record."""
         (record,) = batch
         work = partial(self._notify, self._current(), record)
         self._calls.run(work, timeout_seconds=self.config.timeout_seconds)
@@ -112,11 +112,11 @@ class AppriseSink(Sink):
         return f"Apprise can use the URLs. To test the services, send a message with `send-test {config.name}`."
 
     def check(self) -> None:
-        """Raise DeliveryFailed if Apprise cannot use a URL. The check sends nothing."""
+        """Raise DeliveryFailed if a URL is not valid for Apprise. The check sends nothing."""
         self._current()
 
     def close(self) -> None:
-        """Cancel a send in another thread. A request that has started continues until its timeout."""
+        """Cancel a send in another thread."""
         self._calls.close()
 
     def _current(self) -> Any:
@@ -143,7 +143,7 @@ def _services(urls: Sequence[str], *, timeout_seconds: float) -> Any:
 
 
 def _problem(services: Any, record: TransitionRecord) -> str | None:
-    """Send *record*. Return the reason for a failure, or None if every service accepted the record."""
+    """Send *record*. Return an error message, or None if every service accepted the record."""
     lines: list[str] = []
     _logged.set(lines)
     try:

@@ -1,7 +1,7 @@
 """Deadlines for calls that can block indefinitely, such as a write to a frozen disk.
 
-The calls run one at a time in a separate thread, so `send` can return at its deadline. A blocked call occupies one
-thread, regardless of the number of retries. The sink works again when the blocked call returns.
+The calls run one at a time in a separate thread, so `send` can return at its deadline even if a call blocks. Retries do
+not start more threads. The sink recovers when the blocked call returns.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bridge.sink import DeliveryFailed, RetryReason, run_daemon
 
 
 class BlockingCalls:
-    """Runs the blocking calls of one sink, which is named *target* in error messages."""
+    """Runs the blocking calls of one sink. Error messages name the *target*, such as a file."""
 
     def __init__(self, name: str, *, target: str) -> None:
         self._name = name
@@ -24,10 +24,10 @@ class BlockingCalls:
         self._closed: Future[Any] = Future()
 
     def run(self, work: Callable[[], None], *, timeout_seconds: float) -> None:
-        """Call *work* in a separate thread. Raise DeliveryFailed if *work* does not return in time.
+        """Call *work* in a separate thread. Raise DeliveryFailed at the timeout.
 
-        If an earlier call is still blocked, *work* starts after that call returns. The waiting time counts toward the
-        timeout. An exception of *work* is raised unchanged.
+        If an earlier call is still blocked, *work* starts after that call returns. The wait counts toward the timeout.
+        Exceptions of *work* are raised unchanged.
         """
         deadline = time.monotonic() + timeout_seconds
         if self._last is not None and not self._is_over(self._last, deadline):
@@ -41,7 +41,7 @@ class BlockingCalls:
         call.result()
 
     def close(self) -> None:
-        """Cancel a `run` in another thread and reject further calls. A blocked call continues."""
+        """Cancel a `run` in another thread, and reject further calls."""
         if not self._closed.done():
             self._closed.set_result(None)
 

@@ -3,7 +3,7 @@
 The attributes follow version 1.0.2 of the CloudEvents specification. An attribute without a value is omitted, because
 the specification does not allow null.
 
-The attribute `sequence` is a string with leading zeros, because the sequence extension of CloudEvents requires values
+The attribute `sequence` is a string with leading zeros, because the CloudEvents extension for sequences requires values
 that sort correctly as text. The attribute `sequencetype` is omitted, because its only defined value, "Integer", limits
 the sequence to 32 bits.
 """

@@ -1,24 +1,26 @@
 """The sink `command`, which runs a program for each record.
 
-Use this sink to drain a VM before an event and to restore the VM after the event. The program runs without a shell. It
-receives the record as JSON on standard input, and the main fields of the record in environment variables. The exit code
-of the program determines what happens to the record:
+Use this sink to run a program that drains the VM before an event and restores the VM after the event. The program runs
+without a shell. The program gets the record as JSON on standard input, and the main fields of the record in environment
+variables. The exit code determines what happens to the record:
 
 - 0: The record is delivered.
-- 75 (EX_TEMPFAIL of sysexits.h): The agent runs the program again later, until the record reaches `max_age_seconds`.
-- Any other exit code: The record is parked. An operator can send a parked record again with `outbox retry`.
+- 75 (EX_TEMPFAIL of sysexits.h): The agent reruns the program later, until the record reaches `max_age_seconds`.
+- Any other exit code: The record is parked. An operator can resend a parked record with `outbox retry`.
 - No exit before the deadline: The agent kills the program and its process group, and parks the record.
 
-A failed drain may be half complete, so the agent does not repeat the program before a person has checked the VM. In two
-cases, the agent nevertheless sends the record again with the same `SCHEDULED_EVENT_ID`: when the agent is killed while
-the program runs, and when SIGTERM, SIGINT, or SIGHUP ends the program.
+The agent does not rerun a failed program until someone has checked the VM, because a drain might be half complete.
+However, the agent reruns the program with the same `SCHEDULED_EVENT_ID` if the agent was killed while the program was
+running, or if SIGTERM, SIGINT, or SIGHUP ended the program.
 
-The sink runs one program at a time, and other records wait until the program ends. Configure a separate table for
-urgent events. If an event ends before its start is delivered, the program receives only the ending.
+The sink runs one program at a time, and other records wait until the program ends. For urgent events, configure a
+separate `[[sinks]]` table.
 
-Standard output of the program is discarded. `outbox list` shows the end of standard error as the reason for a failure,
-so the program must not write secrets to standard error. The program inherits the environment of the agent, except the
-variables in `unset_environment` and the variables that contain secrets of the configuration.
+The agent discards the program's standard output. The command `outbox list` shows the end of standard error as the
+failure reason, so the program must not write secrets to standard error.
+
+The program inherits the environment variables of the agent, except the variables in `unset_environment` and variables
+that contain secrets of the configuration.
 """
 
 from __future__ import annotations
@@ -111,7 +113,7 @@ class CommandSink(Sink):
         self._runner = Runner()
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
-        """Run the program with the record of *batch*. Raise an exception unless the exit code is 0."""
+        """Run the program for the record in *batch*. Raise an exception unless the exit code is 0."""
         (record,) = batch
         try:
             finished = self._runner.run(
@@ -145,7 +147,7 @@ class CommandSink(Sink):
             )
 
     def close(self) -> None:
-        """Kill the running program and its process group. The sink starts no further program."""
+        """Kill the running program and its process group, and start no more programs."""
         self._runner.close()
 
     def _raise_unless_delivered(self, finished: Finished) -> None:

@@ -1,8 +1,7 @@
 """The sink `eventlog`, which writes each record to the Windows event log.
 
-The text of an entry is a readable sentence, followed by the record as JSON. Each transition has a separate event ID, so
-a scheduled task or a subscription can select one transition. The level of an entry depends on the type of the announced
-event.
+The text of an entry is a readable sentence, followed by the record as JSON. Each transition has its own Windows event
+ID, so a scheduled task can select one transition. The level of an entry depends on the type of the scheduled event.
 
 The sink requires the Python package pywin32, which the installer of the Windows service includes. If the source is not
 registered with Windows, the event log shows a warning above the text (docs/howto/windows.md).
@@ -80,7 +79,7 @@ class EventLogSink(Sink):
         self._calls = BlockingCalls(f"eventlog:{config.name}", target=_LOG)
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
-        """Write the record of *batch*. Raise DeliveryRejected if the record is too long."""
+        """Write the record in *batch*. Raise DeliveryRejected if the record is too long."""
         (record,) = batch
         text = f"{sentence(record)}\r\n\r\n{encode(record).decode()}"
         if len(text.encode("utf-16-le")) // 2 > _MOST_CHARACTERS:

@@ -1,11 +1,11 @@
 """The sink `file`, which appends each record to a file as one line.
 
-A record counts as delivered when the line is synced to the disk. The sink opens the file for each send, so tools such
-as logrotate can rotate the file without sending a signal to the agent.
+A record counts as delivered after its line is synced to the disk. The sink opens the file for each send, so tools such
+as logrotate can rotate the file without a signal to the agent.
 
-Several sinks can write to the same file, because each writer locks the file. If the agent is killed or the disk becomes
-full during a write, the file can contain an incomplete line. The next write ends the incomplete line before it adds new
-lines.
+More than one sink can write to the same file, because each sink locks the file during a write. If the agent is killed
+or the disk becomes full during a write, the file can contain an incomplete line. The next write ends the incomplete
+line before it adds new lines.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class FileSink(Sink):
                 return
             self._path.parent.stat()  # reports a missing directory
             if not os.access(self._path.parent, os.W_OK | os.X_OK):
-                raise PermissionError(0, f"its directory {self._path.parent} may not be written")
+                raise PermissionError(0, f"its directory {self._path.parent} is not writable")
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:

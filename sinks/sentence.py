@@ -1,8 +1,8 @@
 """Converts a transition record to one readable line of text.
 
-Most sinks show this line to people. The line contains the transition, the event, the remaining time, and the advice
-that Microsoft gives for the event. Control characters and bidirectional characters are escaped, because a description
-from outside could otherwise forge a log line or change the colors of a terminal.
+The line of text contains the transition, the event, the remaining time, and Microsoft's advice for the event. Control
+characters and bidirectional characters are escaped, because the description of an event could otherwise forge a log
+line or change the colors of a terminal.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _MOST_NAMES = 5
 #: Azure announces only a predicted hardware failure more than an hour ahead.
 _PREDICTED_SECONDS = 3_600
 _PREDICTED = (
-    "A hardware failure is predicted: Microsoft recommends to redeploy the VM yourself as soon as possible, "
-    "because the hardware may fail before NotBefore."
+    "A hardware failure is predicted: Microsoft recommends redeploying the VM yourself as soon as possible, "
+    "because the hardware might fail before NotBefore."
 )
 _ASKED_FOR = "A user requested this event. An approval starts the event now instead of at NotBefore."
 

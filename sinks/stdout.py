@@ -1,10 +1,10 @@
 """The sink `stdout`, which writes each record as one line to standard output.
 
 The agent uses this sink if no configuration exists. If the process that reads the output stalls, the send fails at its
-deadline, and the record remains in the outbox.
+deadline and the record stays pending.
 
-The sink writes to the file descriptor, because `sys.stdout` buffers its data and a kill would lose the buffered lines.
-A write that blocks beyond the deadline completes its line later, so that lines are never mixed.
+The sink writes to the file descriptor, because lines in the buffer of `sys.stdout` would be lost if the agent were
+killed. If a write exceeds its deadline, later writes wait until its line is complete, so lines are never mixed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bridge.sink import DeliveryFailed, Sink, SinkConfig, TransitionRecord
 from sinks.blocking import BlockingCalls
 from sinks.sentence import line_of
 
-#: Standard output belongs to the process, and several sinks may share it.
+#: Standard output belongs to the process, and several sinks can share it.
 _WRITING = threading.Lock()
 
 
@@ -100,7 +100,7 @@ def _opened() -> tuple[TextIO, int | None]:
 
 def _failure(error: OSError) -> DeliveryFailed:
     if isinstance(error, BrokenPipeError):
-        message = "Standard output is a pipe without a reader. Start the agent again with a reader."
+        message = "Standard output is a pipe without a reader. Restart the agent with a reader."
     else:
         message = f"Standard output cannot be written: {error.strerror or error}. Check the disk space and the target."
     return DeliveryFailed(message, needs_attention=True)

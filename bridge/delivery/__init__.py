@@ -1,1 +1,1 @@
-"""The delivery engine: one worker for each sink sends the pending records of this sink."""
+"""Sends pending records to the sinks, with one worker for each sink."""

@@ -1,4 +1,4 @@
-"""Selects the records for the next request to one sink, with urgent records first.
+"""Selects the records for the next request to a sink. Urgent records come first.
 
 The agent sends Preempt and Terminate records before all others, because Azure gives only 30 seconds of notice before a
 Preempt. `bridge.outbox.state.DueRows` therefore returns their rows first. The records of one event are sent strictly in
@@ -41,7 +41,7 @@ def next_batch(
 ) -> list[Delivery]:
     """Return the rows for the next request, or for the request after the rows in *after*; [] if no row is due.
 
-    *fresh_event* is an event with a new record, which a paused sink tries immediately.
+    If *fresh_event* is not None, return only the first row of this event.
     """
     if fresh_event is not None:
         return list(rows.of_event(fresh_event))[:1]
@@ -83,8 +83,8 @@ def _first(rows: Iterable[Delivery], blocked: Collection[str], taken: Collection
 def _probe(rows: Iterable[Delivery], blocked: Collection[str]) -> list[Delivery]:
     """Return the first row of the event for the next probe: urgent first, then fewest attempts, then oldest.
 
-    An event with few attempts comes before an event with many. Otherwise, an event that always fails would use every
-    probe. Only the first 2,000 rows are compared, because a paused sink with an urgent record gets a probe every 2 s.
+    An event with few attempts comes before an event with many attempts, because an event that always fails would
+    otherwise use every probe. The function compares only the first 2,000 rows, because it runs for every probe.
     """
     heads: dict[str, Delivery] = {}
     for row in islice((row for row in rows if row.event_key not in blocked), _MOST_PROBED):

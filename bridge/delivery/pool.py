@@ -1,8 +1,8 @@
 """Starts, replaces, and ends the delivery workers. Each sink has one worker.
 
-A new worker for a sink starts only after the previous worker has ended or was cut. A worker that was cut sends nothing
-more. On a stop or a reload, all workers have the same deadline and are then cut together, so that several hanging sinks
-do not add up their delays.
+A sink gets a new worker only after its previous worker has ended or has been canceled. A canceled worker sends no more
+records. When the agent stops or reloads its configuration, all workers share one deadline, so the total delay does not
+grow with the number of hanging sinks.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _RELOAD_SECONDS = 2.0
 
 
 class WorkerPool:
-    """One worker for each configured sink. Only one thread may start and end workers.
+    """The delivery workers of all sinks. Start and end workers from one thread only.
 
-    *has_seen_document* returns whether this run has received a good document. Before the first good document, the agent
-    does not send active events again. *attested* provides tokens of a portal for this VM.
+    *has_seen_document* returns True after the agent has received a valid Scheduled Events document. Until then, the
+    agent does not resend active events. *attested* provides the access tokens that an ops portal issues for this VM.
     """
 
     def __init__(
@@ -53,18 +53,18 @@ class WorkerPool:
         return {f"delivery:{name}": worker.loop_watch for name, (_, worker) in list(self._workers.items())}
 
     def notify(self) -> None:
-        """Wake every worker, because there may be new rows."""
+        """Wake every worker, because new rows might exist."""
         for _, worker in list(self._workers.values()):
             worker.notify()
 
     def resume(self, sink: str | None = None) -> None:
-        """End the pause of *sink*, or of every sink if *sink* is None, because a person requested a retry."""
+        """End the pause of *sink*, or of every sink if *sink* is None."""
         for name, (_, worker) in list(self._workers.items()):
             if sink in {None, name}:
                 worker.resume()
 
     def start_missing(self, sinks: Sequence[SinkSettings]) -> None:
-        """Start a worker for each sink without a worker; raise RuntimeError if no thread can be started."""
+        """Start a worker for each sink that has none. Raise RuntimeError if no thread can start."""
         for sink in sinks:
             if sink.name not in self._workers:
                 self._start(sink)
@@ -84,7 +84,7 @@ class WorkerPool:
         self._workers[sink.name] = (sink, worker)
 
     def end_all_but(self, sinks: Sequence[SinkSettings], *, grace_seconds: float, stop: Callable[[], bool]) -> None:
-        """End the workers of removed and changed sinks within two seconds. *sinks* has the new settings."""
+        """End the workers of removed and changed sinks. *sinks* contains the new settings."""
         wanted = {sink.name: sink for sink in sinks}
         names = [name for name, (sink, _) in self._workers.items() if wanted.get(name) != sink]
         workers = [self._workers.pop(name)[1] for name in names]
@@ -98,7 +98,7 @@ class WorkerPool:
                 self._metrics.forget_sink(name)
 
     def drain(self, deadline: float) -> None:
-        """Let every worker send due records until *deadline* (monotonic), and then cut the workers."""
+        """Let the workers send due records until *deadline* (monotonic), then cancel the remaining workers."""
         workers = [worker for _, worker in list(self._workers.values())]
         for worker in workers:
             worker.stop(grace_seconds=max(deadline - time.monotonic(), 0.0))
@@ -108,7 +108,7 @@ class WorkerPool:
 def _end(
     workers: Sequence[DeliveryWorker], deadline: float, stop: Callable[[], bool] = lambda: False
 ) -> list[DeliveryWorker]:
-    """Wait for the workers until *deadline*, then cut the rest. Return the workers that still run."""
+    """Wait until *deadline*, then cancel the remaining workers. Return the workers that did not end."""
     running = list(workers)
     while running and time.monotonic() < deadline and not stop():
         running[0].join(max(min(deadline - time.monotonic(), _TICK_SECONDS), 0.0))

@@ -1,8 +1,8 @@
-"""Selects the records to send again to a destination that loses its alerts on a restart.
+"""Selects the records to resend to destinations that lose their alerts when they restart.
 
-Some destinations, such as Alertmanager, forget an alert after a restart or after a timeout. For such a sink, the agent
-sends the newest record of each active event again after `refresh_seconds`, with the same ID. The record becomes pending
-again, so that retries and pauses apply to it as usual.
+Some destinations, such as Alertmanager, lose their alerts when they restart or after a timeout. For these destinations,
+the agent resends the newest record of each active event every `refresh_seconds`. A resent record keeps its ID, and the
+agent retries it like any other pending record.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Decides for one sink whether a rejected record or the endpoint is the cause of a rejection.
+"""Decides whether the record or the endpoint caused a rejection.
 
 A rejection such as 400 does not always mean that the record is wrong. For example, a TLS port returns 400 to plain
 HTTP, and a receiver with another signing secret returns 400 to every request. If the agent parked the records in these
@@ -9,8 +9,7 @@ cases, a wrong setting would park every record of a fleet. A sink marks such a r
 - The endpoint rejects records of different events in a row, and accepts no record in between. The agent parked the
   first of these records before it could detect this case, so this record becomes pending again.
 
-If the endpoint accepts other records but rejects one record again, the agent parks this record, because the record
-itself is the cause.
+If the endpoint rejects a record twice and accepts other records in between, the agent parks the rejected record.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from bridge.system.secrets import ChangingFile
 
 
 class Refusals:
-    """The rejections of one sink. *accepted_under* is the digest of the configuration at the last acceptance."""
+    """The rejections by one sink. *accepted_under* is the digest of the last working configuration."""
 
     def __init__(self, *, accepted_under: str | None) -> None:
         self._accepted_under = accepted_under
@@ -40,7 +39,7 @@ class Refusals:
         """Sequence of each record that was parked since the last acceptance -> the key of its event."""
 
     def accepted(self, sequences: Iterable[int], *, under: str) -> bool:
-        """Note that the endpoint accepted records. Return whether the configuration is new to it."""
+        """Note that the endpoint accepted records. Return True for the first acceptance after a change of settings."""
         is_first, self._accepted_under = self._accepted_under != under, under
         self._acceptances += 1
         self._is_blamed = False
@@ -75,8 +74,9 @@ class Refusals:
 def configuration_digest(sink_class: type[Sink], config: SinkConfig) -> str:
     """Return a hash that changes when the configuration of the sink changes.
 
-    The hash includes the sink's table, and the content of each file or variable that a key ending in ``_file`` or
-    ``_env`` names. Call this function only on the sink's thread, because a read from a dead file server can hang.
+    The hash covers the settings of the sink, and the contents of the files and environment variables that its
+    ``*_file`` and ``*_env`` settings name. Call this function only on the sink's thread, because reading from a file
+    server that is down can hang.
     """
     keys = msgspec.structs.asdict(config)
     found: list[object] = [sink_class.__module__, sink_class.__qualname__, keys]

@@ -1,22 +1,28 @@
-"""The retry delay of one sink: the times and the records of the next attempts after a failed send.
+"""Determines the retry delay of one sink, and the records of the next attempt.
 
 The delay between two attempts (`bridge.backoff.delivery_gap`) follows these rules:
 
 - The delay is random, from 0.1 s to a limit. The limit is 1 s at first and doubles with each failure, up to 300 s.
 - While NotBefore is in the future, the limit is a quarter of the time left. This limit is at least 1 s, and at most 5 s
   in the first minute of an outage and 15 s after that.
-- A Retry-After header is a minimum for the whole sink, up to one hour. It overrides the other limits.
-- For a Preempt or Terminate event, the delay is at most 2 s, regardless of all other rules.
+- A `Retry-After` header sets a minimum delay for the whole sink, up to one hour. The minimum overrides both limits, but
+  does not apply to Preempt and Terminate events.
+- The delay of a Preempt or Terminate event is at most 2 s, even after a `Retry-After` header. A send in progress can
+  extend this delay.
+- After status 410, the agent sends nothing, not even Preempt and Terminate events, until a restart or `outbox retry`.
 
-A failure delays only its own event. Two failures in a row on different events pause the sink, because the destination
-is probably down. A paused sink gets only probes, which are single records. Urgent events (Preempt and Terminate) have a
-separate timer for their probes. Any response about a record ends the pause and makes all records due.
+If sending a record fails, the agent delays only the records of the same event. After two failures in a row for
+different events, the agent pauses the sink, because the destination is probably down. After a `Retry-After` header or
+status 410, the agent pauses the sink immediately.
 
-After a failure, the agent sends a record of another event next, and a probe uses the record with the fewest attempts.
-Otherwise, one event that always fails could block the other events. After a response, each failing event gets one more
-attempt, because the destination may have caused its failure.
+During a pause, the agent sends only one record at a time. Preempt and Terminate events have a separate retry timer.
+When the destination accepts or permanently rejects a record, the pause and any `Retry-After` delay end, and all pending
+records are due.
 
-The schedule reads no clock. Callers pass the current time in seconds of a monotonic clock.
+After a failed send, the agent next sends a record of another event. During a pause, the agent sends a record of the
+event with the fewest attempts. These two rules prevent an event that always fails from blocking the other events.
+
+Callers pass the current time in seconds of a monotonic clock.
 """
 
 from __future__ import annotations
@@ -47,7 +53,7 @@ class SendMode(Enum):
     FRESH = "fresh"
     """The sink is paused. The worker sends the first record of an event that has a new record."""
     PROBE = "probe"
-    """The sink is paused. The worker sends one record, but not of an urgent event that has failed."""
+    """The sink is paused. The worker sends one record, except of urgent events that have failed."""
     URGENT = "urgent"
     """The sink is paused. The worker sends one urgent record."""
     WAIT = "wait"
@@ -128,7 +134,7 @@ class RetrySchedule:
         return min(due)[1] if due else None
 
     def mode(self, now: float) -> SendMode:
-        """Return which records may be sent at *now*."""
+        """Return which records the worker can send at *now*."""
         if self.is_gone:
             return SendMode.WAIT
         if self._probe_at is None:
@@ -141,7 +147,7 @@ class RetrySchedule:
         return SendMode.WAIT
 
     def next_at(self) -> float:
-        """Return when `mode` or `blocked` may change, or infinity if only a new record can change them."""
+        """Return when `mode` or `blocked` changes, or infinity if only a new record can change them."""
         if self.is_gone:
             return _NEVER
         if self._probe_at is None:
@@ -156,7 +162,7 @@ class RetrySchedule:
     def record_arrived(
         self, event_key: str, now: float, *, urgent: bool, seconds_to_not_before: float | None = None
     ) -> None:
-        """Note a new record. The agent tries its event immediately, unless a Retry-After applies."""
+        """Note a new record, and make its event due. Only urgent events ignore a Retry-After delay."""
         delay = self._delays.get(event_key)
         if delay is not None:
             delay.until = _LONG_AGO
@@ -191,7 +197,7 @@ class RetrySchedule:
             self._probe_at = now + self._gap(self._probes, outage_seconds=0.0)
 
     def succeeded(self, event_keys: Iterable[str]) -> None:
-        """Note that the destination accepted or permanently rejected records, so it responds."""
+        """Handle a response about records. End the pause, and make other failing events due once."""
         for event_key in event_keys:
             self._delays.pop(event_key, None)
         self._last_failed = frozenset()
@@ -203,12 +209,12 @@ class RetrySchedule:
                 delay.until, delay.was_released = _LONG_AGO, True
 
     def needed_no_request(self, event_keys: Iterable[str]) -> None:
-        """Note that the sink had nothing to send. This gives no information about the destination."""
+        """Remove the delays of events for which the sink made no request."""
         for event_key in event_keys:
             self._delays.pop(event_key, None)
 
     def resume(self) -> None:
-        """End the pause and make every row due, because the sink responded or a person requested a retry."""
+        """End the pause, even after status 410, and make all records due."""
         self._probe_at, self._bound_until, self._urgent_at = None, _LONG_AGO, _NEVER
         self._last_failed, self._failing_since = frozenset(), None
         self._probes = 0
@@ -230,8 +236,8 @@ class RetrySchedule:
     ) -> None:
         """Note that a send in the mode *during* failed.
 
-        *has_urgent* is True if an urgent record is pending for the sink. *seconds_to_notice* is the time until the
-        earliest future NotBefore of all pending records. *is_gone* is True if the response was 410.
+        *has_urgent* is True if an urgent record is pending. *seconds_to_notice* is the time until the earliest future
+        NotBefore of all pending records. *is_gone* is True if the response status was 410.
         """
         if self._failing_since is None:
             self._failing_since = now
@@ -250,7 +256,6 @@ class RetrySchedule:
             self._set_urgent(now, during, has_urgent=has_urgent)
 
     def _pause(self, now: float, during: SendMode, seconds_to_notice: float | None) -> None:
-        """Schedule the next probe. A failed send of an urgent or new record does not delay it."""
         if self._probe_at is None or during is SendMode.PROBE:
             self._probes += 1
             outage_seconds = self._outage_seconds(now)

@@ -1,15 +1,14 @@
-"""Selects the sinks that receive a record, by the filters in each ``[[sinks]]`` table.
+"""Selects the sinks for a record by applying the filters of each ``[[sinks]]`` table.
 
-The filters use the current form of the event, which can change. For example, Azure can change a Reboot to a Freeze or
-remove a VM from Resources. A record without an event, such as the refusal of an approval for an unknown event, passes
-the filters on event types and event sources.
+The filters check the current type, source, and Resources of an event. Azure can change these values, for example from
+Reboot to Freeze. A record without an event, for example a refused approval of an unknown event, passes these filters.
 
-With ``speak = "first"``, only the first VM in Resources sends the records of an event. The agents need no coordination
-for this, because all VMs receive the same list from Azure. If an agent cannot find out which VM is the first, it sends
-the records itself.
+With ``speak = "first"``, only the first VM in the event's Resources sends records of the event. All VMs receive the
+same list from Azure, so their agents need no coordination. If an agent cannot determine whether its VM is the first,
+the agent sends the records.
 
-If a sink received a record of an event, the sink also receives all later records of this event, regardless of the
-filters. Otherwise, an alert would never resolve, and a drained VM would never return to service.
+After a sink has received a record of an event, only the filter `transitions` applies to later records of the event. The
+sink can therefore resolve an alert or end a drain even if the event no longer matches the other filters.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Router:
     def __call__(self, record: TransitionRecord, vm_name: str | None, told: Collection[str]) -> list[str]:
         """Return the names of the sinks in the order of the configuration.
 
-        A sink in *told* received an earlier record of the event, and therefore receives all later records of the event.
+        *told* contains the names of the sinks that received an earlier record of the event.
         """
         return [
             config.name

@@ -1,15 +1,15 @@
-"""Calls a sink with a deadline that holds even if the sink's SDK hangs.
+"""Calls a sink, and enforces a deadline even if the sink's SDK hangs.
 
 Each sink has its own thread, and the delivery loop runs on this thread. Another thread, the watching thread, measures
 the time of each call into the sink. If a call passes its deadline, the watching thread abandons the sink's thread and
 closes the sink on a third thread. The next call uses a new instance of the sink on a new thread.
 
-An abandoned thread ends when its call returns, and the agent ignores its result. Some calls never return. If eight
-abandoned threads of a sink are still running, the agent sends nothing to this sink until one of them ends. Otherwise,
-the threads would use up the resources of the healthy sinks.
+An abandoned thread ends when its call returns, and the agent ignores the result of the call. If a sink has eight
+abandoned threads, the agent sends nothing to the sink until one of these threads ends. This limit protects the
+resources that other sinks need.
 
-The deadline does not count the time in which the VM was frozen. Otherwise, the agent would abort a command that is half
-finished, and run the command again.
+Time during which the VM is frozen does not count toward the deadline. Otherwise, a freeze could cause the agent to kill
+a program that is half finished, and to run the program again.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _NO_THREAD = "No thread can be started: raise the limit of tasks (TasksMax, pids
 
 
 class Sender:
-    """Runs work on the thread of one sink. Only one thread may use a Sender, except for `cut`.
+    """Runs calls on the thread of one sink. Use a Sender from one thread only, except for `cut`.
 
-    *build* makes the sink when the first call needs it. *configuration* returns a digest of the sink's configuration
-    and may read files. *attested* provides tokens of a portal for this VM.
+    *build* creates the sink before the first call. *configuration* returns a digest of the sink's configuration, and
+    can read files. *attested* provides the access tokens that an ops portal issues for this VM.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Sender:
         self.run(lambda thread: thread.check())
 
     def cut(self) -> None:
-        """Start no more calls, and close the sink to end the current call. Any thread may call this."""
+        """Reject further calls, and close the sink to end the current call. This method is thread-safe."""
         self.is_cut = True  # before the next line, because `run` sets its thread before it reads this value
         current = self._current
         if current is not None:
@@ -122,7 +122,7 @@ class Sender:
             raise DeliveryFailed(_NO_THREAD, needs_attention=True) from error
 
     def _reap_abandoned(self) -> None:
-        """Wait until the last abandoned sink is closed; raise DeliveryFailed if too many threads remain."""
+        """Wait for the last abandoned sink to close. Raise DeliveryFailed if too many threads remain."""
         until = time.monotonic() + min(_CLOSE_SECONDS, self._timeout_seconds * _CLOSE_SHARE)
         self._abandoned[-1].wait_closed(until - time.monotonic())
         self._abandoned = [each for each in self._abandoned if not each.is_gone(0)]
@@ -142,11 +142,11 @@ class _Overdue(Exception):
 
 
 class _Abandoned(BaseException):
-    """Ends the work on an abandoned thread. It is not an Exception, so that the work does not catch it."""
+    """Ends the work on an abandoned thread. This is a BaseException, because the work handles every Exception."""
 
 
 class SinkThread:
-    """One instance of a sink and the thread on which all calls into this instance run."""
+    """An instance of a sink, and the thread that makes all calls to the instance."""
 
     def __init__(
         self,
@@ -177,9 +177,10 @@ class SinkThread:
     # On the sink's thread.
 
     def send(self, batch: Sequence[TransitionRecord], following: Sequence[TransitionRecord] = ()) -> bool:
-        """Send *batch*, and return whether the sink made a request. *following* are probably the next records.
+        """Send *batch*, and return whether the sink made a request.
 
-        Raise DeliveryRejected if the sink raises it. Every other exception of the sink becomes a DeliveryFailed.
+        *following* contains records that the sink can prepare for the next call. Raise DeliveryFailed for every
+        exception of the sink except DeliveryRejected.
         """
         return self._call(lambda sink: self._send(sink, batch, following))
 
@@ -226,7 +227,7 @@ class SinkThread:
         return self._sink
 
     def _refuse_if_cut(self) -> None:
-        """Raise DeliveryFailed after a cut, because another instance may already have sent the records."""
+        """Raise DeliveryFailed after a cut, because a new instance might send the same records."""
         if self._is_cut or self._is_abandoned:
             raise DeliveryFailed(_CUT, reason=RetryReason.CUT)
 
@@ -247,7 +248,7 @@ class SinkThread:
     # On the watching thread.
 
     def run(self, work: Callable[[SinkThread], T]) -> T:
-        """Run *work* on the sink's thread and return its result; raise _Overdue if a call passes its deadline."""
+        """Run *work* on the sink's thread, and return its result. Raise _Overdue if a call exceeds its deadline."""
         done: Future[T] = Future()
 
         def run() -> None:
@@ -288,7 +289,7 @@ class SinkThread:
                 self._changed.wait(waited)
 
     def cut(self) -> None:
-        """Start no more calls, and close the sink to end the current call. Any thread may call this."""
+        """Reject further calls, and close the sink to end the current call. This method is thread-safe."""
         self._is_cut = True
         self.begin_closing()
 
@@ -297,7 +298,7 @@ class SinkThread:
         self._works.put(None)
 
     def begin_closing(self) -> None:
-        """Start to close the sink during its call. If no thread can be started, do nothing."""
+        """Close the sink on a separate thread. Do nothing if no thread can start."""
         if self._closer is None:
             closer = threading.Thread(target=self._close, name=f"{self._thread.name}:close", daemon=True)
             with suppress(RuntimeError):
@@ -310,7 +311,7 @@ class SinkThread:
             self._closer.join(timeout_seconds)
 
     def is_gone(self, timeout_seconds: float) -> bool:
-        """Wait for at most *timeout_seconds*, and return whether all threads of this instance have ended."""
+        """Wait up to *timeout_seconds*. Return whether all threads of this instance have ended."""
         self._thread.join(timeout_seconds)
         return not self._thread.is_alive() and (self._closer is None or not self._closer.is_alive())
 

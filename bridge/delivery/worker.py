@@ -1,12 +1,12 @@
 """The delivery worker sends the pending records of one sink.
 
-Each sink has one worker, so a slow sink does not delay another sink. `RetrySchedule` decides when the worker may send,
-`next_batch` selects the records, and `Sender` enforces the deadline. The worker connects these parts, saves the
-results, and reports failures to the log and the metrics.
+Each sink has one worker, so a slow sink does not delay the other sinks. `RetrySchedule` decides when the worker sends,
+`next_batch` selects the records, and `Sender` enforces the deadline. The worker saves the results, and reports failures
+in the log and in metrics.
 
-The loop of the worker runs on the thread of the sink (`SinkThread`). The worker's own thread only measures the time of
-the calls. If a call hangs, the worker's thread notes the failure and starts the loop again on a new thread. Only one of
-these threads at a time uses the state of the worker.
+The delivery loop runs on the sink's thread (`SinkThread`), and the worker's own thread enforces the deadline of each
+call. If a call hangs, the worker's own thread handles the failure and restarts the loop on a new thread. Only one
+thread at a time uses the worker's state.
 """
 
 from __future__ import annotations
@@ -103,11 +103,11 @@ class DeliveryWorker:
         self._thread.start()
 
     def notify(self) -> None:
-        """Wake the worker, because there may be new rows."""
+        """Wake the worker, because new rows might exist."""
         self._woken.set()
 
     def resume(self) -> None:
-        """End a pause, even after a 410, because a person requested a retry."""
+        """End a pause, even after status 410."""
         self._is_resumed = True
         self._woken.set()
 
@@ -117,11 +117,11 @@ class DeliveryWorker:
         self._woken.set()
 
     def cut(self) -> None:
-        """Cancel the current send, and start no other send. The records stay pending."""
+        """Cancel the current send, and start no further sends. The records stay pending."""
         self._sender.cut()
 
     def join(self, timeout_seconds: float) -> bool:
-        """Wait for the end of the worker, and return whether it has ended."""
+        """Wait up to *timeout_seconds*. Return whether the worker has ended."""
         self._thread.join(timeout_seconds)
         return not self._thread.is_alive()
 
@@ -137,7 +137,6 @@ class DeliveryWorker:
         self._sender.close()
 
     def _no_result(self, error: DeliveryFailed) -> None:
-        """Handle a send that passed its deadline, or a thread that could not be started."""
         if self._in_flight is not None:
             batch, mode = self._in_flight
             self._end_send()
@@ -198,7 +197,7 @@ class DeliveryWorker:
         return min(retry_seconds, _IDLE_WAIT_SECONDS, refresh_seconds, self._outbox.seconds_to_due())
 
     def _note_new_rows(self, now: float) -> None:
-        """Notify the schedule about the new records of at most 64 events."""
+        """Report up to 64 new records to the schedule."""
         found: list[Delivery] = []
 
         def look(rows: DueRows) -> list[Delivery]:
@@ -234,7 +233,6 @@ class DeliveryWorker:
         return batch + next_batch(rows, self._schedule, now, batching=self._batching, after=batch)
 
     def _expire(self, now: float) -> None:
-        """Expire the records that are older than `max_age_seconds`, at most once a second."""
         max_age = self.config.max_age_seconds
         if max_age is None or now < self._expired_at + 1.0:
             return
@@ -247,7 +245,7 @@ class DeliveryWorker:
             logger.warning("Records expired: they are older than max_age_seconds.", extra=extra)
 
     def _refresh(self) -> float:
-        """Make records that are due for a refresh pending again. Return the seconds until the next refresh."""
+        """Mark records that need a refresh as pending. Return the seconds until the next refresh."""
         if self._refresh_seconds is None or self._stop_at is not None:
             return _NEVER
         if not (self._outbox.is_trusted and self._has_seen_document()):
@@ -263,7 +261,7 @@ class DeliveryWorker:
         return self._outbox.read(lambda state: bool(state.queue(self.name).pending))
 
     def _clear_attention_if_idle(self) -> None:
-        """Clear needs_attention if nothing is pending for the sink, except after a 410."""
+        """Clear needs_attention if the sink has no pending records, except after status 410."""
         if self._metrics.needs_attention and not self._schedule.is_gone and not self._has_pending:
             self._metrics.set_needs_attention(needed=False)
 
@@ -304,7 +302,7 @@ class DeliveryWorker:
         self._outbox.record_results(self.name, results, accepted_under=accepted_under)
 
     def _delivered(self, batch: list[Delivery], *, under: str | None) -> None:
-        """Save that *batch* is delivered. *under* is the configuration, or None if there was no request."""
+        """Mark *batch* as delivered. *under* is the configuration digest, or None if the sink made no request."""
         is_first = under is not None and self._refusals.accepted([row.sequence for row in batch], under=under)
         self._store(batch, DeliveryState.DELIVERED, accepted_under=under if is_first else None)
         now = self._clock.now()
@@ -318,7 +316,6 @@ class DeliveryWorker:
         self._responded(keys)
 
     def _responded(self, event_keys: Sequence[str]) -> None:
-        """Note that the destination accepted or permanently rejected records, so it responds."""
         self._schedule.succeeded(event_keys)
         if self._metrics.needs_attention:
             self._metrics.set_needs_attention(needed=False)
@@ -350,7 +347,6 @@ class DeliveryWorker:
         self._responded([row.event_key for row in batch])
 
     def _failed(self, batch: list[Delivery], mode: SendMode, error: DeliveryFailed, *, next_step: str = "") -> None:
-        """Save and log the failure, delay the events, and pause the sink if the destination is the cause."""
         self._store(batch, None, str(error)[:_REASON_CHARACTERS])
         self._note_failure(error, next_step=next_step)
         urgent: dict[str, bool] = {}

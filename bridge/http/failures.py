@@ -1,7 +1,7 @@
-"""Finds the cause of a failed HTTP request, and detects hosts that are this machine.
+"""Finds the cause of a failed HTTP request, and detects loopback hosts.
 
-requests wraps the exceptions of urllib3, and urllib3 wraps the exceptions of the socket. The innermost exception has
-the most useful message.
+The library `requests` wraps exceptions of urllib3, which in turn wraps socket errors. The innermost exception has the
+most useful message.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield *error* and its chain of causes. urllib3 also keeps a cause in the attribute ``reason``."""
+    """Yield *error* and its causes, including the ``reason`` of urllib3 errors."""
     seen: set[int] = set()
     following: object = error
     while isinstance(following, BaseException) and id(following) not in seen:

@@ -1,7 +1,7 @@
 """urllib3 connections whose sockets the watchdog can shut down.
 
-This code is not in `bridge.http.watchdog`, because the IMDS poll must not import urllib3. The import would take a third
-of the time of a start.
+The IMDS poll uses `bridge.http.watchdog` but not this module, because importing urllib3 would take a third of the
+agent's startup time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Reads the Retry-After header, with which a server asks its clients to wait.
+"""Parses the Retry-After header of an HTTP response.
 
-The callers limit the wait. `bridge.delivery.retry_schedule` limits the wait of a sink to one hour, and
-`bridge.backoff.poll_delay` limits the wait of the IMDS poll to 5 s.
+This module does not limit the value. `bridge.delivery.retry_schedule` limits the delay of a sink to one hour, and
+`bridge.backoff.poll_delay` limits the delay of the IMDS poll to 5 s, or to the poll interval if the interval is longer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from email.utils import parsedate_to_datetime
 def retry_after_seconds(headers: Mapping[str, str] | Message, *, now: datetime | None = None) -> float | None:
     """Return the value of the Retry-After header in seconds, or None if the header is missing or invalid.
 
-    The value is a number of seconds or an HTTP date (RFC 9110 section 10.2.3). A past date is 0.
+    The header contains a number of seconds or an HTTP date (RFC 9110 section 10.2.3). A past date counts as 0.
     """
     text = headers.get("Retry-After", "").strip()
     if text.isascii() and text.isdigit():

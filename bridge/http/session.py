@@ -1,6 +1,6 @@
 """DeadlineSession is a `requests.Session` with a deadline for every request.
 
-The deadline limits the whole request. A watchdog thread (`bridge.http.watchdog`) enforces it.
+A watchdog thread (`bridge.http.watchdog`) enforces the deadline of each request.
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ _CHUNK_BYTES = 64 * 1024
 
 
 class ResponseUnread(requests.RequestException):
-    """The body was not read, because it is too large or compressed. ``response`` has an empty body."""
+    """The body of ``response`` was not read, because it is too large or compressed."""
 
 
 class DeadlineSession(requests.Session):
-    """A `requests.Session` that ends each request at its deadline and limits the size of the response.
+    """A `requests.Session` that enforces a deadline for each request and limits the response size.
 
-    Each request requires a deadline. The session follows no redirects, retries nothing, keeps no cookies, runs no
-    response hooks, refuses compressed bodies, and ignores the environment (``trust_env`` is False). Threads can share a
-    session.
+    The session follows no redirects, never retries, keeps no cookies, runs no response hooks, and rejects compressed
+    bodies. It ignores environment variables (``trust_env`` is False). Threads can share a session.
     """
 
     def __init__(self) -> None:
@@ -54,7 +53,7 @@ class DeadlineSession(requests.Session):
         cert: str | tuple[str, str] | None = None,
         **parts: Any,
     ) -> requests.Response:
-        """Build a request from *parts* (the arguments of `requests.Request`), and `send` it."""
+        """Build a request from *parts*, the arguments of `requests.Request`, and send it."""
         request = requests.Request(method.upper(), url, **parts)
         return self.send(
             self.prepare_request(request),
@@ -75,7 +74,7 @@ class DeadlineSession(requests.Session):
         verify: bool | str | None = None,
         cert: str | tuple[str, str] | None = None,
     ) -> requests.Response:
-        """Send *request* and return the response, which can have any status and has its body in ``content``.
+        """Send *request*, and return the response regardless of its status.
 
         Raises DeadlineExceeded at the deadline, ResponseUnread, and the exceptions of `requests.Session.send`.
         """
@@ -129,7 +128,7 @@ def _unread(response: requests.Response, reason: str) -> ResponseUnread:
 
 
 class _DeadlineAdapter(requests.adapters.HTTPAdapter):
-    """The HTTP adapter of requests, with connections that the watchdog can cut."""
+    """A requests adapter whose connections the watchdog can shut down."""
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
         super().init_poolmanager(*args, **kwargs)

@@ -1,7 +1,7 @@
 """Checks the PEM files of a TLS client when the agent reads its configuration.
 
-The HTTP sinks, the Event Hubs sink, and the ops portal have the same three keys: `ca_file`, `client_cert_file`, and
-`client_key_file`. The check reports an unusable file before the first connection needs the file.
+Sinks and the connection to an ops portal use this check for `ca_file`, `client_cert_file`, and `client_key_file`. The
+check reports an unusable file before the agent opens a connection.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 def tls_file_problems(
     *, ca_file: str | None = None, client_cert_file: str | None = None, client_key_file: str | None = None
 ) -> Iterator[tuple[str, str]]:
-    """Yield the key of each unusable file, with a sentence that states the problem."""
+    """Yield the setting and the problem of each unusable file."""
     files = {"ca_file": ca_file, "client_cert_file": client_cert_file, "client_key_file": client_key_file}
     for key, file in files.items():
         if file is None:

@@ -1,15 +1,15 @@
-"""The watchdog is one thread that ends every overdue HTTP request of this process.
+"""Ends HTTP requests that exceed their deadline. One watchdog thread serves the whole process.
 
-The timeout of requests applies to each read of the socket. A server that sends one byte from time to time therefore
-never exceeds this timeout. The watchdog shuts down the sockets of an overdue request instead. A blocked send,
-handshake, or read then returns immediately, with and without TLS.
+The timeout of the library `requests` applies to each single read, so a server that sends one byte at a time can keep a
+request open indefinitely. When a request reaches its deadline, the watchdog shuts down the sockets of the request. A
+blocked send, TLS handshake, or read then returns immediately.
 
-Each connection keeps a duplicate of its socket descriptor, because TLS replaces the first socket object, and because a
-response with ``Connection: close`` can outlive its connection. A request on an open connection needs no new descriptor.
-Polls therefore continue if the process has no free descriptors.
+Each connection keeps a duplicate of its socket descriptor, because TLS replaces the original socket object, and because
+a response with ``Connection: close`` can outlive its connection. A request on an open connection needs no new
+descriptor. Polls can therefore continue if the process has no free descriptors.
 
-The watchdog cannot end a name lookup, because ``getaddrinfo`` has no socket. A caller that uses host names needs
-another deadline, such as the deadline of the delivery engine.
+The watchdog cannot interrupt a name lookup, because ``getaddrinfo`` provides no socket. Callers that use host names
+need a second deadline, such as the deadline that `bridge.delivery.sender` enforces.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from bridge.errors import DeadlineExceeded
 
 
 class Call:
-    """One running request: its deadline, its sockets, and the reason why it was cut. Use it as a context manager.
+    """A running request with a deadline. Use this class as a context manager.
 
-    The request owns every connection that its thread uses inside the context.
+    While the context is active, the watchdog can close each connection that the thread uses.
     """
 
     __slots__ = ("closed", "cut_by", "deadline_seconds", "expires_at", "session", "sockets")
@@ -39,7 +39,7 @@ class Call:
         self.cut_by: str | None = None
         self.sockets: list[socket.socket] = []
         self.closed: list[socket.socket] = []
-        """The sockets of connections that were closed during the request. The response may still use them."""
+        """The sockets of connections that were closed during the request. The response can still use them."""
 
     def __enter__(self) -> None:
         _watchdog.begin(self)
@@ -63,7 +63,7 @@ class Call:
                 each.shutdown(socket.SHUT_RDWR)
 
     def raise_if_cut(self, error: Exception | None = None, *, is_timeout: bool = False) -> None:
-        """Raise an error if the request was cut. A timeout of a single read also counts as a cut."""
+        """Raise an error if the request was cut or has timed out."""
         if self.cut_by == "close":
             raise ConnectionAbortedError("the connection was closed") from error
         is_late = error is not None and time.monotonic() >= self.expires_at
@@ -118,7 +118,7 @@ class _Watchdog:
 
 
 class _InFlight(threading.local):
-    """The request of the current thread. urllib3 has no way to pass a request to its connection."""
+    """Stores the request of the current thread, because urllib3 cannot pass a request to a connection."""
 
     call: Call | None = None
 
@@ -173,7 +173,7 @@ class Watched(http.client.HTTPConnection):
         return True
 
     def close(self) -> None:
-        """Close the connection. The response of a running request can still use the duplicate."""
+        """Close the connection. A response that is still being read can use the duplicate socket."""
         super().close()
         duplicate, self._duplicate = self._duplicate, None
         if duplicate is not None and _in_flight.call is not None:
@@ -183,10 +183,7 @@ class Watched(http.client.HTTPConnection):
 
 
 def connected_socket(call: Call, host: str, port: int) -> socket.socket:
-    """Return a socket connected to one address of *host*. Each address gets an equal share of the time left.
-
-    If each address had all of the time, a name with two dead addresses would take twice the deadline.
-    """
+    """Return a socket connected to one address of *host*. Each address gets an equal share of the time left."""
     error = OSError("the name has no address")
     name = host.strip("[]")
     encoded = name.encode() if name.isascii() else name.encode("idna")  # bytes: the codec for a str needs 1 MB

@@ -1,14 +1,15 @@
-"""Access tokens of this VM, from Entra ID or from an ops portal.
+"""Gets access tokens for this VM from Entra ID or from an ops portal.
 
-A background thread gets the token, and renews it after two thirds of its lifetime. Callers therefore wait only while
-there is no valid token. The identity endpoint of Azure can hang, so each caller has its own deadline. If a request for
-a token outlives this deadline, the request continues, and later callers use its token.
+A background thread requests the token, and renews it after two thirds of its lifetime. A caller waits only if no valid
+token exists, and each caller has its own deadline. The token request continues after this deadline, because later
+callers can use the token.
 
-An ops portal issues a token in three steps (PROTOCOL.md, section 2). The portal returns a challenge, Azure's metadata
-service signs a document that contains the challenge, and the portal returns a token for the signed document.
+An ops portal issues a token in three steps (PROTOCOL.md, section 2). First, the portal returns a challenge. Then,
+Azure's metadata service signs a document that contains the challenge. Finally, the portal returns a token in exchange
+for this document.
 
-Error messages contain no token and no text of the server, except for the refusal reasons in this module. The message of
-a failure is the same at each attempt, so that the log contains it only once.
+Error messages contain no tokens and no text from the server, except the refusal reasons that this module defines.
+Repeated failures produce identical messages, because the log reports identical messages only once.
 """
 
 from __future__ import annotations
@@ -64,14 +65,14 @@ _STALE = (
 
 
 class AccessToken(NamedTuple):
-    """A token and its expiry in Unix seconds. The field names are those of azure-core's AccessToken."""
+    """A token and its expiry in Unix seconds, with the field names of azure-core's AccessToken."""
 
     token: str
     expires_on: int
 
 
 class RenewedToken:
-    """A token that a background thread renews. *fetch* requests a token, and may hang or raise any exception.
+    """A token that a background thread renews. *fetch* requests a token, and can hang or raise any exception.
 
     Error messages name *source* as the issuer, and suggest *advice* if *fetch* fails.
     """
@@ -104,7 +105,7 @@ class RenewedToken:
         self._token = None
 
     def refuse(self, token: AccessToken) -> bool:
-        """Drop the refused *token*, at most once in five minutes. Return whether another token is used next."""
+        """Drop the refused *token*, at most once every five minutes. Return False if the token is kept."""
         now = self._clock.monotonic()
         if token == self._token and now - self._refused_at >= _REPLACEMENT_SECONDS:
             self._refused_at = now
@@ -112,7 +113,7 @@ class RenewedToken:
         return token != self._token
 
     def close(self) -> None:
-        """Wake a thread that waits for a token. A running request continues until its own timeout."""
+        """Wake the threads that wait for a token. A running token request continues."""
         with self._lock:
             if not self._closed.done():
                 self._closed.set_result(None)
@@ -161,9 +162,8 @@ def token_of(scope: str, *, key: str) -> RenewedToken:
 def fetch_token(scope: str, *, client_id: str | None = None, is_default: bool = False) -> AccessToken:
     """Return a new token for *scope*, from the VM's managed identity or from workload identity in Kubernetes.
 
-    *client_id* selects one of several user-assigned identities. With *is_default*, azure-identity uses the first
-    credential that it finds. The exceptions of azure-identity are raised unchanged. This function has no cache, because
-    a cache could return a refused token again. It does not retry, because its callers do.
+    *client_id* selects a user-assigned identity. If *is_default* is True, azure-identity uses the first credential that
+    it finds. The function does not cache tokens, because a refused token must not be returned again.
     """
     import requests  # noqa: PLC0415  # likewise
     from azure.core.pipeline.transport import RequestsTransport  # noqa: PLC0415  # 11 to 20 MB and a second, where used
@@ -191,7 +191,7 @@ def fetch_token(scope: str, *, client_id: str | None = None, is_default: bool = 
 
 
 class DocumentRefusal(str, Enum):
-    """The reasons for which a portal refuses a document, in the order of the checks (PROTOCOL.md)."""
+    """The reasons why a portal refuses a document, in the order of the portal's checks (PROTOCOL.md)."""
 
     TOO_LARGE = "too_large"
     MALFORMED = "malformed"
@@ -249,11 +249,11 @@ _AnswerT = TypeVar("_AnswerT", bound=msgspec.Struct)
 
 
 class AttestedToken(RenewedToken):
-    """A token that the portal at *portal* issues for the attested document of this VM.
+    """A token that the portal at *portal* issues in exchange for this VM's attested document.
 
-    *document* returns the attested document that contains a given nonce. Azure's metadata service can return a document
-    of an earlier request, and the portal refuses this document with 409. The agent then requests another document for
-    the same challenge, until the challenge expires and for at most five minutes.
+    *document* requests an attested document that contains a given nonce. Azure's metadata service might return an
+    outdated document, which the portal refuses with status 409. The agent then requests another document for the same
+    challenge, until the challenge expires and for at most five minutes.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """The identity and the time of the current boot.
 
-Linux has a UUID for each boot. Windows has no such ID, so the time of the boot is the identity. Two readings of this
-time differ slightly, so the comparison has a tolerance of two minutes.
+On Linux, the kernel provides a UUID for each boot. On Windows, the agent uses the boot time instead of a UUID. Two
+readings of the boot time can differ slightly, so boot times within two minutes count as the same boot.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Detects a state directory that does not survive a redeploy of the VM.
+"""Detects a state directory whose contents are lost when Azure redeploys the VM.
 
 After a redeploy, Azure's temporary disk, memory, a container layer, and an emptyDir are empty (Microsoft, "Azure
 managed disks overview"). The agent would then lose the records that it has not yet sent. If the system does not provide

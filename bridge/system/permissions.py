@@ -1,4 +1,4 @@
-"""Detects whether a user who is not trusted can change a file.
+"""Detects files that untrusted users can change.
 
 A file is safe if only root or a trusted user owns the file and all directories above it, and if neither the group nor
 other users can write to them. sshd has the same rule for the keys of a user (StrictModes). Symbolic links are followed,
@@ -31,8 +31,8 @@ _CONFIG_MAP = b"/volumes/kubernetes.io~configmap/"
 def why_writable(path: Path, *, users: Collection[int], mounts: Path = _MOUNTS) -> str | None:
     """Return a sentence about the part of *path* that an untrusted user can change, or None if there is none.
 
-    *users* are the trusted users in addition to root. If *path* does not exist, the check covers the existing
-    directories above it. *mounts* replaces the list of mounts in tests.
+    Root and *users* are trusted. If *path* does not exist, the function checks its existing parent directories. Tests
+    can replace the list of *mounts*.
     """
     if sys.platform == "win32":
         return None

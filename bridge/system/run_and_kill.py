@@ -1,7 +1,7 @@
-"""Runs a program with a deadline, and kills the program and all of its children at the deadline.
+"""Runs a program, and kills the program and its child processes at a deadline.
 
-A program may print without end, read no input, ignore signals, or leave a child that keeps its standard error open.
-None of these programs may block the agent. Standard input is therefore a file, standard output is discarded, and a
+A program can print without end, read no input, ignore signals, or leave a child that keeps its standard error open.
+None of these programs must block the agent. Standard input is therefore a file, standard output is discarded, and a
 thread reads standard error and keeps its last bytes. The agent waits for the exit of the program, and not for the end
 of its output.
 
@@ -72,7 +72,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Runner:
-    """Runs one program at a time. After `close`, which any thread may call, no program starts."""
+    """Runs one program at a time. Any thread can call `close`, which prevents further programs from starting."""
 
     def __init__(self) -> None:
         self._starting = threading.Lock()
@@ -89,10 +89,10 @@ class Runner:
         without: Collection[str] = (),
         directory: str | None = None,
     ) -> Finished:
-        """Run *argv* without a shell, and return within *deadline_seconds* of this process's running time.
+        """Run *argv* without a shell for at most *deadline_seconds*, not counting freezes of the VM.
 
-        The program inherits the environment of this process without the variables in *without*, and also gets the
-        variables in *environment*. Raises OSError if the program cannot be started.
+        The program inherits the environment variables of this process, except the variables in *without*. *environment*
+        contains additional variables. Raise OSError if the program cannot start.
         """
         started = time.monotonic()
         # Without this, the program could still run when the next agent starts its own programs.
@@ -110,7 +110,7 @@ class Runner:
             at_exit.detach()
 
     def close(self) -> None:
-        """Send SIGTERM to the program, and kill it after 0.3 s. Start no more programs."""
+        """Send SIGTERM to the program, kill it after 0.3 s, and start no more programs."""
         self._is_closed = True
         if self._starting.acquire(timeout=_START_SECONDS):
             program = self._program
@@ -159,7 +159,7 @@ class _Program:
         )
 
     def end(self, ending: Ending, *, notice_seconds: float) -> None:
-        """Send SIGTERM to the process group, and SIGKILL after *notice_seconds*, unless the program has ended."""
+        """Send SIGTERM to the process group, and SIGKILL to all remaining processes after *notice_seconds*."""
         until = time.monotonic() + notice_seconds
         with self._lock:
             if self._ending is None and self._process.poll() is not None:
@@ -229,7 +229,7 @@ def _start(
 
 
 def _scratch_file() -> IO[bytes]:
-    """Return a temporary file. On Linux, the file is in memory, because the disk may be full."""
+    """Return a temporary file. On Linux, the file is in memory, because the disk might be full."""
     try:
         return os.fdopen(os.memfd_create("stdin"), "w+b")
     except (AttributeError, OSError):

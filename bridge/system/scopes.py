@@ -4,6 +4,6 @@ from __future__ import annotations
 
 
 def check_scope(scope: str) -> None:
-    """Raise ValueError with the expected form if *scope* is not a valid scope."""
+    """Raise ValueError if *scope* is not a valid scope."""
     if not scope or any(map(str.isspace, scope)):
         raise ValueError('one scope, such as "api://scheduled-events-portal/.default"')

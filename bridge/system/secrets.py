@@ -1,7 +1,8 @@
-"""Reads secrets from files and environment variables, so that the configuration contains no secrets.
+"""Reads secrets from files and environment variables.
 
-A file is read again when it changes, so a new token needs no restart. A file can contain several secrets for a
-rotation, one on each line. Empty lines and lines that begin with # are ignored.
+The agent reads a secret file again when the file changes, so replacing a secret needs no restart. During a rotation, a
+file can contain more than one secret, with one secret on each line. Empty lines and lines that begin with # are
+ignored.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _MAX_BYTES = 65_536
 
 
 class ChangingFile(Generic[_T]):
-    """Parses a file with *parse*, and parses the file again after a change."""
+    """The parsed content of a file. A changed file is parsed again."""
 
     def __init__(self, path: Path, parse: Callable[[bytes], _T]) -> None:
         self.path = path
@@ -34,8 +35,8 @@ class ChangingFile(Generic[_T]):
     def value(self) -> _T:
         """Return the result for the current file.
 
-        Raises the errors of *parse*, and OSError if the file cannot be read, is not a regular file, or is larger than
-        64 KiB. After an error, the next call reads the file again.
+        Raise OSError if the file cannot be read, is not a regular file, or is larger than 64 KiB. Exceptions of *parse*
+        are raised unchanged. After an error, the next call reads the file again.
         """
         last, self._found = self._found, None
         status = self.path.stat()
@@ -57,7 +58,7 @@ class ChangingFile(Generic[_T]):
 
 
 class Secret:
-    """The secret of the setting *key*, from *file* or from the environment variable *env*."""
+    """The secret of the setting *key*, read from *file* or from the environment variable *env*."""
 
     def __init__(
         self, *, key: str, file: str | None = None, env: str | None = None, environ: Mapping[str, str] = os.environ

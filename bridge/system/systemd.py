@@ -1,7 +1,7 @@
-"""Notifies systemd about the start, the stop, and the health of the agent (sd_notify(3)).
+"""Reports the start, stop, and health of the agent to systemd (sd_notify(3)).
 
-A notification is a datagram. The agent does not wait for its delivery, so systemd never blocks the agent. The agent
-removes systemd's variables from its environment, so that the programs of sinks cannot send notifications.
+The agent sends each notification as a datagram without waiting, so systemd cannot block the agent. The agent removes
+systemd's variables from its environment, because the programs of command sinks must not send notifications.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LEAST_SECONDS = 1.0
 
 
 class SystemdNotifier:
-    """Sends notifications to the socket that *environ* names. Without a socket, the calls have no effect."""
+    """Sends notifications to the socket in ``NOTIFY_SOCKET``. Without this variable, the methods do nothing."""
 
     def __init__(self, environ: MutableMapping[str, str], monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -42,11 +42,11 @@ class SystemdNotifier:
         self._send(f"READY=1\nSTATUS={one_line(status)}")
 
     def starting(self, status: str, within_seconds: float) -> None:
-        """Extend the start timeout of the unit by *within_seconds*, and report *status*."""
+        """Extend the unit's start timeout by *within_seconds*, and report *status*."""
         self._send(f"EXTEND_TIMEOUT_USEC={within_seconds * _MICROSECONDS:.0f}\nSTATUS={one_line(status)}")
 
     def stopping(self, within_seconds: float) -> None:
-        """Report that the agent stops, and extend the stop timeout of the unit to *within_seconds*."""
+        """Report that the agent is stopping, and extend the unit's stop timeout to *within_seconds*."""
         self._send(
             f"STOPPING=1\nEXTEND_TIMEOUT_USEC={within_seconds * _MICROSECONDS:.0f}\nSTATUS=Sending the pending records"
         )

@@ -1,7 +1,7 @@
-"""Helpers for threads: start a function, detect a loop that hangs, and limit a wait.
+"""Starts threads, detects loops that hang, and limits waits.
 
-A loop sets a deadline before each wait and each call. The loop counts as late only 30 s after this deadline, because
-the machine may be busy, and because the clocks can jump when Azure unfreezes the VM.
+A loop sets a deadline before each wait and each call, and counts as late 30 s after this deadline. The 30 s allow for a
+busy machine and for clock jumps when Azure unfreezes the VM.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _COUNTED_OF_A_STALL = 0.1
 
 
 def run_daemon(name: str, work: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
-    """Run *work* on a new daemon thread *name*, and return the Future of its result.
+    """Run *work* on a new daemon thread *name*, and return a Future.
 
-    Use this function for calls that can hang, such as a name lookup or an SDK. The exit of the process does not wait
-    for a daemon thread.
+    Use this function for calls that can hang, such as name lookups and SDK calls. Daemon threads do not delay the exit
+    of the process.
     """
     future: Future[_T] = Future()
     future.set_running_or_notify_cancel()  # a cancel would not stop the thread
@@ -73,10 +73,10 @@ class LoopWatch:
 
 
 class RunningTime:
-    """A time limit that does not count the time in which Azure froze the VM. For one thread.
+    """A time limit that does not count time while Azure freezes the VM. Use it in one thread only.
 
-    During a freeze, the monotonic clock continues or jumps. A caller therefore waits in short steps of `next_wait`. If
-    a step takes much longer than planned, the process did not run.
+    The monotonic clock can continue or jump during a freeze. Callers therefore wait in short steps of `next_wait`. If a
+    step takes much longer than planned, most of the step does not count.
     """
 
     def __init__(self, seconds: float) -> None:

@@ -18,7 +18,7 @@ _RENEW_SECONDS = 600
 
 
 class Access:
-    """Provides the address and the credential of one event hub to both transports.
+    """Provides the address and the credential of an event hub for AMQP and HTTPS.
 
     Call `prepare` before each request. The class also implements the credential interface of the Azure SDK.
     """
@@ -36,7 +36,7 @@ class Access:
         self.proxy: str | None = None
 
     def prepare(self, *, wait_seconds: float) -> None:
-        """Read the proxy, and read or request the credential. Raise DeliveryFailed if a value is missing."""
+        """Get the current proxy and credential. Raise DeliveryFailed if a value is missing."""
         self.proxy = self._config.proxy or self._proxy.value()
         if self.proxy is not None:
             try:

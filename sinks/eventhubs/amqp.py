@@ -1,15 +1,15 @@
-"""Sends records to Event Hubs over AMQP with the asynchronous client of the Azure SDK.
+"""Sends records to Event Hubs over AMQP, with the asynchronous client of the Azure SDK.
 
-The sender connects when it sends the first batch. It closes idle connections, because a Standard namespace accepts at
-most 5,000 connections. After an error, the sender keeps the connection only if the event hub responded to the transfer,
-because the SDK does not always recover from other errors.
+The sender connects when it sends the first batch. The sender closes idle connections, because a Standard namespace
+accepts at most 5,000 connections. After an error without a response from the event hub, the sender opens a new
+connection, because the SDK does not always recover from such errors.
 
-The SDK would send a failed batch again even if its number of retries is 0. The client in this module overrides the
-method `_start_producer` to prevent the second transfer. If a future version of the SDK does not call this method, a
-record can arrive twice.
+The SDK resends a failed batch even if its number of retries is 0. To prevent this second transfer, the client in this
+module overrides the SDK's method `_start_producer`. If a future version of the SDK does not call this method, consumers
+can receive duplicates.
 
-The sender encodes the next batch while the event hub processes the current batch, because encoding takes a third of the
-time of a transfer.
+While the event hub processes a batch, the sender encodes the next batch, because encoding takes a third of the time of
+a transfer.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CLOSE_SECONDS = 0.5
 
 
 class AmqpSender:
-    """Sends batches to one event hub. All methods except `close` must run in the same thread."""
+    """Sends batches to one event hub. Call all methods except `close` from the same thread."""
 
     def __init__(self, config: EventHubsConfig, access: Access) -> None:
         self._config = config
@@ -54,11 +54,11 @@ class AmqpSender:
         self._run(lambda connection: connection.send(batch, following))
 
     def prepare_next(self, batch: Sequence[TransitionRecord]) -> None:
-        """Encode *batch* while the event hub processes the batch of the next `send`."""
+        """Encode *batch* during the next `send`, which sends another batch."""
         self._following = batch
 
     def check(self) -> None:
-        """Open a link to the event hub and read the properties of the event hub. Nothing is sent."""
+        """Open a link to the event hub, and read its properties. Send no records."""
         self._run(lambda connection: connection.check())
 
     def close(self) -> None:
@@ -231,8 +231,7 @@ def _client(config: EventHubsConfig, access: Access) -> Any:
 def _proxy(url: str | None) -> dict[str, Any] | None:
     """Return *url* in the form that the SDK requires.
 
-    The host name of the result contains the scheme, the user name, and the password, because aiohttp requires a
-    complete URL and the SDK only appends the port.
+    The SDK expects the scheme, the user name, and the password as a part of `proxy_hostname`.
     """
     if url is None:
         return None

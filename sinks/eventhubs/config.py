@@ -23,7 +23,7 @@ class EventHubsConfig(SinkConfig, frozen=True, kw_only=True):
     """The host name of the namespace, for example `ns.servicebus.windows.net`. A connection string already contains the
     host name."""
     eventhub: str | None = None
-    """The name of the event hub. A connection string may contain the name instead (EntityPath)."""
+    """The name of the event hub. A connection string can contain the name instead (EntityPath)."""
     credential: Literal["managed_identity", "default", "connection_string"] = "managed_identity"
     """default: the first credential that DefaultAzureCredential of azure-identity finds."""
     client_id: str | None = None

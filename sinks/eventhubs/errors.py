@@ -1,11 +1,11 @@
 """Classifies errors of the Event Hubs SDK.
 
 If the event hub rejects a record, for example because the record is too large, the error becomes DeliveryRejected and
-the agent parks the record. All other errors become DeliveryFailed and the agent retries, because a duplicate does less
-harm than a record that waits for an operator. Consumers can detect duplicates by the `id` of the record.
+the agent parks the record. All other errors become DeliveryFailed and the agent retries. Consumers can detect
+duplicates from these retries by the `id` of the record.
 
-The error conditions are described in Microsoft's pages "AMQP errors in Azure Service Bus and Event Hubs" and "Event
-Hubs messaging exceptions". This module compares exceptions by name, because importing the SDK takes a lot of memory.
+Microsoft describes the error conditions in "AMQP errors in Azure Service Bus and Event Hubs" and "Event Hubs messaging
+exceptions". This module compares exceptions by name, because importing the SDK takes a lot of memory.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def delivery_error(error: BaseException, *, peer: str, secrets: tuple[str, ...])
 def link_error(client: Any) -> BaseException | None:
     """Return the reason why the event hub closed the link of *client*, or None if the link is open.
 
-    If the event hub closes a link, the SDK raises only an "unknown error" and keeps the reason in a private attribute.
-    If a future version of the SDK stores the reason elsewhere, the error message contains no reason.
+    If the event hub closes a link, the SDK raises an "unknown error" and keeps the reason in a private attribute. If a
+    future version of the SDK stores the reason elsewhere, the error message contains no reason.
     """
     for producer in getattr(client, "_producers", {}).values():
         found = getattr(getattr(getattr(producer, "_handler", None), "_link", None), "_error", None)
@@ -70,7 +70,7 @@ def link_error(client: Any) -> BaseException | None:
 def is_about_access(error: BaseException) -> bool:
     """Return whether the event hub rejected the token.
 
-    If the setting `endpoint` is used, the SDK also raises an AuthenticationError for a refused connection.
+    With the setting `endpoint`, the SDK also raises AuthenticationError for a refused connection.
     """
     return _is_a(error, "AuthenticationError") and not _has_cause(error, _NO_CONNECTION)
 

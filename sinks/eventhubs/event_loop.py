@@ -1,12 +1,12 @@
-"""An event loop in a separate thread, with a deadline for every call.
+"""Runs an event loop in a separate thread, with a deadline for every call.
 
-The Event Hubs SDK can wait without a time limit, for example if a server accepts a connection and sends no data. Each
+The Event Hubs SDK can wait indefinitely, for example if a server accepts a connection and sends no data. Each
 connection therefore has a separate event loop. If a call exceeds its deadline, the loop resets its connections, cancels
-all tasks, and ends. The next call uses a new loop.
+all tasks, and ends.
 
-The loop resets its connections because the kernel continues to send the buffered data of a closed socket. Without the
-reset, a record could arrive after its send has failed. A socket with a linger time of 0 discards the buffered data
-(socket(7), SO_LINGER).
+The loop resets its connections instead of closing them, because the kernel sends the buffered data of a closed socket.
+Without a reset, a record could arrive after its send has failed. A socket with a linger time of 0 discards its buffered
+data (socket(7), SO_LINGER).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Ended(Exception):
 
 
 class LoopThread:
-    """Runs one event loop in a separate thread. All methods except `end` must be called from one thread."""
+    """Runs one event loop in a separate thread. Call all methods except `end` from one thread."""
 
     def __init__(self, name: str, *, idle_seconds: float, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._idle_seconds = idle_seconds
@@ -71,7 +71,7 @@ class LoopThread:
     def call(self, work: Callable[[], Coroutine[Any, Any, _T]], *, seconds: float, end_seconds: float) -> _T:
         """Return the result of *work*. Raise Overdue at the deadline, or Ended if the loop has ended.
 
-        After the deadline, this method waits up to *end_seconds* for the end of the loop.
+        After the deadline, this method waits up to *end_seconds* for the loop to end.
         """
         with self._lock:
             if self._has_ended:
@@ -91,8 +91,8 @@ class LoopThread:
     def end(self, *, grace_seconds: float, wait_seconds: float) -> None:
         """Close the connection and end the loop.
 
-        The connection has *grace_seconds* to close properly. This method waits up to *wait_seconds* for the end of the
-        thread.
+        The connection has up to *grace_seconds* to close properly. This method waits up to *wait_seconds* for the
+        thread to end.
         """
         with self._lock:
             if not self._has_ended:

@@ -1,8 +1,7 @@
 """Sends records to Event Hubs over HTTPS, for networks that block AMQP.
 
-Each request contains one record. The REST interface can also accept several records in one request, but these records
-would have no content type. The token or the shared access signature is in the Authorization header, and the partition
-key is in the BrokerProperties header.
+Each request contains one record, because the records of a batch request would have no content type. The Authorization
+header contains the token or the shared access signature, and the BrokerProperties header contains the partition key.
 
 Sources: Microsoft, "Send event" and "Event Hubs service REST - Common parameters and headers".
 """
@@ -65,8 +64,8 @@ class HttpsSender:
     def check(self) -> None:
         """Test the connection without sending a record.
 
-        A response with status 401 or 403 passes the test. Only an identity with the Manage permission can read the
-        event hub, and the agent needs only the permission to send.
+        The test accepts status 401 and 403, because the test request requires the Manage permission, which the agent
+        does not need.
         """
         endpoint, headers, left = self._prepared("")
         status = endpoint.request("GET", None, headers, deadline_seconds=left).status_code

@@ -4,7 +4,7 @@ Event Hubs keeps the order of messages only within a partition. The sink therefo
 key, and a consumer reads all records of one event in order. A batch contains only records of one event, because all
 messages of a batch have the same partition key. The available transports are AMQP, AMQP over WebSockets, and HTTPS.
 
-The Azure libraries use 40 MB of memory, so the sink imports them when it sends the first record.
+The Azure libraries use 40 MB of memory, so the sink imports them only when it sends the first record.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class EventHubsSink(Sink):
             self._sender = self._amqp = AmqpSender(config, access)
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
-        """Send *batch* in one transfer. Raise DeliveryRejected if the batch contains several events."""
+        """Send *batch* in one transfer. Raise DeliveryRejected if the batch contains more than one event."""
         if len({record.event_key for record in batch}) > 1:
-            raise DeliveryRejected("A batch must not contain records of several events.")
+            raise DeliveryRejected("A batch must contain records of only one event.")
         self._sender.send(batch)
 
     def prepare_next(self, batch: Sequence[TransitionRecord]) -> None:

@@ -8,13 +8,14 @@ The status of a response determines what the agent does with the record:
 - 410: The sink pauses until an operator acts.
 - Other 4xx: The agent parks the record, unless it finds that the endpoint rejects all records (`may_be_endpoint`).
 
-The settings `retry_statuses` and `park_statuses` override this classification. If a response has a `Retry-After`
-header, the exception contains its value, and `bridge.delivery.retry_schedule` applies it to the whole sink.
+The settings `retry_statuses` and `park_statuses` override this classification. `bridge.delivery.retry_schedule` applies
+a `Retry-After` header to all records of the sink, except records of Preempt and Terminate events.
 
-Messages contain only the scheme, the host, and the port of the URL, because the path of a webhook is often a secret.
+Error messages contain only the scheme, the host, and the port of the URL, because the path of a webhook is often a
+secret.
 
-A connection that was idle for one minute is not used again, because NAT gateways and load balancers drop idle
-connections without notice. A request over such a connection would fail only at its deadline.
+The agent does not reuse a connection that was idle for one minute, because NAT gateways and load balancers drop idle
+connections without notice. A request over a dropped connection would fail only at its deadline.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def entra_token(config: HttpConfig) -> RenewedToken | None:
 
 
 class Endpoint:
-    """Sends requests to one URL. All methods except `close` must run in the same thread.
+    """Sends requests to one URL. Call all methods except `close` from the same thread.
 
     - *secrets* returns further values that messages must not contain.
     - *token* provides the bearer token: the result of `entra_token`, or the token of a portal.
@@ -124,7 +125,7 @@ class Endpoint:
     ) -> HttpResponse:
         """Return the response with any status. Raise DeliveryFailed if no response arrives in time.
 
-        If the body of the response is compressed or larger than 64 KiB, the result has an empty body.
+        If the response body is compressed or larger than 64 KiB, the returned body is empty.
         """
         limit = self._config.timeout_seconds if deadline_seconds is None else deadline_seconds
         ends_at = self._monotonic() + limit
@@ -184,7 +185,7 @@ class Endpoint:
         return response
 
     def close(self) -> None:
-        """Close the connections and cancel a request in another thread. No request follows."""
+        """Close the connections, cancel a request in another thread, and reject further requests."""
         self._is_closed = True
         if self._connection is not None:
             self._connection.close()

@@ -4,8 +4,8 @@ The signature is an HMAC-SHA256 of the text `id.timestamp.body`. The header `web
 `webhook-id` contains the record's `id`, and `webhook-timestamp` contains the time in Unix seconds. The key is the
 base64 text after the prefix `whsec_` of a secret.
 
-If several secrets are configured, the header contains one signature for each secret. During a rotation of the secret,
-receivers can therefore verify the request with either the old or the new secret.
+If more than one secret is configured, the header contains one signature for each secret. During a rotation of the
+secret, receivers can verify the request with either the old or the new secret.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _KEY_BYTES = range(24, 65)
 
 
 class Signer:
-    """Signs requests with the configured secrets. The secrets are read again when their file changes."""
+    """Signs requests with the configured secrets, and reads the secrets again when their file changes."""
 
     def __init__(self, secret: Secret) -> None:
         self._secret = secret
@@ -33,8 +33,7 @@ class Signer:
     def headers(self, message_id: str, body: bytes, *, timestamp: int) -> dict[str, str]:
         """Return the headers for *body*. Raise DeliveryFailed if a secret is invalid.
 
-        The *timestamp* is in Unix seconds. Without a secret, the headers contain only the ID and the time. Receivers
-        can use the ID to detect duplicates.
+        *timestamp* is in Unix seconds. Without a secret, the headers contain only the ID and the time.
         """
         headers = {"webhook-id": message_id, "webhook-timestamp": str(timestamp)}
         signed = f"{message_id}.{timestamp}.".encode() + body

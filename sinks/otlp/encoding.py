@@ -1,10 +1,10 @@
 """Converts transition records to OTLP log records and reads the response of the receiver.
 
 This module creates the protobuf messages directly, because the encoder of the OpenTelemetry SDK uses twice the memory.
-The exporter of the SDK is not suitable either, because it reports success for redirects and for rejected records.
+The SDK's exporter is also not suitable, because it reports success for redirects and for rejected records.
 
-Each attribute always has the same type, because backends that index attributes reject values of another type. For
-example, the incarnation of a document can be a number or a text, and this module always sends it as text.
+Each attribute has a fixed type, because some backends reject an attribute whose type changes. For example, the
+incarnation of a document can be a number or text, but this module always sends text.
 
 Sources: OpenTelemetry, "Logs Data Model", "OTLP Specification", and "Semantic Conventions" 1.35.
 """
@@ -61,8 +61,8 @@ def encode_request(batch: Sequence[TransitionRecord]) -> bytes:
 def rejection(content: bytes) -> tuple[int, str]:
     """Return the number of rejected records in the response, and the reason of the receiver.
 
-    Some receivers respond with a text such as "OK" instead of an ExportLogsServiceResponse. The number is then 0,
-    because a 2xx status means that the receiver accepted the request.
+    Some receivers respond with a text such as "OK" instead of an ExportLogsServiceResponse. The function then returns
+    0, because a 2xx status means that the receiver accepted the request.
     """
     response = ExportLogsServiceResponse()
     try:

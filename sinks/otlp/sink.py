@@ -1,8 +1,8 @@
 """The sink `otlp`, which sends records as OpenTelemetry logs over HTTP to a Collector or another OTLP receiver.
 
-A receiver can accept a request and reject some of its records (`partial_success`). The response does not name the
-rejected records, and OTLP does not allow the client to send the request again. The agent therefore parks all records of
-the request. For this reason, `max_batch` is 1 by default.
+An OTLP receiver can accept a request but reject some of its records (`partial_success`). The response does not name the
+rejected records, and OTLP does not allow the client to resend the request. The agent therefore parks all records of the
+request, and `max_batch` is 1 by default.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class OtlpSink(Sink):
         return f"The receiver accepted an empty request. To test a record, use `send-test {config.name}`."
 
     def check(self) -> None:
-        """Send an OTLP request without records, which does not write to the destination."""
+        """Send an OTLP request without records. The request does not write to the destination."""
         try:
             response = self._endpoint.post(b"", self._headers)
         except DeliveryRejected as error:

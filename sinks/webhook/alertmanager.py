@@ -1,14 +1,14 @@
 """The webhook format for Prometheus Alertmanager (API v2).
 
-Alertmanager identifies an alert by its labels. The labels therefore contain only values that do not change during the
-life of an event. If Azure changes the type or the source of an event, one request resolves the alert with the old
-labels and creates an alert with the new labels.
+Alertmanager identifies an alert by its labels, so the labels contain only values that do not change during the life of
+an event. If Azure changes the type or the source of an event, one request resolves the alert with the old labels and
+creates an alert with the new labels.
 
-Alertmanager loses its alerts in a restart, so the agent sends each active alert again every `refresh_seconds`. Each
-alert ends after four intervals without a refresh. Therefore, the alert of a deleted VM also ends.
+Alertmanager loses its alerts when it restarts, so the agent resends each active alert every `refresh_seconds`. An alert
+ends after four intervals without a refresh, for example because its VM was deleted.
 
-To resolve an alert, the sink sets `endsAt` to a time ten seconds in the past, because the clocks of the two machines
-can differ. Alertmanager treats an `endsAt` in the future as a refresh.
+To resolve an alert, the sink sets `endsAt` to ten seconds in the past, because the clock of the VM can be ahead.
+Alertmanager would treat an `endsAt` in the future as a refresh.
 
 The members of an Alertmanager cluster do not share alerts. Configure one sink for each member.
 """
@@ -54,7 +54,7 @@ _NO_LABEL_CHARACTER = re.compile(r"[^a-zA-Z0-9_]")
 
 
 class AlertmanagerFormat(Format):
-    """Sends records as alerts. The tags of the VM that *tag_labels* names become labels."""
+    """Sends records as alerts. *tag_labels* contains the names of the VM tags to add as labels."""
 
     def __init__(self, *, refresh_seconds: float = REFRESH_SECONDS, tag_labels: Sequence[str] = ()) -> None:
         self._life = timedelta(seconds=refresh_seconds) * _REFRESHES_IN_A_LIFE

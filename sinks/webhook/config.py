@@ -36,7 +36,7 @@ class WebhookConfig(HttpConfig, frozen=True, kw_only=True):
 
     url: str | None = None
     """The destination of the POST requests. For alertmanager, the base URL is enough. Every format except
-    pagerduty requires url, url_file, or url_env. With format template, the part after the host may be a template."""
+    pagerduty requires url, url_file, or url_env. With format template, the part after the host can be a template."""
     url_file: str | None = None
     """A file with the URL, for a URL with a secret path. The agent reads the file again after a change."""
     url_env: str | None = None
@@ -52,7 +52,7 @@ class WebhookConfig(HttpConfig, frozen=True, kw_only=True):
     secret_env: str | None = None
     """An environment variable with a Standard Webhooks secret."""
     refresh_seconds: Annotated[float, _REFRESH] | None = None
-    """Send each active event again at this interval, in seconds, under the same id, because a destination may lose its
+    """Resend each active event at this interval, in seconds, under the same id, because a destination might lose its
     alerts. An alert in Alertmanager ends four intervals after the last send. Default: 180 for alertmanager, never for
     other formats. Not valid for pagerduty."""
     tag_labels: tuple[str, ...] = ()

@@ -1,11 +1,11 @@
 """The webhook format for PagerDuty (Events API v2).
 
-All VMs that an event names use the same `dedup_key`, so each event has one incident. The first VM that observes the end
-of the event resolves the incident.
+All VMs in an event's Resources use the same `dedup_key`, so each event has one incident. The first VM that observes the
+end of the event resolves the incident.
 
-By default, Preempt and Terminate events are sent as change events, which do not page anyone. A person cannot respond
-within the notice of 30 seconds, and the deleted VM could not resolve the incident. Set `urgent_as = "alert"` to create
-incidents for these events. Test records are also sent as change events.
+By default, the sink sends Preempt and Terminate events as change events, which page no one. A Preempt has a notice of
+only 30 seconds, and a deleted VM cannot resolve its incident. Set `urgent_as = "alert"` to create incidents for these
+events.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _CLIENT = "scheduled-events-bridge"
 
 
 class PagerDutyFormat(Format):
-    """Sends records as alert events and change events of one PagerDuty service."""
+    """Sends records as alert events or change events to PagerDuty."""
 
     def __init__(self, routing_key: Secret, *, urgent_as: Literal["change", "alert"]) -> None:
         self._routing_key = routing_key
@@ -65,7 +65,7 @@ class PagerDutyFormat(Format):
         )
 
     def check(self, url: str, endpoint_of: Callable[[str], Endpoint]) -> None:
-        """Send an OPTIONS request, for which PagerDuty does not document a status."""
+        """Send an OPTIONS request, which creates no event in PagerDuty."""
         endpoint_of(url).check(failing=_CHECK_FAILS)
 
     def refused(self, error: DeliveryRejected) -> DeliveryError:

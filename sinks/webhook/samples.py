@@ -40,7 +40,7 @@ _APPROVAL = {**_BARE_APPROVAL, "decision_id": "d-1", "reason": _AWKWARD, "http_s
 
 
 def samples(config: SinkConfig, labels: Mapping[str, str]) -> Iterator[TransitionRecord]:
-    """Yield the sample records for the transitions that *config* selects, with *labels* in each record."""
+    """Yield sample records with *labels* for the transitions that *config* selects."""
     for transition in Transition:
         is_heartbeat, is_approval = transition is Transition.HEARTBEAT, transition in _APPROVALS
         is_sent = config.transitions is None or transition.value in config.transitions

@@ -1,7 +1,7 @@
 """The sink `webhook`, which sends each record in an HTTP POST request.
 
 The supported formats are CloudEvents, Alertmanager alerts, PagerDuty events, and custom templates. If a format does not
-cover a record, the sink makes no request and the record counts as delivered.
+support a record, the sink makes no request and the record counts as delivered.
 
 Every request has the header `webhook-id`, which contains the `id` of the record and is the same on every retry. If a
 secret is configured, the request also has a Standard Webhooks signature (`sinks.http.signature`).
@@ -80,7 +80,7 @@ class WebhookSink(Sink):
         self._is_closed = False
 
     def attest_by(self, tokens: AttestedTokens) -> None:
-        """Use the token of the portal if the setting `credential` requires it."""
+        """Use a token of the ops portal if the setting `credential` is set."""
         if self.config.credential is not None:
             self._token = tokens(self._post_to_portal, portal=origin(self.config.url))
 
@@ -103,7 +103,8 @@ class WebhookSink(Sink):
         """Read all secrets and send an OPTIONS request to the endpoint.
 
         Raise DeliveryFailed if the endpoint does not respond, or responds with a redirect, 401, 403, 404, 407, 410, or
-        5xx. Any other response shows that the endpoint exists. For Alertmanager, the check requests the status instead.
+        5xx. Any other response shows that the endpoint exists. For the format `alertmanager`, the check requests
+        Alertmanager's status.
         """
         base = self._base_url()
         self._signer.keys()

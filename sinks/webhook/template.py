@@ -1,13 +1,13 @@
 """The webhook format that creates the body from a Jinja2 template.
 
 The path of the URL can also be a template. The host name must precede the first brace, because a record must not
-determine which server receives the headers.
+determine which server receives the configured headers.
 
-The template runs in the sandbox of Jinja2, and an unknown name is an error. When the agent reads the configuration, it
-renders the template with sample records of all transitions (`sinks.webhook.samples`). A template with an error is
-therefore detected before the first event.
+The template runs in the sandbox of Jinja2, and an unknown name is an error. To detect errors before the first event,
+the agent renders the template with sample records of all transitions when it reads the configuration
+(`sinks.webhook.samples`).
 
-Jinja2 is part of the extra `template` and is imported only if a template is configured.
+Jinja2 is part of the extra `template`. The sink imports Jinja2 only if a template is configured.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class TemplateFormat(Format):
                 self.message(url or "", record, _ANY_TIME)
             except DeliveryError as error:
                 hint = " Put {% if event %} around the text about the event." if record.event is None else ""
-                hint = hint or " Many fields of a real record may be null."
+                hint = hint or " Many fields of a real record can be null."
                 raise ValueError(f"For a record of transition {record.transition.value}: {error}{hint}") from None
 
     def _compiled(self, text: str, what: str) -> jinja2.Template:
@@ -145,7 +145,7 @@ def check_url_template(text: str) -> None:
     braces = _BRACES.search(text)
     if braces and not _HOST.match(text[: braces.start()]):
         raise ValueError(
-            "A template may follow the host name of a URL, such as https://example.net/{{ event.event_id }}."
+            "A template can follow the host name of a URL, such as https://example.net/{{ event.event_id }}."
         )
 
 

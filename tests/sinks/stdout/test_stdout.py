@@ -123,9 +123,7 @@ print(failure(sink, [record(1)]), file=sys.stderr)
     with child(code, agent_env, stdout=writer) as process:
         os.close(writer)
         _, err = process.communicate(timeout=60)
-    assert err.decode().splitlines() == [
-        "Standard output is a pipe without a reader. Start the agent again with a reader."
-    ]
+    assert err.decode().splitlines() == ["Standard output is a pipe without a reader. Restart the agent with a reader."]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a full disk to write to")

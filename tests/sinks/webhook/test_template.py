@@ -164,8 +164,8 @@ def test_an_alert_is_closed_at_the_url_that_the_template_makes(monkeypatch: pyte
 @pytest.mark.parametrize(
     ("keys", "sentence"),
     [
-        ({"url": "http://{{ vm.name }}/x"}, "A template may follow the host name"),
-        ({"url": "http://example.net{{ vm.name }}"}, "A template may follow the host name"),
+        ({"url": "http://{{ vm.name }}/x"}, "A template can follow the host name"),
+        ({"url": "http://example.net{{ vm.name }}"}, "A template can follow the host name"),
         ({"url": "http://user:secret@example.net/{{ vm.name }}"}, "user name or a password"),
         ({"url": "http://example.net/{{ event.description }}"}, "Quote values with | urlencode"),
         ({"url": "http://example.net/{{ event.nothing }}"}, "url fails"),
