@@ -123,7 +123,7 @@ class AgentRoutes:
             return self._without_secret(error)
         if token is None:
             self._documents.labels("busy").inc()
-            return error_answer(503, "Too many documents wait for verification.")
+            return error_answer(503, "Too many documents are waiting for verification.")
         self._documents.labels("accepted").inc()
         return json_answer({"token": token, "expires_in": TOKEN_SECONDS})
 

@@ -8,7 +8,7 @@ trusted root. Attackers have bypassed verifiers that did not check the signature
 the document.
 
 The documents that Azure signed in 2022 and 2023 have no signed attributes and no intermediate certificate (see
-`certificate_chain`). Error messages never quote a document, because its sender is unknown.
+`certificate_chain`).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _SET_OF = b"\x31"
 
 
 class DocumentRefused(BridgeError):
-    """The document is refused because of *reason*."""
+    """A document is refused for *reason*. Messages never quote the document."""
 
     def __init__(self, reason: DocumentRefusal, message: str) -> None:
         super().__init__(message)
@@ -214,7 +214,7 @@ def _signer(signed: _Signed) -> x509.Certificate:
     issuer, serial = named["issuer"].dump(), named["serial_number"].native
     found = [each for its_issuer, each in signed.bag if (its_issuer, each.serial_number) == (issuer, serial)]
     if len(found) != 1:
-        raise DocumentRefused(DocumentRefusal.UNKNOWN_SIGNER, "The document does not contain its signer exactly once.")
+        raise DocumentRefused(DocumentRefusal.UNKNOWN_SIGNER, "The document must contain its signer exactly once.")
     return found[0]
 
 
@@ -262,7 +262,7 @@ def _check_usage(certificate: x509.Certificate) -> None:
     except x509.ExtensionNotFound:
         return
     if not (uses.digital_signature or uses.content_commitment):
-        raise DocumentRefused(DocumentRefusal.UNTRUSTED, "The signer's certificate is not for signatures.")
+        raise DocumentRefused(DocumentRefusal.UNTRUSTED, "The signer's certificate does not permit signatures.")
 
 
 def _name_of(certificate: x509.Certificate) -> str:

@@ -46,7 +46,7 @@ class RecordWriter:
     async def write(self, received: list[ReceivedRecord]) -> None:
         """Store *received*, or raise StoreUnavailable."""
         if sum(len(records) for records, _ in self._waiting) > _MOST_WAITING_RECORDS:
-            raise StoreUnavailable(f"More than {_MOST_WAITING_RECORDS} records wait to be stored.")
+            raise StoreUnavailable(f"More than {_MOST_WAITING_RECORDS} records are waiting to be stored.")
         stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((received, stored))
         if self._writing is None:
@@ -120,6 +120,6 @@ class Ingest:
         for each in received:
             if not agent.may_speak_for(vm_key(each.record)):
                 raise self._authenticator.refused(
-                    AuthenticationFailure.NOT_YOURS, "The token is for another VM than the record.", status=403
+                    AuthenticationFailure.NOT_YOURS, "The token is for a different VM than the record.", status=403
                 )
         return received

@@ -106,7 +106,7 @@ class LongPoll:
         vm_key = path[1].decode().lower()
         if not self._authenticator.agent(headers).may_speak_for(vm_key):
             raise self._authenticator.refused(
-                AuthenticationFailure.NOT_YOURS, "The token is for another VM than the request.", status=403
+                AuthenticationFailure.NOT_YOURS, "The token is for a different VM than the request.", status=403
             )
         if any(headers.get(name, "0") != "0" for name in _BODY):
             raise RequestRefused(400, "A poll has no body.")

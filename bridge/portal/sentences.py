@@ -102,7 +102,7 @@ def next_event(event: EventState, now: datetime, accepted: AcceptedApproval | No
     if not event.is_open:
         return _ENDS[event.state]
     if event.state is State.STARTED:
-        return "Azure has started the event. It is over when Azure removes it from the documents of the VMs."
+        return "Azure has started the event. The event is over when Azure no longer reports it to the VMs."
     if event.state is State.OTHER:
         return f"The event has the status {event.event.event_status}, which this version does not support."
     return accepted.sentence if accepted is not None else _next_of_announced(event, now)

@@ -51,4 +51,4 @@ def too_few(required: int, approvers: int | None) -> str:
     if approvers is None or approvers >= required:
         return ""
     people = "person" if required == 1 else "different people"
-    return f"{required} {people} must approve, and only {approvers} may. Add approvers with `portal users`."
+    return f"{required} {people} must approve, and only {approvers} can. Add approvers with `portal users`."
