@@ -1,6 +1,6 @@
-"""The reference ops portal. It receives records from agents, and sends the decisions of people to the agents.
+"""The web portal where people approve or hold the events that agents report.
 
-The portal is a separate server and needs the extra `portal`. The agent never imports this package. Public modules:
-`command` (the functions behind the commands), `settings` (PortalSettings), `serve` (Portal), `users` (Role, hashed),
-and `store` (the only code with SQL).
+The portal is a separate server, which needs the extra `portal`. The agent never imports this package.
+
+Public modules: `command`, `settings`, `serve`, `users`, and `store`.
 """

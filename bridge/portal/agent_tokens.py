@@ -1,15 +1,16 @@
-"""Issues and verifies the tokens of agents, and the challenges that an agent needs to get a token.
+"""Issues and verifies challenges and tokens for agents.
 
-A challenge is a nonce for an attested document. It consists of a time, random bytes, and a MAC of both. The portal can
-therefore check the origin and the age of a challenge without a database. A challenge has 32 letters and digits, which
-is Azure's limit for a nonce.
+A challenge is a nonce for an attested document. The portal can check the origin and the age of a challenge without a
+database, because the challenge contains a time and a MAC. Azure limits a nonce to 32 characters.
 
-A token is a JWT (HS256) that names one VM and is valid for one hour. Every process of the portal that has the secret
-can verify the token. `AgentTokens.vm_id_of` refuses a token that is too long, is malformed, was signed with another
-secret, or has expired. For refused decisions, see `bridge.approval.decision_token`.
+A token is a JWT (HS256) that names one VM and is valid for one hour. Every portal process that has the secret can
+verify the token. `AgentTokens.vm_id_of` rejects a token that is too long, malformed, expired, or signed with an unknown
+secret.
 
-To rotate the secret, put several secrets into the secret file, one per line. The portal signs with the first secret,
-and accepts tokens of every secret in the file.
+For refused decisions, see `bridge.approval.decision_token`.
+
+To rotate the secret, add the new secret as the first line of the secret file, and keep the old secret on the next line.
+The portal signs new tokens with the first secret, and accepts a token that was signed with any secret in the file.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ _MOST_CACHED = 20_000
 
 
 class TokenRefused(BridgeError):
-    """The token is invalid or has expired. The message contains no part of the token."""
+    """Raised for an invalid or expired token. Never quotes the token."""
 
 
 class Challenges:
-    """Creates and verifies challenges. The function *secrets* returns the portal's secrets, newest first."""
+    """Creates and verifies challenges. *secrets* returns the newest secret first."""
 
     def __init__(self, secrets: Callable[[], Sequence[str]], *, clock: Clock) -> None:
         self._secrets = secrets
@@ -85,10 +86,9 @@ class _Read(NamedTuple):
 
 
 class AgentTokens:
-    """Issues and verifies agent tokens. The function *secrets* returns the portal's secrets, newest first.
+    """Issues and verifies agent tokens. *secrets* returns the newest secret first.
 
-    An agent sends its token with every poll. Verified tokens are cached, because the verification of a token would
-    double the cost of a poll.
+    Valid tokens are cached, because verification would double the cost of a poll.
     """
 
     def __init__(self, secrets: Callable[[], Sequence[str]], *, clock: Clock) -> None:

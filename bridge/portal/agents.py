@@ -1,9 +1,8 @@
-"""Issues tokens to agents that prove their VM with an attested document (PROTOCOL.md, section 2).
+"""Issues a token to each agent that proves the identity of its VM (PROTOCOL.md, section 2).
 
-One route returns a challenge. The other route returns a token for an attested document with this challenge. Both routes
-need no credentials. Therefore, a body can have at most 64 KiB, and only a few threads verify documents. If too many
-documents wait, the response is 503. The database stores each accepted document for some minutes, because no process of
-the portal may accept a document twice.
+One route returns a challenge, and the other route exchanges an attested document with this challenge for a token.
+Neither route requires credentials, so the portal limits each body to 64 KiB and verifies at most four documents at a
+time. If too many documents are waiting, the response is 503.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class _TokenRequest(msgspec.Struct, frozen=True):
 
 
 class AgentRoutes:
-    """Serves the routes for challenges and tokens. The metric *documents* counts the results."""
+    """Serves the challenge and token routes. *documents* counts the results."""
 
     def __init__(
         self,
@@ -114,7 +113,7 @@ class AgentRoutes:
         return json_answer({"nonce": nonce, "expires_in": CHALLENGE_SECONDS})
 
     async def token(self, request: Request) -> Response:
-        """Return a token for the VM of the document in *request*, or the reason of the refusal."""
+        """Return a token for the VM of the document in *request*, or the reason why the portal refuses it."""
         try:
             body = await body_of(request, most_bytes=MAX_BODY_BYTES)
             token = await self._token_for(_document_in(body))
@@ -124,7 +123,7 @@ class AgentRoutes:
             return self._without_secret(error)
         if token is None:
             self._documents.labels("busy").inc()
-            return error_answer(503, "Too many documents wait for verification.")
+            return error_answer(503, "Too many documents are waiting for verification.")
         self._documents.labels("accepted").inc()
         return json_answer({"token": token, "expires_in": TOKEN_SECONDS})
 
@@ -156,7 +155,7 @@ class AgentRoutes:
 
 
 def secrets_of(secret: Secret) -> Callable[[], Sequence[str]]:
-    """Return a function that reads *secret*, and that raises SecretUnavailable for a short or unreadable secret."""
+    """Return a function that reads *secret*, or raises SecretUnavailable if it is too short or unreadable."""
 
     def read() -> Sequence[str]:
         found = secret.values()

@@ -1,4 +1,4 @@
-"""The read-only JSON API for programs: events, VMs and their agents, and the audit."""
+"""The read-only JSON API for events, agents, and audit entries."""
 
 from __future__ import annotations
 

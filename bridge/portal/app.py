@@ -1,4 +1,4 @@
-"""Builds the portal's ASGI application from the settings. `bridge.portal.serve` runs the application."""
+"""Builds the ASGI application that `bridge.portal.serve` runs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _NOTHING_HERE = "This address does not exist."
 
 
 class Application:
-    """The application of the public listener. Call `load` first, and run a task for each of the `followers`."""
+    """The ASGI application of the public listener. Call `load` first."""
 
     def __init__(
         self,
@@ -97,10 +97,10 @@ class Application:
         self._starlette = Starlette(routes=routes, exception_handlers=handlers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, and count the response by route and status. The long poll counts its own responses.
+        """Answer one request. Count each response by route and status.
 
-        If a path contains an encoded slash, the response is 404. A proxy might decode the slash and check the
-        permissions for a different path.
+        The portal responds with 404 to a path with an encoded slash, because a proxy might decode the slash and check
+        the permissions for a different path.
         """
         if scope["path"].startswith(PREFIX):
             await self._poll(scope, receive, send)

@@ -1,13 +1,14 @@
-"""Verifies attested documents. Azure signs an attested document, and the document proves the identity of one VM.
+"""Verifies the signed documents with which VMs prove their identity.
 
-A document is a PKCS#7 signature of a JSON object with vmId, subscriptionId, nonce, and times. The checks run in the
-order of `DocumentRefusal`. The signature names the certificate of its signer. The key of this certificate must verify
-the signature, and the same certificate must lead to a trusted root. Attackers have bypassed other verifiers that did
-not verify the signature, or that used the first certificate in the document.
+An attested document is a PKCS#7 signature of a JSON object with vmId, subscriptionId, nonce, and times. The checks run
+in the order of `DocumentRefusal`.
 
-Documents that Azure signed in 2022 and 2023 have no signed attributes. Their DigestAlgorithm is
-sha256WithRSAEncryption, and they do not contain the intermediate certificate (see `certificate_chain`). Error messages
-never quote a document, because anyone can send a document.
+The verifier checks the signature with the certificate that the signature names, and the same certificate must lead to a
+trusted root. Attackers have bypassed verifiers that did not check the signature, or that used the first certificate in
+the document.
+
+The documents that Azure signed in 2022 and 2023 have no signed attributes and no intermediate certificate (see
+`certificate_chain`).
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ _SET_OF = b"\x31"
 
 
 class DocumentRefused(BridgeError):
-    """The document is refused because of *reason*."""
+    """A document is refused for *reason*. Messages never quote the document."""
 
     def __init__(self, reason: DocumentRefusal, message: str) -> None:
         super().__init__(message)
@@ -96,11 +97,11 @@ class _Content(NamedTuple):
 class DocumentVerifier:
     """Verifies documents of VMs in *subscriptions*. Threads can share a verifier.
 
-    If *nonce* is "required", a document must contain a fresh challenge of *challenges*, and the portal accepts the
-    document once. *take_document* returns False if the portal has already accepted a document with this VM and nonce.
+    If *nonce* is "required", a document must contain an unexpired challenge from *challenges*, and the portal accepts
+    each document only once. *take_document* returns False for a VM and nonce that the portal has accepted before.
 
-    If *nonce* is "preferred", the portal also accepts a document with another nonce, because a metadata service can
-    return the document of an earlier request. A copy of such a document is valid for five minutes.
+    If *nonce* is "preferred", a document can contain any nonce, because a metadata service might return the document of
+    an earlier request. Anyone who copies such a document can use the copy for five minutes.
     """
 
     def __init__(
@@ -174,7 +175,7 @@ class DocumentVerifier:
 
 @contextlib.contextmanager
 def _malformed(what: str) -> Iterator[None]:
-    """Convert every error to DocumentRefused, because the parsers can raise any exception for malicious input."""
+    """Raise DocumentRefused for every error, because malicious input can cause any exception."""
     try:
         yield
     except DocumentRefused:
@@ -213,7 +214,7 @@ def _signer(signed: _Signed) -> x509.Certificate:
     issuer, serial = named["issuer"].dump(), named["serial_number"].native
     found = [each for its_issuer, each in signed.bag if (its_issuer, each.serial_number) == (issuer, serial)]
     if len(found) != 1:
-        raise DocumentRefused(DocumentRefusal.UNKNOWN_SIGNER, "The document does not contain its signer exactly once.")
+        raise DocumentRefused(DocumentRefusal.UNKNOWN_SIGNER, "The document must contain its signer exactly once.")
     return found[0]
 
 
@@ -255,13 +256,13 @@ def _message(signed: _Signed, digest: str) -> bytes:
 
 
 def _check_usage(certificate: x509.Certificate) -> None:
-    """Raise DocumentRefused if the certificate does not permit signatures (RFC 5280, section 4.2.1.3)."""
+    """Raise DocumentRefused unless the certificate permits signatures (RFC 5280, section 4.2.1.3)."""
     try:
         uses = certificate.extensions.get_extension_for_class(x509.KeyUsage).value
     except x509.ExtensionNotFound:
         return
     if not (uses.digital_signature or uses.content_commitment):
-        raise DocumentRefused(DocumentRefusal.UNTRUSTED, "The signer's certificate is not for signatures.")
+        raise DocumentRefused(DocumentRefusal.UNTRUSTED, "The signer's certificate does not permit signatures.")
 
 
 def _name_of(certificate: x509.Certificate) -> str:

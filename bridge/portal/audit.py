@@ -1,8 +1,8 @@
-"""The audit is a chain of entries. Each entry contains the hash of the previous entry.
+"""The audit is a chain of entries linked by hashes.
 
-If an entry is changed, removed, or inserted, all later hashes become invalid. `first_fault` returns the first invalid
-entry. If someone removes the last entries and also changes the counter, the rest of the chain is still valid. To detect
-this, compare the last hash with a copy that is stored elsewhere.
+If someone changes, removes, or inserts an entry, the hash chain breaks, and `first_fault` returns the first invalid
+entry. This check cannot detect that someone removed the last entries and decreased the entry counter. To detect such a
+removal, compare the last hash with a copy that is stored elsewhere.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def chained(new: NewEntry, *, entry: int, at: str, previous_hash: str) -> Entry:
 
 
 def first_fault(entries: Iterable[Entry], *, count: int) -> Fault | None:
-    """Return the first fault of *entries*, which are in order. *count* is the number of written entries."""
+    """Return the first fault of the sorted *entries*. *count* is the expected number of entries."""
     last, last_hash = 0, NO_HASH
     for found in entries:
         if found.entry != last + 1:

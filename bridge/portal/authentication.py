@@ -1,8 +1,9 @@
 """Authenticates agents and programs by bearer tokens and webhook signatures.
 
-`AuthenticationFailure` lists the reasons for a refused request. The response to a refused token contains the reason as
-a sentence. The portal counts refused requests by reason, and logs the first request with each reason.
-`bridge.portal.agent_tokens` verifies the tokens of attested agents, and `bridge.portal.users` authenticates people.
+If authentication fails, the portal counts the failure by reason (`AuthenticationFailure`), and logs the first failure
+with each reason.
+
+For tokens of VMs, see `agent_tokens`. For people, see `users`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _LONGEST_TOKEN = 4_096
 
 
 class AuthenticationFailure(str, Enum):
-    """The reason for a refused request, which is also a label of a metric."""
+    """The reason for a refused request, used as a metric label."""
 
     NO_CREDENTIALS = "no_credentials"
     WRONG_TOKEN = "wrong_token"  # noqa: S105  # a word
@@ -42,10 +43,10 @@ class Agent(msgspec.Struct, frozen=True):
     """An authenticated agent."""
 
     vm_key: str | None
-    """The only VM for which the agent may act, or None if the credential names no VM."""
+    """The only VM for which the agent can act, or None if the credential names no VM."""
 
     def may_speak_for(self, vm_key: str) -> bool:
-        """Return whether the agent may send records of *vm_key* and poll for its decisions."""
+        """Return whether the agent is allowed to send records and poll for decisions of *vm_key*."""
         return self.vm_key is None or self.vm_key == vm_key
 
 
@@ -62,7 +63,6 @@ class Authenticator:
         clock: Clock,
         attested: AgentTokens | None = None,
     ) -> None:
-        """If *attested* is None, the portal issues no tokens for attested documents."""
         self._attested = attested
         self._agent_token = agent_token
         self._webhook_secret = webhook_secret
@@ -118,13 +118,13 @@ class Authenticator:
             raise self.refused(AuthenticationFailure.WRONG_TOKEN, "The token is invalid.")
 
     def refused(self, reason: AuthenticationFailure, message: str, *, status: int = 401) -> RequestRefused:
-        """Count and log a refused request, and return the exception to raise."""
+        """Count and log a refused request. Return the exception to raise."""
         self._metrics.callers_refused.labels(reason.value).inc()
         self._log.problem(reason, logging.WARNING, f"A request was refused: {message}", reason=reason.value)
         return RequestRefused(status, message)
 
     def _is_one_of(self, token: str, secret: Secret) -> bool:
-        """Return whether *token* is a value of *secret*. The duration does not depend on the result."""
+        """Return whether *token* is a value of *secret*, in constant time."""
         known = self._values(secret)
         return sum(hmac.compare_digest(token.encode(), each.encode()) for each in known) > 0
 

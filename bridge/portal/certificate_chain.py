@@ -1,11 +1,11 @@
-"""Finds the certificates between Azure's signers and the roots, and downloads missing certificates.
+"""Finds and downloads the intermediate certificates of attested documents.
 
-The certificate of a signer contains the URL of its issuer's certificate (caIssuers). Anyone can send a certificate with
-any URL. Therefore, the portal downloads only from URLs that begin with a configured URL and have no query.
+A signer's certificate contains the URL of its issuer's certificate (caIssuers). An attacker can send a certificate with
+any URL, so the portal downloads a certificate only if the URL begins with a configured URL and has no query.
 
-The portal keeps a downloaded certificate for a day, and repeats a failed download after five minutes. It downloads at
-most ten certificates per minute, because forged documents must not cause many requests. A downloaded certificate is not
-trusted. It becomes part of a chain that must end at a trusted root.
+The portal keeps a downloaded certificate for a day, and retries a failed download after five minutes. The portal
+downloads at most ten certificates per minute, because an attacker can send many forged documents. A downloaded
+certificate is never trusted as a root.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _AZURE_ROOTS = frozenset(
 
 
 class IntermediateCertificates:
-    """Finds certificates in *known* and below *base_urls*. Several threads can share this object."""
+    """Finds intermediate certificates in *known* and below *base_urls*. Thread-safe."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class IntermediateCertificates:
         return (*self._known, *fetched)
 
     def fetch_for(self, certificate: x509.Certificate, others: Sequence[x509.Certificate] = ()) -> None:
-        """Download the missing certificates between *certificate* and a root, unless *others* contains them."""
+        """Download the intermediate certificates of *certificate* that are not in *others*."""
         for _ in range(_MOST_STEPS):
             here = (*others, *self.available())
             issuer = next((each for each in here if _has_issued(each, certificate)), None)

@@ -1,7 +1,7 @@
-"""Reads records from a request in the structured, batched, or binary mode of CloudEvents 1.0 over HTTP.
+"""Reads the records in an HTTP request that contains CloudEvents 1.0.
 
-The Content-Type selects the mode. The portal stores the original text of each record, because a record from a newer
-agent can have fields that this version does not support. Error messages never quote the request.
+The Content-Type header selects the structured, batched, or binary mode of CloudEvents. The portal stores the original
+text of each record, because a newer agent might send fields that this version does not support.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LONGEST_NAME = 256
 
 
 class RequestMalformed(BridgeError):
-    """The request contains no valid records. If the agent repeats the request, the portal refuses it again."""
+    """Raised for an invalid request. The message never quotes the request."""
 
 
 class _Envelope(msgspec.Struct, frozen=True):
@@ -42,7 +42,7 @@ _several = msgspec.json.Decoder(list[_Envelope]).decode
 
 
 def received_records(headers: Mapping[str, str], body: bytes) -> list[ReceivedRecord]:
-    """Return the records of a request. Raise RequestMalformed. The names of *headers* are in lower case."""
+    """Return the records of a request, or raise RequestMalformed. *headers* have lowercase names."""
     content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     try:
         if content_type == _STRUCTURED:

@@ -45,13 +45,13 @@ def serve(config: Path | None) -> None:
 
 
 def migrate(config: Path | None) -> tuple[str | None, str]:
-    """Migrate the database to this version. Return the migration steps before and after the migration."""
+    """Migrate the database. Return the old and the new migration step."""
     with _opened(config, must_exist=False) as store:
         return store.migrate()
 
 
 def backup(config: Path | None, target: Path) -> None:
-    """Copy the database to *target*. The portal can run during the copy."""
+    """Copy the database to *target*, even while the portal is running."""
     with _opened(config) as store:
         store.kind.back_up(target)
 
@@ -66,7 +66,7 @@ def verify(config: Path | None) -> Verified:
 
 
 def add_user(config: Path | None, name: str, *, password: str | None, role: str, scope: Sequence[str]) -> None:
-    """Add or replace a user. Without *password*, only a proxy can authenticate the user."""
+    """Add or replace a user. If *password* is None, only a proxy can authenticate the user."""
     known = user_name_in(name)
     if known is None:
         raise BridgeError(
@@ -84,7 +84,7 @@ def add_user(config: Path | None, name: str, *, password: str | None, role: str,
 
 
 def change_user(config: Path | None, name: str, *, role: str | None = None, scope: Sequence[str] | None = None) -> User:
-    """Change the role and the scope of a user. A value of None is not changed. Return the updated user."""
+    """Update a user's role, scope, or both. Return the updated user."""
     changes = {} if role is None else {"role": Role(role).value}
     changes |= {} if scope is None else {"scope": _scopes(scope)}
     if not changes:
@@ -94,7 +94,7 @@ def change_user(config: Path | None, name: str, *, role: str | None = None, scop
 
 
 def set_password(config: Path | None, name: str, password: str | None) -> User:
-    """Set the password of a user. Without *password*, only a proxy can authenticate the user."""
+    """Set or remove a user's password. Return the updated user."""
     details = {"by": "proxy" if password is None else "password"}
     return _change(config, "user_password_changed", name, details, password_hash=_hash_of(password))
 
@@ -164,7 +164,7 @@ def _scope(text: str) -> str:
 
 
 def export(config: Path | None, form: str) -> Iterator[str]:
-    """Yield every audit entry as a line of JSON or CSV. Each page of entries is read in a separate transaction."""
+    """Yield every audit entry as a line of JSON or CSV."""
     with _opened(config) as store:
         if form == "csv":
             yield _csv_line(_COLUMNS)

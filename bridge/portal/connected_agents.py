@@ -1,11 +1,11 @@
-"""Tracks which agents are connected to the portal, and what each agent reports about itself.
+"""Tracks the connected agents and the settings that they report.
 
-An agent is connected while one of its polls is open at any process of the portal, and for 15 seconds after its last
-poll has ended. Each poll has a header with the agent's version, keys, and settings (PROTOCOL.md, section 2).
+An agent counts as connected while at least one of its polls is open, and for 15 seconds after its last poll has ended.
+Each poll has a header with the agent's version, keys, and settings (PROTOCOL.md, section 2).
 
-The agents are kept in memory, because every poll changes them. Several processes can share a database. Each process
-then writes its changes to the database once a second, and reads the changes of the other processes. If a process is
-killed, its open polls count for at most 90 seconds.
+The portal keeps the agents in memory, because every poll updates them. If more than one portal process uses the
+database, each process writes its changes to the database once a second, and reads the changes of the other processes.
+After a process is killed, its agents still count as connected for up to 90 seconds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FULL_EXCHANGE_ROUNDS = int(_OPEN_POLL_SECONDS / 3)
 
 
 class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The header of an agent's last poll. A member is None if the header does not contain it."""
+    """The header of an agent's last poll. Missing members are None."""
 
     version: str | None = None
     kids: tuple[str, ...] | None = None
@@ -92,7 +92,7 @@ class ConnectedAgents:
         self._unshared: set[str] = set()
 
     def begins(self, vm_key: str, header: str, *, index: int = 0) -> None:
-        """Record the start of a poll for the decisions after *index*, with the agent's *header*."""
+        """Record the start of a poll and the agent's *header*."""
         known = self._here.get(vm_key)
         open_polls = 1 if known is None else known.open_polls + 1
         self._here[vm_key] = _Polls(
@@ -132,7 +132,7 @@ class ConnectedAgents:
         return changes
 
     def receive(self, shared: Iterable[SharedAgent]) -> None:
-        """Replace the agents of all other processes. Only one thread at a time may call this method."""
+        """Replace the agents of all other processes. Not thread-safe."""
         now, monotonic = self._clock.now(), self._clock.monotonic()
         found: dict[str, _Polls] = {}
         for each in shared:
@@ -163,7 +163,7 @@ class ConnectedAgents:
 
 
 class AgentExchange:
-    """Removes old agents, and shares the agents with the other processes of the portal."""
+    """Removes old agents and exchanges data with other portal processes."""
 
     def __init__(self, store: StoreThreads, connected_agents: ConnectedAgents, *, clock: Clock) -> None:
         self._store = store
@@ -189,7 +189,7 @@ class AgentExchange:
             await asyncio.sleep(_EXCHANGE_SECONDS)
 
     async def exchange(self, *, is_everything: bool) -> None:
-        """Write the changed agents, or all agents, and read the agents of the other processes."""
+        """Exchange the changed agents, or all agents, with other processes."""
         changes = self._connected_agents.changes_to_share(is_everything=is_everything)
         if changes:
             await self._store.write(store_agents, changes, process=self._process)

@@ -1,11 +1,11 @@
 """Turns the verdicts of people into signed decisions.
 
-For each verdict, one database transaction checks that the person may decide on every VM of the event, and that the
-event has not changed since the person saw it. The same transaction stores the verdict and the signed decisions. The
-portal then wakes the polls of the agents.
+When a person submits a verdict, one database transaction checks the person's permissions for all VMs of the event, and
+stores the verdict and the signed decisions. An approval fails if the event has changed since the person loaded the
+page. After the transaction, the portal answers the open polls of the agents.
 
-`bridge.portal.two_person_rule` decides how many approvals an event needs. The portal signs an approval only if a
-connected agent would act on it.
+The portal signs an approval only if a connected agent would act on it. For the required number of approvals, see
+`bridge.portal.two_person_rule`.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class VerdictService:
     async def submit_all(
         self, person: Person, requests: Sequence[VerdictRequest]
     ) -> list[AcceptedVerdict | VerdictRefused | AccessDenied | StoreUnavailable]:
-        """Submit verdicts of *person* in order. Return one result for each verdict, even if the database fails."""
+        """Submit the verdicts in order. Return a result or error for each."""
         results: list[AcceptedVerdict | VerdictRefused | AccessDenied | StoreUnavailable] = []
         for request in requests:
             try:
@@ -109,7 +109,7 @@ class VerdictService:
         return taken
 
     async def _notify(self) -> None:
-        """Wake the polls. If the database is unavailable, `PendingDecisions.follow` wakes them later."""
+        """Wake the waiting polls. `PendingDecisions.follow` retries after a database error."""
         with contextlib.suppress(StoreUnavailable):
             await self._pending_decisions.catch_up()
 

@@ -1,8 +1,8 @@
-"""Computes the progress of each decision on an event, and whether Azure has accepted an approval.
+"""Computes the progress of the decisions on an event.
 
-The index in an agent's poll shows which decisions the agent has received. An outcome record names each decision by the
-SHA-256 of its text (PROTOCOL.md, sections 3 and 9). A hold produces no outcome record. After an approval with the
-result `accepted` or `already_approved`, no one can stop the event.
+The index in an agent's poll shows which decisions the agent has received. After an agent accepts or refuses an
+approval, the agent sends a record that contains the result and the SHA-256 of the decision (PROTOCOL.md, sections 3 and
+9). Agents send no such record for a hold.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class AcceptedApproval(msgspec.Struct, frozen=True, kw_only=True):
     by: str
     """The names of the approvers, or "" if they are unknown."""
     verdicts: tuple[Verdict, ...]
-    """The approvals of people. Empty if a rule approved, or if the decision was signed elsewhere."""
+    """The approvals of people. Empty if a rule approved the event, or if the decision was signed elsewhere."""
 
     @property
     def clock(self) -> str:
@@ -50,8 +50,8 @@ class AcceptedApproval(msgspec.Struct, frozen=True, kw_only=True):
 def accepted_approval(details: EventDetails) -> AcceptedApproval | None:
     """Return the approval of the event that Azure accepted, or None.
 
-    While the event is Scheduled, only an approval of the event with its current digest counts. If Azure changes the
-    event, a person can therefore hold it again.
+    While the event is Scheduled, only approvals of its current version count. If Azure changes the event after an
+    approval, a person can hold the new version.
     """
     accepted = [each for each in details.outcomes if is_accepted(each)]
     if details.event.state is State.SCHEDULED:
@@ -105,7 +105,7 @@ class Stage(str, Enum):
 
 
 class DecisionProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """The progress of decisions that were made together, for all VMs with the same progress."""
+    """The progress of a decision, and the VMs with this progress."""
 
     vms: tuple[str, ...]
     choice: Choice
@@ -114,7 +114,7 @@ class DecisionProgress(msgspec.Struct, frozen=True, kw_only=True):
     because: str
     is_stopped: bool
     is_past: bool
-    """The decision has no effect any more."""
+    """Whether the decision no longer has an effect."""
 
 
 _NOT_FOLLOWED = frozenset({"dry_run"})

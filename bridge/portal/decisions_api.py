@@ -1,8 +1,8 @@
-"""``POST /api/v1/decisions``: accepts decisions that were signed elsewhere, and forwards them to the agents.
+"""``POST /api/v1/decisions``: forwards decisions that were signed outside the portal.
 
-The settings contain the public keys. The portal verifies each decision and refuses a decision that every agent would
-refuse, because the sender must notice a mistake at once. Each agent verifies the decision again with the keys on its
-VM.
+The portal verifies each decision with the public keys in its settings. The portal rejects a decision that every agent
+would refuse, because the sender must learn about the error immediately. Each agent verifies the decision again with the
+keys on its own VM.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class DecisionsApi:
         return json_answer({"decisions": results}, status=200 if good else 400)
 
     async def _verify(self, tokens: Sequence[str]) -> list[NewDecision | RefusedDecision]:
-        """Verify *tokens* in small groups, because a thousand verifications would delay the polls by 0.2 s."""
+        """Verify *tokens* in small groups, because large groups would delay polls."""
         found: list[NewDecision | RefusedDecision] = []
         for start in range(0, len(tokens), _VERIFIED_AT_ONCE):
             found += [self._verified(token) for token in tokens[start : start + _VERIFIED_AT_ONCE]]

@@ -1,9 +1,10 @@
 """Combines the records of all VMs into events (PROTOCOL.md, section 1).
 
-The result does not depend on the order of arrival, because records arrive late, twice, and at several processes. For
-each VM, the portal keeps the newest record, the newest list of active events, and the newest record of each event. The
-newest record has the highest pair (`stream_id`, `sequence`), because a `stream_id` is a UUIDv7. A new stream does not
-mean that an event has ended.
+Records can arrive late, more than once, and at different portal processes, so the result does not depend on the order
+of arrival. For each VM, the portal keeps the newest record, the newest list of active events, and the newest record of
+each event.
+
+The newest record has the highest pair (`stream_id`, `sequence`), because a `stream_id` starts with its creation time.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _EVIDENCE_RANK = {Evidence.UNKNOWN: 0, Evidence.INFERRED: 1, Evidence.BOOT_ID: 2
 
 
 class State(str, Enum):
-    """The state of an event, for one VM or for all of them."""
+    """The state of an event, as reported by VMs."""
 
     SCHEDULED = "scheduled"
     STARTED = "started"
@@ -47,7 +48,7 @@ class State(str, Enum):
         return self in _OPEN_RANK
 
 
-#: Started takes precedence over Scheduled, because another VM may not have polled since the start.
+#: Started takes precedence over Scheduled, because another VM might not have polled since the start.
 _OPEN_RANK = {State.OTHER: 0, State.SCHEDULED: 1, State.STARTED: 2}
 _OF_STATUS = {"Scheduled": State.SCHEDULED, "Started": State.STARTED}
 _OF_ENDING = {
@@ -62,7 +63,7 @@ _FIRST: Position = (-1, "", -1, "")
 
 
 class VmState(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest known state of a VM, and its newest list of active events."""
+    """The newest state of a VM and its active events."""
 
     vm_key: str
     position: Position
@@ -116,7 +117,7 @@ class VmOfEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of the event as this VM reports it. A decision for this VM must carry this digest."""
     affects_this_vm: bool | None
     agrees: bool
-    """The value is false if the report differs from the event that the portal shows."""
+    """False if this report differs from the event that the portal shows."""
 
 
 class EventState(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,7 +131,7 @@ class EventState(msgspec.Struct, frozen=True, kw_only=True):
     event: ScheduledEvent
     digest: str
     record_id: str
-    """The record that counts. A decision is about the event as in this record."""
+    """The record with the current version of the event, which a decision refers to."""
     first_observed_at: str
     observed_at: str
     undecidable_because: str | None
@@ -189,7 +190,7 @@ class Fleet:
         """The first arrival of each stream, by VM and stream."""
 
     def add(self, record: TransitionRecord, *, received_at: str) -> None:
-        """Add *record*, which may be late or a duplicate. A record with the transition `test` changes nothing."""
+        """Add *record*, even if it is late or a duplicate."""
         if record.transition is Transition.TEST:
             return
         key = vm_key(record)
@@ -208,7 +209,7 @@ class Fleet:
         return {key: state_of(each, self.vms) for key, each in views.items()}
 
     def ended_by_list(self) -> set[tuple[str, str]]:
-        """Return the (event, VM) of each view whose event is not in the VM's newer list of active events."""
+        """Return the event and VM of each view whose event is missing from the VM's newer list of active events."""
         return {key for key, view in self.views.items() if self.vms[view.vm_key].has_ended(view)}
 
     def _add_vm(self, vm: VmState) -> None:
@@ -229,9 +230,8 @@ class Fleet:
 def state_of(views: Sequence[View], vms: Mapping[str, VmState]) -> EventState:
     """Return the state of an event. *views* contains the view of each VM that has reported the event.
 
-    The event is open while any of its VMs reports it as open. The newest report with the most advanced state counts.
-    The event is over when all of its VMs report the ending, or when one VM observed the ending after the newest report
-    of every other VM.
+    The event is over if all of its VMs report its end, or if a VM observed its end after the latest report that the
+    event is open. Otherwise, the event is open and has the most advanced state that a VM reports.
     """
     reports = [_report_of(view, vms.get(view.vm_key)) for view in views]
     reports.sort(key=lambda report: (normal_name(report.vm.name or ""), report.vm_key))
@@ -262,7 +262,7 @@ def state_of(views: Sequence[View], vms: Mapping[str, VmState]) -> EventState:
 
 
 def _report_of(view: View, vm: VmState | None) -> VmOfEvent:
-    """Return the report of one VM. An event that is not in the VM's newest list has ended in an unknown way."""
+    """Return the report of one VM. The state is ENDED if the VM's newest list does not contain the event."""
     state, evidence = view.state, view.evidence
     if state.is_open and vm is not None and vm.has_ended(view):
         state, evidence = State.ENDED, Evidence.UNKNOWN
@@ -303,8 +303,8 @@ def groups_of(vm: VmState | VmOfEvent) -> tuple[str, ...]:
 def _stream_milliseconds(stream_id: str, first_received_at: str) -> int:
     """Return the time in the UUIDv7 of a stream, or the time of its first arrival if that is earlier.
 
-    If the clock of a VM was ahead, the time in the UUIDv7 is too late. Without this limit, the old stream would take
-    precedence over later streams.
+    The arrival time limits the time of the stream, because the time in the UUIDv7 is too late if the VM's clock was
+    ahead. Without this limit, an old stream would take precedence over newer streams.
     """
     received = int(parse_time(first_received_at).timestamp() * 1000)
     try:

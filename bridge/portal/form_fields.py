@@ -1,4 +1,4 @@
-"""Reads and checks the fields of forms and the query parameters of pages."""
+"""Validates form fields and query parameters of pages."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Serves ``/healthz``, ``/readyz``, and ``/metrics`` on a separate listener, which needs no token.
+"""Serves ``/healthz``, ``/readyz``, and ``/metrics`` without authentication on a separate listener.
 
-If the listener has a loopback address, it refuses requests whose Host header contains another name. The listener of
-the agent has the same rule.
+If the listener has a loopback address, the portal rejects a request unless its Host header is localhost or a loopback
+address. The agent's listener uses the same rule.
 """
 
 from __future__ import annotations

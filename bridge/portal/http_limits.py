@@ -1,12 +1,12 @@
-"""Limits the size of a request's head and the time to send a request, for each HTTP/1.1 connection.
+"""Limits the header size and the receive time of HTTP/1.1 requests.
 
-uvicorn has neither limit. Without a size limit, a header without an end would use all memory. Without a time limit, a
-client that sends one byte at a time would keep its connection forever. `bridge.portal.requests` limits the size of a
-body. A reverse proxy must set all other limits, such as the number of connections per client
-(deploy/portal/nginx.conf).
+uvicorn limits neither the header size nor the receive time of a request. A request with endless headers could use all
+memory, and a client that sends one byte at a time could keep its connection open forever.
 
-The ASGI scope contains the connection under the key CONNECTION. An application can register a function that runs when
-the connection ends. Such a function needs less memory than a task for each open poll.
+For limits on bodies, see `bridge.portal.requests`. Configure other limits in the proxy (deploy/portal/nginx.conf).
+
+The ASGI scope contains the connection under the key CONNECTION. The long poll registers a callback for the end of the
+connection, because a callback needs less memory than a task.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class LimitedHttp(HttpToolsProtocol):
         self.is_gone = False
 
     def call_when_gone(self, call: Callable[[], object] | None) -> None:
-        """Run *call* when the connection ends, or at once if it has already ended. None removes the function."""
+        """Run *call* when the connection ends. None removes the callback."""
         self._call_at_end = call
         if self.is_gone and call is not None:
             call()
@@ -72,7 +72,7 @@ class LimitedHttp(HttpToolsProtocol):
         self._call_at_end = uvicorns.scope = uvicorns.cycle = None
 
     def data_received(self, data: bytes) -> None:
-        """Parse *data*. Abort the connection if the head of the request is too large."""
+        """Parse *data*. Abort the connection if the headers are too large."""
         super().data_received(data)
         if self._is_in_head:
             self._head_bytes += len(data)
@@ -86,7 +86,7 @@ class LimitedHttp(HttpToolsProtocol):
         self._start_timer()
 
     def on_headers_complete(self) -> None:
-        """Start the application. Abort the connection if the previous request has no response yet."""
+        """Start the application. Abort the connection of a pipelined request."""
         self._is_in_head = False
         cycle: Any = self.cycle
         if cycle is not None and not cycle.response_complete:

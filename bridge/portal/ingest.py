@@ -1,8 +1,8 @@
 """``POST /api/v1/records``: accepts records from agents as CloudEvents.
 
-The response 204 means that all records of the request are stored. The portal stores each record once, so an agent can
-safely send a record again. After a 400 or 413, the agent parks the records. After a 401, 403, or 503, the agent sends
-the records again.
+The response 204 means that all records are stored. A record that arrives more than once is stored only once.
+
+The agent parks the records after a 400 or 413, and sends the records again after a 401, 403, or 503.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _MOST_WAITING_RECORDS = 5_000
 
 
 class RecordWriter:
-    """Stores the records of several requests in one transaction.
+    """Stores the records of all waiting requests in one transaction.
 
-    Each commit waits for the disk, and all agents of a fleet can send records within a few seconds. Therefore, records
-    that arrive during a commit are batched into the next commit.
+    All agents of a fleet can send records within a few seconds, and each commit waits for the disk. The portal batches
+    all records that arrive during a commit into the next commit.
     """
 
     def __init__(self, store: StoreThreads, *, clock: Clock) -> None:
@@ -44,9 +44,9 @@ class RecordWriter:
         self._writing: asyncio.Task[None] | None = None
 
     async def write(self, received: list[ReceivedRecord]) -> None:
-        """Store *received*. Raise StoreUnavailable if the database is unavailable or too many records wait."""
+        """Store *received*, or raise StoreUnavailable."""
         if sum(len(records) for records, _ in self._waiting) > _MOST_WAITING_RECORDS:
-            raise StoreUnavailable(f"More than {_MOST_WAITING_RECORDS} records wait to be stored.")
+            raise StoreUnavailable(f"More than {_MOST_WAITING_RECORDS} records are waiting to be stored.")
         stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((received, stored))
         if self._writing is None:
@@ -120,6 +120,6 @@ class Ingest:
         for each in received:
             if not agent.may_speak_for(vm_key(each.record)):
                 raise self._authenticator.refused(
-                    AuthenticationFailure.NOT_YOURS, "The token is for another VM than the record.", status=403
+                    AuthenticationFailure.NOT_YOURS, "The token is for a different VM than the record.", status=403
                 )
         return received

@@ -1,4 +1,4 @@
-"""Serves the login and logout pages and the error pages, and checks the login before every other page."""
+"""Serves login and error pages, and requires login for other pages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Answer = Callable[[Request, Person], Awaitable[Response]]
 
 
 class LoginPages:
-    """Serves the login pages, and requires a login for all other pages."""
+    """Serves the login pages and protects all other pages."""
 
     def __init__(self, *, users: Users, live: LiveUpdates, clock: Clock) -> None:
         self._users = users

@@ -1,6 +1,6 @@
 """The metrics of the portal.
 
-No label contains an event, a VM, or a user, because the number of label values must stay small.
+No metric has a label for an event, a VM, or a user, because such a label would create too many time series.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Serves the pages: open events, one event, the timeline, the agents, the audit, and decisions on several events.
+"""Serves the pages for people: events, timeline, agents, and audit.
 
 The pages work without JavaScript, because every action is a form or a link. With JavaScript, `/live` notifies a page
-about changes, and the page then loads its changed part with the parameter `part`. The same templates render pages and
-parts. A page shows no buttons to a person who may not decide. Requests from such a person get a 403.
+about changes, and the page reloads only the changed part (parameter `part`).
+
+A person without permission to decide sees no buttons, and requests from such a person get a 403.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pages:
-    """Serves the pages. *kid* is the name of the portal's key. It is None if the portal has no key."""
+    """Serves the pages. *kid* names the portal's signing key, if any."""
 
     def __init__(
         self,
@@ -121,7 +122,7 @@ class Pages:
         ]
 
     async def home(self, request: Request, person: Person) -> Response:
-        """``GET /``: list the open events, and the events that ended within the last hour."""
+        """``GET /``: list open events and events that ended recently."""
         group = group_of(request)
         part = part_of(request)
         views = await self._views(person, group, part)
@@ -160,7 +161,7 @@ class Pages:
         )
 
     async def agents(self, request: Request, person: Person) -> Response:
-        """``GET /agents``: list all known VMs, and show which of their agents would act on an approval."""
+        """``GET /agents``: list all known VMs and their agents."""
         known = {vm.vm_key: vm for vm in await self._store.read(known_vms, limit=_MOST_AGENTS)}
         counts = await self._store.read(open_events_of_vms)
         seen = self._connected_agents.all()
@@ -183,7 +184,7 @@ class Pages:
         return self._login_pages.page(request, person, "audit.html", rows=rows, older=older)
 
     async def chosen(self, request: Request, person: Person) -> Response:
-        """``GET /decide``: show the selected events, and one form to decide on all of them."""
+        """``GET /decide``: show one form for all selected events."""
         if person.role is not Role.APPROVER:
             raise AccessDenied(403, VIEWER)
         keys = list(dict.fromkeys(request.query_params.getlist("event")))[:_MOST_CHOSEN]
@@ -201,7 +202,7 @@ class Pages:
         )
 
     async def decide(self, request: Request, person: Person, form: Form) -> Response:
-        """``POST /decide``: approve or hold one or more events, and show a result for each event."""
+        """``POST /decide``: approve or hold one or more events."""
         choice = one(form, "verdict")
         named = [each.partition(":") for each in form.get("event", ())]
         are_keys = all(KEY.fullmatch(key) and DIGEST.fullmatch(digest) for key, _, digest in named)

@@ -1,9 +1,10 @@
-"""Keeps in memory all decisions that agents can still receive, and wakes the polls that wait for decisions.
+"""Keeps valid decisions in memory and wakes the waiting polls.
 
-Polls never read the database. Each process reads every new decision once, in order, and wakes the polls of its VM. A
-process that stores a decision reads it at once. With PostgreSQL, the database notifies all other processes
-(`notify_new`). Each process also looks for new decisions every second. Once a minute, it reads all decisions again,
-which removes the expired decisions from memory.
+Each portal process reads every new decision once and in order, and then wakes the polls of the decision's VM. The
+process that stores a decision reads the decision immediately.
+
+PostgreSQL notifies the other processes about new decisions, and each process also looks for new decisions every second.
+Once a minute, each process reloads all valid decisions to remove expired decisions from memory.
 
 Call the methods only on the event loop.
 """
@@ -120,7 +121,7 @@ class PendingDecisions:
         return Answer(self.index if is_whole else last, tuple(page), self.epoch)
 
     def wait(self, vm_key: str, woken: asyncio.Future[None]) -> None:
-        """Complete *woken* at the next decision for *vm_key*. If too many futures wait, complete the oldest one."""
+        """Complete *woken* at the next decision for *vm_key*."""
         waiting = self._waiting.setdefault(vm_key, [])
         waiting.append(woken)
         if len(waiting) > _MOST_WAITING_OF_A_VM:

@@ -1,11 +1,11 @@
-"""Answers the long polls of agents: ``GET /api/v1/vms/{vmId}/decisions`` (PROTOCOL.md, sections 2 to 4).
+"""``GET /api/v1/vms/{vmId}/decisions``: the long poll of agents (PROTOCOL.md, sections 2 to 4).
 
-A process serves thousands of open polls. Therefore, an open poll consists only of a future and a timer. The module is
-a raw ASGI application without a web framework, and a poll never reads the database.
+A process serves thousands of open polls, so each poll must be cheap. An open poll uses only a future and a timer, and
+reads decisions from memory. The module is a raw ASGI application without a web framework.
 
-A poll ends when a decision for its VM arrives, when its client disconnects, or when the portal stops. Otherwise, it
-ends after 80% to 100% of the wait that the agent requested. The share is random, because the agents of a fleet that
-restarted would otherwise all send their next poll at the same time.
+A poll ends when a decision for its VM arrives, when the client disconnects, or when the portal stops. If nothing
+happens, the poll ends after 80% to 100% of the requested wait. The share is random, because agents that started
+together would otherwise always poll at the same time.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class LongPoll:
             self._connected_agents.begins(asked.vm_key, headers.get(HEADER, ""), index=received_index)
             poll = asked
             if poll.index > self._pending_decisions.index:
-                await self._pending_decisions.catch_up()  # the agent may have polled at another process
+                await self._pending_decisions.catch_up()  # the agent might have polled at another process
             if not self._is_due(poll) and not await self._wait_for_decision(poll, scope[CONNECTION]):
                 return
         except RequestRefused as error:
@@ -106,7 +106,7 @@ class LongPoll:
         vm_key = path[1].decode().lower()
         if not self._authenticator.agent(headers).may_speak_for(vm_key):
             raise self._authenticator.refused(
-                AuthenticationFailure.NOT_YOURS, "The token is for another VM than the request.", status=403
+                AuthenticationFailure.NOT_YOURS, "The token is for a different VM than the request.", status=403
             )
         if any(headers.get(name, "0") != "0" for name in _BODY):
             raise RequestRefused(400, "A poll has no body.")
@@ -122,7 +122,7 @@ class LongPoll:
         )
 
     async def _wait_for_decision(self, poll: Poll, connection: LimitedHttp) -> bool:
-        """Wait until *poll* can be answered. Return False if the client has disconnected."""
+        """Wait for a decision. Return False if the client has disconnected."""
         loop = asyncio.get_running_loop()
         woken: asyncio.Future[None] = loop.create_future()
 

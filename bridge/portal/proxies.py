@@ -1,8 +1,8 @@
-"""Finds the address of a client whose request came through configured proxies.
+"""Finds the address of a client behind configured proxies.
 
-A proxy appends the address of its client to the header ``X-Forwarded-For``. The client can forge the rest of the
-header. The portal therefore reads the header only if a configured proxy has sent the request. It reads the addresses
-from last to first, and stops at the first address that does not belong to a configured proxy.
+A proxy appends the address of its client to the ``X-Forwarded-For`` header. The client can forge all earlier addresses,
+so the portal reads the header only if a configured proxy has sent the request. The portal uses the last address that
+does not belong to a configured proxy.
 """
 
 from __future__ import annotations

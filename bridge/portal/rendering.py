@@ -1,7 +1,7 @@
-"""Renders templates and serves static files. The security headers allow a browser to load only files of this portal.
+"""Renders templates, serves static files, and sets security headers.
 
-Templates escape HTML and invisible characters, such as control characters, text directions, and lone surrogates. If a
-variable of a template is undefined, the rendering fails.
+Templates escape HTML and invisible characters, such as control characters, bidirectional marks, and lone surrogates. A
+template that uses an undefined variable raises an error.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Renderer:
         )
 
     async def static(self, request: Request) -> Response:
-        """``GET /static/{name}``: return a file. If the URL contains the hash of the file, browsers can cache it."""
+        """``GET /static/{name}``: return a file. Browsers cache URLs with a hash."""
         name = request.path_params["name"]
         body = self._files.get(name)
         if body is None:

@@ -1,7 +1,7 @@
-"""Reads the headers and the body of a request, and builds JSON responses and error responses.
+"""Reads requests, and builds JSON responses and error responses.
 
-The portal stops reading a body that exceeds the size limit. `bridge.portal.http_limits` aborts a request that arrives
-too slowly.
+If a body exceeds the size limit, the portal stops reading the body. For limits on headers and slow requests, see
+`bridge.portal.http_limits`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ JSON = "application/json"
 
 
 class RequestRefused(BridgeError):
-    """The request is refused. The application sends a response with *status* and the message as JSON."""
+    """The request is refused with *status* and the message as JSON."""
 
     closes_connection = False
 
@@ -30,7 +30,7 @@ class RequestRefused(BridgeError):
 
 
 class BodyRefused(RequestRefused):
-    """The portal has stopped reading the body. *status* is 400 or 413."""
+    """The body is too large (413) or incomplete (400)."""
 
     closes_connection = True
 

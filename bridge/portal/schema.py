@@ -1,7 +1,7 @@
-"""The tables of the portal's database, for SQLite and PostgreSQL. The migrations create the tables.
+"""Defines the database tables for SQLite and PostgreSQL.
 
-Times are texts in UTC with milliseconds (`bridge.clock.format_time`), because such texts sort by time. A value has its
-own column only if a query uses the value. All other values are part of the JSON text in the column `body`.
+Times are stored as text in UTC (`bridge.clock.format_time`), which sorts in chronological order. A value has its own
+column only if a query uses the value. All other values are in the JSON column `body`.
 """
 
 from __future__ import annotations

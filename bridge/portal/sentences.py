@@ -1,8 +1,8 @@
-"""Builds the sentences of the pages: the next step of an event, the effects of the buttons, and the reason for a wait.
+"""Builds the sentences that the pages show about an event.
 
-No sentence may suggest that a person can deny an event, because Azure starts an event at its NotBefore even without an
-approval. The row of an event first states what happens if no one acts. Each button names its effect and all affected
-VMs.
+No sentence implies that a person can prevent an event, because Azure starts the event at its NotBefore time even
+without an approval. For each event, the page first states what happens if no one acts. Each button describes its effect
+and lists all affected VMs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ON_ITS_WAY = frozenset({Stage.QUEUED, Stage.RECEIVED})
 
 
 class PageContext(msgspec.Struct, frozen=True, kw_only=True):
-    """The values that the view of an event needs in addition to the event."""
+    """The context in which an event is shown to a person."""
 
     now: datetime
     person: Person
@@ -50,11 +50,11 @@ class PageContext(msgspec.Struct, frozen=True, kw_only=True):
     kid: str | None
     required: int
     approvers: int | None
-    """The number of people who may approve. It is None if a proxy can authenticate further people."""
+    """The number of people who can approve, or None if a proxy can authenticate more people."""
 
 
 class Buttons(msgspec.Struct, frozen=True, kw_only=True):
-    """The descriptions of the buttons that a person sees. The description of a missing button is None."""
+    """The texts of the visible buttons. A hidden button is None."""
 
     approve: str | None = None
     hold: str | None = None
@@ -102,7 +102,7 @@ def next_event(event: EventState, now: datetime, accepted: AcceptedApproval | No
     if not event.is_open:
         return _ENDS[event.state]
     if event.state is State.STARTED:
-        return "Azure has started the event. It is over when Azure removes it from the documents of the VMs."
+        return "Azure has started the event. The event is over when Azure no longer reports it to the VMs."
     if event.state is State.OTHER:
         return f"The event has the status {event.event.event_status}, which this version does not support."
     return accepted.sentence if accepted is not None else _next_of_announced(event, now)
@@ -125,9 +125,9 @@ def buttons(
     *,
     accepted: AcceptedApproval | None,
 ) -> Buttons:
-    """Return the buttons of the person. A person can repeat an approval that had no effect.
+    """Return the buttons of the person, who can repeat an approval that had no effect.
 
-    After Azure has *accepted* an approval, the page shows no buttons. `AcceptedApproval.sentence` gives the reason.
+    If Azure has *accepted* an approval, the page shows `AcceptedApproval.sentence` and no buttons.
     """
     if accepted is not None and event.state is State.SCHEDULED:
         return Buttons()

@@ -1,8 +1,9 @@
-"""Runs the portal, which has two listeners on one event loop. A stop takes at most five seconds.
+"""Runs the portal's two listeners on one event loop.
 
-The portal uses uvloop, because an open poll with TLS needs 50 KB on uvloop, and 300 KB on the event loop of the
-standard library. The portal controls the stop of uvicorn, because uvicorn would wait for open polls without a limit. At
-a stop, the portal becomes not ready, answers the open polls, closes the listeners, and closes the database last.
+With TLS, an open poll needs 50 KB of memory with uvloop, and 300 KB with the standard event loop.
+
+When the portal stops, it fails its readiness check, answers the open polls, closes the listeners, and closes the
+database last. To stop within five seconds, the portal aborts the connections that remain open.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ _STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "S
 
 
 class Portal:
-    """The portal. `run` serves requests until `stop` is called. Any thread can call `stop`."""
+    """The portal. Any thread can call `stop` to end `run`."""
 
     def __init__(
         self,
@@ -194,7 +195,7 @@ class Portal:
 
 
 def _called_on(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> Callable[[], None]:
-    """Return a function that any thread can call to run *function* on *loop*. A closed loop runs nothing."""
+    """Return a function that any thread can call to run *function* on *loop*. A closed loop ignores the call."""
 
     def call() -> None:
         with contextlib.suppress(RuntimeError):
@@ -204,7 +205,7 @@ def _called_on(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) 
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server that ignores signals and aborts the remaining connections at a stop."""
+    """A uvicorn server that ignores signals and aborts connections at shutdown."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -250,10 +251,10 @@ def _run(main: Any) -> None:
 
 
 def _collect_garbage_rarely() -> None:
-    """Exclude the loaded modules from garbage collection, and run full collections less often.
+    """Exclude loaded modules from garbage collection, and reduce full collections.
 
-    With 5,000 connections, a full collection stops all polls for a quarter of a second. Full collections are rarely
-    necessary, because ended connections and answered polls leave no reference cycles.
+    With 5,000 connections, a full collection blocks all polls for 250 ms. Full collections are rarely necessary,
+    because closed connections and answered polls do not leave reference cycles.
     """
     gc.collect()
     gc.freeze()
@@ -261,7 +262,7 @@ def _collect_garbage_rarely() -> None:
 
 
 def _allow_connections() -> None:
-    """Raise the limit of open files to its maximum, because each open poll needs one file."""
+    """Raise the limit on open files to support many open polls."""
     if sys.platform != "win32":
         import resource  # noqa: PLC0415  # not on Windows
 
@@ -286,7 +287,7 @@ def _bound(key: str, listen: str) -> socket.socket:
 
 
 def _on_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
-    """Call *stop* after a stop signal. Only the main thread can receive signals."""
+    """Call *stop* on stop signals. Only the main thread receives signals."""
     if threading.current_thread() is not threading.main_thread():
         return
     for number in _STOP_SIGNALS:

@@ -1,8 +1,8 @@
-"""``/live``: notifies open pages about changes by server-sent events. A page then loads its changed part.
+"""``/live``: notifies open pages about changes through server-sent events.
 
-A message contains only the keys of changed events or a word such as ``agents``. While at least one page is open, the
-portal looks for changes in the database once a second. If more than a hundred keys wait for a slow page, the portal
-sends ``all`` instead.
+Each message lists the keys of changed events or contains a word such as ``agents``, and the page then loads the changed
+parts. While at least one page is open, the portal checks the database for changes once a second. If more than 100 keys
+are waiting for a slow page, the message contains ``all``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The settings of the portal, in one TOML file with the same rules as the agent's configuration file."""
+"""Reads and validates the portal's configuration file."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OperatorSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """``[operator]``: the listener for /healthz, /readyz, and /metrics, which needs no token."""
+    """``[operator]``: the listener for health checks and metrics, without authentication."""
 
     listen: _Listen = "127.0.0.1:9465"
     """Address and port."""
@@ -133,7 +133,7 @@ class DatabaseSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _mistake_of(url: str) -> str | None:
-    """Return the mistake in *url*. The text contains no part of *url*, because *url* can contain a password."""
+    """Return the error in *url*. The text never quotes *url*, because *url* can contain a password."""
     try:
         parts = urlsplit(url)
         has_password = parts.password is not None or "password" in parts.query.casefold()
@@ -145,20 +145,20 @@ def _mistake_of(url: str) -> str | None:
 
 
 class AttestedSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """``[agents.attested]``: agents prove their VM with an attested document, and get a token for one hour."""
+    """``[agents.attested]``: agents exchange an attested document for a one-hour token."""
 
     subscriptions: Annotated[tuple[Annotated[str, Check(_uuid)], ...], Meta(min_length=1)]
     """The accepted subscriptions. Anyone with an Azure account has genuine documents."""
     secret_file: _Text | None = None
-    """A file with the secret that signs challenges and tokens, at least 32 characters. For a rotation, the file can
-    contain several secrets, one per line. The first one signs, and all of them verify. The portal reads the file again
-    when it changes. All processes of a portal need the same secret."""
+    """A file with the secret that signs challenges and tokens, at least 32 characters. To rotate the secret,
+    add the new secret as the first line. The portal signs with the first secret and accepts all secrets in the file.
+    The portal reloads the file when it changes. All processes of a portal need the same secret."""
     secret_env: _Text | None = None
     """The environment variable with the secret."""
     nonce: Literal["required", "preferred"] = "required"
     """required: a document must contain a challenge of this portal, and is accepted once. preferred: a document with
-    another nonce is accepted too, for a metadata service that returns documents of earlier requests. A copy of such a
-    document is valid for five minutes."""
+    another nonce is also accepted, because a metadata service might return the document of an earlier request. A copy
+    of such a document is valid for five minutes."""
     roots_file: _Text | None = None
     """The root certificates for the signers of documents, PEM. Default: the roots of Azure."""
     intermediates_file: _Text | None = None
@@ -208,7 +208,7 @@ class AgentsSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReadersSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """``[readers]``: the credentials of programs. Without a token, no program can read the events and the audit."""
+    """``[readers]``: the tokens of programs that read events and the audit."""
 
     token_file: _Text | None = None
     """A file with the bearer tokens of readers, one per line. The portal reads the file again when it changes."""
@@ -224,7 +224,7 @@ class ReadersSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PeopleSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """``[people]``: the users of the pages. `portal users add` creates users with a password."""
+    """``[people]``: sign-in and approval rules for the users of the pages."""
 
     required_approvals: Annotated[int, Meta(ge=1, le=9)] = 1
     """The number of different people who must approve an event. One person is enough for a hold."""
@@ -237,10 +237,10 @@ class PeopleSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The header with the name of the user whom a proxy has authenticated, such as `X-Forwarded-User` of oauth2-proxy.
     The proxy must remove this header from incoming requests."""
     proxy_addresses: tuple[Annotated[str, Check(_address)], ...] = ()
-    """The addresses of the proxies. The portal accepts `proxy_header` only from these addresses. It also reads the
-    address of a client from their `X-Forwarded-For` header, because it counts wrong passwords for each address."""
+    """The addresses of the proxies. The portal accepts `proxy_header` only from these addresses. To count wrong
+    passwords for each client, the portal also reads the `X-Forwarded-For` header from these addresses."""
     proxy_role: Literal["viewer", "approver"] = "viewer"
-    """Role of a user whom the proxy authenticates but who has no local account."""
+    """The role of a user whom the proxy authenticates but who has no local account."""
 
     def __post_init__(self) -> None:
         if self.proxy_header and not self.proxy_addresses:
@@ -248,7 +248,7 @@ class PeopleSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SigningSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """``[signing]``: the key that signs decisions of people. Without it, the portal only forwards decisions."""
+    """``[signing]``: the key that signs the decisions of people."""
 
     kid: _Text
     """The name of the key on the VMs, in `[[approval.remote.keys]]`."""
@@ -304,7 +304,7 @@ def address_of(listen: str) -> tuple[str, int]:
 
 
 def read(table: Mapping[str, Any]) -> PortalSettings:
-    """Return the settings of a parsed file. Raise ConfigurationError with all mistakes."""
+    """Return the settings of a parsed file. Raise ConfigurationError with all errors."""
     problems = Problems()
     settings = convert(table, PortalSettings, "", problems)
     if problems.sentences or settings is None:
@@ -313,7 +313,7 @@ def read(table: Mapping[str, Any]) -> PortalSettings:
 
 
 def load(path: Path) -> PortalSettings:
-    """Return the settings of the file at *path*. Raise ConfigurationError with all mistakes."""
+    """Return the settings of the file at *path*. Raise ConfigurationError with all errors."""
     try:
         table = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
     except OSError as error:
@@ -327,7 +327,7 @@ def load(path: Path) -> PortalSettings:
 
 
 def find(explicit: Path | None, environ: Mapping[str, str] = os.environ) -> Path:
-    """Return *explicit*, or the path from the environment, or the default path of the configuration file."""
+    """Return *explicit*, the path from the environment, or the default path of the configuration file."""
     if explicit is not None:
         return explicit
     named = environ.get(CONFIG_VARIABLE, "")

@@ -1,11 +1,11 @@
-"""Signs decisions for verdicts, and selects the VMs that receive the decisions.
+"""Signs decisions and selects the VMs that receive them.
 
-An approval of an event needs only one VM. If several VMs approve the event, Azure accepts the first approval. The
-portal sends an approval to two VMs, because one agent can fail. Each of these VMs is connected, reports the event with
-the same digest, trusts the portal's key, and would act on the approval.
+Azure accepts the first approval of an event, so an approval by one VM is enough. The portal sends an approval to two
+VMs if possible, because one agent might fail. The portal selects connected agents that report the current version of
+the event, trust the portal's key, and would act on the approval.
 
-A hold must reach every VM that can approve the event. The portal therefore sends a hold to all VMs of the event and to
-all known VMs of their resource groups (PROTOCOL.md, section 1).
+A hold must reach every VM that can approve the event. The portal sends a hold to all VMs of the event and to all known
+VMs in the same resource groups (PROTOCOL.md, section 1).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def addressees(event: EventState, agents: Mapping[str, AgentSeen], kid: str) -> 
 
 
 def why_unreachable(event: EventState, agents: Mapping[str, AgentSeen], kid: str) -> str:
-    """Return why no agent would act on an approval, with a reason for each VM. Return "" if an agent would."""
+    """Return the reason for each VM why no agent would act on an approval, or "" if an agent would."""
     if addressees(event, agents, kid):
         return ""
     found = []

@@ -1,4 +1,4 @@
-"""Computes the coordinates of the timeline, which shows each event as a bar from its first record to its end.
+"""Computes the coordinates of the event bars in the timeline.
 
 The table below the picture contains the same information as text.
 """
@@ -42,7 +42,7 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def chart(events: Sequence[EventState], *, now: datetime) -> Chart | None:
-    """Return the picture of *events*, with the first event at the top. Return None without events."""
+    """Return the picture of *events* with the first event at the top, or None if no events exist."""
     if not events:
         return None
     starts = [parse_time(event.first_observed_at) for event in events]

@@ -1,15 +1,15 @@
-"""The two-person rule. An event is approved when `people.required_approvals` different people have approved it.
+"""The two-person rule: `people.required_approvals` different people must approve an event.
 
 These rules apply to the verdicts on one event:
 
-- One person is enough for a hold. While a person holds the event, no one can approve it. Any person who may decide on
+- One person is enough for a hold. While a person holds the event, no one can approve it. Any person who can decide on
   the event can withdraw the hold.
-- An approval counts until it expires or is withdrawn, and only for the version of the event that its person saw.
+- An approval counts until it expires or is withdrawn, and only for the version of the event that the approver saw.
 - An approval does not count if its user is disabled or is no longer an approver.
-- Several spellings of a name count as one person.
+- All spellings of a name count as one person.
 
-Agents do not check this rule, because the portal signs one decision with its own key for all of these people. Agents
-have their own setting `required_approvals`, which counts the approvers of the signing keys
+Agents cannot check the two-person rule, because the portal signs one decision with its own key on behalf of all
+approvers. Agents have a separate setting `required_approvals`, which counts the approvers of different signing keys
 (`bridge.approval.evaluate`).
 """
 
@@ -47,8 +47,8 @@ def rule(verdicts: Iterable[Verdict], *, digest: str, at: str, required: int) ->
 
 
 def too_few(required: int, approvers: int | None) -> str:
-    """Return a warning if fewer people may approve than an approval needs. Otherwise, return ""."""
+    """Return a warning if fewer people can approve than the rule requires. Otherwise, return ""."""
     if approvers is None or approvers >= required:
         return ""
     people = "person" if required == 1 else "different people"
-    return f"{required} {people} must approve, and only {approvers} may. Add approvers with `portal users`."
+    return f"{required} {people} must approve, and only {approvers} can. Add approvers with `portal users`."

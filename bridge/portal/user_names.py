@@ -1,7 +1,7 @@
-"""Validates and compares the names of users by the Unicode rules NFKC and casefold.
+"""Validates user names, and compares them by NFKC and casefold.
 
-All spellings of a name must refer to one user. Otherwise, one person could count as two approvers, and a disabled user
-could sign in with another spelling. SQL cannot compare names by these rules.
+All spellings of a name must identify the same user. Otherwise, one person could count as two approvers, or a disabled
+user could sign in with a different spelling.
 """
 
 from __future__ import annotations

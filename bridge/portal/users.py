@@ -1,8 +1,8 @@
-"""Authenticates people, and checks which events a person may see and decide on.
+"""Authenticates people and checks their permissions.
 
-A person signs in with a local name and a password, or a configured proxy sends the person's name in a header. The
-database stores only the SHA-256 of each session cookie. Every request that changes something must have the portal's
-own Origin and a valid CSRF token.
+A person signs in with a name and a password, or a configured proxy sends the person's name in a header. The database
+stores only the SHA-256 of each session cookie. A request that changes data must come from the portal's own origin and
+contain a valid CSRF token.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Role(str, Enum):
 
 
 class AccessDenied(RequestRefused):
-    """The person is unknown or does not have the permission. *status* is 401, 403, or 429."""
+    """Access is denied. *status* is 401, 403, or 429."""
 
     closes_connection = True
 
@@ -84,10 +84,10 @@ class Person(msgspec.Struct, frozen=True, kw_only=True):
         return not self.scope or bool(set(self.scope) & set(event.groups))
 
     def why_not_decide(self, event: EventState) -> str | None:
-        """Return the reason why this person may not decide on *event*, or None.
+        """Return the reason why this person must not decide on *event*, or None.
 
-        An approval is consent for every VM of the event. The portal must therefore know each VM, and each VM must be in
-        the scope of the person.
+        A person with a limited scope can decide only if every VM of the event is known and in the scope, because an
+        approval affects every VM.
         """
         if self.role is not Role.APPROVER:
             return VIEWER
@@ -165,11 +165,11 @@ class Users:
         raise AccessDenied(401, "Sign in first.")
 
     def address_of(self, request: Request) -> str:
-        """Return the address of the client: that of the peer, or the address that a configured proxy reports."""
+        """Return the address of the client, which a configured proxy can report."""
         return self._proxies.client_of(headers_of(request), _peer_of(request))
 
     def check_change(self, headers: Mapping[str, str], person: Person, token: str) -> None:
-        """Raise AccessDenied (403) unless a page of this portal and of this session sent the request."""
+        """Raise AccessDenied (403) if the Origin or CSRF token is wrong."""
         self.check_origin(headers)
         if not hmac.compare_digest(token.encode(), person.csrf_token.encode()):
             raise AccessDenied(403, "The form belongs to another session. Load the page again.")
@@ -185,7 +185,7 @@ class Users:
             raise AccessDenied(403, "The request comes from another site.")
 
     async def sign_in(self, name: str, password: str, *, address: str, old_session_id: str) -> str:
-        """Start a session and return its ID. Raise AccessDenied with the status 401 or 429."""
+        """Start a session and return its ID, or raise AccessDenied."""
         if self._signing_in >= _MOST_SIGNING_IN:
             raise AccessDenied(429, "Too many people are signing in. Try again in a minute.")
         self._signing_in += 1
@@ -255,7 +255,7 @@ def hashed(password: str) -> str:
 
 
 class _Wrong:
-    """Counts recent wrong passwords by name and by address. Beyond a limit, the oldest entries are dropped."""
+    """Counts recent wrong passwords by user name and client address."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

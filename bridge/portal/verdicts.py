@@ -1,7 +1,7 @@
 """The verdicts of people on events, and the sentences about verdicts.
 
-A verdict is the choice of one person to approve or to hold an event. `bridge.portal.two_person_rule` decides whether
-the verdicts approve the event, and `bridge.portal.deciding` turns the result into signed decisions.
+A verdict is one person's choice to approve or hold an event. The module `two_person_rule` combines the verdicts into a
+ruling, and the module `deciding` turns the ruling into signed decisions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Outcome(str, Enum):
 
     UNDECIDED = "undecided"
     WAITING = "waiting"
-    """At least one person has approved, and further people must approve."""
+    """At least one person has approved, and more people must approve."""
     APPROVED = "approved"
     HELD = "held"
 

@@ -1,6 +1,6 @@
-"""The JSON API to submit and withdraw verdicts, for programs with a session.
+"""The JSON API to submit and withdraw verdicts.
 
-A request needs the session cookie, the portal's own Origin, and the session's CSRF token in ``X-CSRF-Token``.
+A request needs a session cookie, the portal's Origin, and the session's CSRF token in the ``X-CSRF-Token`` header.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class VerdictsApi:
         ]
 
     async def post(self, request: Request) -> Response:
-        """``POST /events/{key}/verdicts``: store a verdict. The status is 201, or 409 with the current event."""
+        """``POST /events/{key}/verdicts``: store a verdict (201), or refuse it (409)."""
         person = await self._person_of(request)
         body = await body_of(request)
         try:
@@ -65,7 +65,7 @@ class VerdictsApi:
         return json_answer(_shown(taken), status=201)
 
     async def delete(self, request: Request) -> Response:
-        """``DELETE /verdicts/{id}``: withdraw a verdict. The status is 200, or 409 if it is too late."""
+        """``DELETE /verdicts/{id}``: withdraw a verdict (200), or refuse (409)."""
         person = await self._person_of(request)
         try:
             taken = await self._verdict_service.withdraw(person, request.path_params["verdict_id"])

@@ -1,4 +1,4 @@
-"""Computes the values that the templates show for an event, a verdict, a VM, and its agent."""
+"""Computes the values that the templates show."""
 
 from __future__ import annotations
 
@@ -173,13 +173,13 @@ def _verb(verdict: Verdict, details: EventDetails, now: datetime, accepted: Acce
 
 
 class AgentView(msgspec.Struct, frozen=True, kw_only=True):
-    """A VM and its agent. The VM may have sent no record, and the agent may never have polled."""
+    """A VM and its agent, either of which might be unknown."""
 
     name: str
     vm: VmState | None
     seen: AgentSeen | None
     follows: str
-    """Whether the agent would act on an approval by the portal's key, or the reason why not."""
+    """Whether the agent would act on an approval by the portal's key, or the reason against it."""
     open_events: int
 
     @property

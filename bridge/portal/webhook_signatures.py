@@ -1,6 +1,6 @@
-"""Verifies the signatures of Standard Webhooks (https://www.standardwebhooks.com), an alternative to bearer tokens.
+"""Verifies the signatures of Standard Webhooks (https://www.standardwebhooks.com).
 
-All agents share one secret. A signature therefore proves that some agent sent the request, but not which agent.
+All agents share one secret, so a signature proves that an agent sent the request but does not identify the agent.
 """
 
 from __future__ import annotations

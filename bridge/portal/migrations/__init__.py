@@ -1,7 +1,7 @@
-"""Migrates the database with Alembic, in one transaction and under a lock.
+"""Migrates the database with Alembic in one transaction.
 
-If two processes start at once, the second process waits for the first. On SQLite, it waits for the write lock. On
-PostgreSQL, it waits for an advisory lock.
+If two portal processes start at the same time, a lock makes the second process wait for the first. SQLite uses its
+write lock, and PostgreSQL uses an advisory lock.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WAIT_SECONDS = 60
 
 
 def migrate(connection: Connection) -> tuple[str | None, str]:
-    """Migrate the database inside the transaction. Return the steps before and after the migration."""
+    """Migrate the database. Return the old and the new migration step."""
     if connection.dialect.name == "postgresql":
         _wait_for_others(connection)
     scripts = _scripts()

@@ -1,5 +1,4 @@
-"""The portal's database. Only this package contains SQL, and the same statements run on SQLite and PostgreSQL.
+"""The portal's database. Only this package contains SQL.
 
-Public modules: `database` opens the database and runs functions in threads. `ingest` stores records. `events` lists
-events. `audit` stores and reads audit entries.
+Public modules: `database`, `ingest`, `events`, and `audit`.
 """

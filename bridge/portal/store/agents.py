@@ -1,4 +1,4 @@
-"""Stores connected agents. Each process of the portal writes its own rows and reads the rows of other processes."""
+"""Stores connected agents, which portal processes exchange through the database."""
 
 from __future__ import annotations
 
@@ -35,5 +35,5 @@ def agents_of_other_processes(connection: Connection, *, process: str, since: st
 
 
 def delete_agents(connection: Connection, *, before: str) -> None:
-    """Delete the agents whose state is older than *before*, because their process may have ended."""
+    """Delete the agents that were last updated before *before*."""
     connection.execute(delete(agents).where(agents.c.asked_at < before))

@@ -1,4 +1,4 @@
-"""Stores and reads audit entries. Because of a lock, only one transaction at a time can extend the chain."""
+"""Stores and reads audit entries. A lock serializes the writers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COUNTER = "audit"
 
 
 def add_entries(connection: Connection, new: Sequence[NewEntry], *, at: str) -> None:
-    """Add *new* to the chain. Other transactions that add entries wait for the end of this transaction."""
+    """Add *new* to the chain. Lock the chain until the commit."""
     if not new:
         return
     last = next_values(connection, _COUNTER, len(new))
@@ -40,7 +40,7 @@ def entries(connection: Connection, *, after: int, limit: int = PAGE) -> list[En
 
 
 def all_entries(connection: Connection) -> Iterator[Entry]:
-    """Yield every entry in order. At most one page of entries is in memory."""
+    """Yield every entry in order. Load one page at a time."""
     page = entries(connection, after=0)
     while page:
         yield from page
@@ -55,7 +55,7 @@ def count(connection: Connection) -> int:
 def next_values(connection: Connection, name: str, how_many: int = 1) -> int:
     """Increase the counter *name* by *how_many*, and return the new value.
 
-    The row stays locked until the transaction ends. A value therefore becomes visible only after all lower values.
+    The transaction locks the counter until the commit, so transactions commit their values in ascending order.
     """
     taken = update(counters).where(counters.c.name == name).values(value=counters.c.value + how_many)
     return int(connection.execute(taken.returning(counters.c.value)).scalar_one())

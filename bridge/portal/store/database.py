@@ -1,8 +1,7 @@
 """Runs functions that use the database, each function in one transaction.
 
-`bridge.portal.store.sqlite` and `bridge.portal.store.postgresql` contain the code that is specific to one
-kind of database. The event loop never waits for the database, because `StoreThreads` runs the functions in a few
-threads. `StoreThreads` also limits the number of waiting functions.
+`StoreThreads` runs the functions in a few threads and limits the number of waiting functions, because the event loop
+must never wait for the database. The modules `sqlite` and `postgresql` contain the database-specific code.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Store:
 
     @classmethod
     def of_file(cls, path: Path) -> Store:
-        """Return the SQLite database at *path*. Creates the file and its directory, for the owner only."""
+        """Return the SQLite database at *path*. Create the file and its directory for the owner only."""
         return cls(Sqlite(path, busy_seconds=_BUSY_SECONDS))
 
     @classmethod
@@ -74,15 +73,15 @@ class Store:
         return cls(Postgresql(url, settings.database.password(), busy_seconds=_BUSY_SECONDS))
 
     def read(self, work: Callable[Concatenate[Connection, _P], _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Call *work* in a transaction that sees one state of the database, and return its result."""
+        """Return the result of *work* in a consistent read transaction."""
         return self._run({_WRITES: False}, work, *args, **kwargs)
 
     def write(self, work: Callable[Concatenate[Connection, _P], _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Call *work*, commit, and return its result. If *work* raises, nothing is written."""
+        """Run *work* and commit. Roll back if *work* raises an exception."""
         return self._run({_WRITES: True}, work, *args, **kwargs)
 
     def migrate(self) -> tuple[str | None, str]:
-        """Migrate the database and create its epoch. Return the migration steps before and after."""
+        """Migrate the database. Return the old and the new migration step."""
         return self.write(_migrated)
 
     def close(self) -> None:
@@ -101,7 +100,7 @@ class Store:
 
 
 class StoreThreads:
-    """Runs database functions in a few threads, because the event loop must not wait for the database."""
+    """Runs database functions in threads without blocking the event loop."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -110,13 +109,13 @@ class StoreThreads:
         self._waiting = 0
 
     async def read(self, work: Callable[Concatenate[Connection, _P], _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Run `Store.read` in a thread. Raise StoreUnavailable if too many requests wait."""
+        """Run `Store.read` in a thread. Raise StoreUnavailable under overload."""
         return await self._run(self._readers, lambda: self.store.read(work, *args, **kwargs))
 
     async def write(
         self, work: Callable[Concatenate[Connection, _P], _T], /, *args: _P.args, **kwargs: _P.kwargs
     ) -> _T:
-        """Run `Store.write` in a thread. Raise StoreUnavailable if too many requests wait."""
+        """Run `Store.write` in a thread. Raise StoreUnavailable under overload."""
         return await self._run(self._writers, lambda: self.store.write(work, *args, **kwargs))
 
     def close(self) -> None:
@@ -141,7 +140,7 @@ def insert(connection: Connection, table: Table) -> Any:
 
 
 def upsert(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
-    """Insert *rows* into *table*, or replace the rows with the same primary key."""
+    """Insert *rows*, or replace the rows with the same primary key."""
     if not rows:
         return
     statement = insert(connection, table)
@@ -151,7 +150,7 @@ def upsert(connection: Connection, table: Table, rows: Sequence[dict[str, Any]])
 
 
 def escaped_like(text: str) -> str:
-    """Escape *text* for a LIKE pattern that uses a backslash as the escape character."""
+    """Escape *text* with backslashes for a LIKE pattern."""
     return text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
 
 

@@ -1,6 +1,6 @@
-"""Stores signed decisions. Decision numbers become visible in order, because a lock covers numbering and commit.
+"""Stores signed decisions, whose numbers are committed in ascending order.
 
-`bridge.portal.pending_decisions` keeps the valid decisions in memory. A poll therefore never reads these rows.
+Polls do not read these rows, because `bridge.portal.pending_decisions` keeps valid decisions in memory.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Decisions(msgspec.Struct, frozen=True):
 
 
 def add_decisions(connection: Connection, new: Sequence[NewDecision], *, at: str) -> dict[str, int]:
-    """Store the decisions that are not yet stored. Return the number of every decision, by its SHA-256."""
+    """Store new decisions. Return each decision's number by its SHA-256."""
     by_hash = {each.jws_sha256: each for each in new}
     lock_decisions(connection)
     numbers: dict[str, int] = {}
@@ -78,7 +78,7 @@ def add_decisions(connection: Connection, new: Sequence[NewDecision], *, at: str
 
 
 def lock_decisions(connection: Connection) -> None:
-    """Lock the numbering until the end of the transaction. Call this function before `add_entries`."""
+    """Lock the decision counter. Call this function before `add_entries`."""
     next_values(connection, _COUNTER, 0)
 
 

@@ -1,6 +1,6 @@
-"""Stores the attested documents that the portal accepted in the last minutes, as rows of `properties`.
+"""Stores recently accepted attested documents to prevent their reuse.
 
-Without these rows, a stolen document could get a second token from another process or after a restart.
+Without these rows, an attacker could use a stolen document at another portal process or after a restart.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LONGEST_NAME = 32
 
 
 def take_document(connection: Connection, vm_id: str, nonce: str, *, at: str, until: str) -> bool:
-    """Store a document until the time *until*. Return False if the document is already stored."""
+    """Store a document until *until*. Return False if already stored."""
     is_over = properties.c.name.startswith(_PREFIX, autoescape=True) & (properties.c.value <= at)
     connection.execute(delete(properties).where(is_over))
     digest = hashlib.sha256(f"{vm_id} {nonce}".encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Reads the contents of the pages: events with their verdicts, decisions, and outcomes, the VMs, and audit entries.
+"""Reads the data that the pages show about events.
 
 A page reads one state of the database.
 """
@@ -120,7 +120,7 @@ def event_with_digest(connection: Connection, key: str, digest: str) -> Transiti
 
 
 def approvers_here(connection: Connection) -> int:
-    """Return the number of local users who may approve."""
+    """Return the number of local users who can approve."""
     may_approve = (users.c.role == "approver") & users.c.disabled_at.is_(None)
     return len(set(map(folded_name, connection.execute(select(users.c.user_name).where(may_approve)).scalars())))
 

@@ -50,7 +50,7 @@ def place_in_list(event: EventState) -> tuple[str, str]:
 
 
 def records_of(connection: Connection, key: str, *, limit: int = 1_000) -> list[str]:
-    """Return the newest *limit* records of the event with that key, in their original text, oldest first."""
+    """Return the original text of the event's newest *limit* records, oldest first."""
     query = select(records.c.body).where(records.c.event_key == key)
     newest = query.order_by(records.c.observed_at.desc(), records.c.record_id).limit(limit)
     return list(connection.execute(newest).scalars())[::-1]

@@ -1,7 +1,7 @@
-"""Stores each record once, and updates the state of VMs and events in the same transaction.
+"""Stores records and updates VMs and events in one transaction.
 
-A transaction locks the rows of the VMs first, and then the rows of the events that can change. It locks both in the
-order of their keys. The transaction therefore sees all earlier changes, and two transactions cannot deadlock.
+Each transaction first locks the rows of the affected VMs and then the rows of the affected events, sorted by key.
+Because all transactions use this order, they cannot deadlock.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class ReceivedRecord(msgspec.Struct, frozen=True):
 def add_records(connection: Connection, received: Sequence[ReceivedRecord], received_at: str) -> tuple[str, ...]:
     """Store *received* and return the keys of the events that changed.
 
-    A record that is already stored updates the state again, because an agent that has lost its state sends the same
-    record in a newer stream.
+    A record that is already stored can still update the state. An agent that has lost its local state sends the same
+    record again in a newer stream.
     """
     all_records = [each.record for each in received]
     keys = sorted({vm_key(record) for record in all_records})
@@ -63,7 +63,7 @@ def _lock_vms(connection: Connection, keys: Sequence[str]) -> None:
 
 
 def _stored(connection: Connection, received: Sequence[ReceivedRecord], received_at: str) -> list[TransitionRecord]:
-    """Store the new records of *received* and return them. Heartbeats are not stored, because agents send too many."""
+    """Store and return new records. Do not store heartbeats."""
     by_id = {each.record.id: each for each in received}
     known: set[str] = set()
     for part in in_parts(list(by_id)):

@@ -1,8 +1,7 @@
-"""Uses PostgreSQL as the database of the portal. Any number of processes can share the database.
+"""The PostgreSQL database, which any number of portal processes can share.
 
-`bridge.portal.store.sqlite` has the same methods for SQLite. Write transactions are READ COMMITTED, and first lock
-their rows in a fixed order. Read transactions are REPEATABLE READ, because each read must see one state of the
-database.
+Write transactions use READ COMMITTED and first lock their rows in a fixed order. Read transactions use REPEATABLE READ,
+because all queries of a transaction must see the same state of the database.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ _DEFAULTS = {
 
 
 class Postgresql:
-    """The database at *url* with the password *secret*. A transaction waits at most *busy_seconds* for a lock."""
+    """A PostgreSQL database. Transactions wait at most *busy_seconds* for a lock."""
 
     writers = 4
     is_shared = True
@@ -84,7 +83,7 @@ class Postgresql:
         return connection
 
     def begin(self, connection: Connection, *, writes: bool) -> None:
-        """Set the isolation level of the transaction that starts with the next statement."""
+        """Set the isolation level of the next transaction."""
         raw: Any = connection.connection.dbapi_connection
         level = psycopg.IsolationLevel
         raw.isolation_level = level.READ_COMMITTED if writes else level.REPEATABLE_READ
@@ -108,8 +107,8 @@ class Postgresql:
     def back_up(self, target: Path) -> None:
         """Raise BridgeError with the command for a backup.
 
-        The backup must not contain the epoch. After a restore, the portal then creates a new epoch, and the agents
-        request all decisions again.
+        The backup excludes the epoch, which identifies the numbering of decisions. After a restore, the portal creates
+        a new epoch, and the agents request all decisions again.
         """
         raise BridgeError(
             "Back up a PostgreSQL database with: pg_dump --format=custom "
@@ -118,9 +117,9 @@ class Postgresql:
 
 
 class Listener:
-    """Calls *heard* in a thread when any process stores new decisions, and after each reconnection.
+    """Calls *heard* in a thread when new decisions might exist.
 
-    While the connection is lost, notifications can be missed. The portal then finds new decisions within a second.
+    If the connection is lost, notifications might be missed. The portal also checks for new decisions every second.
     """
 
     def __init__(self, server: Postgresql, heard: Callable[[], object]) -> None:
@@ -132,7 +131,7 @@ class Listener:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread, and wait at most one second until it ends."""
+        """Stop the thread, and wait for it at most one second."""
         self._stopping.set()
         self._thread.join(2 * _LISTEN_SECONDS)
 

@@ -1,4 +1,4 @@
-"""Uses SQLite as the database of the portal. The database is one file with one writer at a time.
+"""The SQLite database, which is one file with a single writer.
 
 `bridge.portal.store.postgresql` has the same methods for PostgreSQL.
 """
@@ -18,7 +18,7 @@ from bridge.portal.schema import EPOCH
 
 
 class Sqlite:
-    """The file at *path*. A transaction waits at most *busy_seconds* for the lock."""
+    """An SQLite file. Transactions wait at most *busy_seconds* for a lock."""
 
     #: One writer thread with a queue is fair. SQLite's lock is not fair.
     writers = 1
@@ -46,7 +46,7 @@ class Sqlite:
         return engine
 
     def begin(self, connection: Connection, *, writes: bool) -> None:
-        """Begin a transaction. A write takes the lock at the start, because taking it later could fail."""
+        """Begin a transaction. If it *writes*, lock the database at once."""
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     def why(self, error: BaseException) -> str:
@@ -57,10 +57,10 @@ class Sqlite:
         """Return None, because a single process needs no notifications."""
 
     def back_up(self, target: Path) -> None:
-        """Copy the database to *target*, which must not exist. The portal can run during the copy.
+        """Copy the database to *target*, even while the portal is running.
 
-        The copy has no epoch. A portal that starts with the copy creates a new epoch, and the agents then request all
-        decisions again.
+        The backup excludes the epoch, which identifies the numbering of decisions. After a restore, the portal creates
+        a new epoch, and the agents request all decisions again.
         """
         if target.exists():
             raise BridgeError(f"{target} exists. A backup does not overwrite a file. Name another file.")

@@ -35,7 +35,7 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_user(connection: Connection, user: User) -> User | None:
-    """Store *user* or replace the user of that name, and end the sessions. Return the stored user."""
+    """Add or replace a user, and end the user's sessions."""
     names = _spellings(connection, user.user_name) or [user.user_name]
     connection.execute(delete(sessions).where(sessions.c.user_name.in_(names)))
     upsert(connection, users, [{**msgspec.structs.asdict(user), "user_name": name} for name in names])
@@ -43,7 +43,7 @@ def add_user(connection: Connection, user: User) -> User | None:
 
 
 def change_user(connection: Connection, name: str, /, **values: Any) -> User | None:
-    """Update the user and end all of their sessions. Return the updated user, or None if the name is unknown."""
+    """Update a known user, and end the user's sessions."""
     names = _spellings(connection, name)
     connection.execute(delete(sessions).where(sessions.c.user_name.in_(names)))
     if values:
@@ -90,7 +90,7 @@ def add_session(
 
 
 def session_of(connection: Connection, session_sha256: str, *, at: str) -> tuple[User, str] | None:
-    """Return the user and the CSRF token of a session, or None if the session or its user is not valid."""
+    """Return the user and the CSRF token of a session, or None if the session or its user is invalid."""
     query = select(sessions.c.csrf_token, users).join_from(sessions, users)
     is_live = (sessions.c.session_sha256 == session_sha256) & (sessions.c.expires_at > at)
     row = connection.execute(query.where(is_live, users.c.disabled_at.is_(None))).first()

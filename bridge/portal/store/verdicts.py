@@ -1,8 +1,8 @@
-"""Stores verdicts. One transaction stores a verdict together with its signed decisions.
+"""Stores each verdict and its signed decisions in one transaction.
 
-A transaction locks the row of the event first, then the counter of decisions, and then the counter of audit entries.
-Ingest uses the same order. Two verdicts on one event are therefore stored one after the other, and the second ruling
-includes the first verdict.
+A transaction locks the event, then the decision counter, and then the audit counter. Transactions that store records
+use the same order to avoid deadlocks. If two people decide on one event at the same time, the second transaction waits
+and then includes the first person's verdict.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ UNKNOWN_EVENT = "No record reports this event."
 
 
 class VerdictRefused(BridgeError):
-    """The verdict is refused. *event* is the current state of the event, or None. *status* is 404 or 409."""
+    """The verdict is refused. *status* is 404 or 409."""
 
     def __init__(self, message: str, *, event: EventState | None = None, status: int = 409) -> None:
         super().__init__(message)
@@ -52,14 +52,14 @@ class AcceptedVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 #: Signs the decisions for an event, its ruling, and the VMs of its resource groups.
 Sign = Callable[[EventState, Ruling, Sequence[str]], Sequence[NewDecision]]
-#: Raises an error unless, inside this transaction, the person may decide on the event.
+#: Raises an error unless the person is allowed to decide on the event, as of this transaction.
 Allow = Callable[[Connection, EventState], None]
 
 
 def add_verdict(
     connection: Connection, new: Verdict, *, now: datetime, required: int, sign: Sign, allow: Allow = lambda *_: None
 ) -> AcceptedVerdict:
-    """Store *new* and its decisions. Raise VerdictRefused if the event has changed."""
+    """Store *new* and its decisions, or raise VerdictRefused."""
     at = format_time(now)
     event = _locked_event(connection, new.event_key)
     allow(connection, event)
@@ -69,7 +69,7 @@ def add_verdict(
     connection.execute(verdicts.insert(), {**msgspec.structs.asdict(new), "choice": new.choice.value})
     ruling = rule(_counting(connection, new.event_key), digest=event.digest, at=at, required=required)
     signed: Sequence[NewDecision] = ()
-    # A second hold is signed too, because the portal may know further VMs.
+    # A second hold is also signed, because the portal might know more VMs.
     if ruling.outcome is Outcome.APPROVED or new.choice is Choice.HOLD:
         signed = sign(event, ruling, _vms_of_groups(connection, event))
         lock_decisions(connection)
@@ -83,9 +83,9 @@ def add_verdict(
 def withdraw(
     connection: Connection, verdict_id: str, *, by: str, now: datetime, sign: Sign, allow: Allow = lambda *_: None
 ) -> AcceptedVerdict:
-    """Withdraw a verdict. If agents may have received the approval, sign a hold that stops it.
+    """Withdraw a verdict. To stop a signed approval, sign a hold.
 
-    Raise VerdictRefused if the verdict is unknown or withdrawn, or if the event can no longer be stopped.
+    Raise VerdictRefused if the verdict is unknown or already withdrawn, or if it is too late to stop the event.
     """
     key = connection.execute(select(verdicts.c.event_key).where(verdicts.c.verdict_id == verdict_id)).scalar()
     if key is None:
@@ -119,7 +119,7 @@ def _counting(connection: Connection, event_key: str) -> tuple[Verdict, ...]:
 def _has_decisions(connection: Connection, verdict: Verdict) -> bool:
     """Return whether the portal has signed a decision for *verdict*, alone or with other approvals.
 
-    The row of a decision names only the last of its verdicts.
+    A decision row refers only to its last verdict.
     """
     same = (verdicts.c.event_key == verdict.event_key) & (verdicts.c.digest == verdict.digest)
     approvals = same & (verdicts.c.choice == Choice.APPROVE.value)
@@ -148,7 +148,7 @@ def _check(event: EventState, new: Verdict, said: Sequence[Verdict], *, at: str)
 
 
 def _refuse_too_late(connection: Connection, event: EventState) -> None:
-    """Raise VerdictRefused if Azure has accepted an approval of *event*, because no one can stop the event."""
+    """Raise VerdictRefused if Azure has accepted an approval of *event*."""
     sent_to = accepted_approval(details_of(connection, [event])[0])
     if sent_to is not None:
         raise VerdictRefused(sent_to.sentence, event=event)

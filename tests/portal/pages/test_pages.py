@@ -142,7 +142,7 @@ def test_two_people_and_never_the_same_twice(tmp_path):
 
 
 def test_rule_that_nobody_can_satisfy_is_said_at_start_and_at_the_button(tmp_path, caplog):
-    said = "3 different people must approve, and only 2 may. Add approvers with `portal users`."
+    said = "3 different people must approve, and only 2 can. Add approvers with `portal users`."
     with Office(tmp_path, people={"required_approvals": 3}) as office:
         assert f"No event can be approved: {said}" in caplog.text
         office.portal.send(fleet_record(0, resources=("vm_0",)))

@@ -1,1 +1,1 @@
-"""The steps from an empty database to the tables of `bridge.portal.schema`. Released steps never change."""
+"""The migration steps. Never change a released step."""

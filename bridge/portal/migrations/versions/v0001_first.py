@@ -1,7 +1,7 @@
 """Creates the first tables.
 
-Triggers prevent changes to the audit. On PostgreSQL, the administrator can also withhold the privilege from the
-portal's role. The first step that changes a released table must replace `create_all` with explicit definitions.
+Triggers prevent changes to audit entries. The first step that changes a released table must replace `create_all` with
+explicit definitions.
 """
 
 from __future__ import annotations
