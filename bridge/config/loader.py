@@ -92,6 +92,7 @@ def read(table: Mapping[str, Any]) -> Settings:
     return Settings(
         **values,
         sinks=tuple(_withholding(sink, variables) for sink in sinks),
+        has_default_sinks=not table.get("sinks"),
         secret_variables=variables,
         secret_files=secret_files(table),
     )
