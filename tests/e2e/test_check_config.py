@@ -21,6 +21,7 @@ from bridge.testing.http_contract import HttpPeer
 if sys.platform != "win32":
     import pwd
 
+EVENT_HUBS = '[[sinks]]\ntype = "eventhubs"\neventhub = "e"\nfully_qualified_namespace = "{}"'
 REMOTE = '[approval.remote]\nurl = "https://portal.example.net/api/v1"\n'
 needs_root = pytest.mark.skipif(
     not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root may give a directory to another user"
@@ -332,8 +333,7 @@ def test_overrides_of_the_environment_are_named(agent, check):
     ("text", "code", "message"),
     [
         (
-            '[[sinks]]\ntype = "eventhubs"\neventhub = "e"\n'
-            'fully_qualified_namespace = "NAMESPACE.servicebus.windows.net"',
+            EVENT_HUBS.format("NAMESPACE.servicebus.windows.net"),
             1,
             "still contains the placeholder NAMESPACE of `init`",
         ),
