@@ -69,7 +69,10 @@ class CommandConfig(SinkConfig, frozen=True, kw_only=True):
     environment: dict[str, str] = msgspec.field(default_factory=dict)
     """Environment variables for the program, in addition to SCHEDULED_EVENT_*."""
     unset_environment: tuple[str, ...] = ()
-    """Environment variables of the agent to remove. Variables that a `*_env` key names are always removed."""
+    """Environment variables of the agent to remove. The agent also removes the variables named by `*_env` keys, and the
+    variables with secrets of its own credentials, such as AZURE_CLIENT_SECRET."""
+    pass_environment: tuple[str, ...] = ()
+    """Environment variables to pass to the program although they contain secrets."""
     directory: str | None = None
     """The working directory of the program. Default: the working directory of the agent."""
 
@@ -103,8 +106,8 @@ class CommandSink(Sink):
 
     @classmethod
     def withholding(cls, config: CommandConfig, variables: frozenset[str]) -> CommandConfig:
-        """Return a copy of *config* that adds *variables* to `unset_environment`."""
-        unset = dict.fromkeys([*config.unset_environment, *sorted(variables)])
+        """Return a copy of *config* that adds *variables* to `unset_environment`, except those to pass."""
+        unset = dict.fromkeys([*config.unset_environment, *sorted(variables.difference(config.pass_environment))])
         return msgspec.structs.replace(config, unset_environment=tuple(unset))
 
     def __init__(self, config: CommandConfig) -> None:

@@ -1,6 +1,6 @@
 """Converts a transition record to one readable line of text.
 
-The line of text contains the transition, the event, the remaining time, and Microsoft's advice for the event. Control
+The line of text contains the transition, the event, the announced time, and Microsoft's advice for the event. Control
 characters and bidirectional characters are escaped, because the description of an event could otherwise forge a log
 line or change the colors of a terminal.
 """
@@ -70,14 +70,12 @@ def first_names(names: Sequence[str], most: int) -> str:
 
 
 def _when(record: TransitionRecord, event: ScheduledEvent) -> str:
+    """Return the announced time. A remaining time such as "in 15 min" would be wrong when the text is read later."""
+    if record.transition.is_ending:
+        return ""
     if event.not_before is None:
         return f", not before {event.not_before_raw!r} (unreadable)" if event.not_before_raw else ""
-    moment = event.not_before.strftime("%Y-%m-%d %H:%M:%S UTC")
-    left = record.notice_seconds
-    if left is None:
-        return f", not before {moment}"
-    time = duration(abs(round(left)))
-    return f", not before {moment}, " + (f"in {time}" if left > 0 else f"{time} ago")
+    return f", not before {event.not_before:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _change(record: TransitionRecord) -> str:

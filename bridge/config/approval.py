@@ -125,7 +125,7 @@ class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
     drain. No shell is used."""
     command_timeout_seconds: Annotated[float, Meta(gt=0, le=_LONGEST_COMMAND_SECONDS)] = 600.0
     """Time limit of the command in seconds, at most a day. Then the command is killed and nothing is approved."""
-    keys: Annotated[tuple[KeySettings, ...], _NotEmpty]
+    keys: tuple[KeySettings, ...] = ()
     """The trusted keys, one table each, at least one."""
 
     def __post_init__(self) -> None:
@@ -137,6 +137,11 @@ class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
             mistakes.append(f"{' and '.join(given)} are both set. Keep the one that the portal requires.")
         if self.client_key_file is not None and self.client_cert_file is None:
             mistakes.append("client_key_file requires client_cert_file.")
+        if not self.keys:
+            raise ValueError(
+                "keys is missing. The agent needs the public key of each approver. `scheduled-events-bridge keygen` "
+                "creates a key pair and prints the [[approval.remote.keys]] table."
+            )
         approvers = len({key.approver for key in self.keys})
         if self.required_approvals > approvers:
             mistakes.append(

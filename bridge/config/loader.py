@@ -16,7 +16,7 @@ import msgspec
 
 from bridge.config.approval import read_approval
 from bridge.config.mistakes import Problems
-from bridge.config.secret_keys import secret_files, secret_variables
+from bridge.config.secret_keys import CREDENTIAL_VARIABLES, secret_files, secret_variables
 from bridge.config.settings import Settings, SinkSettings, TopSettings, documented
 from bridge.config.toml import convert
 from bridge.errors import ConfigurationError
@@ -88,10 +88,11 @@ def read(table: Mapping[str, Any]) -> Settings:
     if mistakes.sentences or top is None:
         raise ConfigurationError(*mistakes.sentences)
     values = {name: getattr(top, name) for name in top.__struct_fields__} | {"approval": approval}
-    variables = secret_variables(table)
+    variables = secret_variables(table) | CREDENTIAL_VARIABLES
     return Settings(
         **values,
         sinks=tuple(_withholding(sink, variables) for sink in sinks),
+        has_default_sinks=not table.get("sinks"),
         secret_variables=variables,
         secret_files=secret_files(table),
     )

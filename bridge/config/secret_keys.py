@@ -17,6 +17,17 @@ _FILE, _VARIABLE = "_file", "_env"
 #: Files without a secret. A client certificate contains the key if no separate key file is configured.
 _PUBLIC = frozenset({"ca_file", "public_key_file", "template_file"})
 _CERTIFICATE, _KEY = "client_cert_file", "client_key_file"
+#: The variables with secrets that the agent's own credentials read (azure-identity: EnvironmentCredential, managed
+#: identity of App Service and Azure Arc).
+CREDENTIAL_VARIABLES = frozenset(
+    {
+        "AZURE_CLIENT_SECRET",
+        "AZURE_CLIENT_CERTIFICATE_PASSWORD",
+        "AZURE_PASSWORD",
+        "IDENTITY_HEADER",
+        "MSI_SECRET",
+    }
+)
 
 
 def secret_variables(table: object) -> frozenset[str]:

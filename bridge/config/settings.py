@@ -55,7 +55,7 @@ def _listen(value: str) -> None:
     host, _, port = value.rpartition(":")
     is_port = re.fullmatch("[0-9]{1,5}", port) and int(port) <= _HIGHEST_PORT
     if value and not (is_port and _is_address(host)):
-        hint = " The host is an address or localhost."
+        hint = " The host is an address or localhost, and the port is a number from 0 to 65535."
         if value.startswith(":"):
             hint = f' To listen on every address, write "0.0.0.0{value}".'
         raise ValueError('"host:port", such as "127.0.0.1:9464" or "[::1]:9464", or "" for none', hint)
@@ -208,6 +208,8 @@ class Settings(TopSettings, frozen=True, kw_only=True):
     """The file of these settings; None for the defaults."""
     overrides: tuple[tuple[str, str], ...] = ()
     """The keys that the environment overrides, each with its variable."""
+    has_default_sinks: bool = False
+    """Whether the configuration contains no sink, so that the default sink applies."""
     secret_variables: frozenset[str] = frozenset()
     """The environment variables in `*_env` keys. Programs that the agent starts do not receive them."""
     secret_files: tuple[tuple[str, str], ...] = ()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Mapping
+from importlib import resources
 from importlib.metadata import entry_points
 from typing import Annotated, Any, cast
 
@@ -84,12 +85,25 @@ def read_sinks(
             if first != path:
                 mistakes.quote(path, f'{first} has the same name. Give each sink a unique name, with name = "...".')
         sink = _sink(table, path, mistakes)
-        if sink is not None:
+        if sink is None:
+            _suggest_recipe(table, path, mistakes)
+        else:
             found.append(sink)
             if labels is not None:
                 _check_labels(sink, labels, path, mistakes)
         mistakes.whose = ""
     return tuple(found)
+
+
+def _suggest_recipe(table: Mapping[str, Any], path: str, mistakes: Problems) -> None:
+    """Suggest the recipe of a service whose name is given as the format of a webhook."""
+    name = table.get("format")
+    if table.get("type") != "webhook" or not isinstance(name, str) or not name.isidentifier():
+        return
+    if resources.files("bridge.config.recipes").joinpath(f"webhook-{name}.toml").is_file():
+        mistakes.quote(
+            f"{path}.format", f"`scheduled-events-bridge init --sink webhook:{name}` prints a table for {name}."
+        )
 
 
 def _check_labels(sink: SinkSettings, labels: Mapping[str, str], path: str, mistakes: Problems) -> None:

@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from bridge.config.approval import KeySettings
 from bridge.config.mistakes import Problems
+from bridge.config.secret_keys import readable_secrets
 from bridge.config.toml import Check, convert
 from bridge.config.trusted_keys import key_mistakes
 from bridge.errors import ConfigurationError, SecretUnavailable
@@ -286,8 +287,10 @@ class PortalSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 def check_secrets(settings: PortalSettings) -> None:
     """Raise ConfigurationError with every configured secret that cannot be read."""
-    mistakes = []
+    mistakes: list[str] = []
     agents = settings.agents
+    if settings.readers.token_file is not None:
+        mistakes.extend(readable_secrets([("readers.token_file", settings.readers.token_file)]))
     for secret in (agents.token(), agents.webhook_secret(), settings.readers.token(), settings.database.password()):
         try:
             secret.values()

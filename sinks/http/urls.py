@@ -18,7 +18,9 @@ def http_url(url: str, *, key: str) -> SplitResult:
     except ValueError:
         is_usable = False
     if not is_usable or not url.isprintable() or any(character.isspace() for character in url):
-        raise ValueError(f"{key} must be a URL such as https://example.net/hook, without spaces.")
+        raise ValueError(
+            f"{key} must be a URL such as https://example.net/hook, without spaces and with a port from 1 to 65535."
+        )
     return parts
 
 

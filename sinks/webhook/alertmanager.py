@@ -157,8 +157,9 @@ def _label_name(name: str) -> str:
 
 def _annotations(record: TransitionRecord) -> dict[str, str]:
     event = record.event
+    sender = f", reported by {record.vm.name}" if record.vm.name else ""
     texts = {
-        "summary": summary(record),
+        "summary": f"{summary(record)}{sender}",
         "description": details(record),
         "transition": record.transition.value,
         "evidence": record.evidence.value,

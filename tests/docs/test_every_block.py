@@ -234,6 +234,7 @@ def checked(tmp_path, monkeypatch):
         text = text.replace("C:\\ProgramData\\scheduled-events-bridge\\", f"{tmp_path}/")
         text = text.replace("scheduled-events-bridge.service/", "")
         text = text.replace("/opt/scheduled-events-bridge/drain.py", str(ROOT / "deploy" / "kubernetes" / "drain.py"))
+        text = re.sub(r"\b(NAMESPACE|INSTANCE|RULE|REGION|dcr-ID)\b", "mine", text)  # what the reader replaces
         program = tmp_path / "on-scheduled-event"
         program.write_text("#!/bin/sh\n")
         program.chmod(stat.S_IRWXU)

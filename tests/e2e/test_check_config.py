@@ -21,6 +21,7 @@ from bridge.testing.http_contract import HttpPeer
 if sys.platform != "win32":
     import pwd
 
+EVENT_HUBS = '[[sinks]]\ntype = "eventhubs"\neventhub = "e"\nfully_qualified_namespace = "{}"'
 REMOTE = '[approval.remote]\nurl = "https://portal.example.net/api/v1"\n'
 needs_root = pytest.mark.skipif(
     not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root may give a directory to another user"
@@ -326,3 +327,25 @@ def test_overrides_of_the_environment_are_named(agent, check):
         "status.listen is '127.0.0.1:9463' ($SCHEDULED_EVENTS_BRIDGE_STATUS_LISTEN).",
         f"state.directory is {str(agent.state)!r} ($SCHEDULED_EVENTS_BRIDGE_STATE_DIRECTORY).",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "message"),
+    [
+        (
+            EVENT_HUBS.format("NAMESPACE.servicebus.windows.net"),
+            1,
+            "still contains the placeholder NAMESPACE of `init`",
+        ),
+        ("", 0, "has no [[sinks]] table. `scheduled-events-bridge init"),
+        ('[[sinks]]\ntype = "webhook"\nurl = "https://a.example/b"\nformat = "slack"', 78, "init --sink webhook:slack"),
+        ('[status]\nlisten = "127.0.0.1:99999"', 78, "the port is a number from 0 to 65535"),
+        ('[[sinks]]\ntype = "webhook"\nurl = "http://a.example:99999/b"', 78, "with a port from 1 to 65535"),
+        ("[approval]\n" + REMOTE, 78, "`scheduled-events-bridge keygen` creates a key pair"),
+    ],
+)
+def test_a_common_mistake_is_reported_with_the_required_action(agent, text, code, message):
+    agent.config.write_text(state(agent) + text)
+    done = agent.call("check-config", "--config", agent.config)
+    assert done[0] == code
+    assert message in " ".join("".join(done[1:]).split())

@@ -84,7 +84,7 @@ def test_mistakes_are_wrapped_between_words(agent, terminal, columns):
     lines = terminal("check-config", "-c", agent.config, columns=columns).read_until(lambda _: False).splitlines()
     assert max(map(len, lines)) <= columns
     assert len([line for line in lines if not line.startswith("  ")]) == 4
-    assert "The host is an address or localhost." in " ".join(" ".join(lines).split())
+    assert "The host is an address or localhost, and" in " ".join(" ".join(lines).split())
 
 
 def test_mistakes_that_are_piped_are_one_line_each(agent):

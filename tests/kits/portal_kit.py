@@ -34,6 +34,7 @@ def portal_table(directory: Path, **tables: Any) -> dict[str, Any]:
     directory.mkdir(parents=True, exist_ok=True)
     for name, token in (("agents", AGENT_TOKEN), ("readers", READER_TOKEN)):
         (directory / name).write_text(f"{token}\n", encoding="utf-8")
+        (directory / name).chmod(0o600)
     whole: dict[str, Any] = {
         "server": {"listen": "127.0.0.1:0"},
         "operator": {"listen": "127.0.0.1:0"},

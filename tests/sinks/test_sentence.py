@@ -12,20 +12,21 @@ from sinks.sentence import sentence
 
 def test_sentence_says_who_when_and_how_long() -> None:
     assert sentence(record()) == (
-        "2026-11-20T11:00:05.000Z scheduled: Freeze of this VM (WestNO_0), not before 2026-11-20 11:15:00 UTC, "
-        "in 14 min 55 s. Host server is undergoing maintenance. Impact 5 s"
+        "2026-11-20T11:00:05.000Z scheduled: Freeze of this VM (WestNO_0), not before 2026-11-20 11:15:00 UTC. "
+        "Host server is undergoing maintenance. Impact 5 s"
     )
 
 
 def test_sentence_says_how_sure_an_ending_is() -> None:
     said = sentence(record(transition=Transition.CANCELED, evidence=Evidence.INFERRED))
     assert " canceled (inferred): Freeze of" in said
+    assert "not before" not in said
 
 
 def test_sentence_advises_to_redeploy_before_a_predicted_failure() -> None:
     ahead = timedelta(days=6, hours=23).total_seconds()
     fields = {"event_type": "Redeploy", "event_source": "Platform"}
-    assert "in 6 d 23 h. A hardware failure is predicted: Microsoft recommends" in sentence(
+    assert "A hardware failure is predicted: Microsoft recommends" in sentence(
         record(notice_seconds=ahead, event=event(**fields))
     )
     assert "predicted" not in sentence(record(notice_seconds=600.0, event=event(**fields)))
@@ -43,9 +44,7 @@ def test_sentence_says_that_a_users_event_waits_for_approval() -> None:
 def test_sentence_never_takes_an_unreadable_time_for_now() -> None:
     said = sentence(record(notice_seconds=None, event=event(not_before=None, not_before_raw="soon")))
     assert "not before 'soon' (unreadable)" in said
-    assert "in 0 s" not in said
     assert "not before" not in sentence(record(notice_seconds=None, event=event(not_before=None, not_before_raw="")))
-    assert "3 min 5 s ago" in sentence(record(notice_seconds=-185.0))
 
 
 def test_sentence_cannot_forge_a_line_or_paint_a_terminal() -> None:

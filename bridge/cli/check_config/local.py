@@ -8,6 +8,7 @@ command that repeats the checks as the user of the agent.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -33,6 +34,9 @@ if sys.platform != "win32":
 
 #: `load` reports a missing file, and `--connect` uses the certificates.
 _PEM_KEYS = frozenset({"ca_file", "client_cert_file", "client_key_file"})
+#: Words in the values of `init` that the user must replace.
+_ADDRESSES = frozenset({"url", "fully_qualified_namespace"})
+_PLACEHOLDER = re.compile(r"\b(NAMESPACE|INSTANCE|RULE|REGION|dcr-ID)\b")
 _ENVIRONMENT_HINT = " (This command's environment can differ from the agent's environment.)"
 
 
@@ -112,6 +116,8 @@ def _sink(sink: SinkSettings) -> Iterator[str]:
     for name in config.__struct_fields__:
         key, _, kind = name.rpartition("_")
         value = getattr(config, name)
+        if name in _ADDRESSES and isinstance(value, str) and (found := _PLACEHOLDER.search(value)):
+            yield f"{name} still contains the placeholder {found[0]} of `init`. Replace it with your own value."
         if not isinstance(value, str) or name in _PEM_KEYS or not key or kind not in {"file", "env"}:
             continue
         secret = Secret(key=key, file=value) if kind == "file" else Secret(key=key, env=value)

@@ -39,6 +39,8 @@ def check_configuration(path: Path | None, *, connect: bool) -> int:
     for line in _overrides(settings):
         _show(line)
     _show(f"Sinks: {', '.join(f'{sink.name} ({sink.type_name})' for sink in settings.sinks)}.")
+    if settings.has_default_sinks:
+        _show("The configuration has no [[sinks]] table. `scheduled-events-bridge init --sink webhook` prints one.")
     _show(_approvals(settings.approval))
     for warning in warnings(settings):
         _show(f"Warning: {warning}", bold=True)

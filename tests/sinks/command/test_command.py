@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from bridge.config.loader import load
+from bridge.config.loader import load, read
 from bridge.delivery.sender import Sender
 from bridge.errors import ConfigurationError, DeliveryError
 from bridge.sink import (
@@ -202,6 +202,19 @@ def test_program_sees_the_record_and_the_environment_it_was_given(
     assert "WEBHOOK_SECRET" not in seen
     ours = {name: value for name, value in seen.items() if name.startswith(ENVIRONMENT_PREFIX)}
     assert ours == environment_of(sample_record())
+
+
+def test_program_sees_the_secrets_of_the_agents_credentials_only_if_the_configuration_passes_them(
+    script: WriteScript, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AZURE_CLIENT_SECRET", "AZURE_PASSWORD", "HOOK"):
+        monkeypatch.setenv(name, "hush")
+    program = script(f"env >{tmp_path}/env")
+    table = {"type": "command", "command": [program], "pass_environment": ["AZURE_PASSWORD"]}
+    settings = read({"sinks": [table, {"type": "webhook", "url_env": "HOOK"}]})
+    settings.sinks[0].build().send([sample_record()])
+    seen = {line.partition("=")[0] for line in (tmp_path / "env").read_text().splitlines()}
+    assert seen & {"AZURE_CLIENT_SECRET", "AZURE_PASSWORD", "HOOK"} == {"AZURE_PASSWORD"}
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,9 @@ def test_an_alert_says_what_who_and_when() -> None:
         "team": "payments",
     }
     annotations = alert["annotations"]
-    assert annotations["summary"] == "Freeze of WestNO_0, WestNO_1 scheduled, not before 2026-11-20 11:15:02 UTC"
+    assert annotations["summary"] == (
+        "Freeze of WestNO_0, WestNO_1 scheduled, not before 2026-11-20 11:15:02 UTC, reported by WestNO_0"
+    )
     assert annotations["not_before"] == "2026-11-20T11:15:02.000Z"
     assert (annotations["transition"], annotations["evidence"]) == ("scheduled", "observed")
     assert all(isinstance(text, str) and text for text in annotations.values())
