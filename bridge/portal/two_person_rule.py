@@ -10,7 +10,7 @@ These rules apply to the verdicts on one event:
 
 Agents cannot check the two-person rule, because the portal signs one decision with its own key on behalf of all
 approvers. Agents have a separate setting `required_approvals`, which counts the approvers of different signing keys
-(`bridge.approval.evaluate`).
+(`bridge.approval.two_person_rule`).
 """
 
 from __future__ import annotations
