@@ -24,7 +24,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from bridge.outbox import database as files
+from bridge.outbox import database
 from bridge.outbox.database import Database, Fingerprint, Loaded
 from bridge.outbox.state import Changes, State
 
@@ -172,7 +172,7 @@ class Saver:
         give_up_at = time.monotonic() + _UNREADABLE_SECONDS
         while not self._is_stopping:
             try:
-                self._take(files.read_newest(self._directory))
+                self._take(database.read_newest(self._directory))
             except Exception as error:  # noqa: BLE001  # rows of a damaged file may contradict one another
                 if isinstance(error, (OSError, sqlite3.Error)) and time.monotonic() < give_up_at:
                     with self._turn:
@@ -210,7 +210,7 @@ class Saver:
         """Write all unsaved changes; return whether the file has changed."""
         unsaved = self._unsaved
         if self.file is not None and unsaved.new_file_because is None:
-            if files.fingerprint(self.file) != self._print:
+            if database.fingerprint(self.file) != self._print:
                 unsaved.require_new_file(_CHANGED)
             elif self._database is None:
                 self._database = Database(self.file)
@@ -232,22 +232,22 @@ class Saver:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._lock:
             everything = self._state.take_everything()
-        database = Database.create(self._directory, everything)
+        created = Database.create(self._directory, everything)
         if self._database is not None:
             self._database.close()
-        self._database, before, self.file = database, self.file, database.path
-        self._print = files.fingerprint(database.path)
+        self._database, before, self.file = created, self.file, created.path
+        self._print = database.fingerprint(created.path)
         self._cleaned_at = -math.inf
         if reason is not None:
             self.file_changes += 1
             logger.error(
                 "The agent wrote its complete state to a new file, because the previous file cannot be used: %s.",
                 reason,
-                extra={"file": database.path.name, "before": None if before is None else before.name},
+                extra={"file": created.path.name, "before": None if before is None else before.name},
             )
         with suppress(OSError):
-            for path in files.older_generations(self._directory, database.path)[_KEPT_GENERATIONS:]:
-                files.delete_generation(path)
+            for path in database.older_generations(self._directory, created.path)[_KEPT_GENERATIONS:]:
+                database.delete_generation(path)
         return everything.through
 
     def _confirm(self, request: int, *, has_written: bool) -> None:
@@ -273,40 +273,41 @@ class Saver:
         self._failure = f"{error}".rstrip(".") + "."
         if len(self._unsaved.tables.get("records", ())) > _MOST_UNSAVED:
             self._unsaved.require_new_file("too many changes were not saved in time")
-        if files.is_damage(error):
+        if database.is_damage(error):
             self._unsaved.require_new_file(_DAMAGED)
-        if files.is_read_only(error):  # SQLite cannot make this connection writable again
+        if database.is_read_only(error):  # SQLite cannot make this connection writable again
             self._unsaved.require_new_file("it was read-only")
         with suppress(OSError, sqlite3.Error):
             self._accept_own_changes()
-            if files.is_full(error) and self._free_space():
+            if database.is_full(error) and self._free_space():
                 logger.warning("The disk is full. The agent deleted an older file or delivered records early.")
 
     def _accept_own_changes(self) -> None:
         """Store the current properties of the file. Require a new file if the file was replaced or has shrunk."""
         if self._database is None:
             return
-        after = files.fingerprint(self._database.path)
-        if self._print is not None and not files.follows(self._print, after):
+        after = database.fingerprint(self._database.path)
+        if self._print is not None and not database.follows(self._print, after):
             self._unsaved.require_new_file(_CHANGED)
         self._print = after
 
     def _keep_limits(self, *, has_written: bool) -> None:
         """Delete old history, and free space at the limit. A save does only one step, because a save must be short."""
-        database, now = self._database, time.monotonic()
+        current, now = self._database, time.monotonic()
         is_cleaning = now - self._cleaned_at >= min(_CLEAN_SECONDS, max(self._keep_history_seconds / 10, 1.0))
-        if database is None or not (has_written or is_cleaning):
+        if current is None or not (has_written or is_cleaning):
             return
         if is_cleaning:
-            if self._delete_history(database, before=self._now() - self._keep_history_seconds) < files.HISTORY_STEP:
+            if self._delete_history(current, before=self._now() - self._keep_history_seconds) < database.HISTORY_STEP:
                 self._cleaned_at = now
             with suppress(OSError):  # the next save detects a missing directory
-                self._older_bytes = sum(map(files.file_bytes, files.older_generations(self._directory, database.path)))
+                older = database.older_generations(self._directory, current.path)
+                self._older_bytes = sum(map(database.file_bytes, older))
                 volume = shutil.disk_usage(self._directory).total
                 self._limit = min(self._max_bytes, volume * _VOLUME_SHARE) * _FULL_SHARE
-        used = files.file_bytes(database.path)
+        used = database.file_bytes(current.path)
         if used + self._older_bytes > self._limit:
-            used = database.used_bytes
+            used = current.used_bytes
         self.used_bytes = used + self._older_bytes
         excess = self.used_bytes - int(self._limit)
         if excess > 0:
@@ -319,9 +320,9 @@ class Saver:
         """Delete the oldest other file, or the oldest history without other files. Return whether this freed space."""
         if self._database is None:
             return False
-        older = files.older_generations(self._directory, self._database.path)
+        older = database.older_generations(self._directory, self._database.path)
         if older:
-            files.delete_generation(older[-1])
+            database.delete_generation(older[-1])
             self._cleaned_at = -math.inf
             return True
         deleted = self._delete_history(self._database)
@@ -329,12 +330,12 @@ class Saver:
         self._accept_own_changes()
         return deleted > 0
 
-    def _delete_history(self, database: Database, *, before: float = math.inf) -> int:
+    def _delete_history(self, current: Database, *, before: float = math.inf) -> int:
         with self._lock:
             self._unsaved.add(self._state.take_changes())
             in_memory = set(self._state.records.rows)
         unsaved = self._unsaved.tables
         in_memory.update(unsaved.get("records", ()), (sequence for sequence, _ in unsaved.get("deliveries", ())))
-        deleted = database.delete_history(in_memory, before=before)
+        deleted = current.delete_history(in_memory, before=before)
         self._accept_own_changes()
         return deleted
