@@ -1,15 +1,15 @@
-"""The saver thread writes the state to the file of the outbox. No other thread writes this file.
+"""Saves the state of the agent to the outbox file. Only the saver thread writes this file.
 
-The saver writes all rows that changed since the last save in one transaction. If a save fails, for example because the
-disk is full, the saver tries again with all unsaved rows. If another program changes the file, or if SQLite reports
-damage, the saver writes the complete state to a new file (`Database.create`). If the disk hangs, only this thread is
-blocked, and `behind_reason` reports the problem after 2 s.
+Each save writes all rows that have changed since the last save in one transaction. If a save fails, the saver tries
+again later. If the disk hangs, only the saver thread is blocked, and `behind_reason` reports the problem after 2 s.
 
-When the disk is full or the limit is reached, the saver deletes older files first, and then the oldest history.
+If another program changes the file, or if SQLite reports damage, the saver writes a new file (`Database.create`).
 
-The saver has a known limitation. While a save runs, the saver cannot distinguish its own writes from the writes of
-another program. If another program overwrites the file or its WAL in place during a save, the saver detects the
-problem only if SQLite reports damage.
+On a full disk or at the size limit, the saver deletes older outbox files first, and then the oldest history. If nothing
+is left to delete at the size limit, the saver evicts undelivered records (`bridge.outbox.retention.make_room`).
+
+The saver cannot detect every change by another program. If another program overwrites the file or its WAL during a
+save, the saver treats the change as its own write, unless SQLite reports damage.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ _DAMAGED = "it is damaged"
 class Saver:
     """Saves *state* in *directory*. The *lock* protects the state.
 
-    After the load, the saver calls *on_loaded* while it holds the lock. After each save, the saver calls *on_saved*
-    without the lock. The saver calls *make_room* to evict records from memory, and *claim* before it creates a file.
+    The saver holds the lock while it calls *on_loaded*, but not while it calls the other functions. The saver calls
+    *make_room* to evict records, and *claim* before it creates a file.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Saver:
         return self._failure or ("The disk does not respond." if self.behind_seconds else None)
 
     def wake(self, *, soon: bool) -> None:
-        """Start a save at once, or within 0.2 s if *soon* is False."""
+        """Start a save immediately, or within 0.2 s if *soon* is False."""
         save_at = time.monotonic() + (0.0 if soon else _MARKS_WAIT_SECONDS)
         with self._turn:
             if save_at < self._save_at:
@@ -121,7 +121,7 @@ class Saver:
                 self._turn.notify_all()
 
     def wait_saved(self, seconds: float) -> bool:
-        """Compare the file and start a save; return whether all earlier changes are saved within *seconds*."""
+        """Check the file and start a save. Return True if all earlier changes are saved within *seconds*."""
         with self._turn:
             self._requested += 1
             request = self._requested
@@ -129,7 +129,7 @@ class Saver:
             return self._turn.wait_for(lambda: self._confirmed >= request, seconds)
 
     def close(self, seconds: float) -> bool:
-        """Save everything and end the thread; return whether the save ended within *seconds*."""
+        """Save all changes and end the saver thread. Return False if this takes longer than *seconds*."""
         with self._turn:
             self._is_stopping = True
             self._requested += 1
@@ -150,7 +150,7 @@ class Saver:
             self._database.close()
 
     def _wait(self) -> tuple[bool, int]:
-        """Wait for the next save. Return whether this save is the last one, and the number of its request."""
+        """Wait until a save is due. Return whether the agent is stopping, and the number of the newest save request."""
         check_at = time.monotonic() + _CHECK_SECONDS
         with self._turn:
             while not self._is_stopping and self._requested == self._confirmed:
@@ -283,7 +283,7 @@ class Saver:
                 logger.warning("The disk is full. The agent deleted an older file or delivered records early.")
 
     def _accept_own_changes(self) -> None:
-        """Store the current properties of the file. Require a new file if the file was replaced or has shrunk."""
+        """Store the fingerprint of the file. Require a new file if another program replaced or truncated the file."""
         if self._database is None:
             return
         after = database.fingerprint(self._database.path)
@@ -292,7 +292,7 @@ class Saver:
         self._print = after
 
     def _keep_limits(self, *, has_written: bool) -> None:
-        """Delete old history, and free space at the limit. A save does only one step, because a save must be short."""
+        """Delete old history, and free space near the size limit. Each save does only one short step."""
         current, now = self._database, time.monotonic()
         is_cleaning = now - self._cleaned_at >= min(_CLEAN_SECONDS, max(self._keep_history_seconds / 10, 1.0))
         if current is None or not (has_written or is_cleaning):
@@ -317,7 +317,7 @@ class Saver:
                 self._make_room(excess)
 
     def _free_space(self) -> bool:
-        """Delete the oldest other file, or the oldest history without other files. Return whether this freed space."""
+        """Delete the oldest other outbox file, or history if no other file exists. Return whether space was freed."""
         if self._database is None:
             return False
         older = database.older_generations(self._directory, self._database.path)
