@@ -50,7 +50,7 @@ def record_results(
         delivery = state.deliveries.rows.get((result.sequence, sink))
         if delivery is None or delivery.state is not DeliveryState.PENDING:
             continue
-        # A sink may quote a response with lone surrogates, and UTF-8 cannot encode them.
+        # A sink can quote a response with lone surrogates, and UTF-8 cannot encode them.
         error = None if result.error is None else result.error.encode(errors="replace").decode()
         change_state(state, delivery, result.state or DeliveryState.PENDING, now=now, error=error, attempts=1)
 

@@ -100,7 +100,7 @@ class DirectoryLock:
 
 
 def is_locked(directory: Path) -> bool | None:
-    """Return whether an agent holds the lock of *directory*, or None if this user may not check the lock."""
+    """Return whether an agent holds the lock of *directory*, or None if this user cannot check the lock."""
     try:
         os.close(_open_locked(directory, shared=True, create=False))
     except _Taken:

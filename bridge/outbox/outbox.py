@@ -73,13 +73,13 @@ class Outbox:
         self.directory = directory
         self.max_bytes, self.max_pending_bytes = max_bytes, max_pending_bytes
         self.on_due: Callable[[], None] = lambda: None
-        """Any thread calls this function when records may be due. The function must return quickly."""
+        """Any thread calls this function when records might be due. The function must return quickly."""
         self.active_event_ids: tuple[str, ...] | None = None
         """The EventIds of the announced events. None means that the events are unknown."""
         self.awaits_portal = has_portal
         """True until the portal has sent all of its decisions to this run of the agent."""
         self.is_trusted = False
-        """False while the stored state may belong to another machine."""
+        """False while the stored state might belong to another machine."""
         self.epoch = 0
         """The number of times that the outbox deleted the state of another machine."""
         self._has_portal = has_portal
@@ -269,7 +269,7 @@ class Outbox:
         incarnation: Incarnation,
         first: Callable[[State], object] = lambda _state: None,
     ) -> list[TransitionRecord]:
-        """Call *first* with the state, and add a record for each outcome. The saver writes both in one transaction."""
+        """Call *first* with the state, and add a record for each outcome. The saver saves all changes together."""
         new = []
         with self._change() as state:
             first(state)
@@ -338,7 +338,7 @@ class Outbox:
         """Call *work* to change the state, and return the result. The saver thread then saves the changes."""
         with self._change() as state:
             result = work(state, *args, **kwargs)
-        self.on_due()  # older records may be pending again
+        self.on_due()  # older records might be pending again
         return result
 
 

@@ -124,7 +124,7 @@ def append(
 
 
 def add_sinks(state: State, context: RecordContext) -> None:
-    """Add all sinks that are new in the configuration, each with the newest record of every active event."""
+    """Add the sinks that are new in the configuration. Each new sink gets the newest record of each active event."""
     new = [name for name in context.sinks if name not in state.sinks.rows]
     for name in new:
         state.count(name)

@@ -20,7 +20,8 @@ REMEMBER_SECONDS = 7 * 86_400.0
 def make_room(state: State, excess_bytes: int, *, newest: int, sending: Collection[int], now: float) -> int:
     """Evict undelivered records with a total size of at least *excess_bytes*. Return the number of evicted deliveries.
 
-    The caller measures the excess in memory or in the files. The saver can delete evicted records from the files.
+    *excess_bytes* is the excess over the memory limit or the file limit. The saver can delete evicted records from the
+    file.
     """
     target = state.needed_bytes - excess_bytes
     evicted = 0

@@ -203,7 +203,7 @@ class PendingApproval(_OfEventVersion, frozen=True, kw_only=True):
     oldest_issued_at: int | None = None
     """The oldest issue time of these decisions, or None for a rule. A newer hold withdraws the approval."""
     attempts: int = 0
-    """The number of StartRequests that the agent has sent or may have sent."""
+    """The number of StartRequests that the agent has sent or might have sent."""
     http_status: int | None = None
     """The status of the last response, or None if the last attempt has no response."""
     is_told: bool = False

@@ -5,8 +5,8 @@ again later. If the disk hangs, only the saver thread is blocked, and `behind_re
 
 If another program changes the file, or if SQLite reports damage, the saver writes a new file (`Database.create`).
 
-On a full disk or at the size limit, the saver deletes older outbox files first, and then the oldest history. If nothing
-is left to delete at the size limit, the saver evicts undelivered records (`bridge.outbox.retention.make_room`).
+On a full disk or at the size limit, the saver deletes older outbox files first, and then the oldest history. If the
+files still exceed the size limit, the saver evicts undelivered records (`bridge.outbox.retention.make_room`).
 
 The saver cannot detect every change by another program. If another program overwrites the file or its WAL during a
 save, the saver treats the change as its own write, unless SQLite reports damage.
@@ -173,7 +173,7 @@ class Saver:
         while not self._is_stopping:
             try:
                 self._take(database.read_newest(self._directory))
-            except Exception as error:  # noqa: BLE001  # rows of a damaged file may contradict one another
+            except Exception as error:  # noqa: BLE001  # rows of a damaged file can contradict each other
                 if isinstance(error, (OSError, sqlite3.Error)) and time.monotonic() < give_up_at:
                     with self._turn:
                         self._turn.wait_for(lambda: self._is_stopping, _FIRST_RETRY_SECONDS)

@@ -177,7 +177,7 @@ class State:
                 self.deliveries.rows[key] = whole = msgspec.structs.replace(delivery, **shared)
                 self.queue(delivery.sink).update(whole)
         self.needed_bytes = sum(len(row.body) for row in self.records.rows.values() if self._is_needed(row))
-        for name in self.sinks.rows.keys() | self.queues.keys():  # rows of a damaged file may be missing
+        for name in self.sinks.rows.keys() | self.queues.keys():  # rows of a damaged file can be missing
             row, queue = self.sinks.rows.get(name) or SinkRow(name=name), self.queue(name)
             counted = msgspec.structs.replace(row, pending=len(queue.pending), parked=len(queue.parked))
             if counted != row:
