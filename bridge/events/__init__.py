@@ -1,7 +1,6 @@
-"""Events, the transitions between two documents, and the record of a transition. All functions are pure.
+"""Detects changes between two Scheduled Events documents, and defines the record that reports a change.
 
-The modules read no clock, no file, and no socket, so tests can call each rule directly. The public modules are `event`
-(ScheduledEvent, Document, VmIdentity), `record` (TransitionRecord, the IDs, and the JSON schema), `stream` (stream
-IDs), `transitions` (Change, is_over), `tracker` (DocumentTracker, EventHistory, Update), and `environment`
-(environment_of).
+The modules read no clock, file, or socket, so tests can call all functions directly. The module `tracker` compares
+documents, `transitions` classifies each change, and `record` defines the format and the ID of a record. The module
+`environment` converts a record to environment variables.
 """

@@ -1,6 +1,6 @@
-"""The list of open events, `active_event_ids`, which every record contains.
+"""Computes `active_event_ids`, the list of all open events, which every record contains.
 
-Because every record lists all open events, a consumer that missed a record can detect the ending from any later record.
+If a consumer misses the last record of an event, any later record shows that the event is no longer open.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ def listed_event_ids(document: Document) -> tuple[str, ...] | None:
 
 
 class Agreement:
-    """Checks that responses agree on the open events if the agent started without a stored document.
+    """Checks whether IMDS responses show the same events if the agent started without a stored document.
 
-    After five minutes of agreement, the document is as reliable as a stored document.
+    If two responses show different events, the list of open events is unknown until all responses agree for five
+    minutes.
     """
 
     def __init__(self, *, is_needed: bool) -> None:

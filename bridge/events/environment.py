@@ -1,11 +1,11 @@
 """Converts a transition record into the environment variables of the programs that the agent runs.
 
-The command sink and the command of an approval rule receive the same variables, which docs/reference/sinks.md
-describes. Every variable is always set, so a script can use ``set -u``. A variable without a value is empty.
+The programs of the command sink and of approval rules receive the same variables (docs/reference/sinks.md). The agent
+sets all variables, even if a value is empty, because scripts can use ``set -u``.
 
-Each value is a single line, because control characters become spaces. A value has at most 1,024 characters, and the
-names of the VMs have at most 8,192, because operating systems limit the size of an environment (execve(2): 128 KiB for
-one variable on Linux, and 32,767 characters in total on Windows). Standard input contains the complete record.
+The agent replaces control characters with spaces, so each value is a single line. Each value has at most 1,024
+characters, and the list of VM names has at most 8,192 characters, because operating systems limit the environment.
+The limit is 128 KiB for each variable on Linux (execve(2)), and 32,767 characters in total on Windows.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""A scheduled event, a document, and the identity of this VM, as immutable values.
+"""Defines immutable classes for a scheduled event, a Scheduled Events document, and the identity of a VM.
 
-Event types and event sources have the names that Azure uses. Filters compare these names exactly. A filter with a wrong
-case, such as ``reboot``, would never match, and the sink or the rule would do nothing without any error. Therefore,
-`check_event_type` and `check_event_source` reject a known name in another case. Unknown names are valid, because Azure
-may add types and sources.
+Filters for event types and event sources are case-sensitive. A filter for ``reboot`` would never match the Azure type
+``Reboot``, so `check_event_type` and `check_event_source` reject known names with the wrong case. Both functions accept
+unknown names, because Azure might add types and sources.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ URGENT_EVENT_TYPES = frozenset({"Preempt", "Terminate"})
 
 
 class ScheduledEvent(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """One event of a document. A field is null if the document does not contain it or contains a wrong type."""
+    """One event in a document. A field is null if it is missing or has the wrong type in the document."""
 
     event_id: str | None = None
     """Azure's EventId: the same for the whole life of an event."""
@@ -64,9 +63,10 @@ class ScheduledEvent(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def canonical_json(self) -> str:
-        """The event as JSON with sorted Resources, from which the IDs of records are computed.
+        """The event as JSON with sorted Resources. The IDs of records are computed from this JSON.
 
-        Azure can list Resources in a different order on another VM or in another response, and the IDs must not change.
+        Azure might list the same Resources in a different order in another response, and the ID of a record must not
+        change.
         """
         value = msgspec.to_builtins(self)
         if self.resources is not None:
@@ -75,14 +75,14 @@ class ScheduledEvent(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
-    """A Scheduled Events document: a good response, or the document that the agent tracks."""
+    """A Scheduled Events document, which is either a good response or the document that the agent tracks."""
 
     incarnation: Incarnation = None
     events: tuple[ScheduledEvent, ...] = ()
 
 
 class VmIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """The identity of this VM, from the instance document. Each unknown field is null."""
+    """The identity of a VM, as reported by the instance document. Unknown fields are null."""
 
     name: str | None = None
     vm_id: str | None = None
@@ -152,12 +152,12 @@ EVENT_SOURCES = ("Platform", "User")
 
 
 def check_event_type(value: str) -> None:
-    """Raise ValueError with the correct name if *value* is a known event type in the wrong case."""
+    """Raise ValueError with the correct name if *value* is a known event type with the wrong case."""
     _check_case(value, EVENT_TYPES)
 
 
 def check_event_source(value: str) -> None:
-    """Raise ValueError with the correct name if *value* is a known event source in the wrong case."""
+    """Raise ValueError with the correct name if *value* is a known event source with the wrong case."""
     _check_case(value, EVENT_SOURCES)
 
 

@@ -1,11 +1,10 @@
-"""The transition record: its JSON format, its ID, and its JSON schema.
+"""Defines the transition record, its JSON format, and its ID.
 
-The ID of a record is the same on every sink, on every retry, and if the agent observes the same transition again after
-a crash. A transition that happens again has a new ID. `record_id` computes the ID.
+A record has the same ID on every sink and on every retry. If the agent crashes and then observes the same transition
+again, the record also has the same ID. If a transition happens twice, the second record has a new ID (`record_id`).
 
-Consumers depend on the JSON format. Every field is always present, and null means unknown or not applicable. The fields
-are always in the same order. All times are in UTC. The JSON contains only ASCII characters, because SQLite and UUIDs do
-not accept lone surrogates.
+Consumers depend on the JSON format. Every field is always present, and null means unknown or not applicable. The order
+of the fields never changes, and all times are in UTC.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _REPEAT_KEY_LENGTH = 16
 
 
 class Transition(str, Enum):
-    """The kind of a record. Azure causes the first six kinds, and the agent causes the other kinds."""
+    """The kind of a record. The first six kinds report changes by Azure. The agent causes all other kinds."""
 
     SCHEDULED = "scheduled"
     STARTED = "started"
@@ -52,7 +51,7 @@ class Transition(str, Enum):
 
     @property
     def is_by_azure(self) -> bool:
-        """Whether a change by Azure caused the record, so that the record contains the event as Azure showed it."""
+        """Whether a change by Azure caused the record."""
         return self.is_ending or self in {Transition.SCHEDULED, Transition.STARTED, Transition.UPDATED}
 
 
@@ -70,14 +69,14 @@ class Evidence(str, Enum):
 
 
 class Verdict(str, Enum):
-    """The verdict of a decision: approve the event, or hold the event."""
+    """The verdict of a decision, which either approves an event or holds the event."""
 
     APPROVE = "approve"
     HOLD = "hold"
 
 
 class ApprovalResult(str, Enum):
-    """The result of an approval in records and metrics. A refusal has its reason instead."""
+    """The result of an approval. For a refused decision, records and metrics contain the reason for the refusal."""
 
     ACCEPTED = "accepted"
     ALREADY_APPROVED = "already_approved"
@@ -91,7 +90,7 @@ class ApprovalResult(str, Enum):
 
 
 class Approval(msgspec.Struct, frozen=True, kw_only=True):
-    """The decision behind an approval outcome, which is a record of an accepted, refused, or failed approval."""
+    """The decision that led to an accepted, refused, or failed approval."""
 
     source: str
     """"rule:NAME", "portal", or "cli"."""
@@ -110,7 +109,7 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransitionRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One change of the Scheduled Events document. Every sink sends the change in this form."""
+    """One change in the Scheduled Events document, in the format that every sink sends."""
 
     schema_version: int = SCHEMA_VERSION
     """Version of the record's shape. New fields do not change the version."""
@@ -187,10 +186,11 @@ def record_id(
 ) -> str:
     """Return the ID of a record: a UUIDv5 of the VM, the event, the transition, and *n*.
 
-    *n* is the number of earlier records of this VM with the same event key and the same `repeat_key`. A transition that
-    happens again therefore has a new ID. The ID does not depend on a clock, the incarnation, or the evidence, so a
-    transition that is observed again after a crash has the same ID. For an approval, *outcome* adds the decision ID and
-    the result.
+    *n* is the number of earlier records of this VM with the same event key and the same `repeat_key`. If a transition
+    happens twice, *n* gives the second record a new ID. For an approval, *outcome* adds the decision ID and the result.
+
+    The ID does not depend on a clock, the incarnation, or the evidence, because the agent must create the same ID if it
+    observes the same transition again after a crash.
     """
     return str(uuid.uuid5(NAMESPACE, _name([2, vm_key, event_key, transition.value], event, [n, *(outcome or ())])))
 
@@ -201,7 +201,7 @@ def transition_key(event_key: str, transition: Transition, event: ScheduledEvent
 
 
 def repeat_key(transition: Transition, event: ScheduledEvent | None) -> str:
-    """Return a short hash of the transition and the event. Records with equal hashes are counted as repetitions."""
+    """Return a short hash of the transition and the event. Records with the same hash count as repetitions."""
     return hashlib.sha256(_name([transition.value], event).encode()).hexdigest()[:_REPEAT_KEY_LENGTH]
 
 

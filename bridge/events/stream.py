@@ -1,4 +1,4 @@
-"""Stream IDs: each start of the agent has a new UUIDv7, which sorts after the stream IDs of all earlier starts."""
+"""Creates stream IDs. Each start of the agent gets a new UUIDv7, which sorts after all earlier stream IDs."""
 
 from __future__ import annotations
 

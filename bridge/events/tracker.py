@@ -1,18 +1,20 @@
-"""Decides when a change of the document counts: immediately, or only after several responses confirm the change.
+"""Decides whether the agent records a change in the document immediately, or only after more responses confirm it.
 
-A change for the worse counts immediately. A change for the better must be confirmed, because a false ending would send
-traffic to a machine that is about to freeze. Five good responses in a row confirm each of these changes:
+The agent records new and worsening events immediately. If an event seems to be over, the agent waits for confirmation,
+because otherwise a consumer might send traffic to a VM that is about to freeze. The agent records the following changes
+only after five good responses in a row show them:
 
 - the absence of an event
 - a step back from Started to Scheduled
 - an `updated` record that repeats an earlier record
 
-In two cases, all good responses of five minutes must agree before an absence or a step back counts. In the first case,
-the event was absent and came back within the last five minutes. In the second case, the last good response was over 24
-hours old. Azure then turns the service on again, and may need five minutes to show the events.
+In two cases, the agent records an absence or a step back only if all good responses agree for five minutes:
 
-While a change is unconfirmed, the tracked document keeps the old form of the event. A response that contradicts the
-change resets the count, and a restart of the agent also resets the count. A failed poll does not reset the count.
+- The event was absent and came back within the last five minutes.
+- The last good response was over 24 hours old. Azure then turns the service on again, which can take five minutes.
+
+If a response contradicts an unconfirmed change, or if the agent restarts, the count of responses is reset to zero.
+A failed poll does not reset the count. Until a change is confirmed, the tracked document still contains the old event.
 """
 
 from __future__ import annotations
@@ -101,9 +103,9 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
 class DocumentTracker:
     """The tracked document, and the changes that are not confirmed yet.
 
-    *document* and *last_good_at* come from the outbox. Both are None for a new outbox. *booted* is true if this VM has
-    booted since *last_good_at*, and *booted_at* is the latest possible time of the boot. A gap is a restart of the
-    agent, or a period of more than *gap_seconds* without a good response.
+    *document* and *last_good_at* are the values in the outbox, or None if the outbox is new. *booted* is true if this
+    VM has booted since *last_good_at*, and *booted_at* is the latest possible time of this boot. The agent might have
+    missed changes if it was restarted, or if there was no good response for more than *gap_seconds*.
     """
 
     def __init__(
@@ -147,7 +149,7 @@ class DocumentTracker:
         return listed_event_ids(state.document) if self._agreement.is_known(instant) else None
 
     def is_settled(self, instant: Instant) -> bool:
-        """Return whether the outbox may store the time of the last good response and the boot identity."""
+        """Return whether the outbox can store the time of the last good response and the boot identity."""
         return not self.has_unconfirmed and not _is_recent(self._state.turned_on, instant)
 
     def observe(
@@ -160,8 +162,8 @@ class DocumentTracker:
     ) -> Update | None:
         """Return the effect of *document*, a good response. Return None if nothing changed since the last response.
 
-        *approved* contains the keys of the events that this agent approved. After the caller has stored the update, the
-        caller passes the update to `commit`.
+        *approved* contains the keys of the events that this agent approved. The caller must first store the returned
+        update in the outbox, and then call `commit`.
         """
         state = self._state
         seconds = self._seconds_since_good(instant)
@@ -185,7 +187,7 @@ class DocumentTracker:
         return self._apply(step, instant, turned_on=turned_on)
 
     def commit(self, update: Update) -> None:
-        """Use *update* as the tracked state. Call this method only after the update is stored."""
+        """Apply *update* to the tracker. Call this method only after *update* is stored in the outbox."""
         self._state = update.state
 
     def _seconds_since_good(self, instant: Instant) -> float:

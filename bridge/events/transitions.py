@@ -1,8 +1,7 @@
-"""The transition table: classifies the difference between two documents as a transition, such as canceled or completed.
+"""Classifies each difference between two documents as a transition, such as completed or canceled.
 
-Azure removes completed events and canceled events from the document in the same way. The agent therefore derives the
-transition from other facts, and reports the certainty of the transition as evidence. A transition never claims more
-than the documents prove, because consumers act on transitions. The first matching row applies:
+Azure removes completed events and canceled events from the document in the same way. The agent derives the transition
+from other facts, and reports the certainty of the transition as *evidence*. The first matching row applies:
 
     before                after               transition             evidence
     --------------------  ------------------  ---------------------  --------------------------------------------------
@@ -18,13 +17,14 @@ than the documents prove, because consumers act on transitions. The first matchi
     Scheduled             absent              canceled               inferred: the event cannot have started
     any other             absent              ended                  unknown
 
-A boot proves a Reboot or a Redeploy only if the VM booted at or after NotBefore, or if this agent approved the event.
-The agent allows a difference of one minute between the clocks. A reboot by the user before NotBefore proves nothing.
+If this VM boots, a Reboot or Redeploy event counts as completed only if the boot was at or after NotBefore, or if this
+agent approved the event. An earlier boot proves nothing, because a user might have rebooted the VM. The agent allows a
+difference of one minute between the clock of Azure and the clock of this VM.
 
-Microsoft's mock server uses a new EventId for each status. Therefore, an event is not canceled if the first document
-without the event contains another event of the same type, source, and Resources.
+Microsoft's mock server uses a new EventId for each status of an event. If the first document without an event contains
+another event with the same type, source, and Resources, the missing event does not count as canceled.
 
-`bridge.events.tracker` decides whether a transition counts immediately or must be confirmed first.
+`bridge.events.tracker` decides whether a transition is recorded immediately or must be confirmed first.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,40}")
 
 _SCHEDULED, _STARTED = "Scheduled", "Started"
 _BOOTING_TYPES = frozenset({"Reboot", "Redeploy"})
-#: The clocks of Azure and of this VM may differ.
+#: The clocks of Azure and of this VM can differ.
 _BOOT_TOLERANCE = timedelta(seconds=60)
 _ENDING_STATUSES = {"Completed": Transition.COMPLETED, "Canceled": Transition.CANCELED}
 _BY_STATUS = {_SCHEDULED: Transition.SCHEDULED, _STARTED: Transition.STARTED, **_ENDING_STATUSES}
@@ -75,14 +75,14 @@ _COMPARED = (
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """Two consecutive good responses, and the facts about the time between the responses."""
+    """Two consecutive good responses, and facts about the time between them, such as a boot of this VM."""
 
     before: Document | None
     """The previous response, or the stored document after a start. None if *after* is the first response ever."""
     after: Document
     observed_at: datetime
     has_gap: bool = False
-    """The agent restarted or had no good response for a while, so it may have missed documents."""
+    """The agent restarted or had no good response for a while, so it might have missed documents."""
     seconds_since_good: float = 0.0
     booted: bool = False
     """This VM has booted between the two responses."""
@@ -110,7 +110,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """One transition of one event. A change becomes a record when it gets an ID and a sequence."""
+    """One transition of one event. The outbox creates a record from each change."""
 
     transition: Transition
     evidence: Evidence
@@ -143,8 +143,9 @@ def match_events(
 ) -> tuple[list[tuple[ScheduledEvent | None, ScheduledEvent]], list[ScheduledEvent]]:
     """Return (old event or None, new event) for each event of *after*, and the vanished events of *before*.
 
-    The key of an event is its EventId. If several events of one document have the same key, they are paired by type and
-    Resources first, and then by position. An unpaired old event has vanished only if no new event has the same key.
+    An old event and a new event form a pair if they have the same key. If more than one event has the same key, the
+    function first pairs events with equal type and Resources, and then pairs the other events by position. An old event
+    has vanished only if *after* contains no event with the same key.
     """
     old = {position: (event.key, event) for position, event in enumerate(before)}
     new = {position: (event.key, event) for position, event in enumerate(after)}
@@ -237,8 +238,8 @@ def _change(transition: Transition, evidence: Evidence, event: ScheduledEvent, s
 def classify_ending(event: ScheduledEvent, step: Step, *, was_started: bool, came_back: bool) -> Change:
     """Return the ending of *event*, which vanished in *step*.
 
-    *was_started* is true if the event was Started at any earlier time. *came_back* is true if the event had been absent
-    before and was shown again.
+    *was_started* is true if the event ever had the status Started. *came_back* is true if the event was absent earlier
+    and appeared again.
     """
     if was_started or event.event_status == _STARTED:
         is_sure = not (step.has_gap or came_back)
@@ -281,7 +282,7 @@ def _subject(event: ScheduledEvent) -> Hashable:
 def incarnation_step(before: Incarnation, after: Incarnation) -> int | None:
     """Return the rise of the incarnation, or None if the two incarnations cannot be compared.
 
-    IMDS sends the incarnation as an integer or as text. Text counts as an integer if it has at most 40 digits.
+    IMDS sends an incarnation as an integer or as text. Text is converted to an integer if it has at most 40 digits.
     """
     was, now = _as_integer(before), _as_integer(after)
     return None if was is None or now is None else now - was

@@ -1,4 +1,4 @@
-"""The Instance Metadata Service: its requests, and its Scheduled Events document.
+"""Sends requests to the Instance Metadata Service (IMDS) and parses the responses.
 
-Only this package contains the URLs of the service. `client` sends the requests, and `document` parses the responses.
+Only this package contains the URLs of IMDS. `client` sends the requests, and `document` parses the responses.
 """

@@ -1,13 +1,13 @@
 """The client of the Azure Instance Metadata Service (IMDS).
 
-The client requests the Scheduled Events document and the identity of this VM, and it sends approvals. Each request has
-the header ``Metadata: true``. The service rejects requests with the header X-Forwarded-For, so the client uses no proxy
-and follows no redirects.
+The client requests the Scheduled Events document and the identity of this VM, and sends approvals. Each request has the
+header ``Metadata: true``. The client uses no proxy, because IMDS rejects requests with the header X-Forwarded-For. The
+client follows no redirects, because IMDS sends no redirects.
 
-The first request for the document turns Scheduled Events on for this VM and may take two minutes. After 24 hours
-without a request, Azure turns Scheduled Events off (Microsoft, "Scheduled Events for Linux VMs in Azure").
+The first request for the document turns on Scheduled Events for this VM, and can take two minutes. If the VM sends no
+requests for 24 hours, Azure turns off Scheduled Events (Microsoft, "Scheduled Events for Linux VMs in Azure").
 
-If a response has the same bytes as the last good response, the client returns the same Document and parses nothing.
+If a response has the same body as the last good response, the client returns the same Document and parses nothing.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class ImdsClient:
     - *first_timeout_seconds* is the deadline of `scheduled_events` if there was no good response within the last day.
     - *clock* returns Unix time.
 
-    Three threads can call `scheduled_events`, `identity`, and `start_requests` at the same time. Call
-    `scheduled_events_again` only from the thread that calls `start_requests`.
+    Three threads can call `scheduled_events`, `identity`, and `start_requests` at the same time. The methods
+    `scheduled_events_again` and `start_requests` share a connection, so call both methods from the same thread.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class ImdsClient:
     def scheduled_events(self) -> Document:
         """Return the Scheduled Events document. While its bytes do not change, return the same object.
 
-        Raises ImdsUnreachable if there is no response, ImdsStatus if the status is not 200, and DocumentInvalid if the
-        body is not a document. These errors mean that the state is unknown. They never mean that there are no events.
+        Raises ImdsUnreachable if IMDS does not respond, ImdsStatus if the status is not 200, and DocumentInvalid if the
+        body is not a document. Do not treat these errors as an empty document, because the current events are unknown.
         """
         response = self._send(self._poll_connection, "GET", self._events_path, deadline_seconds=self.deadline_seconds)
         self.answered_at = self._clock()
@@ -98,7 +98,7 @@ class ImdsClient:
     def scheduled_events_again(self) -> Document:
         """Return the current document, requested over the connection of `start_requests`.
 
-        If the bytes have not changed since the last poll, return the same object as the poll. Raises the same errors as
+        If the body is the same as in the last poll, the result is the same object. Raises the same errors as
         `scheduled_events`.
         """
         response = self._send(self._approval_connection, "GET", self._events_path)
@@ -112,18 +112,18 @@ class ImdsClient:
     def attested_document(self, nonce: str) -> str:
         """Return the document in which Azure signs the identity of this VM and the *nonce*, in base64.
 
-        The service may return an earlier document with another nonce. Any thread can call this method. Raises the same
-        errors as `scheduled_events`. The messages do not contain the nonce.
+        IMDS might return an earlier document with a different nonce. Raises the same errors as `scheduled_events`, and
+        the error messages do not contain the nonce. Any thread can call this method.
         """
         path = _ATTESTED_PATH + _ATTESTED_QUERY + quote(nonce, safe="")
         with closing(self._connection()) as connection:
             return parse_attested(self._send(connection, "GET", path, shown=_ATTESTED_PATH).content)
 
     def start_requests(self, event_ids: Sequence[str], *, incarnation: Incarnation) -> int:
-        """Approve the events *event_ids* with one request, and return the status 200.
+        """Approve the events with these *event_ids* in one request, and return the HTTP status 200.
 
-        The api-versions of 2017 also require the *incarnation* of the document. Raises ImdsStatus for any other status.
-        If this method raises ImdsUnreachable, Azure may have received the approval.
+        The 2017 API versions also require the *incarnation* of the document. Raises ImdsStatus for any status other
+        than 200. If this method raises ImdsUnreachable, Azure might have received the approval.
         """
         if not event_ids:
             raise ValueError("start_requests needs at least one EventId.")
@@ -134,7 +134,7 @@ class ImdsClient:
         return self._send(self._approval_connection, "POST", self._events_path, body=body).status_code
 
     def close(self) -> None:
-        """Close all connections, which ends the calls of other threads. A second call has no effect."""
+        """Close all connections, and abort the requests of other threads. A second call has no effect."""
         for connection in (self._poll_connection, self._identity_connection, self._approval_connection):
             connection.close()
 
@@ -154,7 +154,7 @@ class ImdsClient:
     ) -> HttpResponse:
         """Return the response if its status is 200; raise ImdsError otherwise.
 
-        Messages contain *shown* instead of the path if the path contains a nonce.
+        If *path* contains a nonce, error messages contain the text *shown* in place of *path*.
         """
         shown = shown or path
         try:
@@ -184,7 +184,6 @@ class ImdsClient:
         return response
 
     def _complaint(self, response: HttpResponse) -> str:
-        """Return the error in *response* as a sentence."""
         status = f"{response.status_code} {response.reason} for api-version {self.api_version}"
         if response.status_code in _REDIRECTS:
             return f"{status}, a redirect. The metadata service sends no redirects. Check imds.endpoint."

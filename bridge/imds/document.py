@@ -1,12 +1,12 @@
-"""Parses the responses of the metadata service: the Scheduled Events document and the identity of this VM.
+"""Parses the Scheduled Events document and the identity of this VM from the responses of the metadata service.
 
-The parser is strict where an error would invent or lose an event. If the body is not valid JSON, has no list of Events,
-or has an event without an EventStatus, the document is invalid, and the state of the events is unknown. Any other field
-with a wrong type is read as None and kept in ``extra``, because an invalid Description must not stop the agent.
+The parser rejects a body that is not valid JSON, has no list of Events, or has an event without an EventStatus, because
+the agent must not invent or lose an event. If any other field has a wrong type, the parser reads the field as None and
+keeps the value in ``extra``, because an invalid Description must not stop the agent.
 
-The result can always be written as JSON again. Lone surrogates become U+FFFD, integers beyond 64 bits become text, and
-the depth is limited. Microsoft describes the fields in "Scheduled Events for Linux VMs in Azure" and "Azure Instance
-Metadata Service".
+The result can always be written as JSON, because the parser replaces lone surrogates with U+FFFD, converts integers
+beyond 64 bits to text, and limits the depth. Microsoft describes the fields in "Scheduled Events for Linux VMs in
+Azure" and "Azure Instance Metadata Service".
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct",
 def parse_document(body: bytes) -> Document:
     """Return the document in *body*; raise DocumentInvalid if *body* is not a document.
 
-    A document is a JSON object in UTF-8 with at most 4 MiB. It has a list of Events, and each event is an object whose
-    EventStatus is a text. A byte order mark is accepted.
+    A document is a JSON object in UTF-8 with at most 4 MiB, with or without a byte order mark. The object contains a
+    list of Events, and each event is an object with an EventStatus, which must be a string.
     """
     value = _json_object(body, "The Scheduled Events document")
     events = value.get("Events")
@@ -67,8 +67,8 @@ def parse_document(body: bytes) -> Document:
 def parse_identity(body: bytes) -> VmIdentity:
     """Return the identity in *body*, a response of ``/metadata/instance/compute``.
 
-    An empty text is read as None. Raises DocumentInvalid if *body* is not a JSON object, or if it contains neither a
-    name nor a vmId.
+    Empty strings are read as None. Raises DocumentInvalid if *body* is not a JSON object, or if *body* contains neither
+    a name nor a vmId.
     """
     value = _json_object(body, "The instance document")
 
@@ -95,7 +95,8 @@ def parse_identity(body: bytes) -> VmIdentity:
 def parse_attested(body: bytes) -> str:
     """Return the signed document, in base64, from a response of ``/metadata/attested/document``.
 
-    Raises DocumentInvalid if the signed document is missing or too long. The portal verifies the signature.
+    Raises DocumentInvalid if the signed document is missing or too long. The agent does not verify the signature,
+    because the portal verifies the signature.
     """
     value = _json_object(body, "The attested document")
     signature = value.get("signature")
@@ -107,9 +108,9 @@ def parse_attested(body: bytes) -> str:
 def parse_not_before(text: str) -> datetime | None:
     """Return the time in *text* in UTC, or None if *text* is empty or not a time.
 
-    Azure uses the format of RFC 1123. The weekday is ignored, because the example in Microsoft's documentation has a
-    wrong weekday. Older api-versions use ISO 8601, and a time without a zone is UTC. The year 1 means that there is no
-    time.
+    Azure uses the format of RFC 1123. The parser ignores the weekday, because an example in Microsoft's documentation
+    has a wrong weekday. Older API versions use ISO 8601. A time without a zone is in UTC, and the year 1 means that
+    there is no time.
     """
     match = _ISO_8601.fullmatch(text.strip()) or _RFC_1123.fullmatch(text.strip())
     if match is None:
@@ -166,7 +167,6 @@ def _clean(value: Any, *, depth: int) -> Any:
 
 
 def _kind(value: Any) -> str:
-    """Return the JSON type of *value*, with its article."""
     names = {dict: "an object", list: "a list", str: "a text", bool: "a boolean", int: "a number", float: "a number"}
     return names.get(type(value), "null")
 
@@ -207,7 +207,7 @@ def _event(value: Any, position: int, body: bytes) -> ScheduledEvent:
 
 
 def _take(rest: dict[str, Any], name: str, read: Callable[[Any], Any]) -> Any:
-    """Remove the field *name* from *rest* and return its value. If *read* rejects the value, keep the field."""
+    """Remove the field *name* from *rest* and convert it with *read*. If *read* returns None, keep the field."""
     field = rest.get(name)
     value = None if field is None else read(field)
     if field is None or value is not None:

@@ -1,8 +1,8 @@
-"""The state of the agent: kept in memory, and copied to a file for the next start.
+"""Keeps the state of the agent in memory, and saves the state to a file for the next start.
 
-Memory is the source of truth while the agent runs. One thread, the saver, writes the file. Every disk failure
-therefore means that the file is behind, and the agent always responds by writing the missing rows again.
+While the agent runs, the state in memory is authoritative. Only the saver thread writes the file. If a write fails, the
+saver keeps the unsaved rows in memory and writes them again later.
 
-The public modules are `outbox` (Outbox), `state` (State), `rows` (the rows of the tables), `records`, `deliveries`,
-`approvals`, and `retention` (functions on the state), `database` (files), and `lock` (one agent per directory).
+Other packages use the class `outbox.Outbox`. The modules `records`, `deliveries`, `approvals`, and `retention` contain
+the functions that read or change the state. `lock` allows only one agent in each state directory.
 """

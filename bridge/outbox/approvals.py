@@ -1,8 +1,10 @@
 """Stores decisions, holds, and approvals in `State`. The functions do no I/O.
 
-The agent stores a decision before it acts on the decision. The agent keeps the ID (jti) of a decision after the
-decision has expired, because the portal may send the same decision again. An approval applies to one version of an
-event and ends when the event changes. A hold applies to the EventId and stays in force when the event changes.
+The agent stores each decision before it acts on the decision. The agent also keeps the ID (jti) of an expired decision,
+because the portal might send the same decision a second time.
+
+If an event changes, its approvals become invalid, because an approval applies to only one version of an event. Holds
+stay in force, because a hold applies to every version of an event.
 """
 
 from __future__ import annotations
@@ -77,10 +79,10 @@ def token_digests(state: State, arrivals: Iterable[int]) -> tuple[str, ...]:
 def keep_decisions(
     state: State, decisions: Sequence[StoredDecision], *, created_at: float
 ) -> tuple[list[KeepResult], list[StoredDecision]]:
-    """Store new decisions. Return one result per decision, and the decisions that were closed at the limit of a key.
+    """Store new decisions. Return each result, and the decisions that were closed to enforce `MOST_OPEN_DECISIONS`.
 
-    An approval that is older than *created_at* (Unix seconds) is not stored, because the agent may have acted on the
-    approval before it lost its state. A hold of any age is stored.
+    An approval that was issued before the outbox was created (*created_at*, Unix seconds) is rejected, because the
+    agent might have acted on the approval before an earlier outbox was lost. A hold is stored regardless of its age.
     """
     results = []
     for decision in decisions:
@@ -116,10 +118,7 @@ def _close_surplus(state: State, key: tuple[str, str, str | None]) -> list[Store
 
 
 def keep_overruling(state: State, decision: StoredDecision, overruled: Collection[int]) -> tuple[StoredDecision, ...]:
-    """Store the *decision* that an operator made on this VM. This decision ends the holds in *overruled*.
-
-    If the event has other holds, the function stores nothing and returns these holds.
-    """
+    """Store a local *decision*, unless the event has holds that are not in *overruled*. Return these other holds."""
     holds = [
         each for each in open_decisions(state) if each.event_id == decision.event_id and each.verdict is Verdict.HOLD
     ]
@@ -139,7 +138,7 @@ def write_changes(
     approvals: Sequence[PendingApproval] = (),
     decisions: Sequence[DecisionUpdate] = (),
 ) -> None:
-    """Store changed approvals and decisions. Raise StreamChanged if the state was replaced since the evaluation."""
+    """Store changed approvals and decisions. Raise StreamChanged if *stream_id* is not the current stream."""
     if state.get("stream_id") != stream_id:
         raise StreamChanged("The outbox now belongs to another machine. Approvals are evaluated again.")
     for approval in approvals:
@@ -159,7 +158,7 @@ def update_decisions(state: State, updates: Iterable[DecisionUpdate]) -> None:
 def begin_attempt(
     state: State, stream_id: str, approvals: Sequence[PendingApproval], *, now: float
 ) -> list[PendingApproval]:
-    """Count one more attempt for each approval that the agent may still send. Return these approvals."""
+    """Count an attempt for each approval that is still wanted and not on hold, and return these approvals."""
     held = {
         each.event_id
         for each in open_decisions(state)

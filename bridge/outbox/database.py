@@ -1,11 +1,14 @@
-"""The SQLite files of the outbox. This module contains all SQL of the agent.
+"""Reads and writes the SQLite files of the outbox. No other module of the agent contains SQL.
 
-Each file ``outbox-N.db`` is one *generation* of the state. The agent writes a new generation in one transaction, and
-the last row of this transaction is ``complete``. A kill at any point therefore leaves at least one complete file. A
-start opens the newest complete file. The agent never merges or repairs files.
+Each file ``outbox-N.db`` contains a complete copy of the state, called a *generation*. The agent writes a new
+generation in one transaction, which ends with the row ``complete``. At startup, the agent reads the newest file with
+this row, so a crash during the write cannot lead to an incomplete state.
 
-The schema version is 1 (``PRAGMA user_version``). Each table has its key columns, the columns that an operator needs
-for a search with ``sqlite3``, and the column ``rest``, which contains all other values as JSON.
+If a file is damaged, the agent does not repair the file, but writes the complete state to the next generation. If the
+disk is full, the saver deletes older generations first, and then the oldest history (see `bridge.outbox.saver`).
+
+``PRAGMA user_version`` contains the schema version. Each table has columns for its key and for values that operators
+search for with ``sqlite3``. The column ``rest`` contains all other values as JSON.
 """
 
 from __future__ import annotations
@@ -106,7 +109,7 @@ Fingerprint = tuple[tuple[int, ...] | None, tuple[int, ...] | None]
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
-    """The rows that the agent loads from a file at start."""
+    """The rows that the agent loads from a file at startup."""
 
     rows: dict[str, list[Any]] = {}
     file: Path | None = None
@@ -149,7 +152,7 @@ def is_read_only(error: Exception) -> bool:
 
 
 def read_newest(directory: Path) -> Loaded:
-    """Read all readable rows of the newest complete file; raise OSError or sqlite3.Error if the disk fails."""
+    """Read the newest complete file, and skip damaged rows. Raise OSError or sqlite3.Error if the disk fails."""
     unreadable: list[Path] = []
     for path in generations(directory).values():
         try:
@@ -167,7 +170,7 @@ def read_newest(directory: Path) -> Loaded:
 
 
 def read_file(path: Path) -> Loaded | None:
-    """Read a file without its history. Return None if the file is not complete. Raise OSError or sqlite3.Error."""
+    """Read all rows of a file except its history. Return None if the file is incomplete."""
     found = fingerprint(path)
     with closing(connect_read_only(path)) as connection:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -187,7 +190,7 @@ def read_file(path: Path) -> Loaded | None:
 
 
 def connect_read_only(path: Path) -> sqlite3.Connection:
-    """Open *path* for reading. On a read-only mount, ignore the WAL. Raise sqlite3.Error."""
+    """Open *path* for reading. On a read-only disk, ignore the WAL. Raise sqlite3.Error if the file is unreadable."""
     # mode=ro creates a missing WAL. A file without a WAL is complete, and immutable=1 creates no WAL.
     modes = ("mode=ro", "immutable=1") if path.with_name(f"{path.name}-wal").exists() else ("immutable=1",)
     for mode in modes:
@@ -208,7 +211,7 @@ def connect_read_only(path: Path) -> sqlite3.Connection:
 def _read_table(
     connection: sqlite3.Connection, name: str, missing: dict[str, int | None], where: str = "", *values: str
 ) -> list[Any]:
-    """Read a table from its first row up to the damage, and from its last row back to the damage."""
+    """Read a table. If SQLite stops at a damaged page, also read the table backward from its last row."""
     spec = _SPECS[name]
     rows: dict[Any, Any] = {}
     undecodable = 0
@@ -233,7 +236,7 @@ def _read_table(
 
 
 def read_records(path: Path, *, after: int, before: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the sequence and the body of each record in the file, the newest first; raise sqlite3.Error."""
+    """Yield the sequence and body of each record between the sequences *after* and *before*, newest first."""
     with closing(connect_read_only(path)) as connection:
         query = "SELECT sequence, body FROM records WHERE sequence > ? AND sequence < ? ORDER BY sequence DESC"
         for sequence, body in connection.execute(query, (after, before)):
@@ -241,7 +244,7 @@ def read_records(path: Path, *, after: int, before: int) -> Iterator[tuple[int, 
 
 
 class Database:
-    """An open file of the outbox for the saver thread. All methods can raise sqlite3.Error or OSError."""
+    """An outbox file that the saver thread has opened. All methods can raise sqlite3.Error or OSError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -255,7 +258,7 @@ class Database:
 
     @classmethod
     def create(cls, directory: Path, changes: Changes) -> Database:
-        """Create the file of the next generation and write all rows of *changes*."""
+        """Create the file of the next generation with all rows in *changes*."""
         generation = max(generations(directory), default=0) + 1
         path = directory / f"outbox-{generation}.db"
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
@@ -285,7 +288,7 @@ class Database:
                         self._connection.executemany(statement, values)
 
     def delete_history(self, in_memory: Collection[int], *, before: float = math.inf) -> int:
-        """Delete up to 500 records that are older than *before* and not *in_memory*; return their number."""
+        """Delete up to 500 records that are older than *before* and not in *in_memory*. Return the number deleted."""
         query = (
             "SELECT sequence, observed_at FROM records WHERE sequence NOT IN (SELECT value FROM json_each(?)) "
             "ORDER BY sequence LIMIT ?"
@@ -301,7 +304,7 @@ class Database:
         return len(chosen)
 
     def checkpoint(self) -> None:
-        """Move the WAL into the file, because SQLite can then use the space of the WAL again."""
+        """Copy the WAL into the database file, because SQLite can then reuse the space of the WAL."""
         self._connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
 
     @property
@@ -318,12 +321,9 @@ class Database:
 
 
 def fingerprint(path: Path) -> Fingerprint:
-    """Return the properties of the file and of its WAL in the file system; raise OSError.
-
-    The ctime of the WAL is ignored, because SQLite changes the ctime when root opens the file for reading.
-    """
+    """Return the size, times, and inode of the file and of its WAL; raise OSError."""
     wal = _stat(f"{path}-wal")
-    return _stat(str(path)), None if wal is None else wal[:-1]
+    return _stat(str(path)), None if wal is None else wal[:-1]  # SQLite changes the ctime if root reads the file
 
 
 def follows(before: Fingerprint, after: Fingerprint) -> bool:

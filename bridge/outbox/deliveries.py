@@ -1,8 +1,11 @@
-"""Tracks the delivery of each record to each sink in `State`. The functions do no I/O.
+"""Tracks the delivery of each record to each sink. The functions change only the `State` in memory.
 
-A delivery is pending until the sink accepts the record (delivered) or permanently rejects the record (parked). The
-agent can also give up a record (expired, evicted), and an operator can discard a record (discarded). For each sink,
-the number of accepted records is the sum of these six counts.
+A delivery is pending until the sink confirms the record (delivered) or permanently rejects the record (parked). The
+agent can give up a delivery (expired or evicted), and an operator can discard a delivery (discarded).
+
+`SinkRow.accepted` counts every record that was ever added for a sink, even if the sink has not confirmed the record.
+
+The agent sends urgent records first. `bridge.outbox.state.DueRows` and `bridge.delivery.batcher` define the order.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from bridge.outbox.state import State
 
 
 class DeliveryResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a send for one record. The state is None if the send failed and the sink must try again."""
+    """The result of sending one record to a sink. *state* is None if the agent must send the record again."""
 
     sequence: int
     state: DeliveryState | None
@@ -27,7 +30,7 @@ class DeliveryResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutboxTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """The totals of all sinks and the size of the outbox at one moment."""
+    """A snapshot of the delivery counts of all sinks and of the total size of all undelivered records."""
 
     sinks: dict[str, SinkRow] = {}
     oldest_pending_at: dict[str, float] = {}
@@ -39,7 +42,7 @@ class OutboxTotals(msgspec.Struct, frozen=True, kw_only=True):
 def record_results(
     state: State, sink: str, results: Sequence[DeliveryResult], *, now: float, accepted_under: str | None = None
 ) -> None:
-    """Store the results of a send. Results of rows that are no longer pending are ignored."""
+    """Store the results of sending records to *sink*. Ignore results for records that are no longer pending."""
     row = state.sinks.rows.get(sink)
     if accepted_under is not None and row is not None and row.accepted_under != accepted_under:
         state.sinks.put(msgspec.structs.replace(row, accepted_under=accepted_under))
@@ -47,13 +50,13 @@ def record_results(
         delivery = state.deliveries.rows.get((result.sequence, sink))
         if delivery is None or delivery.state is not DeliveryState.PENDING:
             continue
-        # A sink may quote a response with lone surrogates, and UTF-8 cannot encode them.
+        # A sink can quote a response with lone surrogates, and UTF-8 cannot encode them.
         error = None if result.error is None else result.error.encode(errors="replace").decode()
         change_state(state, delivery, result.state or DeliveryState.PENDING, now=now, error=error, attempts=1)
 
 
 def expire(state: State, sink: str, *, now: float, older_than: float) -> int:
-    """Expire the pending records of a sink that are older than *older_than*; return their number."""
+    """Expire all pending records of *sink* that are dated before *older_than*. Return the number of records."""
     old = [row for row in state.queue(sink).pending.values() if row.aged_from < older_than]
     for row in old:
         change_state(state, row, DeliveryState.EXPIRED, now=now)
@@ -61,7 +64,7 @@ def expire(state: State, sink: str, *, now: float, older_than: float) -> int:
 
 
 def replace_older(state: State, sink: str, record: RecordRow, *, now: float) -> None:
-    """Expire the older pending records of the event. A `current_state_only` sink needs only the newest record."""
+    """Expire older pending records of the same event. A `current_state_only` sink needs only the newest record."""
     for row in list(state.queue(sink).of_event(record.event_key)):
         if row.sequence < record.sequence:
             state.count(sink, event_over=1)
@@ -76,10 +79,11 @@ def retry(
     sequences: Collection[int] | None = None,
     now: float,
 ) -> int:
-    """Make the parked records of a sink pending again; return their number. None as *sink* selects all sinks.
+    """Make the parked records of *sink* pending again, and return the number of retried records.
 
-    The age of the records starts again. With *sequences*, the records keep their age, because the sink parked them by
-    mistake while its endpoint was failing.
+    If *sink* is None, the function retries the records of all sinks. By default, the age of the records restarts at
+    zero. If *sequences* is given, only these records are retried. They keep their age, because a failing endpoint
+    rejected them.
     """
     rows = needed_records(state, sink, [DeliveryState.PARKED], record_id=record_id)
     rows = rows if sequences is None else [row for row in rows if row.sequence in sequences]
@@ -97,7 +101,7 @@ def retry(
 
 
 def discard(state: State, sink: str, *, states: Collection[DeliveryState], record_id: str | None, now: float) -> int:
-    """Discard the records of *sink* in *states*, or only the record with *record_id*; return their number."""
+    """Discard the records of *sink* in the given *states*. If *record_id* is set, discard only this record."""
     rows = needed_records(state, sink, states, record_id=record_id)
     for row in rows:
         change_state(state, row, DeliveryState.DISCARDED, now=now)
@@ -105,10 +109,7 @@ def discard(state: State, sink: str, *, states: Collection[DeliveryState], recor
 
 
 def move(state: State, old: str, new: str, *, now: float) -> int:
-    """Move the pending and parked records of the sink *old* to *new*; return the number of moved records.
-
-    The records count as discarded on *old*. A record that *new* already received is not added again.
-    """
+    """Move all undelivered records from the sink *old* to the sink *new*. Return the number of moved records."""
     moved = 0
     for row in needed_records(state, old):
         if (row.sequence, new) not in state.deliveries.rows:
@@ -133,7 +134,7 @@ def totals(state: State) -> OutboxTotals:
 
 
 def make_event_urgent(state: State, event_key: str) -> None:
-    """Make all pending records of the event urgent, because a sink sends the records of an event in order."""
+    """Make all pending records of an event urgent, because a sink receives the records of an event in order."""
     for queue in state.queues.values():
         for row in list(queue.of_event(event_key)):
             if not row.urgent:
@@ -159,7 +160,7 @@ def new_delivery(record: RecordRow, decoded: TransitionRecord, sink: str) -> Del
 def change_state(
     state: State, row: Delivery, to: DeliveryState, *, now: float, error: str | None = None, attempts: int = 0
 ) -> None:
-    """Store the new state of a delivery, and add *attempts* to its number of attempts."""
+    """Store the new state of a delivery, and increase its number of attempts by *attempts*."""
     state.put_delivery(
         msgspec.structs.replace(row, state=to, error=error, changed_at=now, attempts=row.attempts + attempts)
     )
@@ -177,17 +178,13 @@ def needed_records(
 
 
 def import_rows(state: State, rows: Mapping[str, Iterable[Any]], known: Collection[tuple[str, int]]) -> int:
-    """Add the pending and parked records and the holds of another file; return the number of records.
-
-    A pair of stream_id and sequence identifies a record. Records in *known* and in memory are not added again. The
-    added records keep their IDs. They get negative sequences, because they are older than all other records.
-    """
+    """Import the undelivered records and holds of another file. Skip records that are in *known* or in memory."""
     other = State()
     other.load(rows)
     present = {*known, *(_place(row) for row in state.records.rows.values())}
     undelivered = {delivery.sequence for delivery in needed_records(other, None)}
     new = [row for row in map(other.records.rows.__getitem__, undelivered) if _place(row) not in present]
-    first = min([0, *state.records.rows]) - len(new)
+    first = min([0, *state.records.rows]) - len(new)  # imported records are older than all other records
     for place, row in enumerate(sorted(new, key=_place), first):
         state.records.put(msgspec.structs.replace(row, sequence=place))
         for delivery in other.deliveries_of(row.sequence):

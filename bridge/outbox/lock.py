@@ -1,10 +1,10 @@
-"""Locks the state directory. Only one agent can run on a state directory.
+"""Locks the state directory. Only one agent at a time can use a state directory.
 
-Two agents on one directory would send every record twice and overwrite each other's file. The agent locks the
-directory itself, because it cannot create a lock file on a read-only disk. On Windows, the agent locks a file. The
-operating system releases the lock when the process ends.
+Two agents with the same state directory would send every record twice and overwrite each other's files. The operating
+system releases the lock when the process of the agent ends.
 
-If the directory is deleted, moved, or replaced, `DirectoryLock.claim` locks the new directory at the same path.
+On Linux, the agent locks the directory itself, because the agent cannot create a lock file on a read-only disk. On
+Windows, the agent locks the file ``lock`` in the directory.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class _Taken(StateDirectoryError):
 
 
 class DirectoryLock:
-    """Locks *directory* until `release`. A missing directory is created with mode 0700.
+    """Locks *directory* until `release` is called, and creates a missing directory with mode 0700.
 
-    The directory may be read-only. If another agent holds the lock, the constructor waits up to *wait_seconds*, or
+    The directory can be read-only. If another agent holds the lock, the constructor tries again for *wait_seconds*, or
     until *give_up* returns True, and then raises StateDirectoryError (exit code 73).
     """
 
@@ -63,10 +63,10 @@ class DirectoryLock:
                 ) from error
 
     def claim(self) -> bool:
-        """If the directory at the path was replaced, lock the new directory. Return whether it was replaced.
+        """If the directory was deleted, moved, or replaced, lock the new directory at the same path and return True.
 
-        Any thread may call this method. It raises StateDirectoryError if another agent holds the lock, and OSError if
-        the directory cannot be locked at the moment.
+        Any thread can call this method. Raises StateDirectoryError if another agent has locked the new directory, and
+        OSError if the new directory cannot be locked.
         """
         with self._gate:
             if self._descriptor is None or self._is_in_place(self._descriptor):
@@ -100,7 +100,7 @@ class DirectoryLock:
 
 
 def is_locked(directory: Path) -> bool | None:
-    """Return whether an agent holds the lock of *directory*, or None if this user may not check the lock."""
+    """Return whether an agent holds the lock of *directory*, or None if this user cannot check the lock."""
     try:
         os.close(_open_locked(directory, shared=True, create=False))
     except _Taken:

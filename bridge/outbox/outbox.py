@@ -1,13 +1,14 @@
-"""The outbox combines the state in memory, the lock of the state, and the saver.
+"""Provides the outbox: the state of the agent, a lock that protects the state, and the saver thread.
 
     rows = outbox.select("webhook", choose)
 
-Every method holds the lock for microseconds and does no I/O. The poll, the sinks, and the approver therefore never wait
-for the disk or for one another. A record is due when it is saved, and at the latest 0.5 s after it arrives. The agent
-posts an approval only after `wait_saved` confirms that everything about the approval is saved.
+No thread does I/O while it holds the lock, so a slow disk does not delay the poller, the sinks, or the approver.
 
-After a boot, the stored state may have come with the image of another machine. The agent sends no stored records and
-compares no stored document until IMDS returns the vmId. If the vmId is foreign, `Outbox.identify` empties the outbox.
+A sink can send a record as soon as the record is saved. If the disk is slow, a sink can send a record 0.5 s after the
+record was added. The agent sends an approval to Azure only after `wait_saved` confirms that the approval is saved.
+
+If a VM was created from an image of another VM, the stored state belongs to the other VM. After a boot, the agent does
+not use the stored state until IMDS returns the vmId. If the vmId is different, `Outbox.identify` deletes the state.
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ DUE_SECONDS = 0.5
 
 
 class Outbox:
-    """Keeps the state of the agent in memory, and a copy of the state in *directory*.
+    """Keeps the state of the agent in memory, and saves a copy of the state in *directory*.
 
-    *max_bytes* limits the size of the files, and *max_pending_bytes* limits the bodies of undelivered records.
-    *boot_id* identifies this boot. *configured_vm_id* is `vm.vm_id` of the configuration. See `Saver` for *claim*.
+    *max_bytes* limits the size of the files in *directory*. *max_pending_bytes* limits the bodies of undelivered
+    records in memory. *configured_vm_id* is the setting `vm.vm_id`. The saver calls *claim* before it creates a file.
     """
 
     def __init__(
@@ -72,13 +73,13 @@ class Outbox:
         self.directory = directory
         self.max_bytes, self.max_pending_bytes = max_bytes, max_pending_bytes
         self.on_due: Callable[[], None] = lambda: None
-        """Any thread calls this function when records may be due. The function must return quickly."""
+        """Any thread calls this function when records might be due. The function must return quickly."""
         self.active_event_ids: tuple[str, ...] | None = None
         """The EventIds of the announced events. None means that the events are unknown."""
         self.awaits_portal = has_portal
         """True until the portal has sent all of its decisions to this run of the agent."""
         self.is_trusted = False
-        """False while the stored state may belong to another machine."""
+        """False while the stored state might belong to another machine."""
         self.epoch = 0
         """The number of times that the outbox deleted the state of another machine."""
         self._has_portal = has_portal
@@ -106,15 +107,15 @@ class Outbox:
         )
 
     def wait_loaded(self, seconds: float | None = None) -> bool:
-        """Wait for the load of the stored state; return whether the load ended within *seconds*."""
+        """Wait until the stored state is loaded. Return False if this takes longer than *seconds*."""
         return self.saver.loaded.wait(seconds)
 
     def close(self, seconds: float = 5.0) -> bool:
-        """Save everything and close the file; return whether the save ended within *seconds*."""
+        """Save all changes and close the file. Return False if this takes longer than *seconds*."""
         return self.saver.close(seconds)
 
     def _take_loaded(self, loaded: Loaded) -> None:
-        """Start a new stream with the loaded state. The saver thread holds the lock and calls this method."""
+        """Start a new stream with the loaded state. The saver thread calls this method while it holds the lock."""
         state, now = self._state, self.clock.now()
         state.put("stream_id", new_stream_id(now, state.get("stream_id")))
         if state.get("created_at") is None:
@@ -134,7 +135,7 @@ class Outbox:
         return bool(known_boot) and not has_booted(known_boot, self._boot_id)
 
     def _report_damage(self, loaded: Loaded) -> None:
-        """Delete open approvals. Disable all approvals if a hold may be lost and no portal can send the hold again."""
+        """Delete all approvals. Disable approvals if a hold might be lost and no portal can send the hold again."""
         for key in list(self._state.approvals.rows):
             self._state.approvals.delete(key)
         logger.error(
@@ -152,7 +153,7 @@ class Outbox:
 
     @contextmanager
     def _change(self, *, soon: bool = True, notifies: bool = True) -> Iterator[State]:
-        """Change the state under the lock. The saver saves the change at once, or within 0.2 s if *soon* is False."""
+        """Hold the lock while the caller changes the state. If *soon* is False, the save starts up to 0.2 s later."""
         with self._lock:
             before = self._state.next_sequence
             yield self._state
@@ -178,7 +179,7 @@ class Outbox:
             self._log.problem(limit, logging.ERROR, message)
 
     def wait_saved(self, seconds: float) -> bool:
-        """Start a save; return whether all earlier changes are saved within *seconds*."""
+        """Start a save. Return True if all earlier changes are saved within *seconds*."""
         return self.saver.wait_saved(seconds)
 
     @property
@@ -198,7 +199,7 @@ class Outbox:
             self._context = msgspec.structs.replace(self._context, vm=vm)
 
     def identify(self, vm: VmIdentity) -> bool:
-        """Confirm the identity of this machine. If the stored state has another vmId, delete it and return True."""
+        """Confirm that *vm* is this VM. If the stored state belongs to another VM, delete the state and return True."""
         with self._change() as state:
             before = None if state.vm is None else state.vm.vm_id
             is_foreign = bool(vm.vm_id and before) and not _same(vm.vm_id, before)
@@ -224,7 +225,7 @@ class Outbox:
         labels: Mapping[str, str],
         current_state_only: Collection[str] = (),
     ) -> None:
-        """Use *router* for new records. A new sink receives the last record of each active event."""
+        """Use *router* to select the sinks of new records. Send the newest record of each active event to new sinks."""
         with self._change() as state:
             self._context = RecordContext(
                 vm=self._context.vm,
@@ -239,10 +240,10 @@ class Outbox:
     def append_observation(
         self, document: Document | None, changes: Sequence[Change], *, active_event_ids: tuple[str, ...] | None
     ) -> list[TransitionRecord]:
-        """Store *document*, unless it is None, and add the records of *changes*; return the records.
+        """Store *document* if it is not None, add a record for each of *changes*, and return the records.
 
-        *active_event_ids* are the announced events after these changes. The caller must call `on_due` if the records
-        are due before they are saved.
+        *active_event_ids* contains the EventIds of all open events after these changes. If the disk is slow, the
+        records become due before they are saved. In this case, the caller must call `on_due`.
         """
         with self._change(notifies=False) as state:
             self.active_event_ids = active_event_ids
@@ -268,7 +269,7 @@ class Outbox:
         incarnation: Incarnation,
         first: Callable[[State], object] = lambda _state: None,
     ) -> list[TransitionRecord]:
-        """Call *first*, and add a record for each approval outcome. The saver writes both in one transaction."""
+        """Call *first* with the state, and add a record for each outcome. The saver saves all changes together."""
         new = []
         with self._change() as state:
             first(state)
@@ -288,7 +289,7 @@ class Outbox:
     def select(self, sink: str, choose: Callable[[DueRows], Sequence[Delivery]]) -> list[Delivery]:
         """Return the rows that the pure function *choose* selects from the due rows of *sink*.
 
-        The agent evicts none of these rows before the next call of `select` or `record_results` for the same sink.
+        The agent does not evict the selected records until the next call of `select` or `record_results` for this sink.
         """
         with self._lock:
             state = self._state
@@ -329,15 +330,15 @@ class Outbox:
             return created_at
 
     def read(self, work: Callable[Concatenate[State, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call the function *work* with the state and these arguments; return its result. *work* changes nothing."""
+        """Call *work* with the state and the arguments, and return the result. *work* must not change the state."""
         with self._lock:
             return work(self._state, *args, **kwargs)
 
     def change(self, work: Callable[Concatenate[State, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call the function *work*, which may change the state; return its result. The saver saves the changes."""
+        """Call *work* to change the state, and return the result. The saver thread then saves the changes."""
         with self._change() as state:
             result = work(state, *args, **kwargs)
-        self.on_due()  # older records may be pending again
+        self.on_due()  # older records might be pending again
         return result
 
 

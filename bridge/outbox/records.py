@@ -1,8 +1,7 @@
-"""Builds records and their deliveries from changes, heartbeats, and approval outcomes, without I/O.
+"""Builds records from document changes, heartbeats, and approval outcomes, and adds the deliveries of the records.
 
-The agent applies each document as one change of the state, which contains the document, its records, and their
-deliveries. The saver writes this change in one transaction. After a crash, the file contains either the complete change
-or no part of the change. If the change is missing, the next poll builds the same records with the same IDs.
+The saver writes a document, its records, and their deliveries in one transaction. After a crash, the file contains all
+of these rows or none of them. If the rows are missing, the next poll builds the same records with the same IDs.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ Router = Callable[[TransitionRecord, str | None, Collection[str]], Iterable[str]
 
 
 class RecordContext(msgspec.Struct, frozen=True, kw_only=True):
-    """The identity of this VM and the sink configuration for new records."""
+    """The identity of this VM and the sink configuration that apply to new records."""
 
     vm: VmIdentity = VmIdentity()
     router: Router | None = None
@@ -83,7 +82,7 @@ def new_record(
 
 
 def save_liveness(state: State, *, last_good_at: datetime, boot_id: str) -> None:
-    """Store the time of the last good response and the boot ID of this VM at that time."""
+    """Store the time of the last good response from IMDS, and the current boot ID of this VM."""
     state.put("last_good_at", format_time(last_good_at))
     state.put("boot_id", boot_id)
 
@@ -91,7 +90,7 @@ def save_liveness(state: State, *, last_good_at: datetime, boot_id: str) -> None
 def append(
     state: State, new: Sequence[TransitionRecord], context: RecordContext, active_event_ids: tuple[str, ...] | None
 ) -> list[TransitionRecord]:
-    """Add the records *new* and their deliveries to the end of the stream; return the records with their IDs."""
+    """Give each record in *new* an ID and a sequence, store it with its deliveries, and return the complete records."""
     added = []
     stream_id = state.get("stream_id") or ""
     for each in new:
@@ -125,7 +124,7 @@ def append(
 
 
 def add_sinks(state: State, context: RecordContext) -> None:
-    """Add the new sinks of the configuration. A new sink receives the last record of each active event."""
+    """Add the sinks that are new in the configuration. Each new sink gets the newest record of each active event."""
     new = [name for name in context.sinks if name not in state.sinks.rows]
     for name in new:
         state.count(name)
@@ -208,7 +207,7 @@ def _add_deliveries(
 
 
 def start_empty(state: State, now: datetime) -> None:
-    """Delete the state of another machine. The next poll records the announced events again."""
+    """Delete the state of another VM. The next poll creates new records for all events in the document."""
     stream_id, sequence = state.get("stream_id"), state.get("next_sequence")
     # A new file is necessary, because the old file belongs to the other machine.
     state.reset("it belongs to another machine")

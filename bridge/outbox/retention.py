@@ -1,8 +1,9 @@
-"""Evicts records when the outbox is full, and deletes old events. The functions do no I/O.
+"""Evicts records when the outbox is full, and deletes events that ended long ago. The functions do no I/O.
 
-The agent first evicts parked records, because these records wait for an operator. The agent then evicts the oldest
-pending records, and urgent records last. The agent never evicts the records of the newest document or records that a
-sink is sending.
+The agent evicts parked records first, because the agent does not retry parked records. It then evicts pending records,
+and finally urgent pending records. Within each of these groups, the oldest records are evicted first.
+
+The agent never evicts the records of the newest document, or records that a sink is currently sending.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ REMEMBER_SECONDS = 7 * 86_400.0
 
 
 def make_room(state: State, excess_bytes: int, *, newest: int, sending: Collection[int], now: float) -> int:
-    """Free *excess_bytes* of memory by evicting records. Return the number of evicted deliveries."""
+    """Evict undelivered records with a total size of at least *excess_bytes*. Return the number of evicted deliveries.
+
+    *excess_bytes* is the excess over the memory limit or the file limit. The saver can delete evicted records from the
+    file.
+    """
     target = state.needed_bytes - excess_bytes
     evicted = 0
     for row in _in_order(state):
@@ -43,10 +48,7 @@ def _in_order(state: State) -> Iterator[RecordRow]:
 
 
 def forget_old(state: State, now: float) -> None:
-    """Delete events 7 days after their ending, and then also the decisions and approvals of these events.
-
-    The agent keeps a decision for 7 days after it expires, and can therefore recognize a decision that arrives again.
-    """
+    """Delete events that ended over 7 days ago, together with their old approvals and expired decisions."""
     before = now - REMEMBER_SECONDS
     for event in list(state.events.rows.values()):
         if event.ended_at is not None and event.ended_at < before:

@@ -1,7 +1,4 @@
-"""Defines the rows of the tables in `State`. The file of the outbox contains the same rows.
-
-All times are in Unix seconds.
-"""
+"""Defines the rows of the tables in `State` and in the outbox file. All times are in Unix seconds."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ EventVersion = tuple[str, str]
 
 
 class DeliveryState(str, Enum):
-    """The state of a record at a sink. The file contains these values."""
+    """The delivery state of a record for one sink. The outbox file contains these values."""
 
     PENDING = "pending"
     DELIVERED = "delivered"
@@ -32,14 +29,14 @@ NEEDED = frozenset({DeliveryState.PENDING, DeliveryState.PARKED})
 
 
 class MetaRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A single value of the state as text, for example the stream ID."""
+    """A named text value of the state, for example the stream ID."""
 
     key: str
     value: str
 
 
 class EventRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The history of an event. The agent keeps this row until 7 days after the ending of the event."""
+    """The history of one event. The agent deletes this row 7 days after the event ends."""
 
     key: str
     ended_at: float | None = None
@@ -206,7 +203,7 @@ class PendingApproval(_OfEventVersion, frozen=True, kw_only=True):
     oldest_issued_at: int | None = None
     """The oldest issue time of these decisions, or None for a rule. A newer hold withdraws the approval."""
     attempts: int = 0
-    """The number of StartRequests that the agent has sent or may have sent."""
+    """The number of StartRequests that the agent has sent or might have sent."""
     http_status: int | None = None
     """The status of the last response, or None if the last attempt has no response."""
     is_told: bool = False

@@ -1,15 +1,15 @@
-"""The saver thread writes the state to the file of the outbox. No other thread writes this file.
+"""Saves the state of the agent to the outbox file. Only the saver thread writes this file.
 
-The saver writes all rows that changed since the last save in one transaction. If a save fails, for example because the
-disk is full, the saver tries again with all unsaved rows. If another program changes the file, or if SQLite reports
-damage, the saver writes the complete state to a new file (`Database.create`). If the disk hangs, only this thread is
-blocked, and `behind_reason` reports the problem after 2 s.
+Each save writes all rows that have changed since the last save in one transaction. If a save fails, the saver tries
+again later. If the disk hangs, only the saver thread is blocked, and `behind_reason` reports the problem after 2 s.
 
-When the disk is full or the limit is reached, the saver deletes older files first, and then the oldest history.
+If another program changes the file, or if SQLite reports damage, the saver writes a new file (`Database.create`).
 
-The saver has a known limitation. While a save runs, the saver cannot distinguish its own writes from the writes of
-another program. If another program overwrites the file or its WAL in place during a save, the saver detects the
-problem only if SQLite reports damage.
+On a full disk or at the size limit, the saver deletes older outbox files first, and then the oldest history. If the
+files still exceed the size limit, the saver evicts undelivered records (`bridge.outbox.retention.make_room`).
+
+The saver cannot detect every change by another program. If another program overwrites the file or its WAL during a
+save, the saver treats the change as its own write, unless SQLite reports damage.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from bridge.outbox import database as files
+from bridge.outbox import database
 from bridge.outbox.database import Database, Fingerprint, Loaded
 from bridge.outbox.state import Changes, State
 
@@ -51,8 +51,8 @@ _DAMAGED = "it is damaged"
 class Saver:
     """Saves *state* in *directory*. The *lock* protects the state.
 
-    After the load, the saver calls *on_loaded* while it holds the lock. After each save, the saver calls *on_saved*
-    without the lock. The saver calls *make_room* to evict records from memory, and *claim* before it creates a file.
+    The saver holds the lock while it calls *on_loaded*, but not while it calls the other functions. The saver calls
+    *make_room* to evict records, and *claim* before it creates a file.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Saver:
         return self._failure or ("The disk does not respond." if self.behind_seconds else None)
 
     def wake(self, *, soon: bool) -> None:
-        """Start a save at once, or within 0.2 s if *soon* is False."""
+        """Start a save immediately, or within 0.2 s if *soon* is False."""
         save_at = time.monotonic() + (0.0 if soon else _MARKS_WAIT_SECONDS)
         with self._turn:
             if save_at < self._save_at:
@@ -121,7 +121,7 @@ class Saver:
                 self._turn.notify_all()
 
     def wait_saved(self, seconds: float) -> bool:
-        """Compare the file and start a save; return whether all earlier changes are saved within *seconds*."""
+        """Check the file and start a save. Return True if all earlier changes are saved within *seconds*."""
         with self._turn:
             self._requested += 1
             request = self._requested
@@ -129,7 +129,7 @@ class Saver:
             return self._turn.wait_for(lambda: self._confirmed >= request, seconds)
 
     def close(self, seconds: float) -> bool:
-        """Save everything and end the thread; return whether the save ended within *seconds*."""
+        """Save all changes and end the saver thread. Return False if this takes longer than *seconds*."""
         with self._turn:
             self._is_stopping = True
             self._requested += 1
@@ -150,7 +150,7 @@ class Saver:
             self._database.close()
 
     def _wait(self) -> tuple[bool, int]:
-        """Wait for the next save. Return whether this save is the last one, and the number of its request."""
+        """Wait until a save is due. Return whether the agent is stopping, and the number of the newest save request."""
         check_at = time.monotonic() + _CHECK_SECONDS
         with self._turn:
             while not self._is_stopping and self._requested == self._confirmed:
@@ -172,8 +172,8 @@ class Saver:
         give_up_at = time.monotonic() + _UNREADABLE_SECONDS
         while not self._is_stopping:
             try:
-                self._take(files.read_newest(self._directory))
-            except Exception as error:  # noqa: BLE001  # rows of a damaged file may contradict one another
+                self._take(database.read_newest(self._directory))
+            except Exception as error:  # noqa: BLE001  # rows of a damaged file can contradict each other
                 if isinstance(error, (OSError, sqlite3.Error)) and time.monotonic() < give_up_at:
                     with self._turn:
                         self._turn.wait_for(lambda: self._is_stopping, _FIRST_RETRY_SECONDS)
@@ -210,7 +210,7 @@ class Saver:
         """Write all unsaved changes; return whether the file has changed."""
         unsaved = self._unsaved
         if self.file is not None and unsaved.new_file_because is None:
-            if files.fingerprint(self.file) != self._print:
+            if database.fingerprint(self.file) != self._print:
                 unsaved.require_new_file(_CHANGED)
             elif self._database is None:
                 self._database = Database(self.file)
@@ -232,22 +232,22 @@ class Saver:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._lock:
             everything = self._state.take_everything()
-        database = Database.create(self._directory, everything)
+        created = Database.create(self._directory, everything)
         if self._database is not None:
             self._database.close()
-        self._database, before, self.file = database, self.file, database.path
-        self._print = files.fingerprint(database.path)
+        self._database, before, self.file = created, self.file, created.path
+        self._print = database.fingerprint(created.path)
         self._cleaned_at = -math.inf
         if reason is not None:
             self.file_changes += 1
             logger.error(
                 "The agent wrote its complete state to a new file, because the previous file cannot be used: %s.",
                 reason,
-                extra={"file": database.path.name, "before": None if before is None else before.name},
+                extra={"file": created.path.name, "before": None if before is None else before.name},
             )
         with suppress(OSError):
-            for path in files.older_generations(self._directory, database.path)[_KEPT_GENERATIONS:]:
-                files.delete_generation(path)
+            for path in database.older_generations(self._directory, created.path)[_KEPT_GENERATIONS:]:
+                database.delete_generation(path)
         return everything.through
 
     def _confirm(self, request: int, *, has_written: bool) -> None:
@@ -273,40 +273,41 @@ class Saver:
         self._failure = f"{error}".rstrip(".") + "."
         if len(self._unsaved.tables.get("records", ())) > _MOST_UNSAVED:
             self._unsaved.require_new_file("too many changes were not saved in time")
-        if files.is_damage(error):
+        if database.is_damage(error):
             self._unsaved.require_new_file(_DAMAGED)
-        if files.is_read_only(error):  # SQLite cannot make this connection writable again
+        if database.is_read_only(error):  # SQLite cannot make this connection writable again
             self._unsaved.require_new_file("it was read-only")
         with suppress(OSError, sqlite3.Error):
             self._accept_own_changes()
-            if files.is_full(error) and self._free_space():
+            if database.is_full(error) and self._free_space():
                 logger.warning("The disk is full. The agent deleted an older file or delivered records early.")
 
     def _accept_own_changes(self) -> None:
-        """Store the current properties of the file. Require a new file if the file was replaced or has shrunk."""
+        """Store the fingerprint of the file. Require a new file if another program replaced or truncated the file."""
         if self._database is None:
             return
-        after = files.fingerprint(self._database.path)
-        if self._print is not None and not files.follows(self._print, after):
+        after = database.fingerprint(self._database.path)
+        if self._print is not None and not database.follows(self._print, after):
             self._unsaved.require_new_file(_CHANGED)
         self._print = after
 
     def _keep_limits(self, *, has_written: bool) -> None:
-        """Delete old history, and free space at the limit. A save does only one step, because a save must be short."""
-        database, now = self._database, time.monotonic()
+        """Delete old history, and free space near the size limit. Each save does only one short step."""
+        current, now = self._database, time.monotonic()
         is_cleaning = now - self._cleaned_at >= min(_CLEAN_SECONDS, max(self._keep_history_seconds / 10, 1.0))
-        if database is None or not (has_written or is_cleaning):
+        if current is None or not (has_written or is_cleaning):
             return
         if is_cleaning:
-            if self._delete_history(database, before=self._now() - self._keep_history_seconds) < files.HISTORY_STEP:
+            if self._delete_history(current, before=self._now() - self._keep_history_seconds) < database.HISTORY_STEP:
                 self._cleaned_at = now
             with suppress(OSError):  # the next save detects a missing directory
-                self._older_bytes = sum(map(files.file_bytes, files.older_generations(self._directory, database.path)))
+                older = database.older_generations(self._directory, current.path)
+                self._older_bytes = sum(map(database.file_bytes, older))
                 volume = shutil.disk_usage(self._directory).total
                 self._limit = min(self._max_bytes, volume * _VOLUME_SHARE) * _FULL_SHARE
-        used = files.file_bytes(database.path)
+        used = database.file_bytes(current.path)
         if used + self._older_bytes > self._limit:
-            used = database.used_bytes
+            used = current.used_bytes
         self.used_bytes = used + self._older_bytes
         excess = self.used_bytes - int(self._limit)
         if excess > 0:
@@ -316,12 +317,12 @@ class Saver:
                 self._make_room(excess)
 
     def _free_space(self) -> bool:
-        """Delete the oldest other file, or the oldest history without other files. Return whether this freed space."""
+        """Delete the oldest other outbox file, or history if no other file exists. Return whether space was freed."""
         if self._database is None:
             return False
-        older = files.older_generations(self._directory, self._database.path)
+        older = database.older_generations(self._directory, self._database.path)
         if older:
-            files.delete_generation(older[-1])
+            database.delete_generation(older[-1])
             self._cleaned_at = -math.inf
             return True
         deleted = self._delete_history(self._database)
@@ -329,12 +330,12 @@ class Saver:
         self._accept_own_changes()
         return deleted > 0
 
-    def _delete_history(self, database: Database, *, before: float = math.inf) -> int:
+    def _delete_history(self, current: Database, *, before: float = math.inf) -> int:
         with self._lock:
             self._unsaved.add(self._state.take_changes())
             in_memory = set(self._state.records.rows)
         unsaved = self._unsaved.tables
         in_memory.update(unsaved.get("records", ()), (sequence for sequence, _ in unsaved.get("deliveries", ())))
-        deleted = database.delete_history(in_memory, before=before)
+        deleted = current.delete_history(in_memory, before=before)
         self._accept_own_changes()
         return deleted

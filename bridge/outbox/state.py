@@ -1,10 +1,10 @@
-"""The tables of the agent in memory, with their indexes and their unsaved rows.
+"""Keeps the tables of the agent in memory, with indexes for each sink and a list of unsaved rows.
 
-All engines read and change one `State` under the lock of `bridge.outbox.outbox`. This module does not read a clock, do
-I/O, or take a lock. A test can therefore compare a `State` with a plain list.
+All threads share one `State`, which the lock in `bridge.outbox.outbox` protects. The functions in this module take no
+lock, read no clock, and do no I/O, so tests can call them directly.
 
-A record stays in memory while it is pending or parked, or while it is the newest record of an active event. All other
-records are *history*, and only the file contains them. A sink sends urgent records first (`DueRows`).
+A record stays in memory while it is pending or parked, or while it describes the current state of an active event. All
+other records are called *history*, and only the outbox file contains them. `DueRows` returns urgent records first.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ R = TypeVar("R")
 
 
 class _Table(Generic[K, R]):
-    """The rows of a table by key, and the changes since the last save."""
+    """The rows of one table, indexed by key, and the rows that have changed since the last save."""
 
     def __init__(self, key_of: Callable[[R], K]) -> None:
         self._key_of = key_of
@@ -70,14 +70,14 @@ class Changes(msgspec.Struct, kw_only=True):
     """The reason if the next save must write the complete state to a new file, otherwise None."""
 
     def add(self, newer: Changes) -> None:
-        """Add *newer* changes. The newer row of a key replaces the older row."""
+        """Add the changes in *newer*. A row in *newer* replaces an older row with the same key."""
         self.through = newer.through
         self.require_new_file(newer.new_file_because)
         for name, rows in newer.tables.items() if self.new_file_because is None else ():
             self.tables.setdefault(name, {}).update(rows)
 
     def require_new_file(self, reason: str | None) -> None:
-        """Write the complete state to a new file at the next save. The first *reason* counts."""
+        """Make the next save write the complete state to a new file. Keep only the first *reason*."""
         self.new_file_because = self.new_file_because or reason
         if self.new_file_because is not None:
             self.tables = {}
@@ -122,13 +122,13 @@ def _update(rows: dict[int, Delivery], row: Delivery, *, belongs: bool) -> None:
 
 
 class DueRows:
-    """The rows that a sink may send now. An instance is valid only during a call of `Outbox.select`."""
+    """The rows that a sink can send now. Use an instance only during the call of `Outbox.select` that created it."""
 
     def __init__(self, queue: SinkQueue, *, after: float, through: int) -> None:
         self._queue, self._after, self._through = queue, after, through
 
     def __iter__(self) -> Iterator[Delivery]:
-        """Yield the urgent rows first, and then all other rows. Both groups are ordered by sequence."""
+        """Yield the urgent rows first, and then all other rows. Each group is ordered by sequence."""
         queue = self._queue
         normal = (row for row in queue.pending.values() if not row.urgent)
         return (row for row in chain(queue.urgent.values(), normal) if self._after < row.sequence <= self._through)
@@ -160,12 +160,12 @@ class State:
         self._new_file_because: str | None = None
 
     def reset(self, reason: str) -> None:
-        """Delete everything. The next save writes a new file because of *reason*."""
+        """Delete the complete state. The next save writes a new file and logs *reason*."""
         State.__init__(self)
         self._new_file_because = reason
 
     def load(self, rows: Mapping[str, Iterable[Any]]) -> None:
-        """Load the rows of a file. A delivery without its record is history or damaged, and is not loaded."""
+        """Load the rows of a file. Skip deliveries without a record, because their record is history or damaged."""
         for name, table in self.tables.items():
             table.load(rows.get(name, ()))
         for key, delivery in list(self.deliveries.rows.items()):
@@ -177,7 +177,7 @@ class State:
                 self.deliveries.rows[key] = whole = msgspec.structs.replace(delivery, **shared)
                 self.queue(delivery.sink).update(whole)
         self.needed_bytes = sum(len(row.body) for row in self.records.rows.values() if self._is_needed(row))
-        for name in self.sinks.rows.keys() | self.queues.keys():  # rows of a damaged file may be missing
+        for name in self.sinks.rows.keys() | self.queues.keys():  # rows of a damaged file can be missing
             row, queue = self.sinks.rows.get(name) or SinkRow(name=name), self.queue(name)
             counted = msgspec.structs.replace(row, pending=len(queue.pending), parked=len(queue.parked))
             if counted != row:
@@ -205,7 +205,7 @@ class State:
         return None if row is None else row.value
 
     def put(self, key: str, value: str | None) -> None:
-        """Store a value in the table `meta`. The value None deletes the row."""
+        """Store a value in the table `meta`. If *value* is None, delete the row."""
         if value is None:
             self.meta.delete(key)
         elif self.get(key) != value:
@@ -236,7 +236,7 @@ class State:
         return queue
 
     def put_delivery(self, row: Delivery) -> None:
-        """Add or change a delivery, and update the totals of the sink."""
+        """Add or replace a delivery, and update the delivery counts of its sink."""
         record = self.records.rows.get(row.sequence)
         before = self.deliveries.rows.get((row.sequence, row.sink))
         self.needed_bytes -= self._needed_bytes(record)
@@ -250,7 +250,7 @@ class State:
         self.settle(row.sequence)
 
     def put_event(self, row: EventRow) -> None:
-        """Add or change an event. Records that the event no longer needs become history."""
+        """Add or replace an event, and remove its superseded records from memory."""
         before = self.events.rows.get(row.key)
         self.events.put(row)
         for sequence in sorted(before.references - row.references) if before is not None else ():
@@ -280,7 +280,7 @@ class State:
         return len(row.body) if row is not None and self._is_needed(row) else 0
 
     def count(self, sink: str, **changes: int) -> None:
-        """Add *changes* to the totals of a sink. A new sink starts with 0."""
+        """Add *changes* to the counts of a sink. The counts of a new sink start at 0."""
         row = self.sinks.rows.get(sink) or SinkRow(name=sink)
         values = {name: getattr(row, name) + change for name, change in changes.items()}
         self.sinks.put(msgspec.structs.replace(row, **values))

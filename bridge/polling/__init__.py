@@ -1,4 +1,4 @@
-"""The poll of the metadata service (IMDS), and the request for the identity of this VM.
+"""Polls the metadata service (IMDS) for scheduled events, and requests the identity of this VM.
 
 The public modules are `poller` (Poller) and `identity` (IdentityResolver).
 """

@@ -1,11 +1,11 @@
-"""Requests the identity of this VM from IMDS. A separate thread sends the requests, so they do not delay a poll.
+"""Requests the identity of this VM from IMDS, on a separate thread, because a slow response must not delay a poll.
 
-After a start, the agent requests the identity once, then uses the stored identity, and repeats the request every minute
-until IMDS responds. There are two exceptions:
+At startup, the agent requests the identity. If IMDS does not return the identity within 2 s, the agent uses the stored
+identity and repeats the request every minute. There are two exceptions:
 
 - If no identity is stored, the agent compares no document until IMDS returns the identity, because the sinks and the
   IDs of records depend on the identity. The wait lasts at most 60 s, or 5 s if IMDS responds without an identity.
-- If the VM has booted since the identity was stored, the stored state may come from the image of another machine. Until
+- If the VM has booted since the identity was stored, the stored state might come from the image of another VM. Until
   IMDS returns the vmId, the agent sends no stored record, does not compare the stored document, and approves nothing.
   This wait has no limit. If IMDS returns another vmId, the agent starts with an empty state.
 
@@ -42,7 +42,7 @@ _PLAIN_REFUSALS = frozenset({400, 403, 404, 405, 501})
 
 
 class IdentityResolver:
-    """Stores the identity of this VM in the outbox. The values in *configured* replace the values from IMDS."""
+    """Requests the identity of this VM and saves it in the outbox. Values in *configured* override values from IMDS."""
 
     def __init__(
         self,
@@ -74,9 +74,9 @@ class IdentityResolver:
         """The known part of the identity."""
 
     def start(self, stop: Callable[[], bool] = lambda: False, *, timeout_seconds: float = math.inf) -> None:
-        """Request the identity for at most *timeout_seconds* and at most 2 s, and then use the stored identity.
+        """Wait for the identity for up to *timeout_seconds*, but at most 2 s. Then use the stored identity.
 
-        Return early if *stop* returns True. The thread then continues to request the identity.
+        If *stop* returns True, this method returns early. The thread continues to request the identity.
         """
         self._started_at = self._clock.monotonic()
         self._thread.start()
@@ -93,7 +93,7 @@ class IdentityResolver:
                 self._stop_waiting()
 
     def wake(self) -> None:
-        """Check immediately whether the pause between two requests is over."""
+        """Check immediately whether the next request is due."""
         self._woken.set()
 
     def stop(self, *, timeout_seconds: float = 1.0) -> None:
@@ -148,7 +148,7 @@ class IdentityResolver:
             self._woken.clear()
 
     def _end_wait_in_time(self) -> None:
-        """End the wait for the identity on a separate thread, because the request itself may hang for longer."""
+        """End the wait for the identity at its deadline, even if the request still hangs."""
         while self.is_waiting and not self._stop.wait(_TICK_SECONDS):
             if self._clock.monotonic() >= self._wait_until:
                 self._stop_waiting()
@@ -160,7 +160,7 @@ class IdentityResolver:
             self._failed(error)
             return
         if self._stop.is_set():
-            return  # another resolver may have taken over
+            return  # another resolver might have taken over
         with self._lock:
             self.vm = found.with_overrides(self._configured)
             if not (self._outbox.is_trusted or self.vm.vm_id):

@@ -1,11 +1,10 @@
-"""The poll: a thread requests the Scheduled Events document every second and stores the changes in the outbox.
+"""Polls the Scheduled Events document, every second by default, and stores the changes in the outbox.
 
-After a failed poll, the document is unknown. The agent never treats a failed poll as an empty document: it keeps the
-state, counts the failure, and polls again. No error ends the thread, because an agent that has stopped polling looks
-like an agent without any events.
+If a poll fails, the agent keeps the last known events and polls again. The agent never treats a failed poll as an empty
+document. No error ends the poll thread, because an agent that has stopped polling looks like an agent without events.
 
-Until the identity of this VM is known, the agent compares no document (see `bridge.polling.identity`). After 2 s, it
-records urgent events without a comparison, because Azure announces the eviction of a spot VM only 30 s in advance.
+Until the identity of this VM is known, the agent compares no documents (see `bridge.polling.identity`). The agent still
+records urgent events after 2 s, because Azure announces the eviction of a spot VM only 30 s in advance.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ _MOST_NAMES = 5
 
 
 class PollResult(str, Enum):
-    """The result of a poll, as a label of the metric. Further labels are ``status_404`` and similar values."""
+    """The result of a poll, used as a metric label. HTTP errors have labels such as ``status_404``."""
 
     OK = "ok"
     INVALID = "invalid"
@@ -58,11 +57,11 @@ class PollResult(str, Enum):
 
 
 class Approvals(Protocol):
-    """The interface of the approver that the poll uses. The engines do not import each other."""
+    """The approver methods that the poller calls, defined here because the poller must not import the approver."""
 
     @property
     def approved(self) -> frozenset[str]:
-        """Return the keys of the events that this agent has approved or may have approved."""
+        """Return the keys of the events that this agent has approved or might have approved."""
 
     def observe(
         self,
@@ -73,18 +72,18 @@ class Approvals(Protocol):
         unsettled: frozenset[str],
         tracked: Document | None,
     ) -> None:
-        """Receive a good response after the poller has stored its changes. This method must return quickly.
+        """Process a good response whose changes the poller has stored. This method must return quickly.
 
-        The request started at *asked_at* (monotonic seconds). *unsettled* contains the keys of events with an
-        unconfirmed change. The document *tracked* shows these events without the unconfirmed change.
+        *asked_at* is the start time of the request (monotonic seconds). *unsettled* contains the keys of events with an
+        unconfirmed change. *tracked* is the document without the unconfirmed changes.
         """
 
     def wait_for_submission(self) -> None:
-        """Wait for at most one second until the outbox contains the result of the current approval request."""
+        """Wait up to one second until the outbox contains the result of the current approval request."""
 
 
 class Poller:
-    """Polls *imds* and stores the changes in *outbox*. Without *approvals*, nothing is approved.
+    """Polls *imds* and stores the changes in *outbox*. If *approvals* is None, the agent approves no events.
 
     *boot_id* identifies the current boot, which started *seconds_since_boot* ago.
     """
@@ -144,7 +143,7 @@ class Poller:
         return None if self._answered_at is None else max(self._clock.monotonic() - self._answered_at, 0.0)
 
     def reconfigure(self, imds: ImdsClient, identity: IdentityResolver, *, poll_interval_seconds: float) -> None:
-        """Use *imds*, *identity*, and the new poll interval for all further polls."""
+        """Use *imds*, *identity*, and *poll_interval_seconds* from the next poll on."""
         self._imds = imds
         self._identity = identity
         self._interval_seconds = poll_interval_seconds
@@ -175,7 +174,8 @@ class Poller:
     def _sleep_until(self, due: float) -> bool:
         """Wait until *due*, and return whether `reconfigure` ended the wait.
 
-        If the disk is slow, a record becomes due before it is saved. This thread then wakes the workers.
+        If the disk is slow, a record can become due before it is saved. In this case, this thread wakes the sink
+        workers.
         """
         while not self._is_reconfigured and not self._stop.is_set():
             left, unsaved_left = due - self._clock.monotonic(), self._outbox.seconds_to_due()
@@ -189,7 +189,7 @@ class Poller:
         return was_reconfigured
 
     def poll_once(self) -> float:
-        """Poll once, and return the number of seconds between the start of this poll and the start of the next poll."""
+        """Poll once. Return the number of seconds from the start of this poll to the start of the next poll."""
         started = self._clock.monotonic()
         result, delay = PollResult.OK.value, self._interval_seconds
         try:
@@ -264,7 +264,7 @@ class Poller:
             self._metrics.recorded(record.transition)
             _log_record(record)
 
-    # State that may belong to another machine.
+    # State that might belong to another machine.
 
     def _trusted_tracker(self) -> DocumentTracker | None:
         """Return the tracker of the stored document, or None while the agent waits for the identity of this VM."""
@@ -303,7 +303,7 @@ class Poller:
         self._outbox.active_event_ids = None if tracker is None else tracker.active_event_ids(self._clock.instant())
 
     def _save_liveness(self) -> None:
-        """Store the time of the last good response. While a change is unconfirmed, keep the older time."""
+        """Store the time of the last good response, unless a change is still unconfirmed."""
         tracker = self._tracker
         if self.good_at is None or tracker is None or not tracker.is_settled(self._clock.instant()):
             return
