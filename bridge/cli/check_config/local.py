@@ -1,8 +1,7 @@
 """The checks of `check-config` that need no network: files, variables, programs, and the state directory.
 
-The checks change nothing on the machine. Most of these problems do not stop `run`, because a secret file can appear
-after the agent has started. The checks apply to the current user. Root can read every file, so `check-config` prints a
-command that repeats the checks as the user of the agent.
+The checks change nothing on the machine. They run with the permissions of the current user. Root can read every file,
+so if you run `check-config` as root, it also prints a command that repeats the checks as the agent's user.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ _ENVIRONMENT_HINT = " (This command's environment can differ from the agent's en
 
 
 class Problem(NamedTuple):
-    """A problem on this machine. *where* names the affected part, such as ``Sink sre-alerts``."""
+    """A problem on this machine. *where* is the affected part of the configuration, such as ``Sink sre-alerts``."""
 
     where: str
     message: str
 
 
 def local_problems(settings: Settings, directory: Path) -> list[Problem]:
-    """Return all problems on this machine, without any network request."""
+    """Return all problems on this machine. The function sends no network requests."""
     problems = [Problem("State", message) for message in _state(directory.absolute())]
     for sink in settings.sinks:
         problems += [Problem(f"Sink {sink.name}", message) for message in _sink(sink)]
@@ -82,7 +81,7 @@ def advice_for_root(directory: Path) -> Iterator[str]:
         return
     try:
         name = pwd.getpwuid(directory.stat().st_uid).pw_name
-    except (OSError, KeyError):  # no directory yet, or a user without a name, as in a container
+    except (OSError, KeyError):  # the directory is missing, or its owner has no name, as in a container
         return
     if name != user_name():
         yield (

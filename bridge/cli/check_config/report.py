@@ -1,7 +1,7 @@
 """The report of `check-config`, with the settings in effect and the problems on this machine.
 
-If `run` would reject the configuration, the command exits with 78 and prints no report. If the report contains a
-problem, the command exits with 1. The agent starts in spite of these problems and tries again later.
+If the configuration is invalid, `check-config` exits with 78 and prints no report. If the report contains a problem,
+`check-config` exits with 1. The agent can start with such a problem, and retries the affected parts.
 """
 
 from __future__ import annotations
