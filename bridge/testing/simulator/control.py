@@ -1,4 +1,4 @@
-"""The control endpoint changes a running simulator over HTTP, with JSON in both directions.
+"""Implements the control endpoint, which reads and changes a running simulator. All bodies are JSON.
 
     GET    /control                         the whole state
     GET    /control/events                  the events in the document
