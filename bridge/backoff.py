@@ -1,8 +1,7 @@
 """Computes the retry delay before the agent repeats a failed send or a failed poll.
 
-The retry delays are random (full jitter, AWS Architecture Blog, "Exponential Backoff And Jitter"), because the VMs of a
-fleet must not all retry at the same moment. Each retry delay has a minimum, because full jitter can return zero. The
-random number generator is an argument.
+The retry delay after a failed send is random, because the VMs of a fleet must not all retry at the same moment. The
+method is full jitter with a minimum delay (AWS Architecture Blog, "Exponential Backoff And Jitter").
 """
 
 from __future__ import annotations
@@ -62,8 +61,8 @@ def delivery_gap(
 ) -> float:
     """Return the delay before the next attempt to send a record that has failed *attempts* times.
 
-    The delay is random, in a window that starts at 1 s and grows to `delivery_cap`. *retry_after* sets a minimum of up
-    to one hour, even if the minimum exceeds the cap. If *urgent* is true, the delay is never longer than 2 s.
+    The delay is random. Its maximum starts at 1 s, and doubles with each attempt up to `delivery_cap`. *retry_after*
+    sets a minimum of up to one hour, even above this maximum. If *urgent* is true, the delay is at most 2 s.
     """
     cap = delivery_cap(seconds_to_not_before, outage_seconds=outage_seconds)
     gap = full_jitter(attempts, base_seconds=DELIVERY_BASE_SECONDS, cap_seconds=cap, random=random)

@@ -101,7 +101,7 @@ class DeliveryError(BridgeError):
 
 
 class RetryReason(str, Enum):
-    """The reason for a retry of a send. The retry metric uses the reason as a label."""
+    """The reason why the agent retries a send. The retry metric uses this reason as a label."""
 
     TIMEOUT = "timeout"
     CONNECTION = "connection"

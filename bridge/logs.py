@@ -230,7 +230,7 @@ class ThrottledLog:
         exc_info: BaseException | None = None,
         **fields: Any,
     ) -> None:
-        """Log *message* if *key* has not failed with this *kind* before. Otherwise, only count the failure."""
+        """Log *message* at the first failure of *key* with this *kind*. Otherwise, only count the failure."""
         now = self._clock.monotonic()
         with self._lock:
             trouble = self._troubles.setdefault(key, _Trouble(now))

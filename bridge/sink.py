@@ -1,4 +1,4 @@
-"""The interface between the agent and its sinks. Sink authors import every name from this module.
+"""The interface between the agent and its sinks. If you write a sink, import all names from this module.
 
 A sink sends records to one kind of destination, such as a webhook or an event hub. The agent creates one instance of
 the sink class for each `[[sinks]]` table in the configuration and calls the instance from a single thread. To cancel a
@@ -114,7 +114,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Import the HTTP session when a sink uses it, because importing requests takes time and memory."""
+    """Import the HTTP session only when a sink uses it, because the library requests takes time and memory."""
     if name in {"DeadlineSession", "ResponseUnread"}:
         from bridge.http import session  # noqa: PLC0415
 
@@ -189,7 +189,7 @@ class Sink(ABC):
         For example, an alerting system needs only the newest record of an event. For such a sink, a newer record
         replaces all pending records of the same event, and the replaced records are counted as expired.
 
-        The destination must ignore a record that ends an unknown event, because the earlier records were replaced.
+        The destination must ignore a record that ends an unknown event, because earlier records can be replaced.
         """
         del config
         return False

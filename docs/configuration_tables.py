@@ -1,7 +1,7 @@
-"""The tables of the configuration reference: every key of the agent and of each installed sink.
+"""Builds the tables in the configuration reference, with every key of the agent and of each installed sink.
 
-The structs that read the configuration are the source. The text of a key is the docstring of its field
-(`bridge.config.settings.documented`).
+The tables are generated from the structs that read the configuration. The text of a key is the docstring of the field
+in the struct (`bridge.config.settings.documented`).
 """
 
 from __future__ import annotations

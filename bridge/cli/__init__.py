@@ -1,4 +1,4 @@
-"""The command line of the agent. No other package prints or exits.
+"""Implements the command line of the agent. No other package prints messages or ends the process.
 
 The module `commands` defines the options and the help of every command. The module with the name of a command
 implements the command. `main` is the entry point of the program `scheduled-events-bridge`.

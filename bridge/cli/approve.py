@@ -4,8 +4,8 @@ The command displays the event, sends an approval to the running agent, and wait
 approval in the same way as a decision from a portal, and then posts it to Azure. If the event changes or a hold arrives
 after the command has displayed the event, the agent does not approve the event.
 
-The command can overrule a hold or a missing second approver, because its user controls the VM. If you use `--yes` to
-skip the prompt, you must also use `--overrule` in these two cases.
+The command can approve an event despite a hold or without a required second approver, because its user controls the VM.
+In these two cases, you must use `--overrule` if you skip the prompt with `--yes`.
 """
 
 from __future__ import annotations

@@ -81,8 +81,8 @@ def run() -> None:
 
     SIGTERM and SIGINT stop the agent. SIGHUP reloads the configuration.
 
-    The first request turns Scheduled Events on for the VM. Afterward, Azure can delay a reboot or redeploy that you
-    request for up to 15 minutes, until the event is approved.
+    The agent's first request turns Scheduled Events on for the VM. If you then request a reboot or redeploy of the VM,
+    Azure can wait up to 15 minutes for an approval.
 
     If another agent on this machine already watches the VM, the command exits with code 73.
     """
@@ -334,7 +334,7 @@ def portal_check() -> None:
 @option("--all", "for_all", is_flag=True, help="Sign a decision for each VM in the file.")
 @runs("decide.print_decisions")
 def decide() -> None:
-    """Sign a decision on an event, and print the signed token for your portal to return to the agent.
+    """Sign a decision on an event, and print the signed token. Your portal must return the token to the agent.
 
     With --all, the command signs a decision for each VM in the file. The command skips VMs on which the event has
     ended. For an approval, the command also skips VMs on which the event has already started.

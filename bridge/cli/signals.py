@@ -56,7 +56,7 @@ def set_by_signals() -> threading.Event:
 
 
 class RunSignals:
-    """The signals of `run`. Until `wake` is called, a stop signal ends the process at once."""
+    """Handles the signals of `run`. Until `wake` is called, a stop signal ends the process at once."""
 
     def __init__(self) -> None:
         self.stop = threading.Event()
@@ -85,7 +85,7 @@ class RunSignals:
 
 
 def exit_on_stop_while_importing() -> None:
-    """Exit with 0 on a stop signal, because any other code looks like a failure to a service manager."""
+    """Exit with 0 on a stop signal, because a service manager treats any other exit code as a failure."""
     for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: os._exit(0))
     if _RELOAD is not None:

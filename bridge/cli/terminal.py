@@ -1,4 +1,4 @@
-"""Tables, wrapped lines, colors, and messages for a terminal. Output to a pipe is plain.
+"""Prints tables, wrapped lines, colors, and messages on a terminal. Output to a pipe has no formatting.
 
 The tables do not use the library rich, because rich splits a long EventId on a narrow terminal. You could then not copy
 the EventId.
@@ -88,7 +88,7 @@ def countdown(seconds: float) -> str:
 
 
 def ago(seconds: float) -> str:
-    """Describe a time that is *seconds* in the past, such as "4 min ago". Omit the seconds after one minute."""
+    """Describe a time that is *seconds* in the past, such as "4 min ago". Show whole minutes below one hour."""
     if _MINUTE <= seconds < _HOUR:
         return f"{int(seconds // _MINUTE)} min ago"
     return f"{seconds:.1f} s ago" if 0 <= seconds < 1 else f"{duration(seconds)} ago"

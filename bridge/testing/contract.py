@@ -13,7 +13,7 @@ pytest then runs the inherited tests.
 If your sink uses HTTP, subclass `bridge.testing.http_contract.HttpSinkContract`. If it uses another protocol, subclass
 `SinkContract` and write a `Peer`. Tests that do not apply to your sink are skipped, and the test report shows why.
 
-This module does not import pytest, because the package does not require pytest.
+This module does not import pytest, because the installed package does not depend on pytest.
 """
 
 from __future__ import annotations

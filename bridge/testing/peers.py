@@ -78,7 +78,7 @@ class Peer(ABC):
         while len(self.received) <= writes_before and time.monotonic() < deadline:
             never.wait(_LOOK_SECONDS)
 
-    def close(self) -> None:  # noqa: B027  # a peer may have no resources
+    def close(self) -> None:  # noqa: B027  # a peer can have no resources
         """Release the resources of the peer."""
 
     def __enter__(self) -> Peer:  # noqa: PYI034  # Python 3.10 has no Self

@@ -71,7 +71,7 @@ class Box:
             self._outcomes = list(outcomes)
 
     def wait_for(self, count: int, timeout_seconds: float) -> tuple[TransitionRecord, ...]:
-        """Wait for *count* accepted records, and return all. Raise TimeoutError after *timeout_seconds*."""
+        """Wait until the sinks have accepted *count* records. Raise TimeoutError after *timeout_seconds*."""
         with self._changed:
             if not self._changed.wait_for(lambda: len(self._records) >= count, timeout_seconds):
                 raise TimeoutError(f"{len(self._records)} of {count} records came within {timeout_seconds} s.")

@@ -74,7 +74,7 @@ def _sockets() -> int:
 
 
 class Lag:
-    """Measures the extra delay of a thread that sleeps for 5 ms. On a busy machine, every deadline has this delay."""
+    """Measures how late a thread wakes from a sleep of 5 ms. On a busy machine, every deadline is late by this time."""
 
     def __init__(self) -> None:
         self._worst_seconds = 0.0

@@ -118,7 +118,7 @@ class Node:
         for _ in range(CONFLICTS):
             node = self._read()
             if node is None or node.get("spec", {}).get("unschedulable"):
-                return node is not None  # someone else may have cordoned the node
+                return node is not None  # someone else might have cordoned the node
             if self._patch(node, unschedulable=True, annotation=event_id or "unknown"):
                 return True
         raise Later(f"Node {self._name} was changed by others each time that it was to be cordoned.")

@@ -2,7 +2,7 @@
 """Health check of the portal's container. Exits with 1 if `/healthz` does not return 200.
 
 The check reads the address of the portal from the configuration file. If the file cannot be read, the check exits with
-0, because a portal that is already running does not read the file again.
+0, because the running portal might have read an earlier, valid version of the file.
 """
 
 import http.client

@@ -1,5 +1,5 @@
 # ruff: noqa: INP001
-"""Test an installed agent. install.sh runs this file with the Python of the tree that it tests.
+"""Tests an installed agent. install.sh runs this file with the Python interpreter of the installation.
 
     PYTHON -I - imports EXTRAS          exit 1 unless every module and compiled library of the tree can be loaded
     PYTHON -I - reasons                 print why the running agent is not ready, one reason per line
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 SERVICE = "scheduled-events-bridge.service"
-#: The agent does not need these modules, and their libraries may be missing.
+#: The agent does not need these modules, and their libraries might be missing.
 NOT_FOR_A_SERVICE = ("bridge.cli.demo_view", "bridge.cli.demo_portal", "bridge.__main__", "bridge.portal")
 #: The number of failures to print. If one library is missing, nearly every module fails.
 MOST_LINES = 5

@@ -1,4 +1,4 @@
-"""The connection tests of `check-config --connect`: IMDS, the portal, and the destinations of the sinks.
+"""Tests the connections to IMDS, to the portal, and to the destinations of the sinks (`check-config --connect`).
 
 All tests run at the same time, and no test writes to a destination. The first request for the Scheduled Events document
 turns Scheduled Events on for the VM. To avoid this effect, the command requests the document only if an agent is

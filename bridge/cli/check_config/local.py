@@ -1,7 +1,7 @@
-"""The checks of `check-config` that need no network: files, variables, programs, and the state directory.
+"""Checks the files, variables, programs, and state directory in the configuration without network requests.
 
-The checks change nothing on the machine. They run with the permissions of the current user. Root can read every file,
-so if you run `check-config` as root, it also prints a command that repeats the checks as the agent's user.
+The checks change nothing on the machine, and run with the permissions of the current user. If you run `check-config` as
+root, it prints a command that repeats the checks as the agent's user, because root can read every file.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def local_problems(settings: Settings, directory: Path) -> list[Problem]:
 
 
 def warnings(settings: Settings) -> list[str]:
-    """Return a sentence for each secret that other users may read, and for each URL that contains a secret."""
+    """Return a sentence for each secret that other users can read, and for each URL that contains a secret."""
     found = list(readable_secrets(settings.secret_files))
     for sink in settings.sinks:
         found += [f"Sink {sink.name}: {message}" for message in _secret_urls(sink)]

@@ -59,7 +59,7 @@ class AttestedChecks:
                 self._report.untried(requirement, f"The metadata service returned no document: {error}")
 
     def _genuine(self) -> None:
-        """Send documents of this VM. The modified document must not use up the challenge, so it is sent first."""
+        """Send a modified document and then the real document. A rejected document must not use up the challenge."""
         nonce = self._challenge()
         if nonce is None:
             return

@@ -45,7 +45,7 @@ class PollChecks:
         self._at_once_seconds = min(_AT_ONCE_SECONDS, wait_seconds / 2)
 
     def first(self) -> PollAnswer | None:
-        """Request all decisions. Return the response, or None if an agent cannot use it."""
+        """Request all decisions. Return the response, or None if an agent cannot use the response."""
         exchange = self._asker.poll(0, self._wait_seconds)
         answer = self.read(exchange)
         if answer is not None and answer.index is None:
@@ -121,9 +121,9 @@ class PollChecks:
             self._report.broken(Requirement.LONGEST_WAIT, exchange, "The portal refuses a wait of 600 s.")
 
     def hold(self, index: int, take: Callable[[PollAnswer], None]) -> int:
-        """Send a long poll for decisions after *index*, and return the new index. The portal should have none.
+        """Check that the portal holds a long poll while no decision after *index* exists. Return the new index.
 
-        If an operator decides during the long poll, call *take* with the response.
+        If an operator makes a decision during the long poll, call *take* with the response.
         """
         for _ in range(_TRIES):
             exchange = self._asker.poll(index, self._wait_seconds)

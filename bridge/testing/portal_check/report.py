@@ -1,4 +1,4 @@
-"""Collects the results of the checks. Each finding contains a requirement and its first violation."""
+"""Collects the results of the checks. A finding contains the result for one requirement."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckClient:
-    """Sends requests to the portal in *remote* for the VM *vm_id*. Threads cannot share a client.
+    """Sends requests to the portal in *remote* for the VM *vm_id*. Do not share a client between threads.
 
     *document* returns an attested document that contains a nonce, for `credential = "attested"`.
     """
@@ -75,7 +75,7 @@ class CheckClient:
         self._proxies = {} if is_local else requests.utils.get_environ_proxies(self._url)
 
     def poll(self, index: int, wait_seconds: int, *, vm_id: str | None = None, token: str | None = None) -> Exchange:
-        """Request the decisions after *index*. *token* replaces the VM's token. With "", send no credential."""
+        """Request the decisions after *index*. *token* replaces the VM's token. If "", send no credential."""
         vm_id = self.vm_id if vm_id is None else vm_id
         return self._ask(
             "GET",

@@ -124,7 +124,7 @@ def shown_event(event: Event, api_version: str, not_before: datetime) -> dict[st
 
 
 def _time_text(moment: datetime, api_version: str) -> str:
-    # Rounded down, because the event may start slightly after NotBefore, but never before.
+    # Rounded down, because an event must never start before NotBefore.
     whole = moment.replace(microsecond=0)
     if api_version < HEADER_SINCE:
         return whole.strftime("%Y-%m-%dT%H:%M:%SZ")

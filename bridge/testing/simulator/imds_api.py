@@ -1,8 +1,8 @@
 """Computes the responses of the Instance Metadata Service. This module uses no sockets.
 
 The paths, headers, and statuses are from Microsoft's pages "Azure Instance Metadata Service", "Scheduled Events for
-Linux VMs", and "How to use managed identities ... to acquire an access token". If these pages do not show an error
-message of Azure, the message of the simulator can differ from the message of Azure.
+Linux VMs", and "How to use managed identities ... to acquire an access token". These pages do not list all error
+messages, so some error messages of the simulator differ from the error messages of Azure.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One change of the simulated Azure at a time of the scenario."""
+    """A change to the simulated Azure at a specific time in the scenario."""
 
     at_seconds: float
     apply: Callable[[World, dict[str, str]], object]

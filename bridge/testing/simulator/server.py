@@ -4,7 +4,7 @@
         requests.get(simulator.endpoint + "/metadata/scheduledevents?api-version=2020-07-01", ...)
 
 All VMs in a simulator see the same events, like the VMs in an availability set. Each VM has a separate identity and
-request limit. The control endpoint is under /control on every port. Request limits and faults do not apply to it.
+request limit. The control endpoint is under /control on every port, without a request limit and without faults.
 
 By default, the simulator listens only on loopback addresses, because everyone who can connect can control the
 simulator. On a loopback address, the simulator rejects requests with a foreign Host header, because a web page in a
@@ -59,8 +59,8 @@ class Simulator:
     ) -> None:
         """Bind one port for each VM. The ports are consecutive, or any free ports if the given port is 0.
 
-        *speed* is the number of scenario seconds in one real second. *first_call_seconds* is the duration of the first
-        request for events in real seconds, because this request can take two minutes in Azure.
+        *speed* is the number of scenario seconds in one real second. *first_call_seconds* delays the first response
+        with events, in real seconds. In Azure, the first response can take two minutes.
         """
         self.machines = tuple(vm if isinstance(vm, Machine) else Machine(name=vm) for vm in vms)
         if not self.machines:
