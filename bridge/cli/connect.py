@@ -122,7 +122,7 @@ def _owner(directory: Path) -> os.stat_result:
         return found if found.st_uid else next(iter(files.values())).stat()
     except PermissionError as error:
         raise AccessDenied(
-            f"This user may not read the state directory {directory}. Run the command as root, with sudo, or as the "
+            f"This user cannot read the state directory {directory}. Run the command as root, with sudo, or as the "
             "agent's user."
         ) from error
     except OSError as error:

@@ -118,7 +118,7 @@ def _play(scenario: Scenario, view: JsonLines | Screen, directory: Path, stop: t
     if not is_whole and not stop.is_set():
         raise BridgeError(
             f"The simulated Azure made {len(changes)} changes, and the agent did not deliver all of them. The machine "
-            "may be very busy, or standard output may be full. Run the demo again."
+            "might be very busy, or standard output might be full. Run the demo again."
         )
 
 

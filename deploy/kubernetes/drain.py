@@ -78,9 +78,9 @@ class Api:
         if status == http.HTTPStatus.UNAUTHORIZED:
             status, answer = self._once(method, path, body, kind)
         if status == http.HTTPStatus.UNAUTHORIZED:
-            raise Later(f"The API does not take the token of the service account: {said(answer)}")
+            raise Later(f"The API does not accept the token of the service account: {said(answer)}")
         if status == http.HTTPStatus.FORBIDDEN and not is_terminating(answer):
-            raise Failed(f"The service account may not do that: {said(answer)}")
+            raise Failed(f"The service account has no permission: {said(answer)}")
         return status, answer
 
     def _once(self, method: str, path: str, body: Json | None, kind: str) -> tuple[int, Json]:
@@ -94,7 +94,7 @@ class Api:
             answer = json.loads(response.read() or b"{}")
         except (OSError, http.client.HTTPException, ValueError) as error:
             self._connection.close()
-            raise Later(f"The API at {self._connection.host}:{self._connection.port} did not answer: {error}") from None
+            raise Later(f"No reply from the API at {self._connection.host}:{self._connection.port}: {error}") from None
         return response.status, answer if isinstance(answer, dict) else {}
 
     def _token(self) -> str:
@@ -121,7 +121,7 @@ class Node:
                 return node is not None  # someone else might have cordoned the node
             if self._patch(node, unschedulable=True, annotation=event_id or "unknown"):
                 return True
-        raise Later(f"Node {self._name} was changed by others each time that it was to be cordoned.")
+        raise Later(f"Node {self._name} was changed by others during each attempt to cordon it.")
 
     def uncordon(self) -> None:
         """Uncordon the node if this program cordoned it."""
@@ -131,7 +131,7 @@ class Node:
                 return
             if self._patch(node, unschedulable=None, annotation=None):
                 return
-        raise Later(f"Node {self._name} was changed by others each time that it was to be uncordoned.")
+        raise Later(f"Node {self._name} was changed by others during each attempt to uncordon it.")
 
     def _read(self) -> Json | None:
         status, node = self._api.call("GET", self._path)
@@ -243,8 +243,8 @@ def empty(node: Node, not_before: float | None, *, wait_seconds: float, is_urgen
             return
         if time.monotonic() + PAUSE_SECONDS > give_up_at:
             if staying:
-                raise Later(f"{len(staying)} of {len(pods)} pods may not leave yet: {names(staying)}: {why}")
-            raise Later(f"{len(pods)} pods have not left yet: {names(pods)}.")
+                raise Later(f"{len(staying)} of {len(pods)} pods cannot be evicted yet: {names(staying)}: {why}")
+            raise Later(f"{len(pods)} pods have not ended yet: {names(pods)}.")
         time.sleep(PAUSE_SECONDS)
 
 
@@ -296,7 +296,7 @@ def prepare(node: Node, event: dict[str, str], options: argparse.Namespace, spar
         return
     if event["AFFECTS_THIS_VM"] != "true":
         raise Failed(
-            f"The agent does not know whether the event is this node's. Look, and drain {options.node} by hand."
+            f"The agent does not know whether the event affects this node. If it does, drain {options.node} manually."
         )
     if node.cordon(event["EVENT_ID"]):
         not_before = not_before_of(event["NOT_BEFORE"])
@@ -310,7 +310,7 @@ def node_of(options: argparse.Namespace) -> Node:
     """Return the node in *options*, in the cluster of this pod."""
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host or not options.node:
-        raise Failed("$KUBERNETES_SERVICE_HOST or $NODE_NAME is not set. Run it in a pod, as the overlay does.")
+        raise Failed("$KUBERNETES_SERVICE_HOST or $NODE_NAME is not set. Run the program in a pod, as in the overlay.")
     api = Api(host, port, options.service_account, URGENT_REQUEST_SECONDS if options.now else REQUEST_SECONDS)
     return Node(api, options.node, with_bare_pods=options.force)
 
@@ -328,7 +328,7 @@ def main() -> int:
         elif event["TRANSITION"] in ENDS and not is_still_affected(event["EVENT_ID"], spared):
             node.uncordon()
         elif event["TRANSITION"] == "test":
-            sys.stderr.write(f"It would evict {len(list(node.pods()))} pods; nothing was done.\n")
+            sys.stderr.write(f"The program would evict {len(list(node.pods()))} pods. Nothing was changed.\n")
     except Later as reason:
         sys.stderr.write(f"{reason}\n")
         return AGAIN_LATER

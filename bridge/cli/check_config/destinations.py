@@ -81,7 +81,7 @@ def _imds(settings: Settings, *, is_running: bool) -> str:
             return f"{reached}, with {counted(len(imds.scheduled_events().events), 'scheduled event')}."
     except BridgeError as error:
         advice = (
-            " On Azure, it must be reachable without a proxy, and a container may need the host's network. "
+            " On Azure, it must be reachable without a proxy, and a container might need the host's network. "
             "Outside Azure, imds.endpoint can name a simulator."
         )
         message = str(error).removesuffix(_REPEATED)

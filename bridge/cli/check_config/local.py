@@ -103,7 +103,7 @@ def _state(path: Path) -> Iterator[str]:
             for each in missing:
                 each.rmdir()
     if path.exists() and not os.access(path, os.W_OK | os.X_OK):
-        yield f"{user_name()} may not write to the state directory {path}."
+        yield f"{user_name()} cannot write to the state directory {path}."
 
 
 def _sink(sink: SinkSettings) -> Iterator[str]:
