@@ -14,10 +14,10 @@ class ExitCode(IntEnum):
     WRONG_USAGE = 2
     """The command line is invalid. The library click returns this code."""
     STATE_DIRECTORY = 73
-    """`run` cannot create, open, or lock the state directory, or another agent holds the lock. Unless you use
-    `--allow-second-agent`, `run` also returns this code if the system service already runs an agent on this VM.
-    If the disk is full or read-only and the state directory is missing, `run` returns this code, because it cannot
-    create the directory. If the directory exists, the agent starts on such a disk and keeps its state in memory."""
+    """`run` cannot create, open, or lock the state directory, or another agent holds the lock. Without
+    `--allow-second-agent`, `run` also returns this code if the system service already runs an agent on this VM, or if
+    the user cannot check this. On a full or read-only disk, `run` returns this code only if the state directory does
+    not exist yet. If the directory exists, the agent starts and keeps its state in memory."""
     CONFIGURATION = 78
     """The configuration is invalid."""
     INTERRUPTED = 130
