@@ -1,1 +1,1 @@
-"""The Scheduled Events Bridge: Azure's maintenance notices as durable transition records."""
+"""The Scheduled Events Bridge forwards Azure scheduled events as durable transition records."""

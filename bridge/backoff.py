@@ -1,8 +1,7 @@
-"""The delays before the next attempt of a send or a poll: the retry delay.
+"""Computes the retry delay before the agent repeats a failed send or a failed poll.
 
-The functions are pure, so the random number generator is an argument. The delays use full jitter (AWS Architecture
-Blog, "Exponential Backoff And Jitter"), because the VMs of a fleet must not all retry at the same moment. Full jitter
-can return zero, so each delay has a minimum.
+The retry delay after a failed send is random, because the VMs of a fleet must not all retry at the same moment. The
+method is full jitter with a minimum delay (AWS Architecture Blog, "Exponential Backoff And Jitter").
 """
 
 from __future__ import annotations
@@ -17,33 +16,33 @@ DELIVERY_CAP_SECONDS = 300.0
 RETRY_AFTER_CAP_SECONDS = 3600.0
 URGENT_CAP_SECONDS = 2.0
 NOTICE_CAP_SECONDS = 15.0
-#: Applies in the first `FIRST_SECONDS` of an outage, because a short outage is often a restart of the destination.
+#: The cap in the first `FIRST_SECONDS` of an outage. A short outage is often a restart of the destination.
 FIRST_NOTICE_CAP_SECONDS = 5.0
 FIRST_SECONDS = 60.0
 POLL_CAP_SECONDS = 5.0
 
-#: IMDS asks clients to retry after these statuses (Microsoft, "Azure Instance Metadata Service").
+#: Clients of IMDS must retry after these statuses (Microsoft, "Azure Instance Metadata Service").
 POLL_BACKOFF_STATUSES = frozenset({410, 429})
 
-_MAX_EXPONENT = 64  # 2.0 ** 1024 overflows; every cap here is reached long before
+_MAX_EXPONENT = 64  # 2.0 ** 1024 overflows
 
 
 def full_jitter(attempt: int, *, base_seconds: float, cap_seconds: float, random: Callable[[], float]) -> float:
     """Return a random delay between zero and the window of *attempt*, but at least 0.1 s.
 
-    The window is *base_seconds* for attempt 1 and doubles with each attempt, up to *cap_seconds*. The minimum delay is
-    *cap_seconds* if *cap_seconds* is less than 0.1 s. *random* returns a number in [0, 1).
+    The window is *base_seconds* for attempt 1, and doubles with each attempt up to *cap_seconds*. If *cap_seconds* is
+    less than 0.1 s, the function always returns *cap_seconds*. *random* returns a number in [0, 1).
     """
     window = min(cap_seconds, base_seconds * 2.0 ** _exponent(attempt - 1))
     return max(min(MINIMUM_DELAY_SECONDS, cap_seconds), random() * window)
 
 
 def delivery_cap(seconds_to_not_before: float | None, *, outage_seconds: float = math.inf) -> float:
-    """Return the longest delay between two attempts for a record. The delay is shorter before NotBefore.
+    """Return the maximum delay between two attempts to send a record. The maximum decreases toward NotBefore.
 
-    The delay is at most 300 s. While NotBefore is in the future, the delay is at most a quarter of the time left, but
-    at least 1 s. It is also at most 5 s in the first minute of an outage, and at most 15 s after the first minute,
-    because Azure announces a Freeze or a Reboot only 15 minutes in advance.
+    Before NotBefore, the maximum is a quarter of the remaining time, but at least 1 s and at most 15 s. In the first
+    minute of an outage, it is at most 5 s. The limits are short, because Azure announces a Freeze or a Reboot only 15
+    minutes in advance. If NotBefore has passed or is unknown, the maximum is 300 s.
     """
     if seconds_to_not_before is None or seconds_to_not_before <= 0:
         return DELIVERY_CAP_SECONDS
@@ -60,11 +59,10 @@ def delivery_gap(
     random: Callable[[], float],
     outage_seconds: float = math.inf,
 ) -> float:
-    """Return the delay before the next attempt for a record that failed *attempts* times.
+    """Return the delay before the next attempt to send a record that has failed *attempts* times.
 
-    The delay is `full_jitter` with a window that starts at 1 s and ends at `delivery_cap`. *retry_after* is a minimum
-    of at most one hour and overrides the cap. If *urgent* is true, the delay is at most 2 s, regardless of all other
-    values.
+    The delay is random. Its maximum starts at 1 s, and doubles with each attempt up to `delivery_cap`. *retry_after*
+    sets a minimum of up to one hour, even above this maximum. If *urgent* is true, the delay is at most 2 s.
     """
     cap = delivery_cap(seconds_to_not_before, outage_seconds=outage_seconds)
     gap = full_jitter(attempts, base_seconds=DELIVERY_BASE_SECONDS, cap_seconds=cap, random=random)
@@ -76,10 +74,9 @@ def delivery_gap(
 def poll_delay(interval_seconds: float, *, failures: int, status: int | None, retry_after: float | None) -> float:
     """Return the delay before the next poll after *failures* failed polls in a row.
 
-    *status* is the status of the last response, or None without a response. After status 429 or 410, the delay doubles
-    with each failure, and *retry_after* is a minimum. The delay is at most 5 s or the poll interval, whichever is
-    longer, because Azure announces the eviction of a spot VM only 30 s in advance. After any other failure, the poll
-    interval does not change.
+    *status* is the status of the last response, or None if no response arrived. After status 429 or 410, the delay
+    doubles with each failure, and *retry_after* sets a minimum. After any other failure, the poll interval applies. The
+    maximum is 5 s or the poll interval, because Azure announces the eviction of a spot VM only 30 s in advance.
     """
     if status not in POLL_BACKOFF_STATUSES:
         return interval_seconds

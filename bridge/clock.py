@@ -1,4 +1,4 @@
-"""The clock of the agent, and the formats of times."""
+"""Provides the clock of the agent, and functions that format and parse times."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 
 import msgspec
 
-#: The largest accepted difference between the clock of a signer and the clock of this VM. This is a security limit.
+#: Security limit: the maximum accepted difference between the clock of a signer and the clock of this VM.
 CLOCK_SKEW_SECONDS = 60
 
 
@@ -19,7 +19,7 @@ def format_time(moment: datetime) -> str:
 
 
 def parse_time(text: str) -> datetime:
-    """Return the timezone-aware UTC datetime of *text*, the output of `format_time`."""
+    """Return the timezone-aware UTC datetime for *text*, which `format_time` returned."""
     return datetime.fromisoformat(text.replace("Z", "+00:00"))
 
 
@@ -37,15 +37,15 @@ class Instant(msgspec.Struct, frozen=True, kw_only=True):
     def seconds_since(self, earlier: Instant) -> float:
         """Return the seconds since *earlier*.
 
-        The result is the longer time of the two clocks, because one of the clocks can stand still while a VM is
-        suspended.
+        The result is the longer of the times that the two clocks measured, because one of the clocks can stop while a
+        VM is suspended.
         """
         by_wall = (self.wall - earlier.wall).total_seconds()
         return max(by_wall, self.monotonic - earlier.monotonic, 0.0)
 
 
 class Clock(msgspec.Struct, frozen=True, kw_only=True):
-    """The clocks and the random numbers of the agent. Tests replace this object to control the time."""
+    """Provides the time and random numbers to the agent. Tests replace this object to control the time."""
 
     now: Callable[[], datetime] = utc_now
     """Return the wall-clock time as a timezone-aware UTC datetime."""

@@ -1,7 +1,7 @@
 """The exceptions of the bridge.
 
     BridgeError
-    ├── ConfigurationError      the file is invalid; lists every mistake
+    ├── ConfigurationError      the configuration is invalid
     │   └── UnknownSinkType     no installed sink has that name
     ├── ImdsError               the metadata service sent no usable response
     │   ├── ImdsUnreachable     connection refused, reset, or timed out
@@ -17,7 +17,7 @@
     ├── SigningFailed           a decision cannot be signed
     ├── PortalFailed            the ops portal sent no usable response
     ├── CredentialFailed        a token cannot be obtained
-    └── DeliveryError           a send did not succeed
+    └── DeliveryError           a send failed
         ├── DeliveryFailed      temporary failure: the batch is retried
         │   └── SecretUnavailable  a file or variable does not contain the secret
         └── DeliveryRejected    rejected permanently: the record is parked
@@ -25,8 +25,8 @@
 `RefusedDecision` is in `bridge.approval.decision_token`. Exceptions that only commands raise are in `bridge.cli`, and
 exceptions of the simulator are in `bridge.testing.simulator.errors`. All of these exceptions derive from BridgeError.
 
-A message states the failure, the value, and the required action. Callers catch the narrowest class. Only the top level
-of a thread catches Exception.
+An error message states the failure, the value, and the required action. Catch the most specific class. Only the
+top-level function of a thread catches Exception.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class BridgeError(Exception):
 
 
 class ConfigurationError(BridgeError):
-    """The configuration in *file* is invalid. *mistakes* contains one sentence for each mistake."""
+    """The configuration in *file* is invalid. *mistakes* contains one sentence for each error in the file."""
 
     def __init__(self, *mistakes: str, file: Path | None = None) -> None:
         self.mistakes = mistakes
@@ -49,7 +49,7 @@ class ConfigurationError(BridgeError):
 
 
 class UnknownSinkType(ConfigurationError):
-    """No installed sink type has the name in a ``[[sinks]]`` table."""
+    """The ``[[sinks]]`` table contains a type that no installed sink has."""
 
 
 class ImdsError(BridgeError):
@@ -89,7 +89,7 @@ class OutboxError(BridgeError):
 
 
 class StreamChanged(OutboxError):
-    """The outbox was reset after the caller had read its state. The caller must read the state again."""
+    """The outbox was reset after the caller had read the state. The caller must read the state again."""
 
 
 class ScenarioError(BridgeError):
@@ -101,7 +101,7 @@ class DeliveryError(BridgeError):
 
 
 class RetryReason(str, Enum):
-    """The reason why a send is retried, as a label of the retry metric."""
+    """The reason why the agent retries a send. The retry metric uses this reason as a label."""
 
     TIMEOUT = "timeout"
     CONNECTION = "connection"
@@ -117,15 +117,15 @@ class RetryReason(str, Enum):
 
 
 class DeliveryFailed(DeliveryError):
-    """The destination accepted no record of the batch. The agent sends the batch again later.
+    """The destination accepted no record in the batch. The agent sends the batch again later.
 
     - *retry_after*: the delay in seconds that the destination requests. The delay applies to the whole sink and is
       limited to one hour.
-    - *needs_attention*: a person must act, for example because a token has expired or a URL does not exist. The agent
-      logs an ERROR once and sets a metric.
-    - *gone*: the sink pauses until a restart or until `outbox retry`. HTTP status 410 is the only known cause.
-    - *reason*: the label of the retry metric. The label is a `RetryReason`, ``status_503``, or a value that
-      the sink defines.
+    - *needs_attention*: True if a person must act, for example because a token has expired or a URL does not exist.
+      The agent then logs an ERROR once and sets a metric.
+    - *gone*: True if the sink must pause until the agent restarts or someone runs `outbox retry`, as after status 410.
+    - *reason*: the label of the retry metric. The label is a `RetryReason`, a status such as ``status_503``, or a value
+      that the sink defines.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class DeliveryFailed(DeliveryError):
 
 
 class SecretUnavailable(DeliveryFailed):
-    """The configured file or environment variable contains no secret. A person must add the secret."""
+    """The configured file or environment variable contains no secret, and a person must add the secret."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, needs_attention=True)
@@ -154,17 +154,16 @@ class SecretUnavailable(DeliveryFailed):
 class DeliveryRejected(DeliveryError):
     """The destination rejected records permanently, so a retry cannot succeed.
 
-    The agent parks the records in *records*, and sends the other records of the batch again. If *records* is empty, the
-    destination rejected the complete batch. The agent then parks a batch of one record. It sends the records of a
-    larger batch again, one at a time, to find the rejected record.
+    The agent parks the records in *records*, and sends the other records in the batch again. If *records* is empty, the
+    destination rejected the complete batch. The agent then sends the records in the batch separately to find the
+    rejected records. If the batch contains only one record, the agent parks the record.
 
-    *may_be_endpoint* means that the endpoint may be wrong instead of the record. For example, a TLS port responds with
-    status 400 to a plain HTTP request. The agent then parks no record in these two cases:
+    If *may_be_endpoint* is true, the URL of the destination might be wrong. For example, a TLS port responds with
+    status 400 to a plain HTTP request. In the following two cases, the agent does not park such records, and uses
+    *reason* as the label of the retry metric:
 
     - The endpoint has accepted no record since the configuration changed.
     - The endpoint rejects records of different events in a row.
-
-    In both cases, *reason* is the label of the retry metric.
     """
 
     may_be_endpoint = False
@@ -185,11 +184,11 @@ class DeliveryRejected(DeliveryError):
 
 
 class KeyUnusable(BridgeError):
-    """A key file cannot be read, or it contains no Ed25519 key. The message names the file and the required action."""
+    """A key file cannot be read or contains no Ed25519 key. The message states the file and the required action."""
 
 
 class KeyMissing(KeyUnusable):
-    """The key file does not exist. Decisions that are signed with the removed key do not count."""
+    """The key file does not exist. The agent ignores decisions that are signed with the missing key."""
 
 
 class SigningFailed(BridgeError):
@@ -208,9 +207,9 @@ class PortalFailed(BridgeError):
 
 
 class CredentialFailed(BridgeError):
-    """A token cannot be obtained. If *needs_attention* is true, a person must act.
+    """An access token cannot be obtained. If *needs_attention* is true, a person must act.
 
-    *retry_after_seconds* is the delay that the issuer of the token requests, or None.
+    *retry_after_seconds* is the delay that the token issuer requests, or None.
     """
 
     def __init__(self, message: str, *, needs_attention: bool, retry_after_seconds: float | None = None) -> None:

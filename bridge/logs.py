@@ -1,15 +1,15 @@
-"""Structured logs on standard error, in one of three formats: JSON, text, or lines for the systemd journal.
+"""Writes structured logs to standard error as JSON, as text, or in the format of the systemd journal.
 
-The level INFO reports a change of state. WARNING reports a failed operation that the agent retries. ERROR reports a
-failure that requires action by a person.
+Messages with the level INFO report a change of state. WARNING means that an operation has failed and that the agent
+retries it. ERROR means that a person must act.
 
-A logging call never raises an exception and never waits. A separate thread writes the lines from a bounded queue,
-because a log collector that stops reading must not stop the poll. If the queue is full, the agent drops lines, and logs
-the number of dropped lines later.
+Logging never blocks the agent and never raises an exception. A separate thread writes the log lines from a bounded
+queue, because a slow log collector must not delay a poll. If the queue is full, the agent drops log lines, and logs the
+number of dropped lines later.
 
-The fields in ``extra`` become keys of the JSON object, or ``key=value`` in text. JSON logs contain every field, and
-text logs omit fields without a value. Text logs escape control characters, because a message from a remote peer could
-otherwise forge log lines or control the terminal.
+In JSON logs, the fields in ``extra`` are keys of the object. Text logs contain ``key=value`` for each field that has a
+value. Text logs escape control characters, because a message from a remote peer could otherwise forge log lines or
+control the terminal.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any, TextIO
 from bridge.clock import REAL_CLOCK, Clock, format_time
 from bridge.text import escaped
 
-#: These libraries log their own retries. The bridge already logs each failure once.
+#: These libraries log their retries, but the bridge already logs each failure once.
 _QUIETED = {
     "urllib3": logging.ERROR,
     "azure": logging.ERROR,
@@ -53,10 +53,10 @@ _DEEPEST = 6
 
 
 def configure(*, form: str = "auto", level: int | str = logging.INFO, stream: TextIO | None = None) -> None:
-    """Write all log lines to *stream*, by default standard error. A second call replaces the first configuration.
+    """Write all log lines to *stream*, by default standard error. A second call replaces the configuration.
 
-    *form* is ``json``, ``text``, ``journal``, or ``auto``. With ``auto``, the format is text on a terminal, journal if
-    the systemd journal reads the stream, and JSON otherwise.
+    *form* is ``json``, ``text``, ``journal``, or ``auto``. The form ``auto`` means ``text`` on a terminal, ``journal``
+    if the systemd journal reads *stream*, and ``json`` otherwise.
     """
     # The logging library would otherwise print a traceback if it cannot write to the stream.
     logging.raiseExceptions = False
@@ -94,7 +94,7 @@ def _is_terminal(stream: TextIO | None) -> bool:
 
 
 def _is_journal(stream: TextIO | None) -> bool:
-    """Return whether the systemd journal reads *stream*. $JOURNAL_STREAM identifies its stream (systemd.exec)."""
+    """Return whether the systemd journal reads *stream*, according to $JOURNAL_STREAM (systemd.exec)."""
     try:
         status = os.fstat(stream.fileno()) if stream is not None else None
     except (OSError, ValueError, AttributeError):
@@ -137,7 +137,7 @@ class QueuedHandler(logging.Handler):
                 self._lines.all_tasks_done.wait(deadline - time.monotonic())
 
     def close(self) -> None:
-        """Write the queued lines and stop the writer thread. Abandon a writer that does not stop within 0.1 s."""
+        """Write the queued lines and stop the writer thread. Continue after 0.1 s if the thread does not stop."""
         try:
             self._lines.put_nowait(None)
         except queue.Full:
@@ -168,7 +168,7 @@ class QueuedHandler(logging.Handler):
             pass
 
     def _descriptor(self) -> int | None:
-        # A thread that hangs inside the buffer of the stream would abort the interpreter at exit.
+        # A thread that is blocked inside the buffer of the stream would abort the interpreter at exit.
         if self._stream is None or (os.name == "nt" and self._stream.isatty()):
             return None
         try:
@@ -209,9 +209,9 @@ class _Logged:
 class ThrottledLog:
     """Logs a repeated failure once, counts the repetitions, and logs a reminder every hour until recovery.
 
-    A *key* identifies the failing part, such as a sink or the poll. For each key, the first failure of each *kind*,
-    such as ``timeout`` or ``status_503``, is logged at once. The default kind is the message itself. If the message can
-    contain text from a peer, pass a kind, because such text can differ in each response.
+    A *key* identifies the failing component, such as a sink or the poll. Failures of one component with the same
+    *kind*, such as ``timeout`` or ``status_503``, count as repetitions. The default kind is the log message. If the
+    message contains text from a peer, pass a kind, because the text can differ in each response.
     """
 
     def __init__(self, logger: logging.Logger, *, clock: Clock = REAL_CLOCK) -> None:
@@ -230,7 +230,7 @@ class ThrottledLog:
         exc_info: BaseException | None = None,
         **fields: Any,
     ) -> None:
-        """Log *message* if this *kind* is new for *key*. Otherwise, only count the failure."""
+        """Log *message* at the first failure of *key* with this *kind*. Otherwise, only count the failure."""
         now = self._clock.monotonic()
         with self._lock:
             trouble = self._troubles.setdefault(key, _Trouble(now))
@@ -247,7 +247,7 @@ class ThrottledLog:
         self._logger.log(level, "%s", message, exc_info=exc_info, extra=_safe(fields))
 
     def recovered(self, key: Hashable, message: str, **fields: Any) -> None:
-        """If a failure of *key* was logged, log *message* with the number of failures and their duration."""
+        """If a failure of *key* was logged, log *message* with the number and the duration of the failures."""
         with self._lock:
             trouble = self._troubles.pop(key, None)
         if trouble is None:
@@ -258,7 +258,7 @@ class ThrottledLog:
 
 
 def _safe(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return *fields* with valid names. The logging library rejects fields with the names of its own attributes."""
+    """Rename fields whose names the logging library uses for LogRecord attributes."""
     return {f"{key}_" if key in _STANDARD_FIELDS else key: value for key, value in fields.items()}
 
 
@@ -300,7 +300,7 @@ class LineFormatter(logging.Formatter):
 
 
 class JournalFormatter(logging.Formatter):
-    """Formats a log record for the systemd journal, with a priority (sd-daemon) and without a time."""
+    """Formats a log record for the systemd journal. A line starts with a priority (sd-daemon) and contains no time."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the priority, the message, and the fields."""
@@ -318,7 +318,7 @@ def _lines(formatter: logging.Formatter, record: logging.LogRecord) -> list[str]
 
 
 def _shown(plain: object) -> str:
-    """Return *plain* as in JSON, but without the brackets of a list and without the quotes of a single word."""
+    """Return *plain* as JSON without the brackets of a list and without the quotes of a single word."""
     if isinstance(plain, list):
         return ",".join(map(_shown, plain))
     is_word = isinstance(plain, str) and " " not in plain and bool(plain)

@@ -1,23 +1,23 @@
-"""The interface between the agent and its sinks. Sink authors import every name from this module.
+"""The interface between the agent and its sinks. If you write a sink, import all names from this module.
 
 A sink sends records to one kind of destination, such as a webhook or an event hub. The agent creates one instance of
-the sink class for each `[[sinks]]` table of the configuration and calls the instance from a single thread. Only `close`
-can run in another thread, when the agent cancels a `send`.
+the sink class for each `[[sinks]]` table in the configuration and calls the instance from a single thread. To cancel a
+`send`, the agent calls `close` from another thread.
 
 - The constructor receives the settings of the table and must return quickly. Connect when the first record is sent.
-- `send` sends one request. Return normally only if the destination accepted every record of the batch. Raise
-  `DeliveryFailed` if the destination accepted no record and a retry may succeed. Raise `DeliveryRejected` if the
+- `send` sends one request. Return normally only if the destination accepted every record in the batch. Raise
+  `DeliveryFailed` if the destination accepted no record and a retry might succeed. Raise `DeliveryRejected` if the
   destination rejected records permanently. The agent treats any other exception as `DeliveryFailed`.
-- The agent retries, filters, counts, and logs for all sinks. A sink does none of this work, does not sleep, and does
-  not use the outbox.
+- The agent retries, filters, counts, and logs for all sinks. Do not implement these functions in a sink. A sink must
+  not sleep, and must not use the outbox.
 - `send` must return within `config.timeout_seconds`. If `send` takes longer, the agent calls `close` and creates a new
   instance before the next attempt.
 - The agent sends the records of one event in order. Each record is delivered at least once. After a crash, the agent
-  may send a record again with the same `id`. If a sink requests refreshes, the agent also sends the newest record of
+  might send a record again with the same `id`. If a sink requests refreshes, the agent also sends the newest record of
   each active event again (`Sink.refresh_seconds`).
 
-Do not import other modules of the agent, because these modules can move between versions. The shared functions for
-sinks, such as HTTP sessions with a deadline, secrets, and access tokens, are also available from this module.
+Do not import other modules of the agent, because other modules can change between versions. This module also exports
+shared functions for sinks, such as HTTP sessions with a deadline, secrets, and access tokens.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Import the HTTP session when a sink uses it, because importing requests takes time and memory."""
+    """Import the HTTP session only when a sink uses it, because the library requests takes time and memory."""
     if name in {"DeadlineSession", "ResponseUnread"}:
         from bridge.http import session  # noqa: PLC0415
 
@@ -123,43 +123,43 @@ def __getattr__(name: str) -> object:
 
 
 class AttestedTokens(Protocol):
-    """Requests an access token from a portal that identifies the VM by Azure's attested document."""
+    """Requests access tokens from a portal that uses Azure's attested document to identify the VM."""
 
     def __call__(self, post: Callable[[str, bytes], requests.Response], *, portal: str) -> RenewedToken:
-        """Return a token that starts its first request when `current` is called.
+        """Return a renewable access token. The first call of its method `current` requests the token.
 
-        The function *post* sends a JSON body to a path below the URL of the portal. It returns the HTTP response,
-        whatever its status is, and raises a BridgeError if the portal does not respond. It is called in a separate
-        thread. Error messages use *portal* as the name of the portal.
+        The function *post* sends a JSON body to a path below the URL of the portal, and returns the HTTP response with
+        any status. If the portal does not respond, *post* raises a BridgeError. A separate thread calls *post*. Error
+        messages contain *portal* as the name of the portal.
         """
 
 
 class SinkConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings that every sink supports. The configuration class of each sink adds more settings."""
+    """The settings that every sink supports. The configuration class of a sink can add more settings."""
 
     name: str = ""
     """Name of this sink in logs, metrics, and the outbox. Default: the type. A new name creates a new sink."""
     scope: Literal["mine", "all"] = "mine"
-    """mine: send events that name this VM or no VM. all: send all events. While the name of this VM is unknown, mine
-    also sends all events."""
+    """mine: send events that name this VM, and events that name no VM. all: send all events. While the name of this
+    VM is unknown, mine also sends all events."""
     speak: Literal["each", "first"] = "each"
     """each: every VM that an event names sends the event. first: only the first VM in Resources sends the event. Use
-    first for chat and mail, to send one message per transition instead of one per VM. The VM that sent an approval also
-    sends the outcome of the approval. If the agent of the first VM is not running, no other agent sends the event.
-    Therefore, keep a sink with `each` for alerts and logs."""
+    first for chat and mail, to get one message per transition. If the agent on the first VM is not running, no other
+    agent sends the event, so also configure a sink with each for alerts and logs. The VM that posted an approval always
+    sends the outcome of the approval."""
     transitions: tuple[str, ...] | None = None
     """Send only these transitions. Default: all."""
     event_types: tuple[str, ...] | None = None
-    """Send only events of these types, spelled as in the record. After the sink has received an event, the sink
-    receives all later transitions of the event, even if the type changes. Default: all."""
+    """Send only events of these types, spelled as in the record. After a sink has received a record of an event, the
+    sink receives all later records of the event, even if the type changes. Default: all."""
     event_sources: tuple[str, ...] | None = None
-    """Send only events of these sources (Platform, User). Default: all."""
+    """Send only events from these sources (Platform, User). Default: all."""
     timeout_seconds: float = 10.0
-    """Wall-clock deadline of one send, in seconds."""
+    """Wall-clock deadline for one send, in seconds."""
     max_batch: int = 1
     """Maximum number of records in one send."""
     max_age_seconds: float | None = None
-    """Maximum age of a record in seconds. Older records expire and are counted. Default: no limit."""
+    """Maximum age of a record in seconds. Older records expire, and a metric counts them. Default: no limit."""
     heartbeat: bool = False
     """Also send heartbeats."""
 
@@ -168,18 +168,18 @@ class Sink(ABC):
     """A destination for transition records. The agent creates one instance for each `[[sinks]]` table."""
 
     Config: ClassVar[type[SinkConfig]] = SinkConfig
-    """The settings of the sink. Each field is a key of the `[[sinks]]` table."""
+    """The settings of the sink. Each field is a key in the `[[sinks]]` table."""
 
     batch_by_event: ClassVar[bool] = False
-    """True if a batch must contain only records of one event."""
+    """True if all records in a batch must belong to the same event."""
 
     send_test_by_name_only: ClassVar[bool] = False
     """True if `send-test` must skip this sink unless the command line names the sink."""
 
     sent_nothing: bool = False
-    """True if the last `send` made no request, because the format does not cover the record.
+    """True if the last `send` made no request, because the format of the destination cannot express the record.
 
-    Such a record counts as delivered, but it does not show that the destination accepts records.
+    Such a record counts as delivered, but does not prove that the destination accepts records.
     """
 
     @classmethod
@@ -187,9 +187,9 @@ class Sink(ABC):
         """Return whether the destination needs only the current state of each event.
 
         For example, an alerting system needs only the newest record of an event. For such a sink, a newer record
-        replaces all pending records of the same event, and the replaced records are counted as expired. The newest
-        record is always sent, even if it ends an event that the destination has never received. The destination must
-        ignore such an ending.
+        replaces all pending records of the same event, and the replaced records are counted as expired.
+
+        The destination must ignore a record that ends an unknown event, because earlier records can be replaced.
         """
         del config
         return False
@@ -199,7 +199,7 @@ class Sink(ABC):
         """Return the interval in seconds between refreshes of active events, or None for no refreshes.
 
         Use refreshes for a destination that can lose its data in a restart. At each refresh, the agent sends the newest
-        record of every active event again with the same `id`. An event with a pending record is not refreshed.
+        record of every active event again with the same `id`. The agent skips events that have a pending record.
         """
         del config
         return None
@@ -208,7 +208,7 @@ class Sink(ABC):
     def shown_by_check(cls, config: Any) -> str:
         """Return the text that `check-config --connect` prints after a successful check.
 
-        The text states which parts of the destination the check has tested.
+        The text states the parts of the destination that `check` has tested.
         """
         del config
         return "the check of the sink found no problem."
@@ -217,16 +217,16 @@ class Sink(ABC):
     def check_labels(cls, config: Any, labels: Mapping[str, str]) -> None:
         """Raise ValueError if this sink cannot send records that have *labels*.
 
-        The labels come from the configuration and are part of every record.
+        The agent adds the labels in the configuration to every record.
         """
         del config, labels
 
     @classmethod
     def withholding(cls, config: Any, variables: frozenset[str]) -> Any:
-        """Return a copy of *config* in which programs of the sink do not inherit *variables*.
+        """Return a copy of *config* that removes *variables* from the environment of the sink's programs.
 
-        The *variables* are the environment variables that contain secrets of any sink. A sink that starts programs must
-        remove these variables from the environment of each program. Other sinks return *config* unchanged.
+        The *variables* are all environment variables that contain the secret of a sink. Override this method if your
+        sink starts programs, because no program must inherit these variables. Other sinks return *config* unchanged.
         """
         del variables
         return config
@@ -235,7 +235,7 @@ class Sink(ABC):
         self.config = config
 
     def attest_by(self, tokens: AttestedTokens) -> None:
-        """Store the function *tokens*, which requests an access token from an ops portal.
+        """Store the function *tokens*, which requests access tokens from an ops portal.
 
         The agent calls this method immediately after the constructor.
         """
@@ -248,12 +248,12 @@ class Sink(ABC):
     def prepare_next(self, batch: Sequence[TransitionRecord]) -> None:
         """Prepare the next batch while the destination processes the current batch.
 
-        The agent calls this method immediately before `send`. A sink can use this method to encode the next records
-        early. The method must not send data or block, and the next call of `send` may contain different records.
+        The agent calls this method immediately before `send`. Override this method to encode the next records early.
+        The method must not send data or block. The next call of `send` might contain different records.
         """
 
     def check(self) -> None:
-        """Test the destination without writing to it. Raise DeliveryFailed if the test fails."""
+        """Test the destination without writing data to it. Raise DeliveryFailed if the test fails."""
 
     def close(self) -> None:
-        """Close every connection. The agent may call this method more than once, or during a `send`."""
+        """Close every connection. The agent can call this method more than once, or during a `send`."""

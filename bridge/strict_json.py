@@ -1,8 +1,7 @@
-"""Reads JSON (RFC 8259) strictly: text that parsers could read differently is rejected.
+"""Reads JSON (RFC 8259) and rejects text that different JSON parsers could read differently.
 
-`json.loads` accepts NaN and infinite numbers, replaces a number that is too large with infinity, and keeps only the
-last of two members with the same name. On some Python versions, it also accepts integers of any length. The error
-messages of this module contain no part of the text.
+Unlike `json.loads`, this module rejects NaN, infinite numbers, numbers that are too large, and duplicate names in an
+object. This module also limits the length of integers. Error messages contain no part of the JSON text.
 """
 
 from __future__ import annotations
@@ -12,18 +11,18 @@ import json
 import math
 from typing import Any
 
-#: `int()` has the same limit since Python 3.10.7.
+#: The limit of `int()` in Python 3.10.7 and later.
 _MOST_DIGITS = 4_300
 
 
 class JsonRefused(ValueError):
-    """The text is not JSON, or different parsers could read it differently. The message contains the reason."""
+    """The JSON text is ambiguous or exceeds a limit. The message contains the reason."""
 
 
 def loads(text: str, *, most_digits: int = _MOST_DIGITS, allows_duplicates: bool = False) -> Any:
-    """Return the value of *text*. Raises ValueError if *text* is not JSON, and JsonRefused if it is ambiguous.
+    """Return the value of the JSON *text*. An integer can have at most *most_digits* digits.
 
-    An integer can have at most *most_digits* digits. JsonRefused is a subclass of ValueError.
+    Raises ValueError if *text* is not JSON, and the subclass JsonRefused if *text* is ambiguous or exceeds a limit.
     """
     try:
         return _decoder(most_digits, allows_duplicates).decode(text)
@@ -31,7 +30,7 @@ def loads(text: str, *, most_digits: int = _MOST_DIGITS, allows_duplicates: bool
         raise JsonRefused("it is nested too deeply") from None
 
 
-@functools.lru_cache(maxsize=8)  # as many as there are callers; making one takes as long as a small document
+@functools.lru_cache(maxsize=8)  # creating a decoder takes as long as decoding a small document
 def _decoder(most_digits: int, allows_duplicates: bool) -> json.JSONDecoder:  # noqa: FBT001 - a cache has no keywords
     def integer(digits: str) -> int:
         if len(digits) > most_digits:

@@ -1,6 +1,6 @@
-"""Text functions for messages: printable lines, durations, and spelling suggestions.
+"""Formats text for messages, such as printable lines, durations, and spelling suggestions.
 
-Text from a peer, a file, or a program must pass through `one_line` or `escaped` before it is shown. Otherwise, a line
+Before you display text from a peer, a file, or a program, pass the text to `one_line` or `escaped`. Otherwise, a line
 break could forge a log line, an escape sequence could control the terminal, and a character that changes the writing
 direction could disguise a name.
 """
@@ -48,7 +48,7 @@ def duration(seconds: float) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return " Did you mean 'x'?" with the known word that is most similar to *word*, or "" if no word is similar."""
+    """Return " Did you mean 'x'?", where x is the known word that is most similar to *word*, or "" if none is."""
     from difflib import get_close_matches  # noqa: PLC0415  # needed only for a mistake
 
     spelled = {_folded(each): each for each in known}

@@ -1,7 +1,7 @@
-"""The tables of the configuration reference: every key of the agent and of each installed sink.
+"""Builds the tables in the configuration reference, with every key of the agent and of each installed sink.
 
-The structs that read the configuration are the source. The text of a key is the docstring of its field
-(`bridge.config.settings.documented`).
+The tables are generated from the structs that read the configuration. The text of a key is the docstring of the field
+in the struct (`bridge.config.settings.documented`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _APPROVAL_TABLES: tuple[tuple[str, type[msgspec.Struct], str], ...] = (
 )
 
 
-#: A bound such as ten years in seconds only catches typing errors, so the reference leaves the bound out.
+#: Bounds with nine or more digits only catch typing errors, so the reference omits these bounds.
 _FAR_BOUND = re.compile(r" and at most \d{9,}")
 
 
@@ -37,11 +37,11 @@ class Key(NamedTuple):
     """One key of the configuration."""
 
     path: str
-    """Such as ``imds.timeout_seconds`` or ``sinks.webhook.url``."""
+    """The path of the key, such as ``imds.timeout_seconds`` or ``sinks.webhook.url``."""
     kind: str
     """The values that the key accepts."""
     default: str | None
-    """The default as TOML. "" for an optional key without a default, None for a required key."""
+    """The default as TOML, "" if an optional key has no default, or None if the key is required."""
     text: str
     """The meaning of the key, with its unit."""
 
@@ -55,9 +55,9 @@ class Table(NamedTuple):
     """One table of the configuration and its keys."""
 
     path: str
-    """Such as ``imds``, ``sinks`` (the keys of every sink), or ``sinks.webhook`` (the keys of this type only)."""
+    """The path of the table: ``imds``, ``sinks`` for the keys of all sinks, or ``sinks.webhook`` for one type."""
     header: str
-    """The header in the file. "" for the top of the file."""
+    """The header of the table in the file, or "" for the top of the file."""
     text: str
     """The purpose of the table."""
     keys: tuple[Key, ...]
@@ -65,7 +65,7 @@ class Table(NamedTuple):
 
 @cache
 def tables() -> tuple[Table, ...]:
-    """Return every table: of the agent, of approvals, of all sinks, and of each sink type."""
+    """Return the tables for the agent, for approvals, for all sinks, and for each sink type."""
     return (*_agent_tables(), *_approval_tables(), _common_table(), *_sink_tables())
 
 
@@ -86,7 +86,7 @@ def keys_of(struct: type[msgspec.Struct], prefix: str, *, stricter: Mapping[str,
 
 
 def default_of(field: msgspec.structs.FieldInfo) -> str | None:
-    """Return the default of *field* as TOML, "" without a default, or None if the key is required."""
+    """Return the default of *field* as TOML, "" if it has no default, or None if the key is required."""
     if field.required:
         return None
     default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()

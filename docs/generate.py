@@ -1,9 +1,9 @@
-"""Writes the parts of the documentation that the code knows best; `python docs/generate.py` after a change of them.
+"""Generates the parts of the documentation that describe the configuration, commands, and records.
 
-A page holds a mark, ``<!-- generated: NAME -->`` or ``<!-- recipe: NAME -->``, and ``<!-- end -->``. What stands there
-between is made here, and so are the JSON schemas, and what that of the Helm chart says of the configuration. A test
-fails while a file differs from what this would write; with ``--check`` it writes nothing, names those that differ and
-ends with 1.
+Run `python docs/generate.py` after you change a setting, a command, or a record field. The program also generates the
+JSON schemas. With ``--check``, the program only lists outdated files and exits with 1 if it finds any.
+
+A page marks a generated part with ``<!-- generated: NAME -->`` or ``<!-- recipe: NAME -->``, and ``<!-- end -->``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from bridge.events.event import ScheduledEvent, encode
 from bridge.events.record import Approval, TransitionRecord, json_schema
 from bridge.testing.records import sample_record
 
-#: The fields of a record that a newcomer looks at.
+#: The most important fields of a record.
 _SHORT = ("id", "transition", "evidence", "observed_at", "event", "notice_seconds", "affects_this_vm", "vm", "labels")
 _SHORT_EVENT = ("event_id", "event_type", "event_status", "resources", "not_before", "duration_seconds", "description")
 _WIDTH = 104
@@ -46,13 +46,13 @@ _MARK = re.compile(r"^<!-- (generated|recipe): ([\w: .-]+) -->\n.*?^<!-- end -->
 
 
 def pages() -> list[Path]:
-    """Return the pages that have generated parts."""
+    """Return the pages that contain generated parts."""
     found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     return [path for path in found if _MARK.search(path.read_text(encoding="utf-8"))]
 
 
 def filled(text: str) -> str:
-    """Return the page *text* with each generated part as the code has it now."""
+    """Return the page *text* with updated generated parts."""
     return _MARK.sub(_part, text)
 
 
@@ -63,12 +63,12 @@ def _part(found: re.Match[str]) -> str:
     else:
         title, _, argument = name.partition(" ")
         body = _PARTS[title](argument)
-    gap = "\n" if body.startswith("#") else ""  # a block or a table keeps its mark, a heading stands alone
+    gap = "\n" if body.startswith("#") else ""  # a heading needs blank lines around it
     return f"<!-- {kind}: {name} -->\n{gap}{body.strip()}\n{gap}<!-- end -->"
 
 
 def _configuration(_: str) -> str:
-    """Return every table of the configuration, each under a heading that a link can name."""
+    """Return every table of the configuration under a separate heading."""
     parts = []
     for table in tables():
         title = f"`{table.path}`" if table.path else "The top of the file"
@@ -123,7 +123,7 @@ def _options(options: list[click.Option]) -> str:
 
 
 def _option(option: click.Option) -> str:
-    """Return the names of *option*, the long ones first, and what is to follow."""
+    """Return the names of *option*, longest first, with a placeholder for its value."""
     names = sorted((*option.opts, *option.secondary_opts), key=len, reverse=True)
     if option.is_flag:
         value = ""
@@ -150,7 +150,7 @@ def _leaves(group: click.Group, path: tuple[str, ...]) -> list[tuple[tuple[str, 
 
 
 def _record(which: str) -> str:
-    """Return a record as a sink `stdout` writes it, its keys on lines of their own; "short": what matters first."""
+    """Return a sample record as JSON. If *which* is "short", return only the most important fields."""
     value = msgspec.json.decode(encode(sample_record()))
     if which == "short":
         value = {key: value[key] for key in _SHORT} | {
@@ -161,7 +161,7 @@ def _record(which: str) -> str:
 
 
 def _pretty(value: dict[str, Any]) -> str:
-    """Return *value* as JSON: a key a line at the top, and what is inside of them in lines of a page's width."""
+    """Return *value* as JSON with one top-level key per line. Nested objects are wrapped at the page width."""
     lines = []
     for key, item in value.items():
         text = json.dumps(item, ensure_ascii=False)
@@ -173,7 +173,7 @@ def _pretty(value: dict[str, Any]) -> str:
 
 
 def _joined(parts: list[str]) -> list[str]:
-    """Return *parts* with commas between them, as many on a line as fit."""
+    """Join *parts* with commas, and wrap the lines at the page width."""
     lines = [parts[0]]
     for part in parts[1:]:
         if len(lines[-1]) + len(part) < _WIDTH:
@@ -200,9 +200,9 @@ _PARTS: dict[str, Callable[[str], str]] = {
 
 
 def with_configuration(text: str) -> str:
-    """Return *text*, the schema of the chart's values, with that of the configuration in its capitalised definitions.
+    """Insert the configuration schema into *text*, the schema of the Helm chart's values.
 
-    Helm reads draft 7, which the schema of the configuration is too, but for where its definitions stand.
+    Helm reads JSON Schema draft 7, which keeps definitions in `definitions` instead of `$defs`.
     """
     chart = json.loads(text)
     made = json.loads(json.dumps(configuration_schema()).replace("#/$defs/", "#/definitions/"))
@@ -213,7 +213,7 @@ def with_configuration(text: str) -> str:
     return json.dumps(chart, indent=2, ensure_ascii=False) + "\n"
 
 
-#: Files that are made whole, as `schema` prints them.
+#: Generated files with the output of the command `schema`.
 _FILES: dict[Path, Callable[[], dict[str, Any]]] = {
     ROOT / "docs" / "reference" / "record.schema.json": json_schema,
     ROOT / "docs" / "reference" / "configuration.schema.json": configuration_schema,
@@ -221,23 +221,23 @@ _FILES: dict[Path, Callable[[], dict[str, Any]]] = {
 
 
 def wanted() -> dict[Path, str]:
-    """Return each file with generated parts, and each that is made whole, with the text that it should have."""
+    """Return the correct text of every generated file and of every page with generated parts."""
     texts = {path: filled(path.read_text(encoding="utf-8")) for path in pages()}
     texts |= {path: f"{json.dumps(schema(), indent=2)}\n" for path, schema in _FILES.items()}
     return texts | {CHART_SCHEMA: with_configuration(CHART_SCHEMA.read_text(encoding="utf-8"))}
 
 
 def differing() -> list[Path]:
-    """Return those that differ from what they should be."""
+    """Return the files that are missing or outdated."""
     return [path for path, text in wanted().items() if not path.exists() or path.read_text(encoding="utf-8") != text]
 
 
 def main() -> int:
-    """Write every page anew, or with --check name those that differ."""
+    """Update the outdated files, or list them if --check is given."""
     stale = differing()
     if "--check" in sys.argv[1:]:
         for path in stale:
-            sys.stderr.write(f"{path.relative_to(ROOT)} is not what the code says: run python docs/generate.py\n")
+            sys.stderr.write(f"{path.relative_to(ROOT)} is outdated: run python docs/generate.py\n")
         return 1 if stale else 0
     for path in stale:
         path.write_text(wanted()[path], encoding="utf-8")

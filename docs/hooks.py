@@ -1,7 +1,7 @@
-"""What mkdocs does beside its own: links to files beside docs/ lead to the repository, where the site knows it.
+"""A MkDocs hook that changes links to files outside docs/ into links to the repository.
 
-On GitHub, and from a site in the checkout, they work as they are. A site that is published elsewhere is built with
-REPOSITORY_URL, such as https://github.com/OWNER/REPOSITORY.
+To enable the hook, build the site with the environment variable REPOSITORY_URL, such as
+https://github.com/OWNER/REPOSITORY. Without this variable, the links stay relative.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _LINK = re.compile(r'(?<= href=")\.\./[^"]+(?=")')
 
 
 def on_page_content(html: str, *, page: Any, config: Any, **_: Any) -> str:
-    """Return the page with its links out of docs/ as links into the repository."""
+    """Return the page with repository links to files outside docs/."""
     repository = config.extra["repository"].rstrip("/")
 
     def outside(found: re.Match[str]) -> str:

@@ -1,11 +1,11 @@
-"""Implements the command `approve EVENT_ID`. A person on this VM uses it to approve an event.
+"""Implements the command `approve EVENT_ID`, which approves an event on this VM.
 
-The command sends a decision to the running agent and waits for the result. The agent checks and records this decision
-like a decision from a portal, and then posts the approval to Azure. If the event changes or a hold arrives after the
-command displayed the event, the agent does not approve the event.
+The command displays the event, sends an approval to the running agent, and waits for the result. The agent checks the
+approval in the same way as a decision from a portal, and then posts it to Azure. If the event changes or a hold arrives
+after the command has displayed the event, the agent does not approve the event.
 
-Root and the agent's user control this VM. Therefore, the command can end a hold, and does not need a second approver.
-In both cases, the option `--yes` works only together with the option `--overrule`.
+The command can approve an event despite a hold or without a required second approver, because its user controls the VM.
+In these two cases, you must use `--overrule` if you skip the prompt with `--yes`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from bridge.outbox.rows import StoredDecision
 from bridge.system.permissions import user_name
 from bridge.text import EXCERPT_CHARACTERS, escaped, one_line
 
-#: The agent ignores an older decision, because the person no longer waits for the result.
+#: The decision expires after this time, because the person no longer waits for the result.
 _VALID_SECONDS = 120.0
 _OUTCOME_SECONDS = 30.0
 _POLL_SECONDS = 0.1
@@ -87,7 +87,7 @@ def cli_decision(
     reason: str | None = None,
     issued_at: float | None = None,
 ) -> StoredDecision:
-    """Return the decision of a person. A hold that is newer than *issued_at* (Unix seconds) wins."""
+    """Return an approval by a person. A hold that is newer than *issued_at* (Unix seconds) overrides the approval."""
     now = time.time()
     return StoredDecision(
         source="cli",
@@ -110,7 +110,7 @@ def _by_approver(holds: Iterable[StoredDecision]) -> list[str]:
 
 
 def _overruled(approval: ApprovalSettings, holds: Iterable[StoredDecision]) -> list[str]:
-    """Return one warning per rule that the approval overrules."""
+    """Return a warning for each hold, and for required approvers, that the approval overrules."""
     sentences = [f"This overrules the hold of {each}." for each in _by_approver(holds)]
     needed = 1 if approval.remote is None else approval.remote.required_approvals
     if needed > 1:

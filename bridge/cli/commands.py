@@ -1,7 +1,7 @@
-"""The options and the help texts of all commands, except those of `portal`.
+"""Defines the options and the help texts of all commands except `portal`.
 
-A command prints its result on standard output, and all messages on standard error. The module of a command is imported
-only when the command runs, because `--help` must be fast.
+Each command prints its result on standard output, and all messages on standard error. The module that implements a
+command is imported only when the command runs, because `--help` must be fast.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def _end_of_output(error: OSError) -> int:
-    """Return the exit code after a failed write, which is 0 for a closed pipe, as in `events | head`."""
+    """Return the exit code after a failed write. A closed pipe, as in `events | head`, is no failure."""
     if sys.stdout is not None:
         # The interpreter would fail again when it flushes the buffer at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -77,13 +77,14 @@ def commands() -> None:
 @option("--allow-second-agent", is_flag=True, help="Start even if another agent already watches this VM.")
 @runs("run.run_agent")
 def run() -> None:
-    """Run the agent: watch the events of this VM, and send records to the sinks.
+    """Run the agent, which watches the events of this VM and sends records to the sinks.
 
     SIGTERM and SIGINT stop the agent. SIGHUP reloads the configuration.
 
-    The first request turns Scheduled Events on for the VM. After that, a reboot or redeploy that you request can wait
-    for an approval for up to 15 minutes. If another agent on this machine already watches the VM, the command exits
-    with code 73, because two agents would send every record twice.
+    The agent's first request turns Scheduled Events on for the VM. If you then request a reboot or redeploy of the VM,
+    Azure can wait up to 15 minutes for an approval.
+
+    If another agent on this machine already watches the VM, the command exits with code 73.
     """
 
 
@@ -103,10 +104,10 @@ def demo() -> None:
 @option("--connect", is_flag=True, help="Also try IMDS, the portal, and every destination, without writing to them.")
 @runs("check_config.report.check_configuration")
 def check_config() -> None:
-    """Check the configuration and report all mistakes at once.
+    """Check the configuration, and report all errors at once.
 
-    The exit code is 78 if the configuration is invalid. The exit code is 1 if a file, secret, program, or destination
-    in the configuration cannot be used, or if other users can change a file that determines who may approve events.
+    The exit code is 78 if the configuration is invalid. The exit code is 1 if the agent cannot use a file, secret,
+    program, or destination, or if another user can change a file that controls approvals.
 
     With --connect, the command requests the Scheduled Events document only if an agent is running, because the first
     request turns Scheduled Events on for the VM.
@@ -121,9 +122,8 @@ def check_config() -> None:
 def status() -> None:
     """Show the state of the agent, the scheduled events, and the sinks with their undelivered records.
 
-    If no agent is running, the command shows the saved state. The exit code does not depend on the health of the agent,
-    which `/readyz` reports. The exit code is 1 if the agent does not respond within 5 seconds, or if there is no saved
-    state.
+    If no agent is running, the command shows the saved state. The exit code is 1 if the agent does not respond within
+    5 seconds, or if no saved state exists. To check the health of the agent, use `/readyz`.
     """
 
 
@@ -147,7 +147,7 @@ def events() -> None:
 @option("--overrule", is_flag=True, help="With --yes: approve despite holds or missing approvers.")
 @runs("approve.approve")
 def approve() -> None:
-    """Approve the event EVENT_ID for all of its VMs. Azure may then start the event at once.
+    """Approve the event EVENT_ID for all of its VMs. Azure can then start the event at once.
 
     The running agent posts the approval. The exit code is 1 if no agent is running, or if the event is not approved
     within 30 seconds.
@@ -161,7 +161,7 @@ def approve() -> None:
 def send_test() -> None:
     """Send a test record to each SINK, or to all configured sinks.
 
-    The record does not pass through the outbox. A sink that starts a program gets the record only if you name the sink.
+    The command sends the record directly, without the outbox. To test a sink that starts a program, name the sink.
     """
 
 
@@ -214,7 +214,7 @@ def discard() -> None:
 def move() -> None:
     """Move undelivered records from the sink OLD to the sink NEW, for example after you rename a sink.
 
-    The counters of OLD report these records as discarded. Records that NEW already received are not sent again.
+    The counters of OLD report moved records as discarded. Records that NEW has already received are not sent again.
     """
 
 
@@ -241,7 +241,7 @@ def import_() -> None:
 def simulate(*, list_scenarios: bool, **options: Any) -> None:
     """Simulate IMDS, and play the events of SCENARIO, which is a name from --list or a TOML file.
 
-    To add, start, or cancel events, use the routes below /control on the same port. See docs/reference/simulator.md.
+    To add, start, or cancel events, send requests to /control on the same port. See docs/reference/simulator.md.
     """
     from bridge.cli.signals import set_by_signals  # noqa: PLC0415
     from bridge.testing.simulator.scenario import load_scenario, scenario_names  # noqa: PLC0415
@@ -313,12 +313,11 @@ def keygen() -> None:
 def portal_check() -> None:
     """Test a portal against PROTOCOL.md. URL has the same form as approval.remote.url in the configuration.
 
-    The command sends the requests of an agent and reports each requirement that the portal does not meet. The exit code
-    is 1 if the portal does not meet a requirement.
+    The command sends the same requests as an agent. The exit code is 1 if the portal does not meet a requirement.
 
-    The program of --decision-by runs twice. The variable PORTAL_CHECK_DECISION is `approve` in the first run and `hold`
-    in the second run. The program also gets the variables PORTAL_CHECK_VM_ID and PORTAL_CHECK_EVENT_ID, and the record
-    of the event on standard input.
+    The program in --decision-by runs twice. The variable PORTAL_CHECK_DECISION is `approve` in the first run and `hold`
+    in the second run. The variables PORTAL_CHECK_VM_ID and PORTAL_CHECK_EVENT_ID contain the IDs of the VM and the
+    event, and standard input contains the record of the event.
     """
 
 
@@ -335,10 +334,10 @@ def portal_check() -> None:
 @option("--all", "for_all", is_flag=True, help="Sign a decision for each VM in the file.")
 @runs("decide.print_decisions")
 def decide() -> None:
-    """Sign a decision on an event, and print the signed token. A portal passes the token to the agent of the VM.
+    """Sign a decision on an event, and print the signed token. Your portal must return the token to the agent.
 
-    With --all, the command signs a decision for each VM in the file. An approval is signed only for VMs on which the
-    event is Scheduled, and a hold only for VMs on which the event has not ended.
+    With --all, the command signs a decision for each VM in the file. The command skips VMs on which the event has
+    ended. For an approval, the command also skips VMs on which the event has already started.
     """
 
 

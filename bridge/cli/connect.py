@@ -1,8 +1,8 @@
 """Connects a command to the running agent, or to the outbox on disk if no agent is running.
 
-Only the process that holds the lock on the state directory may write the outbox. If no agent is running, a command that
-changes the outbox takes the lock and opens the outbox itself. If root runs the command, the process first takes
-the user ID of the owner, because the agent cannot use files that belong to root.
+Only the process that holds the lock on the state directory can write to the outbox. Without a running agent, a command
+that changes the outbox must acquire the lock.
+If root runs the command, the process switches to the outbox's owner, because the agent cannot use files owned by root.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOCK_SECONDS = 5.0
 LOAD_SECONDS = 60.0
 SAVE_SECONDS = 5.0
 _UNIT = "systemd/system/scheduled-events-bridge.service"
-#: A command never evicts records. The next agent applies the configured limits.
+#: Commands never evict records. The agent applies the configured limits at its next startup.
 _NO_LIMIT = 2**62
 
 
@@ -40,7 +40,7 @@ class Reader:
         self._stored: Source | None = None
 
     def ask(self, request: Callable[Concatenate[Source, P], A], /, *args: P.args, **arguments: P.kwargs) -> A:
-        """Return the result of *request*, a function of `bridge.agent.control_requests`."""
+        """Run *request*, a function in `bridge.agent.control_requests`, and return its result."""
         try:
             answer = self._client.ask(request, *args, **arguments)
         except NoAgent:
@@ -52,7 +52,7 @@ class Reader:
 
 
 def change(directory: Path, request: Callable[Concatenate[Source, P], A], /, *args: P.args, **arguments: P.kwargs) -> A:
-    """Run *request*, which changes the outbox, and return its result after the change is saved."""
+    """Run *request*, which changes the outbox. Save the change, and then return the result."""
     try:
         return ControlClient(directory).change(request, *args, **arguments)
     except NoAgent:
@@ -118,11 +118,11 @@ def _owner(directory: Path) -> os.stat_result:
         if not files:
             raise OutboxError(f"The state directory {directory} contains no outbox. {advice(directory)}")
         found = directory.stat()
-        # The directory can belong to root, for example on a volume of Kubernetes that the agent's group may write to.
+        # Root can own the directory, for example on a Kubernetes volume that the agent's group can write to.
         return found if found.st_uid else next(iter(files.values())).stat()
     except PermissionError as error:
         raise AccessDenied(
-            f"This user may not read the state directory {directory}. Run the command as root, with sudo, or as the "
+            f"This user cannot read the state directory {directory}. Run the command as root, with sudo, or as the "
             "agent's user."
         ) from error
     except OSError as error:
@@ -130,9 +130,9 @@ def _owner(directory: Path) -> os.stat_result:
 
 
 def advice(directory: Path) -> str:
-    """Return advice for a *directory* without an agent or an outbox."""
+    """Return advice if *directory* has no running agent or contains no outbox."""
     service = service_directory()
-    # lexists: systemd makes a link into a directory that only root can open.
+    # lexists, because systemd creates a link into a directory that only root can open.
     if service != directory and os.path.lexists(service):
         may_open = os.access(service, os.R_OK | os.X_OK)
         how = f"Use --state-directory {service}." if may_open else "Run the command as root, with sudo."

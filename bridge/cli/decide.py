@@ -1,8 +1,8 @@
 """Implements the commands `keygen` and `decide`, which create signing keys and sign decisions.
 
-Approvers use these commands on their own machines, so the commands read neither a configuration nor an outbox. `keygen`
-prints lines for the configuration of the VMs. `decide` prints one token per VM on standard output, and a summary for
-the approver on standard error.
+Approvers use these commands on their own machines, so the commands need no configuration and no outbox. `keygen`
+prints the configuration that makes VMs trust the new key. `decide` prints one signed token per VM on standard output,
+and a summary on standard error.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Sighting(msgspec.Struct, frozen=True, kw_only=True):
 
     event: ScheduledEvent
     vm: VmIdentity
-    """The vmId is null if the source is a Scheduled Events document."""
+    """The VM. The vmId is null if the event comes from a Scheduled Events document."""
     is_over: bool = False
 
     @property
@@ -44,7 +44,7 @@ class Sighting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def keygen(private_file: Path | None, directory: Path | None, kid: str | None, approver: str) -> None:
-    """Write a key pair, and print the lines for the configuration."""
+    """Write a key pair, and print the configuration that trusts the key."""
     if private_file is not None and directory is not None:
         raise click.UsageError("Use either PRIVATE_FILE or --directory, not both.")
     private_key_file = private_file or (directory or Path()) / _DEFAULT_KEY_NAME
@@ -89,10 +89,10 @@ def decide(
     reason: str | None,
     valid_seconds: float,
 ) -> list[str]:
-    """Return signed decisions on an event, and print a summary of each decision.
+    """Sign decisions on an event, print a summary, and return the signed tokens.
 
     *content* is a Scheduled Events document, or contains transition records or CloudEvents as JSON lines. If *for_all*
-    is false, the function signs one decision, for *vm_id* or for the only VM in *content*.
+    is false, the function signs one decision for *vm_id* or for the only VM in *content*.
     """
     found = _sightings(content.removeprefix(codecs.BOM_UTF8))
     event_id = event_id or _only_event(found)
@@ -172,11 +172,11 @@ def _print(text: str) -> None:
 
 
 def _sightings(content: bytes) -> list[Sighting]:
-    """Return each event once per VM."""
+    """Return the last known state of each event on each VM."""
     try:
         value = msgspec.json.decode(content)
     except msgspec.DecodeError:
-        value = None  # several lines
+        value = None  # more than one line
     if isinstance(value, dict) and "Events" in value:
         return _of_document(content)
     found: dict[tuple[str | None, str], Sighting] = {}
@@ -195,7 +195,7 @@ def _sightings(content: bytes) -> list[Sighting]:
 
 
 def _has_ended(event_id: str, newest: TransitionRecord) -> bool:
-    # The record of the ending can be missing in the file, but every record lists the active events.
+    # The file might not contain the last record of an event, but every record lists the active events.
     return newest.active_event_ids is not None and event_id not in newest.active_event_ids
 
 

@@ -3,8 +3,8 @@
 The demo reads no configuration. It uses a temporary state directory, ends after about 20 seconds, and deletes its
 files.
 
-On a terminal, `bridge.cli.demo_view` explains each record. If standard output is piped, or if the Python package rich
-is not installed, the demo prints the records as JSON lines.
+On a terminal, `bridge.cli.demo_view` explains each record. If standard output is not a terminal, or if the Python
+package rich is not installed, the demo prints the records as JSON lines.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 _SCENARIO = "live-migration"
 _TICK_SECONDS = 0.1
-#: Five responses confirm the ending of an event.
+#: The agent confirms the end of an event with five responses.
 _PATIENCE_SECONDS = 10.0
-#: On Windows, a virus scanner can keep a file open, and the file then cannot be deleted.
+#: On Windows, a file that a virus scanner keeps open cannot be deleted.
 temporary_directory = partial(
     tempfile.TemporaryDirectory, prefix="scheduled-events-bridge-demo-", ignore_cleanup_errors=True
 )
@@ -118,7 +118,7 @@ def _play(scenario: Scenario, view: JsonLines | Screen, directory: Path, stop: t
     if not is_whole and not stop.is_set():
         raise BridgeError(
             f"The simulated Azure made {len(changes)} changes, and the agent did not deliver all of them. The machine "
-            "may be very busy, or standard output may be full. Run the demo again."
+            "might be very busy, or standard output might be full. Run the demo again."
         )
 
 

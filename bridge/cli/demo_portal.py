@@ -45,7 +45,7 @@ signing = {{kid = "{kid}", approver = "{kid}", private_key_file = '{key}'}}
 """
 _TICK_SECONDS = 0.1
 _UP_SECONDS = 30.0
-#: The pause between the end of the events and the next announcement.
+#: The pause after all events have ended and before the next events are announced.
 _QUIET_SECONDS = 20.0
 
 
@@ -69,7 +69,7 @@ def run_portal_demo() -> None:
 
 
 def _play(simulator: Simulator, agents: list[Agent], stop: threading.Event) -> None:
-    """Announce the events again after each ending, until *stop* is set."""
+    """Announce the events again each time they have ended, until *stop* is set."""
     quiet_since = -_QUIET_SECONDS
     while not stop.wait(_TICK_SECONDS):
         for agent in agents:

@@ -1,4 +1,4 @@
-"""The output of `demo` on a terminal: an explanation of each record, and a countdown to NotBefore.
+"""Displays `demo` on a terminal, with an explanation of each record and a countdown to NotBefore.
 
 The explanations are based on Microsoft's page "Scheduled Events for Linux VMs".
 """
@@ -107,7 +107,7 @@ def _meaning(record: TransitionRecord) -> str:
         notice = "" if record.notice_seconds is None else f", {record.notice_seconds:.0f} s of notice"
         return f"Azure announced a {kind}{impact}{notice}."
     if record.transition is Transition.STARTED:
-        return f"The {kind} began: the VM may pause at any moment."
+        return f"The {kind} began. The VM can pause at any moment."
     if record.transition is Transition.COMPLETED:
         return "The event had started and left the document: it is over."
     return f"The agent recorded {record.transition.value}."

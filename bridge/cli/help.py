@@ -1,4 +1,4 @@
-"""The parts of `--help` that click does not generate: groups, examples, and file locations."""
+"""Adds groups of commands, examples, and file locations to the output of `--help`."""
 
 from __future__ import annotations
 

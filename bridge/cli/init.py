@@ -1,7 +1,7 @@
 """Implements the command `init`, which writes a first configuration with comments and the chosen sinks.
 
-The directory `bridge/config/recipes` contains one recipe per destination. The documentation includes the same recipes,
-and a test sends a record with each recipe to a stub of the destination.
+The directory `bridge/config/recipes` contains one recipe per destination. The documentation includes the same recipes.
+For each recipe, a test sends a record to a simulated destination.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def recipe_names() -> list[str]:
 
 
 def recipe(name: str) -> str:
-    """Return the recipe *name*; raise click.UsageError if it does not exist."""
+    """Return the recipe *name*. Raise click.UsageError if the recipe does not exist."""
     known = recipe_names()
     if name not in known:
         of_kind = [each for each in known if each.partition(":")[2] == name]
@@ -57,7 +57,7 @@ def recipe(name: str) -> str:
 
 
 def configuration(sinks: Sequence[str]) -> str:
-    """Return a configuration with the recipes *sinks*, each once, in the given order."""
+    """Return a configuration with the recipes *sinks* in the given order, without duplicates."""
     return _HEAD + "\n".join(recipe(name) for name in dict.fromkeys(sinks)) + _APPROVAL
 
 

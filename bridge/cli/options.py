@@ -1,4 +1,4 @@
-"""Options and decorators that several commands share."""
+"""Options and decorators that more than one command uses."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import click
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 FILE = click.Path(dir_okay=False, path_type=Path)
-# readable=False: the message of the failed read is more precise.
+# readable=False, because the error of a failed read is more precise than click's message.
 DIRECTORY = click.Path(file_okay=False, readable=False, path_type=Path)
 option = partial(click.option, show_default=True)
 
 
 def log_options(command: Command) -> Command:
-    """Add the options of the log."""
+    """Add the logging options."""
     formats, levels = ["auto", "json", "text", "journal"], ["debug", "info", "warning", "error"]
     auto = "auto: text on a terminal, journal under systemd."
     command = option("--log-level", type=click.Choice(levels), default="info")(command)
@@ -40,10 +40,10 @@ state_directory = option(
 
 
 def runs(target: str) -> Callable[[Callable[[], None]], Any]:
-    """Run the function *target*, such as ``events.list_events``, when the command is called.
+    """Return a decorator that runs the function *target*, such as ``events.list_events``, for a command.
 
-    The module of *target* is imported at that time, because `--help` must be fast. The decorated function contains only
-    the help text.
+    The module that contains *target* is imported only when the command runs, because `--help` must be fast. The
+    decorated function only provides the help text.
     """
     module, name = target.rsplit(".", 1)
 

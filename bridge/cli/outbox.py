@@ -72,7 +72,7 @@ def _cells(row: OutboxRow) -> tuple[str, ...]:
 
 
 def retry(directory: Path, *, sink: str | None, record_id: str | None) -> None:
-    """Make parked records pending again, and end the pause of each sink."""
+    """Make parked records pending again, and resume paused sinks."""
     count = change(directory, retry_records, sink=sink, record_id=record_id)
     if record_id is not None and not count:
         raise _unknown_record(record_id, sink)
@@ -105,7 +105,7 @@ def move(directory: Path, old: str, new: str) -> None:
 
 
 def import_file(directory: Path, file: Path) -> None:
-    """Add the undelivered records and holds of another outbox *file*."""
+    """Import the undelivered records and holds from another outbox *file*."""
     count = change(directory, import_records, path=str(file.absolute()))
     click.echo(f"{counted(count, 'record')} imported.", err=True)
 

@@ -1,4 +1,4 @@
-"""Defines the command `portal` and its subcommands. They import the portal only when they run."""
+"""Defines the command `portal` and its subcommands. Each subcommand imports the portal only when it runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _no_password = option("--no-password", is_flag=True, help="Only a proxy authenti
 
 
 def library() -> Any:
-    """Return the module `bridge.portal.command`, or report a missing library."""
+    """Return the module `bridge.portal.command`. Raise an error if a library is missing."""
     if sys.version_info < (3, 11):
         version = ".".join(map(str, sys.version_info[:3]))
         raise BridgeError(f"The portal needs Python 3.11 or newer, but this is Python {version}.")
@@ -55,8 +55,8 @@ def portal(context: click.Context, path: Path | None, log_format: str, log_level
 
     The portal receives the records of a fleet, shows the events, and forwards decisions to the agents.
 
-    The portal has its own configuration file, which --config or the variable SCHEDULED_EVENTS_PORTAL_CONFIG names. The
-    default is /etc/scheduled-events-portal/portal.toml.
+    Set the path of the portal's configuration file with --config or with the variable SCHEDULED_EVENTS_PORTAL_CONFIG.
+    The default is /etc/scheduled-events-portal/portal.toml.
     """
     if context.invoked_subcommand is None:
         from bridge import logs  # noqa: PLC0415
@@ -72,7 +72,7 @@ def portal(context: click.Context, path: Path | None, log_format: str, log_level
 @portal.command(short_help="Migrate the database to this version.")
 @config
 def migrate(path: Path | None) -> None:
-    """Migrate the database to this version. The portal also migrates its database at each start."""
+    """Migrate the database to this version. The portal also migrates the database at startup."""
     before, now = library().migrate(path)
     if before == now:
         click.echo(f"The database is already at step {now}.")
@@ -84,9 +84,9 @@ def migrate(path: Path | None) -> None:
 @config
 @click.argument("target", type=FILE)
 def backup(path: Path | None, target: Path) -> None:
-    """Copy the database to the file TARGET. The portal can run during the copy. TARGET must not exist.
+    """Copy the database to the new file TARGET. The portal can run during the copy.
 
-    After a portal starts with the copy, all agents request their decisions again.
+    When a portal starts with a copied database, all agents request their decisions again.
     """
     library().backup(path, target)
     click.echo(f"The database was copied to {target}.")
@@ -96,7 +96,7 @@ def backup(path: Path | None, target: Path) -> None:
 @click.argument("what", type=click.Choice(["verify"]))
 @config
 def audit(what: str, path: Path | None) -> int:  # noqa: ARG001  # `verify` is the only choice
-    """Verify every entry of the audit. The exit code is 1 if an entry was changed or removed."""
+    """Verify every entry in the audit log. The exit code is 1 if an entry was changed or removed."""
     found = library().verify(path)
     if found.fault is not None:
         click.echo(f"Entry {found.fault.entry} of {found.entries} is invalid: {found.fault.why}.", err=True)
@@ -109,14 +109,14 @@ def audit(what: str, path: Path | None) -> int:  # noqa: ARG001  # `verify` is t
 @config
 @option("--format", "form", type=click.Choice(["jsonl", "csv"]), default="jsonl")
 def export(path: Path | None, form: str) -> None:
-    """Print every entry of the audit, oldest first."""
+    """Print every entry in the audit log, oldest first."""
     for line in library().export(path, form):
         click.echo(line)
 
 
 @portal.group(short_help="Manage the users of the portal.")
 def users() -> None:
-    """Manage the users of the portal. A viewer can see events, and an approver can also decide."""
+    """Manage the users of the portal. Viewers can see events. Approvers can also approve and hold events."""
 
 
 @users.command("add", short_help="Add or replace a user.")
@@ -140,7 +140,7 @@ def add_user(name: str, path: Path | None, role: str, scope: tuple[str, ...], *,
 @users.command("list", short_help="List all users.")
 @config
 def list_users(path: Path | None) -> None:
-    """List all users, one per line: name, role, scope."""
+    """List the name, role, and scope of each user, one user per line."""
     for user in library().list_users(path):
         _print_user(user)
 
@@ -152,7 +152,7 @@ def list_users(path: Path | None) -> None:
 @_scope
 @option("--all-vms", is_flag=True, help="Remove the scope. The user can then see all VMs.")
 def change_user(name: str, path: Path | None, role: str | None, scope: tuple[str, ...], *, all_vms: bool) -> None:
-    """Change the role or the scope of the user NAME, and end the user's sessions. --scope replaces all scopes."""
+    """Change the role or the scopes of the user NAME, and end the user's sessions. --scope replaces all scopes."""
     if scope and all_vms:
         raise click.UsageError("--scope and --all-vms are mutually exclusive. Use only one of them.")
     _print_user(library().change_user(path, name, role=role, scope=scope if scope or all_vms else None))
@@ -184,7 +184,7 @@ def disable_user(name: str, path: Path | None) -> None:
 @click.argument("name")
 @config
 def enable_user(name: str, path: Path | None) -> None:
-    """Enable the user NAME, who keeps the password, role, and scope."""
+    """Enable the disabled user NAME. The password, role, and scope stay the same."""
     _print_user(library().enable_user(path, name))
 
 
@@ -192,7 +192,7 @@ def enable_user(name: str, path: Path | None) -> None:
 @click.argument("name")
 @config
 def sign_out_user(name: str, path: Path | None) -> None:
-    """End all sessions of the user NAME, who can sign in again. Use this command after a laptop was lost."""
+    """End all sessions of the user NAME, for example after the user has lost a laptop. The user can sign in again."""
     library().sign_out_user(path, name)
     click.echo(f"The sessions of {name} have ended.")
 

@@ -49,7 +49,7 @@ def portal_check(
 ) -> int:
     """Check a portal, print the results, and return the exit code.
 
-    *remote* contains keys of the table ``[approval.remote]``. *imds* is the URL of the metadata service.
+    *remote* contains keys from the table ``[approval.remote]``. *imds* is the URL of the metadata service.
     """
     keys: tuple[TrustedKey, ...] = ()
     if public_key is not None:

@@ -1,8 +1,8 @@
 """Implements the command `run`, which starts and stops the agent and reloads the configuration on SIGHUP.
 
-The main thread waits for a stop signal and feeds the watchdog of the service manager. While the agent runs, the main
-thread opens no files, because a file server that hangs would block the thread and the agent could not be stopped.
-Another thread runs the periodic tasks and reloads the configuration.
+The main thread waits for a stop signal and notifies the watchdog of the service manager. Another thread runs the
+periodic tasks and reloads the configuration. While the agent runs, the main thread opens no files, because a file
+server that does not respond would block the thread and prevent the agent from stopping.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from bridge.system.threads import run_daemon
 
 logger = logging.getLogger(__name__)
 
-#: On Windows, no signal ends a wait of the main thread.
+#: On Windows, a signal does not interrupt the main thread while it waits.
 _LONGEST_WAIT_SECONDS = 1.0 if os.name == "nt" else 60.0
-#: The longest time that a stop waits for a reload.
+#: When the agent stops, it waits at most this long for a reload to finish.
 _LAST_TURN_SECONDS = 1.0
 
 
 def run_agent(settings: Settings, *, log_format: str, log_level: str, allow_second_agent: bool) -> None:
     """Run the agent until a signal stops it.
 
-    Raises StateDirectoryError, which ends the command with exit code 73, if another agent holds the state directory.
-    The function raises the same error if the service's agent is running, unless *allow_second_agent* is true.
+    Raises StateDirectoryError (exit code 73) if the state directory cannot be locked. Unless *allow_second_agent* is
+    true, the function also raises StateDirectoryError if the system service already runs an agent on this VM.
     """
     logs.configure(form=log_format, level=log_level.upper())
     # If this file is deleted later, a reload must report an error instead of using the defaults.
@@ -71,12 +71,12 @@ def run_agent(settings: Settings, *, log_format: str, log_level: str, allow_seco
 
 
 def _refuse_second_agent(settings: Settings, directory: Path) -> None:
-    """Raise StateDirectoryError if the service's agent already watches this VM."""
+    """Raise StateDirectoryError if the system service already runs an agent on this VM."""
     service = service_directory()
-    # An IMDS endpoint on loopback is a simulator, which stands for another VM.
+    # An IMDS endpoint on loopback is a simulator of another VM.
     if directory.absolute() == service or is_loopback(urlsplit(settings.imds.endpoint).hostname or ""):
         return
-    if is_locked(service) is not False:  # None: the directory exists, but this user has no access
+    if is_locked(service) is not False:  # None: this user cannot check the lock
         raise StateDirectoryError(
             f"The service's agent already watches this VM, with the state directory {service}. Two agents would send "
             "every record twice. Use `status` for the service's agent, with sudo. To start this agent as well, use "
@@ -104,10 +104,7 @@ def _freeze_start_objects() -> None:
 
 
 def reload_configuration(agent: Agent, config: Path | None, stop: Callable[[], bool]) -> None:
-    """Read the configuration again and apply it.
-
-    If the new configuration is invalid, the agent logs each mistake and continues with the old configuration.
-    """
+    """Reload the configuration. If it is invalid, log each error and continue with the old configuration."""
     try:
         settings = _read_again(config)
         warnings = readable_secrets(settings.secret_files)
@@ -130,7 +127,7 @@ def reload_configuration(agent: Agent, config: Path | None, stop: Callable[[], b
 
 def _read_again(config: Path | None) -> Settings:
     path = find_config(config, os.environ)
-    if path is not None and path.exists() and not path.is_file():  # the end of a pipe may never come
+    if path is not None and path.exists() and not path.is_file():  # reading a pipe might never end
         raise ConfigurationError(f"{path} is not a regular file, so it cannot be read again. Restart the agent.")
     settings = load(path, os.environ)
     if path is not None and not path.read_bytes().strip():

@@ -1,11 +1,11 @@
-"""Signal handling: SIGTERM and SIGINT stop a command, and SIGHUP reloads the configuration of `run`.
+"""Handles signals. SIGTERM and SIGINT stop a command, and SIGHUP reloads the configuration of `run`.
 
 On SIGHUP, the agent reads the configuration again and applies the new settings without a restart. If the new
-configuration is invalid, the agent logs the mistakes and continues with the old settings. See `bridge.cli.run`.
+configuration is invalid, the agent logs the errors and continues with the old settings. See `bridge.cli.run`.
 
-The signal handlers of `SignalEvents` do nothing. `signal.set_wakeup_fd` writes the number of each signal to a pipe,
-and a thread reads the pipe and sets a `threading.Event`. A handler cannot set the event itself, because a handler that
-interrupts `Event.wait` on the main thread would wait forever for the lock of the event.
+The signal handlers in this module do nothing. Python writes the number of each signal to a pipe, and a thread reads the
+pipe and sets a `threading.Event`. A signal handler must not set the event, because a handler that interrupts
+`Event.wait` on the main thread would wait forever for the lock of the event.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _READ_BYTES = 256
 
 
 class SignalEvents:
-    """Sets events when signals arrive. Only the main thread may create an instance."""
+    """Sets events when signals arrive. Only the main thread can create an instance."""
 
     def __init__(self) -> None:
         self._events: dict[int, tuple[threading.Event, ...]] = {}
@@ -56,7 +56,7 @@ def set_by_signals() -> threading.Event:
 
 
 class RunSignals:
-    """The signals of `run`. Until `wake` is called, a stop signal ends the process at once."""
+    """Handles the signals of `run`. Until `wake` is called, a stop signal ends the process at once."""
 
     def __init__(self) -> None:
         self.stop = threading.Event()
@@ -78,14 +78,14 @@ class RunSignals:
 
     @staticmethod
     def ignore() -> None:
-        """Ignore further signals. A second signal during the exit would look like a crash."""
+        """Ignore further signals. Otherwise, a second signal during the exit would look like a crash."""
         for number in (_RELOAD, *STOP_SIGNALS):
             if number is not None:
                 signal.signal(number, signal.SIG_IGN)
 
 
 def exit_on_stop_while_importing() -> None:
-    """Exit with 0 on a stop signal, because any other code looks like a failure to a service manager."""
+    """Exit with 0 on a stop signal, because a service manager treats any other exit code as a failure."""
     for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: os._exit(0))
     if _RELOAD is not None:

@@ -1,11 +1,10 @@
 """Implements the command `status`, which prints the state of the agent, its events, and its sinks.
 
-The output has four parts: whether the agent is running and ready, facts about the VM and the configuration, the
-scheduled events, and a table of the sinks. `bridge.cli.status_json` contains the data of all parts and the output of
-`--json`. No text is cut off on a narrow terminal.
+The output shows the readiness of the agent, facts about the VM and the configuration, the scheduled events, and the
+sinks. `bridge.cli.status_json` collects the data. The command does not truncate text on a narrow terminal.
 
-The command asks the running agent. If no agent is running, the command reads the outbox on disk. The exit code is 0 in
-every state, because `/readyz` reports the health of the agent. The exit code is 1 if the command cannot read a state.
+If no agent is running, the command reads the outbox on disk. If the command can read the state, the exit code is 0 even
+if the agent is not ready. Use `/readyz` to check whether the agent is ready.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _UNCONFIGURED = (
     "`outbox move {name} NEW`. To discard the records, run `outbox discard --sink {name}`."
 )
 _EVENT_WIDTHS = (9, 9, 14, 20)
-#: Only a person can end these states.
+#: These states last until a person acts.
 _RED = frozenset({"needs attention", "stuck"})
 
 
@@ -75,7 +74,7 @@ def _configuration(config: Path | None, directory: Path | None) -> tuple[Path, C
 
 
 def _sink_names(table: Mapping[str, Any]) -> tuple[str, ...]:
-    # The complete configuration is not loaded here, because that would import the modules of all sinks.
+    # Loading the complete configuration would import the modules of all sinks.
     tables = table.get("sinks") or [{"type": "stdout"}]
     if not isinstance(tables, list):
         raise ConfigurationError("`sinks` is not a list of tables. Write each sink as [[sinks]].")

@@ -1,6 +1,6 @@
-"""The report that `status` displays. `status --json` prints the report as a JSON object.
+"""Builds the report that `status` displays. `status --json` prints the report as a JSON object.
 
-The keys are stable. Values that only a running agent can report are null if no agent is running.
+The keys are stable. If no agent is running, values that only an agent can report are null.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SCHEMA_VERSION = 1
 
 
 class ConfigurationReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The configuration that the command found. The agent can use another configuration."""
+    """The configuration that the command found. The running agent might use a different configuration."""
 
     file: str | None = None
     """Null if no file was found, or if only the state directory was given."""
@@ -38,7 +38,7 @@ class ConfigurationReport(msgspec.Struct, frozen=True, kw_only=True):
     approvals_unsafe: tuple[str, ...] = ()
     """Files that other users can change. The agent approves nothing because of these files."""
     unusable_keys: tuple[str, ...] = ()
-    """Trusted keys that cannot be used. The agent ignores decisions that these keys sign."""
+    """Trusted keys that the agent cannot use. The agent ignores decisions that are signed with these keys."""
 
 
 class StateReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +49,7 @@ class StateReport(msgspec.Struct, frozen=True, kw_only=True):
     approvals_disabled: bool
     outbox_bytes: int
     kept_files: tuple[str, ...]
-    """Older outbox files (generations)."""
+    """Older outbox files, which are called generations."""
 
 
 class EventReport(ScheduledEvent, frozen=True, kw_only=True):
@@ -58,10 +58,10 @@ class EventReport(ScheduledEvent, frozen=True, kw_only=True):
     seconds_to_not_before: float | None
     affects_this_vm: bool | None
     last_transition: TransitionRecord | None
-    """The newest record of a change in the document."""
+    """The newest record that reports a change in the document."""
     approval: PendingApproval | None
     decisions: tuple[StoredDecision, ...]
-    """The open decisions on the current version, and the holds on the event."""
+    """The open decisions on the current version of the event, and all holds on the event."""
 
 
 class SinkReport(SinkReadiness, frozen=True, kw_only=True):
@@ -87,20 +87,20 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     known_at: str | None
     """The time of the last change in the outbox."""
     agent: Readiness | None
-    """The running agent, with the keys of /readyz."""
+    """The readiness of the running agent, with the keys of /readyz."""
     vm: VmIdentity
     last_good_poll_at: str | None
-    """Without a running agent, this is the last value that the agent saved. The agent saves it rarely."""
+    """The time of the last successful poll. If no agent is running, the last saved time, which can be outdated."""
     state: StateReport
     configuration: ConfigurationReport
     active_event_ids: tuple[str, ...] | None
-    """The value for the next record. Null if no agent is running or not all events are known."""
+    """The value in the next record. Null if no agent is running, or if some events are unknown."""
     events: tuple[EventReport, ...]
     sinks: tuple[SinkReport, ...]
 
 
 def build_report(answer: Status, *, directory: Path, configuration: ConfigurationReport, now: datetime) -> StatusReport:
-    """Return the report on the outbox in *directory*."""
+    """Return the report for the state directory *directory*."""
     agent = answer.readiness
     vm = answer.vm or VmIdentity()
     vm_name = (None if agent is None else agent.vm) or configuration.vm_name or vm.name

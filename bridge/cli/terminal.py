@@ -1,7 +1,7 @@
-"""Tables, wrapped lines, colors, and messages for a terminal. Output to a pipe is plain.
+"""Prints tables, wrapped lines, colors, and messages on a terminal. Output to a pipe has no formatting.
 
-The tables do not use rich, because rich splits a long EventId on a narrow terminal, and the EventId can then not be
-copied.
+The tables do not use the library rich, because rich splits a long EventId on a narrow terminal. You could then not copy
+the EventId.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Table:
             click.echo(line)
 
     def lines(self, rows: Iterable[Sequence[str]]) -> list[str]:
-        """Return *rows* as lines, at first with the header."""
+        """Return *rows* as lines. The first call also returns the header."""
         cells = [tuple(map(one_line, row)) for row in rows]
         if not cells:
             return []
@@ -68,9 +68,9 @@ def is_terminal(to: TextIO | None = None) -> bool:
 
 
 def wrapped(text: str, *, indent: str = "", first: str | None = None, to: TextIO | None = None) -> list[str]:
-    """Wrap *text* at the width of the terminal *to*. If *to* is a pipe, return one line.
+    """Wrap *text* at the width of the terminal *to*. If *to* is not a terminal, return one line.
 
-    *first* precedes the first line, and *indent* precedes the other lines.
+    *first* is the prefix of the first line, and *indent* is the prefix of the other lines.
     """
     first = indent if first is None else first
     if not is_terminal(to):
@@ -81,33 +81,33 @@ def wrapped(text: str, *, indent: str = "", first: str | None = None, to: TextIO
 
 
 def countdown(seconds: float) -> str:
-    """Return "in 12 min 30 s", "4 min ago", or "now" for a time that is *seconds* ahead."""
+    """Describe a time that is *seconds* from now, such as "in 12 min 30 s", "now", or "4 min ago"."""
     if abs(seconds) < 1:
         return "now"
     return f"in {duration(seconds)}" if seconds > 0 else ago(-seconds)
 
 
 def ago(seconds: float) -> str:
-    """Return "4 min ago" for a time *seconds* in the past, without the seconds of a minute."""
+    """Describe a time that is *seconds* in the past, such as "4 min ago". Show whole minutes below one hour."""
     if _MINUTE <= seconds < _HOUR:
         return f"{int(seconds // _MINUTE)} min ago"
     return f"{seconds:.1f} s ago" if 0 <= seconds < 1 else f"{duration(seconds)} ago"
 
 
 def utc(moment: datetime) -> str:
-    """Return "2026-11-20 11:00:03Z"."""
+    """Format *moment* in UTC, such as "2026-11-20 11:00:03Z"."""
     return f"{moment.astimezone(timezone.utc):%Y-%m-%d %H:%M:%S}Z"
 
 
 def size(count: int) -> str:
-    """Return *count* bytes as "620 KiB" or "1.2 MiB"."""
+    """Format *count* bytes, such as "620 KiB" or "1.2 MiB"."""
     if count < _KIB * _KIB:
         return f"{count / _KIB:.0f} KiB"
     return f"{count / _KIB / _KIB:.1f} MiB"
 
 
 def counted(number: int, noun: str) -> str:
-    """Return "1 record", "2 records"."""
+    """Return *number* with *noun* in the singular or plural, such as "1 record" or "2 records"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
@@ -119,6 +119,6 @@ def say(*sentences: str) -> None:
 
 
 def complain(*sentences: str, code: int) -> int:
-    """Print the *sentences* on standard error; return *code*."""
+    """Print *sentences* on standard error, and return *code*."""
     say(*sentences)
     return code

@@ -1,10 +1,10 @@
-"""Test tools that ship with the package, so that users can test with the same tools as this project.
+"""Test tools for users who develop sinks, portals, or other programs for the Scheduled Events Bridge.
 
-- `simulator` is a simulated Azure Instance Metadata Service (IMDS). This package exports its public names.
-- `contract` and `http_contract` contain the test suite that every sink must pass.
-- `peers` and `http_peer` contain destinations for tests of sinks.
-- `records` returns sample records, and `sinks` contains a sink that follows a script.
-- `calls` and `watching` are private parts of the contract suite.
+- `simulator` simulates the Azure Instance Metadata Service (IMDS). `bridge.testing` exports its public names.
+- `contract` and `http_contract` contain the tests that every sink must pass.
+- `peers` and `http_peer` contain simulated destinations for tests of sinks.
+- `records` returns sample records, and `sinks` contains a sink with scripted results.
+- `calls` and `watching` are private modules for the tests in `contract`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls into a sink in the same way as the agent, and the failures and skips of the contract suite."""
+"""Functions for the contract suite that call a sink as the agent does, and that fail or skip a test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Error = TypeVar("_Error", bound=BaseException)
 
 
 class Host:
-    """Calls a sink through the same `Sender` as the agent, and returns the errors of the calls."""
+    """Calls a sink as the agent does, with the class `Sender`. Each method returns the error instead of raising it."""
 
     def __init__(self, settings: SinkSettings) -> None:
         self._sender = Sender(settings.build, name=settings.name, timeout_seconds=settings.config.timeout_seconds)
@@ -43,13 +43,13 @@ def _raised(call: Callable[[], object]) -> DeliveryError | None:
 
 
 class Call:
-    """A call on a separate thread."""
+    """Runs a function on a separate thread."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call = call
         self.error: BaseException | None = None
         self.seconds = 0.0
-        """The duration of the call after its end."""
+        """The duration of the call, after the call has ended."""
         self._thread = threading.Thread(target=self._run, name="contract-call", daemon=True)
         self._thread.start()
 
@@ -80,13 +80,13 @@ def fail(message: str) -> NoReturn:
 
 
 def expect_accepted(error: BaseException | None) -> None:
-    """Fail the test if a send to an accepting peer ended with *error*."""
+    """Fail the test if *error* is not None, because the peer accepts all records."""
     if error is not None:
         raise AssertionError(f"The peer accepted the records, but the sink raised {error!r}.") from error
 
 
 def expect(kind: type[_Error], error: BaseException | None) -> _Error:
-    """Return *error* if its type is *kind*; fail the test otherwise."""
+    """Return *error* if its type is *kind*. Otherwise, fail the test."""
     if error is None:
         fail(f"The sink returned without an error. Expected: {kind.__name__}.")
     if not isinstance(error, kind):
@@ -97,7 +97,7 @@ def expect(kind: type[_Error], error: BaseException | None) -> _Error:
 
 
 def expect_named(error: DeliveryRejected, batch: Sequence[TransitionRecord]) -> list[str]:
-    """Return the IDs in *error*; fail the test if an ID is not in *batch*."""
+    """Return the record IDs in *error*. Fail the test if an ID is not in *batch*."""
     named = [str(getattr(record, "id", record)) for record in error.records]
     strangers = set(named) - {record.id for record in batch}
     if strangers:

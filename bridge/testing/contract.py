@@ -1,7 +1,7 @@
 """The contract suite: tests that every sink must pass before you use it in production.
 
-To test your own sink, subclass the contract in a test file, and describe the configuration of your sink. pytest then
-runs the inherited tests.
+To test your own sink, write a subclass of the contract in a test file, and describe the configuration of your sink.
+pytest then runs the inherited tests.
 
     class TestPagerSinkContract(HttpSinkContract):
         sink_type = "acme.sinks:PagerSink"
@@ -10,11 +10,10 @@ runs the inherited tests.
         def table(self, address):
             return {"url": f"http://{address.authority}/s3cret-path"}
 
-For a sink over HTTP, use `bridge.testing.http_contract`. For another protocol, use `SinkContract` and write a `Peer`. A
-test that does not apply to your sink is skipped, and the test report shows the reason. The suite calls the sink through
-the same `Sender` as the agent.
+If your sink uses HTTP, subclass `bridge.testing.http_contract.HttpSinkContract`. If it uses another protocol, subclass
+`SinkContract` and write a `Peer`. Tests that do not apply to your sink are skipped, and the test report shows why.
 
-This module does not import pytest, because users can install the package without pytest.
+This module does not import pytest, because the installed package does not depend on pytest.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from bridge.testing.watching import Census, agent_logs, in_time
 
 _PATIENCE_SECONDS = 10.0
 _QUICK_SECONDS = 0.5
-#: Half of the time that a send takes if close does not end it.
+#: Half of the duration of a send that `close` does not end.
 _CLOSE_SECONDS = 5.0
 _RETRY_AFTER_SECONDS = 7
 _SILENCES = 3
@@ -60,20 +59,20 @@ def _needs_network(test: _Test) -> _Test:
 
 
 class SinkContract:
-    """The contract for sinks of any kind. A subclass implements `table` and `peer`."""
+    """The contract for all sinks. Write a subclass that implements `table` and `peer`."""
 
     sink_type: ClassVar[str] = ""
-    """The entry point of the sink, or ``module:Class``."""
+    """The name of the sink's entry point, or ``module:Class``."""
     secrets: ClassVar[Sequence[str]] = ()
-    """The secrets in the configuration of the sink. No log line and no error may contain them."""
+    """The secrets in the configuration of the sink. Log lines and errors must not contain these secrets."""
     batch_size: ClassVar[int] = 1
-    """The number of records in each batch. Increase this number if the sink accepts several records."""
+    """The number of records in each batch. Increase this number if the sink accepts more than one record."""
     deadline_seconds: ClassVar[float] = 0.5
-    """The `timeout_seconds` of the sink in tests with a silent peer. Increase it for a slow SDK."""
+    """The `timeout_seconds` of the sink in tests with a silent peer. Increase this value for a slow SDK."""
     after_silence: ClassVar[type[DeliveryError]] = DeliveryFailed
-    """The error after a silent peer: DeliveryRejected if the sink must not send such a record again."""
+    """The error if the peer stays silent. Use DeliveryRejected if the sink must not send such a record again."""
     no_network: ClassVar[str] = ""
-    """The reason why the sink makes no network connections. Tests of connections are then skipped."""
+    """The reason why the sink makes no network connections. If set, tests of connections are skipped."""
     skips: ClassVar[Mapping[str, str]] = {}
     """The names of the tests that do not apply to the sink, each with the reason."""
 
@@ -91,7 +90,7 @@ class SinkContract:
     # For the sink author.
 
     def table(self, address: Address) -> Mapping[str, Any]:
-        """Return the sink's ``[[sinks]]`` table for a peer at *address*, without type, name, and timeout."""
+        """Return the sink's ``[[sinks]]`` table for a peer at *address*. Omit the type, name, and timeout."""
         raise NotImplementedError
 
     def peer(self) -> Peer:
@@ -147,7 +146,7 @@ class SinkContract:
             expect_accepted(self._sent_at_last(host))
 
     def test_sink_keeps_its_own_deadline(self) -> None:
-        """This test calls the sink without the host, so that only the sink can end the send."""
+        """This test calls the sink directly, so that only the sink can end the send."""
         self._warm_up()
         with self._silent() as address, ExitStack() as sinks:
             settings = self._settings(address, timeout_seconds=self.deadline_seconds)
@@ -170,7 +169,7 @@ class SinkContract:
             with self._host(address, timeout_seconds=self.deadline_seconds) as host:
                 self._endure(host)
                 first = Census.taken()
-                most = replace(first, threads=first.threads + 1)  # the host has no thread for the sink after a cut
+                most = replace(first, threads=first.threads + 1)  # a canceled send ends the thread of the host
                 for _ in range(_SILENCES - 1):
                     self._endure(host)
                     if (now := most.settled()).exceeds(most):
@@ -208,7 +207,7 @@ class SinkContract:
                 fail("A secret is visible: " + shown[0].replace(secret, "<the secret>"))
 
     def test_every_retry_has_the_same_id(self) -> None:
-        """Consumers detect duplicates by the ID of the record."""
+        """Consumers use the ID of a record to detect duplicates."""
         batch = self._batch()
         with self.peer() as peer, self._host(peer.address) as host:
             peer.refuse_for_now()
@@ -262,7 +261,7 @@ class SinkContract:
                     fail(f"The second close raised {again.error!r} or took longer than {_CLOSE_SECONDS} s.")
 
     def test_constructor_is_quick_and_connects_nowhere(self) -> None:
-        """The host builds a new instance after each send that it cuts."""
+        """The agent creates a new instance after each send that the agent cancels."""
         with silent_listener() as (address, listener), ExitStack() as sinks:
             settings = self._settings(address)
 
@@ -324,7 +323,7 @@ class SinkContract:
             yield peer.address
 
     def _warm_up(self) -> None:
-        """Send once with a long timeout, because the first import of an SDK can take longer than the deadline."""
+        """Send once with a long timeout, because the import of an SDK can take longer than the deadline."""
         with self.peer() as peer, self._host(peer.address) as host:
             expect_accepted(host.send(self._batch()))
 
@@ -339,7 +338,7 @@ class SinkContract:
         expect(self.after_silence, error)
 
     def _sent_at_last(self, host: Host) -> DeliveryError | None:
-        """Send up to three times, because a canceled send can take a moment to end."""
+        """Send up to three times, because a canceled send might need time to end."""
         for _ in range(_RETRIES):
             error = host.send(self._batch())
             if error is None:

@@ -1,4 +1,4 @@
-"""The contract suite for a sink that sends HTTP POST requests, and the test server for it."""
+"""The contract suite for sinks that send HTTP POST requests to a simulated HTTP server."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _UUID = re.compile(rb"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
 class HttpSinkContract(SinkContract):
-    """The contract for a sink that sends HTTP POST requests. A subclass implements `table`."""
+    """The contract for sinks that send HTTP POST requests. Write a subclass that implements `table`."""
 
     accepted: ClassVar[Answer] = Answer(status=200)
     """The response to an accepted request."""
 
     def peer(self) -> HttpPeer:
-        """Return an HTTP server. It rejects with 400 permanently and with 503 temporarily."""
+        """Return an HTTP server, which uses status 400 for permanent and 503 for temporary rejections."""
         return HttpPeer(ids_in=self.ids_in, accepted=self.accepted, partial=self.partial)
 
     def ids_in(self, request: Request) -> Sequence[str]:
@@ -35,5 +35,5 @@ class HttpSinkContract(SinkContract):
         return [each for each in found if each in known]
 
     def partial(self, refused_ids: Sequence[str]) -> Answer:
-        """Return the response that accepts a batch except for *refused_ids*, if the protocol has one."""
+        """Return the response that accepts a batch except for *refused_ids*, or None if the protocol has none."""
         raise NotImplementedError

@@ -1,7 +1,7 @@
-"""An HTTP server whose responses a test controls. It keeps every request.
+"""An HTTP server that stores every request, and whose responses a test controls.
 
-The body of a rejection repeats the request, with the credentials and the path first. If a sink puts a response into an
-error message, a test can therefore check whether the sink masks its secrets.
+When the server rejects a request, the response repeats the request with its credentials and its path. If a sink copies
+the response into an error message, a test can check whether the sink has removed its secrets.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DULL_HEADERS = frozenset(
 _OK, _BAD, _BUSY = 200, 400, 503
 
 Reply = Callable[[Request], "Answer | None"]
-"""Returns the response to a request, or None to send no response until the peer is closed."""
+"""A function that returns the response to a request, or None to send no response until the peer is closed."""
 
 
 class HttpPeer(Peer):
@@ -53,7 +53,7 @@ class HttpPeer(Peer):
         self._stop = threading.Event()
         self._server = HttpServer(("127.0.0.1", port), self._respond, self._stop)
         if tls is not None:
-            # A handshake during accept would let one silent client block all other clients.
+            # During a handshake in accept, one silent client would block all other clients.
             self._server.socket = tls.wrap_socket(
                 self._server.socket, server_side=True, do_handshake_on_connect=False, suppress_ragged_eofs=True
             )
@@ -73,11 +73,11 @@ class HttpPeer(Peer):
         return [self._ids_in(request) for request in self.requests if request.method in _WRITES and request.body]
 
     def reply(self, reply: Reply) -> None:
-        """Respond to every request with the result of *reply*."""
+        """Call *reply* for every request, and send the result as the response."""
         self._reply = reply
 
     def say(self, status: int, *, headers: Mapping[str, str] | None = None, body: bytes | None = None) -> None:
-        """Respond to every request with *status*. Without *body*, the response repeats the request."""
+        """Respond to every request with *status* and *body*. The default body repeats the request."""
         self._reply = lambda request: Answer(
             status=status, headers=dict(headers or {}), body=_echo(request) if body is None else body
         )
@@ -129,7 +129,7 @@ class HttpPeer(Peer):
 
 
 def _echo(request: Request) -> bytes:
-    """Return *request* with its secrets first, because error messages contain only the start of a response."""
+    """Return *request* as text. The secrets come first, because error messages contain only the start of a response."""
     headers = {name: value for name, value in request.headers.items() if name not in _DULL_HEADERS}
     authorization = headers.pop("authorization", None)
     seen = {"authorization": authorization, "path": request.path, "query": dict(request.query), "headers": headers}

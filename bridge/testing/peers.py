@@ -1,8 +1,8 @@
-"""Destinations for tests of sinks.
+"""Simulated destinations for tests of sinks.
 
 A `Peer` is a destination whose responses a test controls. For HTTP, use `bridge.testing.http_peer`. For another
-protocol, write a subclass of `Peer`. The other functions of this module need no protocol. They return an address where
-nothing listens, an address that resets connections, and an address that accepts connections and then stays silent.
+protocol, write a subclass of `Peer`. This module also contains functions that simulate a host that refuses connections,
+a host that resets connections, and a host that sends no response.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ class Address:
 
     @property
     def authority(self) -> str:
-        """Return ``HOST:PORT`` in the form of a URL."""
+        """Return ``HOST:PORT`` for use in a URL."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 class Peer(ABC):
-    """A destination whose responses a test controls. Each response setting applies until the next setting."""
+    """A destination whose responses a test controls. A response setting applies until the test changes it."""
 
     address: Address = Address(host="127.0.0.1", port=9)
-    """The address of the peer. A sink without a network does not need it."""
+    """The address of the peer. A sink that uses no network does not need this address."""
 
     @property
     @abstractmethod
     def received(self) -> Sequence[Sequence[str]]:
-        """Return the record IDs of each write that reached the peer in order, including rejected writes."""
+        """Return the record IDs in each write to the peer, in order, including rejected writes."""
 
     @abstractmethod
     def accept(self) -> None:
@@ -72,13 +72,13 @@ class Peer(ABC):
         raise NotImplementedError
 
     def wait_until_busy(self, *, writes_before: int) -> None:
-        """Wait until a silent peer has more than *writes_before* writes, for at most 5 s."""
+        """Wait up to 5 s until a silent peer has received more than *writes_before* writes."""
         deadline = time.monotonic() + _BUSY_SECONDS
         never = threading.Event()
         while len(self.received) <= writes_before and time.monotonic() < deadline:
             never.wait(_LOOK_SECONDS)
 
-    def close(self) -> None:  # noqa: B027  # a peer may have no resources
+    def close(self) -> None:  # noqa: B027  # a peer can have no resources
         """Release the resources of the peer."""
 
     def __enter__(self) -> Peer:  # noqa: PYI034  # Python 3.10 has no Self
@@ -106,7 +106,7 @@ def silent_listener() -> Iterator[tuple[Address, socket.socket]]:
 
 
 def was_connected_to(listener: socket.socket) -> bool:
-    """Return whether a connection to *listener* is waiting."""
+    """Return whether a client has connected to *listener*."""
     return bool(select.select([listener], [], [], 0)[0])
 
 
@@ -139,7 +139,7 @@ def _reset_all(listener: socket.socket, stop: threading.Event, after_reading: ob
             if after_reading:
                 connection.settimeout(_BUSY_SECONDS)
                 connection.recv(1)
-            # With a linger time of 0, close sends RST.
+            # If the linger time is 0, close sends RST.
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 

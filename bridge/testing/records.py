@@ -40,7 +40,7 @@ def sample_event(**fields: Any) -> ScheduledEvent:
 def sample_record(number: int = 1, **fields: Any) -> TransitionRecord:
     """Return the sample record with the sequence *number*. *fields* replaces fields of the record.
 
-    The same number always returns the same record. All sample records belong to one event and have different IDs.
+    The same arguments always return the same record. All sample records belong to one event and have different IDs.
     """
     values: dict[str, Any] = {
         "id": str(uuid.uuid5(NAMESPACE, f"sample {number}")),

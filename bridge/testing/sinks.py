@@ -1,7 +1,7 @@
-"""A sink for tests: it keeps its records in memory, and a script can make its sends fail.
+"""A sink for tests that stores records in memory. A test can make the sends of this sink fail.
 
-The agent builds its sinks itself, and builds a sink again after a send that hung. The records and the script are
-therefore in a `Box`. The test and the configuration of the sink share the name of the box:
+The agent creates a sink from its configuration, and replaces the sink after a send that did not end. A test cannot
+access the sink, so the records and the scripted results are in a `Box`. The configuration contains the name of the box:
 
     type = "bridge.testing.sinks:ScriptedSink"
     box = "mine"
@@ -22,7 +22,7 @@ Outcome = str | Callable[[Sequence[TransitionRecord]], None]
 
 
 class Box:
-    """The records and the script of the sinks with one box name. Threads can share a box."""
+    """The records and the scripted results of the sinks that use one box name. Threads can share a box."""
 
     _boxes: ClassVar[dict[str, Box]] = {}
     _boxes_lock: ClassVar[threading.Lock] = threading.Lock()
@@ -33,7 +33,7 @@ class Box:
         self._tries: list[tuple[TransitionRecord, ...]] = []
         self._outcomes: list[Outcome] = []
         self.released = threading.Event()
-        """Set this event to end every hanging send. These sends then fail."""
+        """Set this event to end every send that hangs. Each of these sends then fails."""
 
     @classmethod
     def named(cls, name: str) -> Box:
@@ -60,10 +60,10 @@ class Box:
             return tuple(self._tries)
 
     def script(self, *outcomes: Outcome) -> None:
-        """Set the outcomes of the next sends. Sends after the last outcome are accepted.
+        """Set the outcomes of the next sends. The sink accepts all batches after the last outcome.
 
         An outcome is "accept", "fail", "fail:SECONDS" (with a Retry-After), "reject", "raise", "hang", or a function.
-        The function gets the batch and can raise any exception.
+        The sink calls the function with the batch, and the function can raise any exception.
         """
         for outcome in outcomes:
             check_outcome(outcome)
@@ -71,20 +71,20 @@ class Box:
             self._outcomes = list(outcomes)
 
     def wait_for(self, count: int, timeout_seconds: float) -> tuple[TransitionRecord, ...]:
-        """Wait for *count* accepted records and return them; raise TimeoutError after *timeout_seconds*."""
+        """Wait until the sinks have accepted *count* records. Raise TimeoutError after *timeout_seconds*."""
         with self._changed:
             if not self._changed.wait_for(lambda: len(self._records) >= count, timeout_seconds):
                 raise TimeoutError(f"{len(self._records)} of {count} records came within {timeout_seconds} s.")
             return tuple(self._records)
 
     def accept(self, batch: Sequence[TransitionRecord]) -> None:
-        """Keep *batch* as accepted."""
+        """Store *batch* as accepted records."""
         with self._changed:
             self._records.extend(batch)
             self._changed.notify_all()
 
     def begin(self, batch: Sequence[TransitionRecord]) -> Outcome:
-        """Note a send of *batch*, and return its outcome."""
+        """Store *batch* as a send, and return the scripted outcome."""
         with self._changed:
             self._tries.append(tuple(batch))
             self._changed.notify_all()
@@ -92,7 +92,7 @@ class Box:
 
 
 class ScriptedSink(Sink):
-    """Accepts each batch, unless the script of its box has another outcome."""
+    """Accepts each batch, unless the box contains a different outcome."""
 
     class Config(SinkConfig, frozen=True, kw_only=True):
         """The keys of this sink."""
@@ -106,7 +106,7 @@ class ScriptedSink(Sink):
         self._closed = threading.Event()
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
-        """Accept *batch*, or follow the script."""
+        """Accept *batch*, or produce the next scripted outcome."""
         outcome = self._box.begin(batch)
         if callable(outcome):
             outcome(batch)
@@ -115,7 +115,7 @@ class ScriptedSink(Sink):
         self._box.accept(batch)
 
     def close(self) -> None:
-        """End a hanging send, as closing a socket does."""
+        """End a send that hangs, as closing a socket does."""
         self._closed.set()
 
     def _end_badly(self, outcome: str) -> None:

@@ -18,11 +18,11 @@ from bridge import logs
 _Result = TypeVar("_Result")
 
 _TICK_SECONDS = 0.005
-#: Every call takes at most 1.1 x its deadline.
+#: Every call must end within 1.1 times its deadline.
 _MOST_OF_A_DEADLINE = 1.1
 _TRIES = 4
 _MOST_LAG_SECONDS = 0.5
-#: At a deadline, the watchdog wakes first, then the sink, then the host. Each of them can be late.
+#: At a deadline, the watchdog wakes first, then the sink, and then the host. Each of the three can be late.
 _THREADS_IN_TURN = 3
 _SETTLE_SECONDS = 5.0
 _TASKS = Path("/proc/self/task")
@@ -44,12 +44,12 @@ class Census:
 
     @classmethod
     def baseline(cls) -> Census:
-        """Return the current counts after a garbage collection, because old garbage would hide a leak."""
+        """Collect garbage and return the current counts. Uncollected objects would hide a leak."""
         gc.collect()
         return cls.taken()
 
     def settled(self) -> Census:
-        """Count until no count exceeds this census, for at most 5 s, and return the last counts."""
+        """Repeat the count for up to 5 s until no value exceeds this census, and return the last counts."""
         never = threading.Event()
         deadline = time.monotonic() + _SETTLE_SECONDS
         while (now := Census.taken()).exceeds(self) and time.monotonic() < deadline:
@@ -74,7 +74,7 @@ def _sockets() -> int:
 
 
 class Lag:
-    """Measures the delay of a thread that sleeps for 5 ms. A busy machine adds this delay to every deadline."""
+    """Measures how late a thread wakes from a sleep of 5 ms. On a busy machine, every deadline is late by this time."""
 
     def __init__(self) -> None:
         self._worst_seconds = 0.0
@@ -83,9 +83,9 @@ class Lag:
 
     @property
     def seconds(self) -> float:
-        """Return the delay that a busy machine may have added to one send, based on the longest delay so far.
+        """Return the delay that a busy machine might have added to one send, based on the longest measured delay.
 
-        The result is at most 0.5 s, because a sink that blocks all threads must not count as a busy machine.
+        The result is at most 0.5 s, so that the test still detects a sink that blocks all threads.
         """
         return min(self._worst_seconds * _THREADS_IN_TURN, _MOST_LAG_SECONDS)
 
@@ -112,11 +112,11 @@ def in_time(
     seconds_of: Callable[[_Result], float] | None = None,
     was_cut: Callable[[_Result], bool] = lambda _result: False,
 ) -> _Result:
-    """Call *call* until it keeps its deadline, and return the result. Raise AssertionError after four late calls.
+    """Repeat *call* until the deadline is met, and return the result. Raise AssertionError after four late calls.
 
-    A call may take 1.1 x *deadline_seconds*, plus the delay of a busy machine. Code with a wrong deadline is late each
-    time, but a busy machine is late only sometimes. *seconds_of* returns the duration of a call from its result.
-    *was_cut* returns whether the host ended the call, which then counts as late.
+    A call is late if it takes longer than 1.1 times *deadline_seconds* plus the delay of a busy machine, or if
+    *was_cut* reports that the host canceled the call. The function repeats a late call, because a busy machine causes
+    only occasional delays. *seconds_of* returns the duration of a call from its result.
     """
     taken: list[str] = []
     for _ in range(_TRIES):
@@ -135,7 +135,7 @@ def in_time(
 
 @contextmanager
 def agent_logs() -> Iterator[Callable[[], str]]:
-    """Configure logging as in the agent at level DEBUG. Yield a function that returns all log lines."""
+    """Configure logging as the agent does, at level DEBUG. Yield a function that returns all log lines."""
     root = logging.getLogger()
     known = [root, *(each for each in root.manager.loggerDict.values() if isinstance(each, logging.Logger))]
     levels = [(logger, logger.level) for logger in known]

@@ -1,18 +1,18 @@
 # ruff: noqa: INP001
-"""Make the artifact of a release: everything a VM needs to install the agent, in one archive for each machine.
+"""Build the release archives, which contain everything that a VM needs to install the agent.
 
     python3 -m venv build && build/bin/pip install --require-hashes -r deploy/artifact/tools.txt
     build/bin/python -m pip wheel --no-deps --wheel-dir dist .
     build/bin/python deploy/artifact/build.py --wheel dist/scheduled_events_bridge-*.whl --out dist
 
-A wheelhouse and not a Python of its own: the VM's Python gets its security updates with the VM. The wheels are those of
-the lock (requirements.txt beside this file), for every Python that the agent supports, fetched and compared by hash.
-They go into two archives: scheduled-events-bridge-VERSION-linux-ARCH.tar.gz is whole, with install.sh, the unit and the
-extra `template`; scheduled-events-bridge-extras-VERSION-linux-ARCH.tar.gz is unpacked over it where `apprise` or
-`websocket` is wanted, which are larger than all the rest. With --package deb and --package rpm the first one becomes a
-package too. scheduled-events-bridge-VERSION-windows-x86_64.zip is whole with every extra, and with install.ps1.
+The archives contain the wheels that requirements.txt locks by hash, for every supported Python version. They do not
+contain Python, because the Python of the VM receives security updates with the VM.
 
-The same inputs give the same bytes. SOURCE_DATE_EPOCH is the time of everything inside.
+- scheduled-events-bridge-VERSION-linux-ARCH.tar.gz: the agent, install.sh, the systemd unit, and the extra `template`
+- scheduled-events-bridge-extras-VERSION-linux-ARCH.tar.gz: the extras `apprise` and `websocket`, to unpack over it
+- scheduled-events-bridge-VERSION-windows-x86_64.zip: the agent, install.ps1, and every extra
+
+The builds are reproducible. Every packed file has the modification time in SOURCE_DATE_EPOCH.
 """
 
 from __future__ import annotations
@@ -48,24 +48,24 @@ SYSTEMD = HERE.parent / "systemd"
 WINDOWS = HERE.parent / "windows"
 NAME = "scheduled-events-bridge"
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
-#: The archive's word for a machine, and that of `uname -m`.
+#: The name of each architecture in the archives, and in the output of `uname -m`.
 MACHINES = {"x86_64": "x86_64", "arm64": "aarch64"}
-#: What Python says of its machine on Windows.
+#: The value of `platform.machine()` on Windows.
 AMD64 = "AMD64"
-#: The oldest first: what runs on a glibc of 2.17 runs on every newer one.
+#: Oldest first. A wheel for glibc 2.17 also runs on every newer version.
 PLATFORMS = ("manylinux_2_17", "manylinux2014", "manylinux_2_28")
-#: Of the extras, what is small goes into the archive that everybody takes.
+#: The main archive contains only the small extras.
 SMALL_EXTRAS = ("template",)
 LARGE_EXTRAS = ("apprise", "websocket")
-#: What a run never needs, though it is declared: `demo` shows itself with rich on a terminal, and plainly without.
+#: Omitted requirements. Only the command `demo` uses rich, and `demo` also works without rich.
 LEFT_OUT = frozenset({canonicalize_name("rich")})
-#: 2020-02-02, as hatchling dates the files of a wheel.
+#: 2020-02-02, the date that hatchling gives to the files of a wheel.
 DEFAULT_EPOCH = 1_580_601_600
 
 
 @dataclass(frozen=True)
 class Locked:
-    """One line of the lock, with its hashes."""
+    """A locked requirement with its hashes."""
 
     name: NormalizedName
     version: str
@@ -74,11 +74,11 @@ class Locked:
 
     @property
     def pin(self) -> str:
-        """Return the name and the version, as pip writes them."""
+        """Return the name and the version in the format of pip."""
         return f"{self.name}=={self.version}"
 
     def line(self, hashes: Iterable[str]) -> str:
-        """Return the line of a requirements file that allows *hashes* alone."""
+        """Return the line for a requirements file that accepts only *hashes*."""
         marker = f" ; {self.marker}" if self.marker else ""
         return (
             " \\\n    ".join([f"{self.pin}{marker}", *(f"--hash=sha256:{digest}" for digest in sorted(hashes))]) + "\n"
@@ -87,14 +87,14 @@ class Locked:
 
 @dataclass(frozen=True)
 class Target:
-    """A Python of one minor version on one machine: on Windows where that is called AMD64, else on Linux."""
+    """A Python version on one architecture. AMD64 means Windows, and all others mean Linux."""
 
     python: str
     machine: str
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return what markers ask for."""
+        """Return the variables of environment markers (PEP 508)."""
         return {
             "python_version": self.python,
             "python_full_version": f"{self.python}.0",
@@ -111,38 +111,38 @@ class Target:
 
     @property
     def platforms(self) -> list[str]:
-        """Return the platforms whose wheels run there."""
+        """Return the platform tags of compatible wheels."""
         return ["win_amd64"] if self.machine == AMD64 else [f"{platform}_{self.machine}" for platform in PLATFORMS]
 
     def tags(self) -> frozenset[Tag]:
-        """Return the tags of the wheels that run there."""
+        """Return all tags of compatible wheels."""
         major, minor = map(int, self.python.split("."))
         own = cpython_tags((major, minor), platforms=self.platforms)
         common = compatible_tags((major, minor), f"cp{major}{minor}", self.platforms)
         return frozenset((*own, *common))
 
     def takes(self, marker: Marker | None, extra: str = "") -> bool:
-        """Return whether *marker* holds there."""
+        """Return whether *marker* is true for this target."""
         return marker is None or marker.evaluate(self.environment | {"extra": extra})
 
 
 class Wheelhouse:
-    """A directory of wheels that were compared with the lock."""
+    """A directory of wheels whose hashes were verified."""
 
     def __init__(self, directory: Path, own: Path) -> None:
-        """Begin with *own*, the agent's wheel."""
+        """Use *directory*. *own* is the wheel of the agent."""
         self.directory = directory
         self.own = own
 
     def fetch(self, locked: Sequence[Locked], target: Target) -> None:
-        """Fetch what *target* needs and lacks of *locked*, by hash; a wheel that several Pythons share comes once."""
+        """Download the wheels in *locked* that *target* needs, and verify their hashes. Skip existing wheels."""
         its_own = [one for one in locked if one.name not in LEFT_OUT and target.takes(one.marker)]
         wanted = [one for one in its_own if self.find(one.pin, target) is None]
         if not wanted:
             return
         with tempfile.TemporaryDirectory() as name:
             lines = Path(name, "requirements.txt")
-            # Without the markers: pip would ask them of the Python that runs it.
+            # pip would evaluate the markers for the Python version that runs pip.
             lines.write_text("".join(replace(one, marker=None).line(one.hashes) for one in wanted), encoding="utf-8")
             platforms = [word for platform in target.platforms for word in ("--platform", platform)]
             subprocess.run(  # noqa: S603
@@ -153,7 +153,7 @@ class Wheelhouse:
             )  # fmt: skip
 
     def find(self, pin: str, target: Target) -> Path | None:
-        """Return the wheel of *pin* that runs on *target*, None when there is none yet."""
+        """Return the wheel of *pin* that runs on *target*, or None if the directory has no such wheel."""
         tags = target.tags()
         for path in sorted(self.directory.glob("*.whl")):
             name, version, _, own_tags = parse_wheel_filename(path.name)
@@ -162,7 +162,7 @@ class Wheelhouse:
         return None
 
     def get(self, pin: str, target: Target) -> Path:
-        """Return the wheel of *pin* that runs on *target*, or end the build."""
+        """Return the wheel of *pin* that runs on *target*. If the wheel is missing, stop the build."""
         path = self.find(pin, target)
         if path is None:
             raise SystemExit(f"There is no wheel of {pin} for Python {target.python} on {target.machine}.")
@@ -170,7 +170,7 @@ class Wheelhouse:
 
 
 def read_lock(path: Path) -> list[Locked]:
-    """Return the lines of a file of `uv pip compile --generate-hashes`."""
+    """Return the requirements in a file that `uv pip compile --generate-hashes` wrote."""
     entries = re.findall(r"(?m)^([a-z0-9][^\n]*?)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$", path.read_text("utf-8"))
     found = []
     for head, hashes in entries:
@@ -183,7 +183,7 @@ def read_lock(path: Path) -> list[Locked]:
 
 @cache
 def requirements_of(wheel: Path) -> list[Requirement]:
-    """Return what *wheel* says that it needs."""
+    """Return the requirements of *wheel*."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name))
         said = email.message_from_bytes(archive.read(name)).get_all("Requires-Dist") or []
@@ -191,7 +191,7 @@ def requirements_of(wheel: Path) -> list[Requirement]:
 
 
 def needed(house: Wheelhouse, locked: Sequence[Locked], target: Target, extras: Iterable[str]) -> set[Path]:
-    """Return the wheels that the agent needs on *target*, with *extras*: what it asks for, and what that asks for."""
+    """Return the wheels of the agent, of *extras*, and of all their dependencies on *target*."""
     pins = {one.name: one.pin for one in locked if target.takes(one.marker)}
     found: set[Path] = {house.own}
     todo = [(house.own, extra) for extra in ("", *extras)]
@@ -211,17 +211,17 @@ def needed(house: Wheelhouse, locked: Sequence[Locked], target: Target, extras: 
 
 
 def needed_by_all(house: Wheelhouse, locked: Sequence[Locked], targets: Sequence[Target], *extras: str) -> set[Path]:
-    """Return the wheels that the agent needs, with *extras*, on one of *targets* or another."""
+    """Return the wheels that the agent with *extras* needs on any of *targets*."""
     return {path for target in targets for path in needed(house, locked, target, extras)}
 
 
 def sha256(path: Path) -> str:
-    """Return the digest of a file."""
+    """Return the SHA-256 digest of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def requirements(wheels: Collection[Path], locked: Sequence[Locked], own: Path) -> str:
-    """Return a requirements file for *wheels* alone: each version with its markers, and each file's hash."""
+    """Return a requirements file that contains only *wheels*, with their markers and hashes."""
     of_pin: dict[str, set[str]] = {}
     for path in wheels:
         name, version, _, _ = parse_wheel_filename(path.name)
@@ -234,7 +234,7 @@ def requirements(wheels: Collection[Path], locked: Sequence[Locked], own: Path) 
 
 
 def lay_out(directory: Path, extras: Path, house: Wheelhouse, arch: str) -> None:
-    """Put the tree of the whole archive into *directory*, and what is unpacked over it into *extras*."""
+    """Write the files of the main archive to *directory*, and the files of the extras archive to *extras*."""
     locked, tools = read_lock(HERE / "requirements.txt"), read_lock(HERE / "tools.txt")
     targets = [Target(python, MACHINES[arch]) for python in PYTHONS]
     for target in targets:
@@ -261,7 +261,7 @@ def lay_out(directory: Path, extras: Path, house: Wheelhouse, arch: str) -> None
 
 
 def lay_out_windows(directory: Path, house: Wheelhouse) -> None:
-    """Put the tree of the archive for Windows into *directory*."""
+    """Write the files of the Windows archive to *directory*."""
     locked = read_lock(HERE / "requirements.txt")
     targets = [Target(python, AMD64) for python in PYTHONS]
     for target in targets:
@@ -278,7 +278,7 @@ def lay_out_windows(directory: Path, house: Wheelhouse) -> None:
 
 
 def write_shell_files(share: Path, own: Path, epoch: int) -> None:
-    """Write the manual and the completions, by the agent itself, on the Python that runs this."""
+    """Generate the manual page and the shell completions from the commands of the agent."""
     locked = read_lock(HERE / "requirements.txt")
     here = Target("{}.{}".format(*sys.version_info), platform.machine())
     with tempfile.TemporaryDirectory() as name:
@@ -300,12 +300,12 @@ def put(directory: Path, wheels: Iterable[Path]) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file of the archive."""
+    """Write *text* to a file of the archive."""
     path.write_text(text, encoding="utf-8")
 
 
 def pack(directory: Path, archive: Path, epoch: int) -> None:
-    """Pack *directory*, under its own name, so that the same files give the same bytes."""
+    """Pack *directory* into a reproducible tar.gz archive."""
     with (
         archive.open("wb") as file,
         gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=epoch) as compressed,
@@ -325,7 +325,7 @@ def pack(directory: Path, archive: Path, epoch: int) -> None:
 
 
 def pack_zip(directory: Path, archive: Path, epoch: int) -> None:
-    """Pack *directory* as `pack` does, for Windows."""
+    """Pack *directory* into a reproducible zip archive."""
     when = datetime.fromtimestamp(epoch, timezone.utc).timetuple()[:6]
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
         for path in sorted(path for path in directory.rglob("*") if path.is_file()):
@@ -336,7 +336,7 @@ def pack_zip(directory: Path, archive: Path, epoch: int) -> None:
 
 
 def build_windows(own: Path, out: Path, epoch: int) -> Path:
-    """Make the archive for Windows in *out* and return it."""
+    """Build the Windows archive in *out*, and return its path."""
     version = parse_wheel_filename(own.name)[1]
     with tempfile.TemporaryDirectory() as name:
         directory, wheels = Path(name, f"{NAME}-{version}-windows-x86_64"), Path(name, "wheels")
@@ -349,9 +349,9 @@ def build_windows(own: Path, out: Path, epoch: int) -> Path:
 
 
 def build(own: Path, share: Path, out: Path, arch: str, epoch: int, *, kinds: Iterable[str]) -> list[Path]:
-    """Make the archives of *arch* in *out*, and the packages of *kinds*, and return them.
+    """Build the Linux archives of *arch* and the packages of *kinds* in *out*, and return their paths.
 
-    *share* is what `write_shell_files` wrote.
+    *share* is the directory that `write_shell_files` wrote.
     """
     version = parse_wheel_filename(own.name)[1]
     made = []
@@ -373,13 +373,13 @@ def build(own: Path, share: Path, out: Path, arch: str, epoch: int, *, kinds: It
 
 
 def main() -> None:
-    """Make what the command line asks for, and say how large it is."""
+    """Build the requested archives, and print their digests and sizes."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--wheel", type=Path, required=True, help="the agent's wheel")
-    parser.add_argument("--out", type=Path, default=Path("dist"), help="where the archives go (dist)")
+    parser.add_argument("--out", type=Path, default=Path("dist"), help="the directory of the archives (dist)")
     choices = (*MACHINES, "windows")
-    parser.add_argument("--arch", action="append", choices=choices, help="one kind of machine alone (all)")
-    parser.add_argument("--package", action="append", choices=packages.KINDS, help="a package too (none)")
+    parser.add_argument("--arch", action="append", choices=choices, help="build only this target (all)")
+    parser.add_argument("--package", action="append", choices=packages.KINDS, help="also build this package (none)")
     asked = parser.parse_args()
     epoch = int(os.environ.get("SOURCE_DATE_EPOCH") or DEFAULT_EPOCH)
     asked.out.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,11 @@
 # ruff: noqa: INP001
-"""Make the .deb and the .rpm of one kind of machine, from the tree of its archive.
+"""Builds the .deb and .rpm packages from the files of the Linux archive.
 
-A package holds the archive's tree in /usr/lib, and its scripts run install.sh there. So what holds for the archive
-holds for a package: no index, every file by its hash, and no VM left worse than before. The configuration is nobody's
-file: the installer writes it where there is none, an upgrade leaves it alone and asks nothing, a purge takes it.
+A package contains the files of the archive in /usr/lib, and its scripts run install.sh. As with the archive, no package
+index is used, every wheel is verified by its hash, and a failed upgrade restores the previous version.
 
-Debian's dpkg-deb and rpmbuild make them. Nobody signs them here.
+The configuration file does not belong to the package. The installer writes the file only if it is missing, an upgrade
+does not change it, and a purge deletes it. The packages are not signed.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ HERE = Path(__file__).resolve().parent / "package"
 INSTALLER = HERE.parents[1] / "systemd/install.sh"
 NAME = "scheduled-events-bridge"
 KINDS = ("deb", "rpm")
-#: Debian's word for a machine, and that of RPM, which is the kernel's.
+#: Maps the architecture names of the kernel and of RPM to the names of Debian.
 DEBIAN = {"x86_64": "amd64", "aarch64": "arm64"}
-SUMMARY = "Forwards what Azure announces for this VM"
+SUMMARY = "Forwards Azure scheduled events from this VM"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Package:
-    """What one package is made of."""
+    """The content and the metadata of one package."""
 
     tree: Path
-    """The tree of the archive."""
+    """The directory with the files of the archive."""
     version: str
     machine: str
-    """As `uname -m` says it."""
+    """The architecture, as `uname -m` prints it."""
     pythons: Sequence[str]
     epoch: int
-    """The time of every file in it, in seconds since 1970."""
+    """The modification time of every file in the package, in Unix seconds."""
 
     @property
     def own_version(self) -> str:
-        """Return the version in the order of dpkg and rpm, where a release candidate is before its release."""
+        """Return the version with a tilde, so that dpkg and rpm sort a release candidate before its release."""
         return re.sub(r"\.?(?=(?:a|b|rc|dev)\d)", "~", self.version)
 
     def make(self, kind: str, out: Path) -> Path:
-        """Make the package of *kind* in the directory *out* and return it."""
+        """Build the package of *kind* in the directory *out*, and return its path."""
         with tempfile.TemporaryDirectory() as name:
             root = Path(name, "root")
             self._lay_out(kind, root)
             return self._make_deb(root, out) if kind == "deb" else self._make_rpm(root, out, Path(name))
 
     def _lay_out(self, kind: str, root: Path) -> None:
-        """Put into *root* what the package puts on a machine."""
+        """Write the files that the package installs to *root*."""
         own = root / "usr/lib" / NAME
         shutil.copytree(self.tree, own, ignore=shutil.ignore_patterns("share"))
         with (own / "built-for").open("a", encoding="utf-8") as file:
@@ -96,12 +96,12 @@ class Package:
             (control / name).write_text(script, encoding="utf-8")
             (control / name).chmod(0o755)
         package = out / f"{NAME}_{self.own_version}_{DEBIAN[self.machine]}.deb"
-        # gzip: the wheels are compressed already, and the other compressors give other bytes with more threads.
+        # gzip gives the same bytes on every machine, and the wheels are already compressed.
         run(["dpkg-deb", "--root-owner-group", "-Zgzip", "--build", root, package], self.epoch)
         return package
 
     def _control(self, kilobytes: int) -> str:
-        """Return the control file of a .deb."""
+        """Return the control file of the .deb package."""
         oldest, (major, minor) = self.pythons[0], map(int, self.pythons[-1].split("."))
         return (
             f"Package: {NAME}\n"
@@ -114,9 +114,9 @@ class Package:
             "Priority: optional\n"
             f"Description: {SUMMARY}\n"
             " The agent polls an Azure VM's Scheduled Events once a second and forwards every\n"
-            " change as a record. The package brings all of its libraries; its scripts run\n"
-            " the installer of the archive, which puts the version before back when this one\n"
-            " does not work.\n"
+            " change as a record. The package contains all libraries. Its scripts run the\n"
+            " installer of the archive, which restores the previous version if an upgrade\n"
+            " fails.\n"
         )
 
     def _make_rpm(self, root: Path, out: Path, work: Path) -> Path:
@@ -128,11 +128,11 @@ class Package:
             "tree": root,
             "agent_version": self.own_version,
             "pythons": f"({pythons})",
-            # As they are: nothing is compiled, stripped or compressed anew.
+            # Do not compile, strip, or compress the files again.
             "__os_install_post": "%{nil}",
             "debug_package": "%{nil}",
             "_build_id_links": "none",
-            # What every rpm since 4.12 reads, and the same bytes each time.
+            # Reproducible settings that rpm 4.12 and later can read.
             "_binary_payload": "w6.gzdio",
             "_binary_filedigest_algorithm": "8",
             "_source_filedigest_algorithm": "8",
@@ -147,12 +147,12 @@ class Package:
 
 
 def md5(path: Path) -> str:
-    """Return what `dpkg --verify` compares; it knows no other digest, and guards against nothing but accidents."""
+    """Return the MD5 digest, the only digest that `dpkg --verify` supports. It detects only accidental changes."""
     return hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
 
 
 def run(command: Sequence[object], epoch: int) -> None:
-    """Run a program that packs, and show what it says when it fails."""
+    """Run a packaging program. If it fails, exit with its output."""
     environment = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch)}
     done = subprocess.run(  # noqa: S603
         [str(word) for word in command], env=environment, capture_output=True, text=True, check=False

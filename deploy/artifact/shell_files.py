@@ -1,10 +1,10 @@
 # ruff: noqa: INP001
-"""Write the manual page and what completes the command in bash, zsh and fish, both from the commands themselves.
+"""Generates the manual page and the completions for bash, zsh, and fish from the commands of the agent.
 
     PYTHON -I shell_files.py LIBRARIES OUT EPOCH
 
-LIBRARIES is a directory with the agent and its libraries, unpacked. Below OUT the files lie as below /usr/share or
-/usr/local/share: build.py puts them into the archive and the packages.
+LIBRARIES is a directory with the unpacked wheels of the agent and its libraries. The files in OUT have the same layout
+as the files in /usr/share. build.py adds them to the archive and to the packages.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ MANUAL = f"man/man1/{NAME}.1"
 
 
 def escaped(text: str) -> str:
-    """Return *text* as roff takes it: no escape of its own, and no request at the start of a line."""
+    """Escape *text* for roff."""
     text = text.replace("\\", "\\e").replace("-", "\\-")
     return re.sub(r"(?m)^(?=[.'])", r"\\&", text)
 
 
 def marked_up(text: str) -> Iterator[str]:
-    """Yield the lines of a help text: paragraphs are filled, and what follows click's mark is left as it is."""
+    """Yield the roff lines of a help text. A paragraph with click's no-wrap mark keeps its line breaks."""
     for number, part in enumerate(re.split(r"\n[ \t]*\n", inspect.cleandoc(text))):
         if number:
             yield ".PP"
@@ -50,7 +50,7 @@ def marked_up(text: str) -> Iterator[str]:
 
 
 def leaves(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    """Yield every command with the words that lead to it."""
+    """Yield every command with its path, such as ``("outbox", "list")``."""
     for name, command in group.commands.items():
         inner = getattr(command, "commands", None)
         if inner:
@@ -60,13 +60,13 @@ def leaves(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tup
 
 
 def of_command(path: tuple[str, ...], command: click.Command) -> Iterator[str]:
-    """Yield the part of the manual about one command."""
+    """Yield the section of the manual for one command."""
     click = import_module("click")
     context = click.Context(command, info_name=" ".join((NAME, *path)))
     usage = " ".join((*path, *command.collect_usage_pieces(context)))
     yield f".SS {escaped(usage)}"
     yield from marked_up(command.help or "")
-    for parameter in command.params:  # without --help
+    for parameter in command.params:  # these do not include --help
         record = parameter.get_help_record(context)
         if record is not None:
             yield from (".TP", f"\\fB{escaped(record[0])}\\fR", escaped(" ".join(record[1].split())))
@@ -75,7 +75,7 @@ def of_command(path: tuple[str, ...], command: click.Command) -> Iterator[str]:
 
 
 def manual(commands: click.Group, exit_codes: Any, day: str) -> str:
-    """Return the manual page: the commands, the places of the configuration, the exit codes."""
+    """Return the manual page with the commands, the files, and the exit codes."""
     lines = [
         f'.TH {NAME.upper()} 1 "{day}" "{NAME} {version(NAME)}" "User Commands"',
         ".SH NAME",
@@ -97,13 +97,13 @@ def manual(commands: click.Group, exit_codes: Any, day: str) -> str:
 
 
 def first_sentence(text: str | None) -> str:
-    """Return the first sentence of a help text, without its full stop and with a small letter."""
+    """Return the first sentence of a help text in lower case and without a period."""
     sentence = inspect.cleandoc(text or "").partition(".\n")[0].rstrip(".")
     return sentence[:1].lower() + sentence[1:]
 
 
 def main() -> None:
-    """Write the files that the command line asks for."""
+    """Write the manual page and the completions."""
     libraries, out, epoch = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     sys.path.insert(0, libraries)
     command_line = import_module("bridge.cli.commands")

@@ -1,10 +1,9 @@
 # ruff: noqa: INP001
-"""Ask the agent in this container whether its loops turn: exit 0 if they do, 1 if not or if nobody answers.
+"""Health check of the agent's container. Exits with 1 if `/healthz` does not return 200.
 
-Where it listens is read from its environment and the configuration that it runs with, so nothing is said twice. What
-cannot be asked is not called ill: a listener that is turned off, or a file that is broken now, which a running agent
-has refused.
-Started every half minute, so it imports little.
+The check reads the address of the agent from the environment or the configuration file. If `status.listen` is off, the
+check exits with 0. The check also exits with 0 if the configuration file cannot be read, because a running agent
+ignores an invalid file.
 """
 
 import http.client
@@ -17,11 +16,11 @@ CONFIG = os.environ.get("SCHEDULED_EVENTS_BRIDGE_CONFIG") or "/etc/scheduled-eve
 DEFAULT = "127.0.0.1:9464"
 VARIABLE = "SCHEDULED_EVENTS_BRIDGE_STATUS_LISTEN"
 TIMEOUT_SECONDS = 5
-HERE = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}  # noqa: S104  # to ask, not to listen
+HERE = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}  # noqa: S104  # only for requests
 
 
 def main() -> str:
-    """Return what is wrong, or nothing."""
+    """Return the problem, or "" if the agent is healthy."""
     try:
         listen = configured()
     except (OSError, ValueError, AttributeError) as error:
@@ -43,7 +42,7 @@ def main() -> str:
 
 
 def configured() -> str:
-    """Return status.listen of the environment, else of the configuration, or its default."""
+    """Return status.listen from the environment, from the configuration file, or the default, in this order."""
     if os.environ.get(VARIABLE):
         return os.environ[VARIABLE]
     if not os.path.exists(CONFIG):  # noqa: PTH110  # pathlib would cost a tenth of the run

@@ -1,13 +1,13 @@
 # ruff: noqa: INP001
-"""Cordon and drain the node of this pod before a Scheduled Event, and uncordon it after the last one.
+"""Cordon and drain the node of this pod before a scheduled event, and uncordon the node after the last event.
 
-The program of two `command` sinks, see docs/howto/kubernetes-drain.md. It speaks to the Kubernetes API with the pod's
-own service account and needs nothing but Python's own library. Each run looks at what is there, so it may run twice.
+Two `command` sinks run this program (see docs/howto/kubernetes-drain.md). The program uses the Kubernetes API with the
+service account of the pod, and needs only the Python standard library. You can run the program again at any time.
 
-Exit 0 is done, 75 is "run me again later": pods that a PodDisruptionBudget keeps, pods that have not left yet, an API
-that does not answer. 1 wants a person. The last line of standard error is the reason that `outbox list` shows.
+Exit code 75 requests a retry, for example if a PodDisruptionBudget prevents an eviction or if the API does not respond.
+Exit code 1 means that a person must act. `outbox list` shows the last line of standard error as the reason.
 
-A node that somebody else had cordoned before is drained, but stays cordoned: only what bears the annotation is undone.
+The program uncordons only nodes that have its annotation. A node that someone else cordoned stays cordoned.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ ENDS = frozenset({"completed", "canceled", "ended"})
 PAGE = 250
 CONFLICTS = 5
 DEFAULT_GRACE_SECONDS = 30
-#: What is left before NotBefore, at the least, when the last pod has been killed.
+#: The minimum time between the end of the last pod and NotBefore.
 MARGIN_SECONDS = 3.0
 PAUSE_SECONDS = 1.0
-#: How long a run waits for pods: without --now and with it, where the sink gives 25 s.
+#: The time that one run waits for pods, without and with --now. The sink with --now has a timeout of 25 s.
 WAIT_SECONDS, URGENT_WAIT_SECONDS = 60.0, 15.0
 STATUS_SECONDS = 20
 REQUEST_SECONDS, URGENT_REQUEST_SECONDS = 15.0, 5.0
@@ -45,15 +45,15 @@ Json = dict[str, Any]
 
 
 class Later(Exception):
-    """Not now: run it again."""
+    """The sink must run the program again later."""
 
 
 class Failed(Exception):
-    """A person must do something."""
+    """A person must fix the problem."""
 
 
 class Api:
-    """The Kubernetes API, as the service account in *directory* may use it."""
+    """A client of the Kubernetes API that uses the service account in *directory*."""
 
     def __init__(self, host: str, port: str, directory: Path, timeout_seconds: float) -> None:
         self._directory = directory
@@ -70,17 +70,17 @@ class Api:
     def call(
         self, method: str, path: str, body: Json | None = None, kind: str = "application/json"
     ) -> tuple[int, Json]:
-        """Return the status and the object of an answer; raise Later for none, and Failed for a right that is missing.
+        """Return the status and the body of a response. Raise Later without a response, or Failed if access is denied.
 
-        The token is read each time, because it is exchanged every hour; a 401 is asked once more with the newest.
+        Each request reads the token again, because Kubernetes rotates the token. After a 401, send the request again.
         """
         status, answer = self._once(method, path, body, kind)
         if status == http.HTTPStatus.UNAUTHORIZED:
             status, answer = self._once(method, path, body, kind)
         if status == http.HTTPStatus.UNAUTHORIZED:
-            raise Later(f"The API does not take the token of the service account: {said(answer)}")
+            raise Later(f"The API does not accept the token of the service account: {said(answer)}")
         if status == http.HTTPStatus.FORBIDDEN and not is_terminating(answer):
-            raise Failed(f"The service account may not do that: {said(answer)}")
+            raise Failed(f"The service account has no permission: {said(answer)}")
         return status, answer
 
     def _once(self, method: str, path: str, body: Json | None, kind: str) -> tuple[int, Json]:
@@ -94,7 +94,7 @@ class Api:
             answer = json.loads(response.read() or b"{}")
         except (OSError, http.client.HTTPException, ValueError) as error:
             self._connection.close()
-            raise Later(f"The API at {self._connection.host}:{self._connection.port} did not answer: {error}") from None
+            raise Later(f"No reply from the API at {self._connection.host}:{self._connection.port}: {error}") from None
         return response.status, answer if isinstance(answer, dict) else {}
 
     def _token(self) -> str:
@@ -105,7 +105,7 @@ class Api:
 
 
 class Node:
-    """The node NAME, and the pods on it that a drain has leave."""
+    """The node *name* and its pods."""
 
     def __init__(self, api: Api, name: str, *, with_bare_pods: bool) -> None:
         self._api = api
@@ -114,24 +114,24 @@ class Node:
         self._with_bare_pods = with_bare_pods
 
     def cordon(self, event_id: str) -> bool:
-        """Keep new pods away; return False when there is no such node any more."""
+        """Cordon the node. Return False if the node no longer exists."""
         for _ in range(CONFLICTS):
             node = self._read()
             if node is None or node.get("spec", {}).get("unschedulable"):
-                return node is not None  # it may be cordoned by somebody else, whose it stays
+                return node is not None  # someone else might have cordoned the node
             if self._patch(node, unschedulable=True, annotation=event_id or "unknown"):
                 return True
-        raise Later(f"Node {self._name} was changed by others each time that it was to be cordoned.")
+        raise Later(f"Node {self._name} was changed by others during each attempt to cordon it.")
 
     def uncordon(self) -> None:
-        """Take new pods again, if it was this program that kept them away."""
+        """Uncordon the node if this program cordoned it."""
         for _ in range(CONFLICTS):
             node = self._read()
             if node is None or ANNOTATION not in (node["metadata"].get("annotations") or {}):
                 return
             if self._patch(node, unschedulable=None, annotation=None):
                 return
-        raise Later(f"Node {self._name} was changed by others each time that it was to be uncordoned.")
+        raise Later(f"Node {self._name} was changed by others during each attempt to uncordon it.")
 
     def _read(self) -> Json | None:
         status, node = self._api.call("GET", self._path)
@@ -140,18 +140,18 @@ class Node:
         return expect(status, node, f"Node {self._name} cannot be read")
 
     def _patch(self, node: Json, *, unschedulable: bool | None, annotation: str | None) -> bool:
-        """Change the node as it was read; return False when somebody else has changed it meanwhile."""
+        """Change the node. Return False if the node was changed after it was read."""
         metadata = {"resourceVersion": node["metadata"]["resourceVersion"], "annotations": {ANNOTATION: annotation}}
         body = {"metadata": metadata, "spec": {"unschedulable": unschedulable}}
         status, answer = self._api.call("PATCH", self._path, body, "application/merge-patch+json")
         if status == http.HTTPStatus.CONFLICT:
             return False
-        if status != http.HTTPStatus.NOT_FOUND:  # gone, so there is nothing to keep away from it
+        if status != http.HTTPStatus.NOT_FOUND:  # a deleted node needs no change
             expect(status, answer, f"Node {self._name} cannot be changed")
         return True
 
     def pods(self) -> Iterator[Json]:
-        """Yield the pods that are to leave, page by page."""
+        """Yield the pods to evict."""
         following = ""
         while True:
             query = {"fieldSelector": f"spec.nodeName={self._name}", "limit": str(PAGE)}
@@ -166,16 +166,16 @@ class Node:
     def _is_to_leave(self, pod: Json) -> bool:
         metadata = pod["metadata"]
         if "kubernetes.io/config.mirror" in (metadata.get("annotations") or {}):
-            return False  # the kubelet's own, from a file of the node
+            return False  # a static pod of the kubelet
         if pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}:
             return False
         owners = [owner for owner in metadata.get("ownerReferences") or [] if owner.get("controller")]
         if any(owner["kind"] == "DaemonSet" for owner in owners):
-            return False  # it would be back at once
+            return False  # the DaemonSet would create the pod again at once
         return bool(owners) or self._with_bare_pods
 
     def evict(self, pod: Json, seconds_left: float | None) -> str:
-        """Ask *pod* to leave, within *seconds_left*; return why it may not, or nothing."""
+        """Evict *pod* within *seconds_left*. Return the reason if the API refuses, or ""."""
         metadata = pod["metadata"]
         options: Json = {"preconditions": {"uid": metadata["uid"]}}
         own = pod["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE_SECONDS)
@@ -189,25 +189,25 @@ class Node:
             "deleteOptions": options,
         }
         status, answer = self._api.call("POST", path, body)
-        # 404: it has left. 409: another pod has its name. 403, here: its namespace is being deleted.
+        # 404: the pod is gone. 409: a new pod has the same name. 403: the namespace is being deleted (see `call`).
         if status < http.HTTPStatus.MULTIPLE_CHOICES or status in {403, 404, 409}:
             return ""
         return said(answer) or f"HTTP {status}"
 
 
 def said(answer: Json) -> str:
-    """Return the sentence of a Status object, on one line."""
+    """Return the message of a Kubernetes Status object on one line."""
     return " ".join(str(answer.get("message", "")).split())[:160]
 
 
 def is_terminating(answer: Json) -> bool:
-    """Return whether a 403 says that the namespace is being deleted, and no right is missing."""
+    """Return whether a 403 response means that the namespace is being deleted."""
     causes = (answer.get("details") or {}).get("causes") or []
     return any(cause.get("reason") == "NamespaceTerminating" for cause in causes)
 
 
 def expect(status: int, answer: Json, what: str) -> Json:
-    """Return *answer* if it is one; raise Later for what passes, and Failed for the rest."""
+    """Return *answer* if *status* is a success. Raise Later for a temporary error, and Failed otherwise."""
     if status < http.HTTPStatus.MULTIPLE_CHOICES:
         return answer
     sentence = f"{what}: HTTP {status}. {said(answer)}"
@@ -216,16 +216,16 @@ def expect(status: int, answer: Json, what: str) -> Json:
 
 
 def names(pods: list[Json]) -> str:
-    """Return the names of *pods*, the first few of them."""
+    """Return the names of the first *pods*, and the number of other pods."""
     shown = [f"{pod['metadata']['namespace']}/{pod['metadata']['name']}" for pod in pods[:MOST_NAMES]]
     more = len(pods) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
 def empty(node: Node, not_before: float | None, *, wait_seconds: float, is_urgent: bool) -> None:
-    """Have the pods leave, and wait until they have; an *urgent* drain only waits until all were asked.
+    """Evict all pods. Unless *is_urgent* is true, wait until the pods have ended.
 
-    Raises Later when that takes more than *wait_seconds*, or lasts beyond *not_before*, in seconds since the epoch.
+    Raises Later after *wait_seconds*, or at *not_before* (Unix seconds).
     """
     if not_before is not None:
         wait_seconds = min(wait_seconds, not_before - time.time())
@@ -243,13 +243,13 @@ def empty(node: Node, not_before: float | None, *, wait_seconds: float, is_urgen
             return
         if time.monotonic() + PAUSE_SECONDS > give_up_at:
             if staying:
-                raise Later(f"{len(staying)} of {len(pods)} pods may not leave yet: {names(staying)}: {why}")
-            raise Later(f"{len(pods)} pods have not left yet: {names(pods)}.")
+                raise Later(f"{len(staying)} of {len(pods)} pods cannot be evicted yet: {names(staying)}: {why}")
+            raise Later(f"{len(pods)} pods have not ended yet: {names(pods)}.")
         time.sleep(PAUSE_SECONDS)
 
 
 def is_still_affected(event_id: str, spared: frozenset[str]) -> bool:
-    """Return whether another active event affects this VM and needs a drain; raise Later if that is unknown."""
+    """Return whether another active event requires a drain of this VM. Raise Later if the events are unknown."""
     command = ["scheduled-events-bridge", "status", "--json"]
     try:
         done = subprocess.run(command, capture_output=True, timeout=STATUS_SECONDS, check=True)  # noqa: S603
@@ -265,12 +265,12 @@ def is_still_affected(event_id: str, spared: frozenset[str]) -> bool:
 
 
 def read_options() -> argparse.Namespace:
-    """Return what the command line says."""
+    """Return the command-line options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--now", action="store_true", help="for an eviction: do not wait until the pods have left")
-    parser.add_argument("--spare", default="Freeze", help="event types without a drain, joined by commas [Freeze]")
-    parser.add_argument("--force", action="store_true", help="evict pods too that no controller would make anew")
-    parser.add_argument("--wait-seconds", type=float, help="how long one run waits for pods [60; with --now 15]")
+    parser.add_argument("--now", action="store_true", help="evict the pods, but do not wait until they end")
+    parser.add_argument("--spare", default="Freeze", help="event types without a drain, separated by commas [Freeze]")
+    parser.add_argument("--force", action="store_true", help="also evict pods that have no controller")
+    parser.add_argument("--wait-seconds", type=float, help="the time that one run waits for pods [60; with --now 15]")
     parser.add_argument("--node", default=os.environ.get("NODE_NAME", ""), help="the node [$NODE_NAME]")
     parser.add_argument(
         "--service-account",
@@ -282,7 +282,7 @@ def read_options() -> argparse.Namespace:
 
 
 def not_before_of(text: str) -> float | None:
-    """Return SCHEDULED_EVENT_NOT_BEFORE in seconds since the epoch; None when it is unknown."""
+    """Return SCHEDULED_EVENT_NOT_BEFORE in Unix seconds, or None if the time is unknown."""
     try:
         moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
     except ValueError:
@@ -291,12 +291,12 @@ def not_before_of(text: str) -> float | None:
 
 
 def prepare(node: Node, event: dict[str, str], options: argparse.Namespace, spared: frozenset[str]) -> None:
-    """Cordon and drain for *event*, unless it is none of this node's or of a type that is spared."""
+    """Cordon and drain the node, unless *event* does not affect the node or has a *spared* type."""
     if event["AFFECTS_THIS_VM"] == "false" or event["EVENT_TYPE"] in spared:
         return
     if event["AFFECTS_THIS_VM"] != "true":
         raise Failed(
-            f"The agent does not know whether the event is this node's. Look, and drain {options.node} by hand."
+            f"The agent does not know whether the event affects this node. If it does, drain {options.node} manually."
         )
     if node.cordon(event["EVENT_ID"]):
         not_before = not_before_of(event["NOT_BEFORE"])
@@ -307,16 +307,16 @@ def prepare(node: Node, event: dict[str, str], options: argparse.Namespace, spar
 
 
 def node_of(options: argparse.Namespace) -> Node:
-    """Return the node that is meant, in the cluster that this pod runs in."""
+    """Return the node in *options*, in the cluster of this pod."""
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host or not options.node:
-        raise Failed("$KUBERNETES_SERVICE_HOST or $NODE_NAME is not set. Run it in a pod, as the overlay does.")
+        raise Failed("$KUBERNETES_SERVICE_HOST or $NODE_NAME is not set. Run the program in a pod, as in the overlay.")
     api = Api(host, port, options.service_account, URGENT_REQUEST_SECONDS if options.now else REQUEST_SECONDS)
     return Node(api, options.node, with_bare_pods=options.force)
 
 
 def main() -> int:
-    """Do what the transition in the environment asks for; return the exit code."""
+    """Process the transition in the environment, and return the exit code."""
     options = read_options()
     wanted = ("TRANSITION", "EVENT_ID", "EVENT_TYPE", "NOT_BEFORE", "AFFECTS_THIS_VM")
     event = {name: os.environ.get(f"SCHEDULED_EVENT_{name}", "") for name in wanted}
@@ -328,7 +328,7 @@ def main() -> int:
         elif event["TRANSITION"] in ENDS and not is_still_affected(event["EVENT_ID"], spared):
             node.uncordon()
         elif event["TRANSITION"] == "test":
-            sys.stderr.write(f"It would evict {len(list(node.pods()))} pods; nothing was done.\n")
+            sys.stderr.write(f"The program would evict {len(list(node.pods()))} pods. Nothing was changed.\n")
     except Later as reason:
         sys.stderr.write(f"{reason}\n")
         return AGAIN_LATER

@@ -1,8 +1,8 @@
 # ruff: noqa: INP001
-"""Ask the portal in this container whether it answers: exit 0 if it does, 1 if not.
+"""Health check of the portal's container. Exits with 1 if `/healthz` does not return 200.
 
-Where it listens is read from the configuration that it runs with, so nothing is said twice. A file that is broken now
-is not called ill: the portal that runs has read another.
+The check reads the address of the portal from the configuration file. If the file cannot be read, the check exits with
+0, because the running portal might have read an earlier, valid version of the file.
 """
 
 import http.client
@@ -14,11 +14,11 @@ import tomllib
 CONFIG = os.environ.get("SCHEDULED_EVENTS_PORTAL_CONFIG") or "/etc/scheduled-events-portal/portal.toml"
 DEFAULT = "127.0.0.1:9465"
 TIMEOUT_SECONDS = 5
-HERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # to ask, not to listen
+HERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # only for requests
 
 
 def main() -> str:
-    """Return what is wrong, or nothing."""
+    """Return the problem, or "" if the portal is healthy."""
     try:
         with open(CONFIG, "rb") as file:  # noqa: PTH123  # pathlib would cost a tenth of the run
             listen = str(tomllib.load(file).get("operator", {}).get("listen", DEFAULT))

@@ -1,12 +1,12 @@
 # ruff: noqa: INP001
-"""Test an installed agent. install.sh runs this file with the Python of the tree that it tests.
+"""Tests an installed agent. install.sh runs this file with the Python interpreter of the installation.
 
     PYTHON -I - imports EXTRAS          exit 1 unless every module and compiled library of the tree can be loaded
     PYTHON -I - reasons                 print why the running agent is not ready, one reason per line
     PYTHON -I - ready SECONDS [FILE]    exit 1 unless the running agent is ready within SECONDS. Components that were
-                                        not ready according to FILE, the output of `reasons`, do not count
+                                        not ready in FILE, which contains the output of `reasons`, do not count
 
-The program comes on standard input, because the service's user may not be able to read the installer's directory.
+The installer passes this file on standard input, because the service user might be unable to read its directory.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from pathlib import Path
 from typing import Any
 
 SERVICE = "scheduled-events-bridge.service"
-#: The agent does not need these modules, and their libraries may be missing.
+#: The agent does not need these modules, and their libraries might be missing.
 NOT_FOR_A_SERVICE = ("bridge.cli.demo_view", "bridge.cli.demo_portal", "bridge.__main__", "bridge.portal")
-#: Nearly every module fails if one library is missing.
+#: The number of failures to print. If one library is missing, nearly every module fails.
 MOST_LINES = 5
-#: By extra, the modules that are imported only when they are used. "": for every agent.
+#: The modules of each extra that are imported only when they are used. The key "" applies to every agent.
 LOADED_LATE = {
     "": ("azure.eventhub", "azure.identity", "google.protobuf.message", "jwt", "opentelemetry.sdk.resources"),
     "apprise": ("apprise",),
@@ -62,21 +62,21 @@ def imports(extras: list[str]) -> list[str]:
 
 
 def reasons() -> list[str]:
-    """Return why the running agent is not ready."""
+    """Return the reasons why the running agent is not ready."""
     readiness = ask()[0]
     return [] if readiness is None else [*readiness.reasons]
 
 
 def ready(seconds: float, before: list[str]) -> list[str]:
-    """Return why the agent is not ready after *seconds*. Components of the reasons *before* do not count.
+    """Return the reasons why the agent is not ready after *seconds*. Ignore the components in *before*.
 
-    A destination that refuses or is down before an upgrade must not prevent the upgrade.
+    A destination that did not work before an upgrade must not prevent the upgrade.
     """
     excused = {component(reason) for reason in before}
     until = time.monotonic() + seconds
     while True:
         readiness, problem = ask()
-        if problem is None and readiness is None:  # no address to ask: the agent started and notified systemd
+        if problem is None and readiness is None:  # without a status address, a notification to systemd is sufficient
             return []
         if readiness is not None and not {component(reason) for reason in readiness.reasons} - excused:
             return []
@@ -88,7 +88,7 @@ def ready(seconds: float, before: list[str]) -> list[str]:
 
 
 def ask() -> tuple[Any, Any]:
-    """Return the readiness of the running agent and the problem of the request; both None without a status address."""
+    """Return the readiness of the running agent and the error of the request, or None for both without an address."""
     import msgspec  # noqa: PLC0415  # of the tested tree
 
     from bridge.config.loader import find_config, load  # noqa: PLC0415
@@ -110,7 +110,7 @@ def ask() -> tuple[Any, Any]:
 
 
 class AnyStatus(urllib.request.HTTPErrorProcessor):
-    """Returns a response of any status: an agent that is not ready responds with 503."""
+    """Accepts a response with any status, because an agent that is not ready responds with 503."""
 
     def http_response(self, _request: Any, response: Any) -> Any:
         """Return *response*."""
@@ -118,7 +118,7 @@ class AnyStatus(urllib.request.HTTPErrorProcessor):
 
 
 def component(reason: str) -> str:
-    """Return the sink or the service that *reason* is about, or the reason without its numbers."""
+    """Return the sink or the service that *reason* names. Otherwise, return *reason* without its numbers."""
     found = re.match(r"Sink \S+|.*\bIMDS\b", reason)
     if found is None:
         return re.sub(r"[0-9.]+", "", reason)
@@ -126,7 +126,7 @@ def component(reason: str) -> str:
 
 
 def runs() -> bool:
-    """Return whether the service is running."""
+    """Return whether the systemd service is running."""
     asked = ["systemctl", "is-active", "--quiet", SERVICE]
     return subprocess.run(asked, check=False).returncode == 0  # noqa: S603
 

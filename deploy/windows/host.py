@@ -1,9 +1,8 @@
-"""`scheduled-events-bridge run` in this process, stopped by another thread: what a service of Windows needs.
+"""Runs the agent in this process and lets another thread stop it, as a Windows service requires.
 
-Windows sends a service no signals; the service manager calls a function on a thread of its own. So `run` keeps the
-main thread, where its signal handlers must be, and `Host.stop` has Python act there as if SIGTERM had arrived
-(`_thread.interrupt_main`, which is no system call and works on Windows). That way a service is the very same `run`,
-with its order of stopping and its exit codes, and all of this is tested where there is no Windows.
+Windows sends no signals to a service. Instead, the Windows service manager calls a function on a separate thread. This
+function calls `Host.stop`, which simulates SIGTERM on the main thread with `_thread.interrupt_main`. The agent
+can then run and stop in the same way on Windows and on Linux.
 """
 # ruff: noqa: INP001  # part of a program, not of a package
 
@@ -17,7 +16,7 @@ import sys
 import threading
 from pathlib import Path
 
-#: At each start a longer file makes room; in a year an agent that has sinks writes a few MB.
+#: A longer log file is renamed at startup. An agent with sinks writes a few MB in a year.
 LONGEST_LOG_BYTES = 10 * 1024 * 1024
 
 
@@ -26,41 +25,41 @@ class Host:
 
     def __init__(self) -> None:
         self.finished = threading.Event()
-        """Set when the agent has ended."""
+        """Set when the agent has stopped."""
         self.exit_code = 0
-        """As the README lists them, once it has."""
+        """The exit code of the agent, which is valid after `finished` is set."""
         self.is_stopping = False
 
     def run(self, *arguments: str) -> int:
         """Run the agent on the main thread until `stop`, and return its exit code."""
-        # Before anything that takes time: a stop that comes before the agent listens for it must not be lost.
+        # Set the handler first, so that a stop request during the imports is not lost.
         signal.signal(signal.SIGTERM, _leave)
         sys.argv = ["scheduled-events-bridge", "run", *arguments]
         self.exit_code = 1
         try:
             if not self.is_stopping:
-                from bridge.cli.commands import main  # noqa: PLC0415  # a second or two; the service manager is answered meanwhile
+                from bridge.cli.commands import main  # noqa: PLC0415  # takes up to 2 s
 
                 main()
         except SystemExit as ended:
             self.exit_code = ended.code if isinstance(ended.code, int) else 0
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            logging.shutdown()  # whoever waits for the end may end the process at once
+            logging.shutdown()  # the process can end immediately after `finished` is set
             self.finished.set()
         return self.exit_code
 
     def stop(self) -> None:
-        """Ask the agent to stop; any thread may. Twice is fine."""
+        """Stop the agent. Any thread can call this method, more than once."""
         self.is_stopping = True
         if not self.finished.is_set():
             _thread.interrupt_main(signal.SIGTERM)
 
 
 def redirect_output(path: Path) -> None:
-    """Let all that this process says go to the end of the file *path*; a long file is kept beside as .1.
+    """Append standard output and standard error to the file *path*. Rename a long file to *path*.1 first.
 
-    Through the descriptors, so that it holds for the stdout sink and for a crash of the interpreter too.
+    The function replaces the file descriptors, so the file also contains the message of an interpreter crash.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and path.stat().st_size > LONGEST_LOG_BYTES:

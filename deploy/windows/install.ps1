@@ -176,7 +176,7 @@ function Register-Agent([string] $Base, [string] $Version) {
     else {
         # At once and not delayed: that would be two minutes after a boot, and an eviction leaves thirty seconds.
         New-Service -Name $name -BinaryPathName $command -DisplayName 'Scheduled Events Bridge' `
-            -Description 'Forwards what Azure announces for this VM.' -StartupType Automatic `
+            -Description 'Forwards Azure scheduled events from this VM.' -StartupType Automatic `
             -DependsOn 'Tcpip', 'Dnscache' | Out-Null
     }
     Invoke-Native 'sc.exe' @('config', $name, 'obj=', $account)

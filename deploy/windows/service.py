@@ -1,11 +1,10 @@
-"""The program that the Windows service is; install.ps1 registers it and puts it, and a venv, into one directory.
+"""The program of the Windows service. install.ps1 registers the service and creates a venv next to this file.
 
-It runs on the interpreter that the venv was made from, not on the venv's own python.exe: that one only starts the other
-as a second process, and the service manager knows only the first. For the same reason there is no pythonservice.exe.
-What the venv holds is put on the path here.
+The service starts the base interpreter and adds the packages of the venv to the path. The python.exe of a venv would
+start the base interpreter as a second process, which the Windows service manager cannot monitor.
 
-With two arguments, `preshutdown MILLISECONDS`, it does what no command of Windows does: it sets how long a shutdown
-waits for the service.
+With the arguments `preshutdown MILLISECONDS`, this program sets the maximum time that Windows waits for the service
+during a shutdown. No Windows command can change this setting.
 """
 # ruff: noqa: INP001  # a program, not a package
 
@@ -26,10 +25,10 @@ HERE = Path(__file__).resolve().parent
 
 
 def main() -> int:
-    """Run the agent as a service, or set the time that a shutdown leaves it; return the exit code."""
-    # It reads pywin32.pth too, which makes the modules of pywin32 and their DLLs known.
+    """Run the agent as a service, or set the shutdown timeout. Return the exit code."""
+    # addsitedir also reads pywin32.pth, which adds the modules and DLLs of pywin32 to the path.
     site.addsitedir(str(HERE / "venv" / "Lib" / "site-packages"))
-    sys.path.insert(0, str(HERE))  # python -I leaves it out
+    sys.path.insert(0, str(HERE))  # python -I does not add this directory
     if sys.argv[1:2] == ["preshutdown"]:
         return _wait_at_shutdown(milliseconds=int(sys.argv[2]))
     from host import Host, redirect_output  # noqa: PLC0415
@@ -38,14 +37,14 @@ def main() -> int:
     host = Host()
     with ThreadPoolExecutor(1, "service-manager") as pool:
         served = pool.submit(_serve, host)
-        served.add_done_callback(lambda _: host.stop())  # without a service manager there is no service
+        served.add_done_callback(lambda _: host.stop())  # stop if the connection to the service manager fails
         code: int = host.run()
         served.result()
     return code
 
 
 def _serve(host: Host) -> None:
-    """Connect to the service manager, and do what it asks until the agent has ended."""
+    """Connect to the Windows service manager, and process its requests until the agent has stopped."""
     if sys.platform != "win32":
         raise OSError("There are services of this kind on Windows only.")
     import servicemanager  # noqa: PLC0415
@@ -57,7 +56,7 @@ def _serve(host: Host) -> None:
         _svc_display_name_ = "Scheduled Events Bridge"
 
         def GetAcceptedControls(self) -> int:  # noqa: N802
-            # Told before the network goes, and given more time than at the shutdown itself.
+            # Preshutdown arrives while the network still works, and allows more time than shutdown.
             accepted: int = super().GetAcceptedControls()  # type: ignore[no-untyped-call]
             return accepted | win32service.SERVICE_ACCEPT_PRESHUTDOWN
 
@@ -71,10 +70,10 @@ def _serve(host: Host) -> None:
 
         def SvcDoRun(self) -> None:  # noqa: N802
             while not host.finished.wait(1.0):
-                if host.is_stopping:  # however long the sinks may drain: it goes on
+                if host.is_stopping:  # extends the time limit while the sinks drain
                     self.ReportServiceStatus(win32service.SERVICE_STOP_PENDING)
             if host.exit_code:
-                # Without the word that it stopped, so that the service manager starts it again as it was told to.
+                # Exit without reporting SERVICE_STOPPED, because the service manager then restarts the service.
                 os._exit(host.exit_code)
 
     servicemanager.Initialize()

@@ -109,7 +109,7 @@ def test_disruption_budget_is_respected_and_the_program_run_again(cluster, drain
     cluster.add_pod("web-2", NODE)
     cluster.kept.add("web-1")
     code, reason = drain("scheduled", "--wait-seconds", "0")
-    assert (code, reason[:43]) == (75, "1 of 2 pods may not leave yet: shop/web-1: ")
+    assert (code, reason[:47]) == (75, "1 of 2 pods cannot be evicted yet: shop/web-1: ")
     assert "disruption budget" in reason
     assert list(cluster.evictions) == ["web-2"]
     cluster.kept.clear()
@@ -120,7 +120,7 @@ def test_disruption_budget_is_respected_and_the_program_run_again(cluster, drain
 def test_pods_that_have_not_left_yet_are_asked_for_again(cluster, drain):
     cluster.add_pod("web", NODE)
     cluster.lists_until_gone = 3
-    assert drain("scheduled", "--wait-seconds", "0") == (75, "1 pods have not left yet: shop/web.")
+    assert drain("scheduled", "--wait-seconds", "0") == (75, "1 pods have not ended yet: shop/web.")
     assert drain("scheduled") == (0, "")
     assert [path for method, path, _ in cluster.changes if method == "POST"] == [
         "/api/v1/namespaces/shop/pods/web/eviction"
@@ -157,7 +157,7 @@ def test_token_that_was_exchanged_is_read_again(cluster, drain):
 def test_token_that_the_api_refuses_is_tried_twice_and_later_again(cluster, drain):
     cluster.set_token("token-2", in_file=False)
     code, reason = drain("scheduled")
-    assert (code, "does not take the token" in reason) == (75, True)
+    assert (code, "does not accept the token" in reason) == (75, True)
     assert cluster.refused_tokens == ["Bearer token-1"] * 2
     assert "token-1" not in reason
 
@@ -257,7 +257,7 @@ def test_api_that_fails_is_asked_again_later(cluster, drain):
 def test_api_that_is_away_is_asked_again_later(cluster, drain):
     cluster.close()
     code, reason = drain("scheduled")
-    assert (code, "did not answer" in reason) == (75, True)
+    assert (code, "No reply from the API" in reason) == (75, True)
 
 
 def test_no_token_goes_to_a_server_that_another_authority_vouches_for(cluster, drain, tmp_path):
@@ -272,7 +272,7 @@ def test_no_token_goes_to_a_server_that_another_authority_vouches_for(cluster, d
 
 def test_test_record_looks_and_changes_nothing(cluster, drain):
     cluster.add_pod("web", NODE)
-    assert drain("test") == (0, "It would evict 1 pods; nothing was done.")
+    assert drain("test") == (0, "The program would evict 1 pods. Nothing was changed.")
     assert cluster.changes == []
 
 

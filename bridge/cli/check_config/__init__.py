@@ -1,1 +1,1 @@
-"""`check-config`: checks the configuration, this machine, and on request the destinations."""
+"""Implements `check-config`, which checks the configuration, this machine, and optionally the destinations."""

@@ -1,8 +1,8 @@
-"""The connection tests of `check-config --connect`: IMDS, the portal, and the destinations of the sinks.
+"""Tests the connections to IMDS, to the portal, and to the destinations of the sinks (`check-config --connect`).
 
-All tests run at the same time, and no test writes to a destination. IMDS turns Scheduled Events on for the VM when it
-receives the first request for the document. Therefore, the command requests the document only if an agent is running.
-The portal receives the same first request that an agent sends (PROTOCOL.md, section 3). This request changes nothing.
+All tests run at the same time, and no test writes to a destination. The first request for the Scheduled Events document
+turns Scheduled Events on for the VM. To avoid this effect, the command requests the document only if an agent is
+already running.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bridge.imds.client import attested_document, attested_tokens, client_of
 from bridge.sink import Sink
 from bridge.system.threads import run_daemon
 
-#: Added to the deadline of a trial for the name lookup, which no socket deadline covers.
+#: Additional time for the name lookup, because no socket deadline covers the lookup.
 _GRACE_SECONDS = 3.0
 _MOST_SECONDS = 30.0
 _PORTAL_SECONDS = 9
@@ -36,7 +36,7 @@ _REPEATED = " The agent tries again."
 
 
 class Tried(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one destination."""
+    """The result of a connection test for one destination."""
 
     name: str
     message: str
@@ -44,7 +44,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def try_destinations(settings: Settings, *, is_running: bool, broken: Collection[str]) -> Iterator[Tried]:
-    """Yield the result of each test. The sinks in *broken* are not tested."""
+    """Yield the result of each connection test. Skip the sinks in *broken*."""
     imds_seconds = settings.imds.timeout_seconds * 2
     trials: list[tuple[str, float, Callable[[], str]]] = []
     trials.append(("IMDS", imds_seconds, partial(_imds, settings, is_running=is_running)))
@@ -81,7 +81,7 @@ def _imds(settings: Settings, *, is_running: bool) -> str:
             return f"{reached}, with {counted(len(imds.scheduled_events().events), 'scheduled event')}."
     except BridgeError as error:
         advice = (
-            " On Azure, it must be reachable without a proxy, and a container may need the host's network. "
+            " On Azure, it must be reachable without a proxy, and a container might need the host's network. "
             "Outside Azure, imds.endpoint can name a simulator."
         )
         message = str(error).removesuffix(_REPEATED)

@@ -1,8 +1,7 @@
-"""The checks of `check-config` that need no network: files, variables, programs, and the state directory.
+"""Checks the files, variables, programs, and state directory in the configuration without network requests.
 
-The checks change nothing on the machine. Most of these problems do not stop `run`, because a secret file can appear
-after the agent has started. The checks apply to the current user. Root can read every file, so `check-config` prints a
-command that repeats the checks as the user of the agent.
+The checks change nothing on the machine, and run with the permissions of the current user. If you run `check-config` as
+root, it prints a command that repeats the checks as the agent's user, because root can read every file.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ _ENVIRONMENT_HINT = " (This command's environment can differ from the agent's en
 
 
 class Problem(NamedTuple):
-    """A problem on this machine. *where* names the affected part, such as ``Sink sre-alerts``."""
+    """A problem on this machine. *where* is the affected part of the configuration, such as ``Sink sre-alerts``."""
 
     where: str
     message: str
 
 
 def local_problems(settings: Settings, directory: Path) -> list[Problem]:
-    """Return all problems on this machine, without any network request."""
+    """Return all problems on this machine. The function sends no network requests."""
     problems = [Problem("State", message) for message in _state(directory.absolute())]
     for sink in settings.sinks:
         problems += [Problem(f"Sink {sink.name}", message) for message in _sink(sink)]
@@ -62,7 +61,7 @@ def local_problems(settings: Settings, directory: Path) -> list[Problem]:
 
 
 def warnings(settings: Settings) -> list[str]:
-    """Return a sentence for each secret that other users may read, and for each URL that contains a secret."""
+    """Return a sentence for each secret that other users can read, and for each URL that contains a secret."""
     found = list(readable_secrets(settings.secret_files))
     for sink in settings.sinks:
         found += [f"Sink {sink.name}: {message}" for message in _secret_urls(sink)]
@@ -86,7 +85,7 @@ def advice_for_root(directory: Path) -> Iterator[str]:
         return
     try:
         name = pwd.getpwuid(directory.stat().st_uid).pw_name
-    except (OSError, KeyError):  # no directory yet, or a user without a name, as in a container
+    except (OSError, KeyError):  # the directory is missing, or its owner has no name, as in a container
         return
     if name != user_name():
         yield (
@@ -108,7 +107,7 @@ def _state(path: Path) -> Iterator[str]:
             for each in missing:
                 each.rmdir()
     if path.exists() and not os.access(path, os.W_OK | os.X_OK):
-        yield f"{user_name()} may not write to the state directory {path}."
+        yield f"{user_name()} cannot write to the state directory {path}."
 
 
 def _sink(sink: SinkSettings) -> Iterator[str]:

@@ -1,7 +1,7 @@
-"""The report of `check-config`, with the settings in effect and the problems on this machine.
+"""Prints the report of `check-config`, which lists the settings in effect and the problems on this machine.
 
-If `run` would reject the configuration, the command exits with 78 and prints no report. If the report contains a
-problem, the command exits with 1. The agent starts in spite of these problems and tries again later.
+If the configuration is invalid, `check-config` exits with 78 and prints no report. If the report lists a problem,
+`check-config` exits with 1. Most of these problems do not prevent the agent from starting.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The conformance kit for ops portals. It sends the requests of an agent and reports violations of PROTOCOL.md.
+"""Tests whether an ops portal follows PROTOCOL.md. These modules are called the conformance kit.
 
-`check.check_portal` runs all checks. `requirements` lists the requirements, and `report` collects the results. The kit
-works with every portal that follows PROTOCOL.md, and it changes nothing on the VM.
+The kit sends the same requests as an agent and reports violations. `check.check_portal` runs all checks, `requirements`
+lists the requirements, and `report` collects the results. The kit changes nothing on the VM.
 """

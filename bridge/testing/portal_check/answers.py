@@ -1,4 +1,4 @@
-"""Reads a portal's response. A response that an agent ignores or refuses is a violation of PROTOCOL.md."""
+"""Reads the responses of a portal. If an agent would reject a response, the response violates PROTOCOL.md."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PollAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerReader:
-    """Reads the responses of one portal, and notes their violations in *report*."""
+    """Reads the responses of one portal, and adds violations to *report*."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
@@ -145,7 +145,7 @@ class AnswerReader:
 
 
 def _json(body: bytes) -> tuple[Any, str | None]:
-    """Return the JSON value in *body* and None, or None and the reason why it is not valid JSON."""
+    """Return the JSON value in *body* and None. If *body* is not valid JSON, return None and the reason."""
     if not body:
         return None, "it is empty"
     if body.startswith(codecs.BOM_UTF8):

@@ -1,7 +1,7 @@
 """Checks the tokens that a portal issues for attested documents (section 2 of PROTOCOL.md).
 
-If a portal accepts a document that was changed or used before, an attacker can get a token for any VM. The results of
-the checks contain no tokens.
+If a portal accepts a modified document, an attacker can get a token for any VM. A portal must also reject a document
+that was used before. The results of the checks contain no tokens.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _AnswerT = TypeVar("_AnswerT", bound=msgspec.Struct)
 
 
 class AttestedChecks:
-    """Sends requests with *asker* and notes the results in *report*. *document* returns a document with a nonce."""
+    """Sends requests with *asker*, and adds the results to *report*. *document* returns a document with a nonce."""
 
     def __init__(self, asker: CheckClient, report: Report, document: Callable[[str], str]) -> None:
         self._asker = asker
@@ -59,7 +59,7 @@ class AttestedChecks:
                 self._report.untried(requirement, f"The metadata service returned no document: {error}")
 
     def _genuine(self) -> None:
-        """Send real documents of this VM. The changed document is first, because it must not use the challenge."""
+        """Send a modified document and then the real document. A rejected document must not use up the challenge."""
         nonce = self._challenge()
         if nonce is None:
             return
@@ -166,7 +166,7 @@ def _is_in(nonce: str, document: str) -> bool:
 
 
 def _tampered(document: str, vm_id: str) -> str:
-    """Return *document* with another vmId. The content of a document is plain text."""
+    """Return *document* with a different vmId. This works because the content of a document is plain text."""
     found = base64.b64decode(document)
     for own in (vm_id.encode(), vm_id.upper().encode()):
         if own in found:

@@ -1,7 +1,7 @@
 """Runs all checks of the conformance kit against one portal.
 
-Some checks need a decision of an operator. The kit requests the decision from a *decider*, which is a command or a
-person. Without a decider, the kit skips these checks.
+For some checks, an operator must approve or hold an event in the portal. The kit requests these decisions from a
+*decider*, which is a command or a person. If no decider is configured, the kit skips these checks.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from bridge.testing.portal_check.report import Report
 from bridge.testing.portal_check.request import CheckClient, Exchange
 from bridge.testing.portal_check.requirements import Needs, Requirement
 
-#: The time from the held request to the request for a decision.
+#: The delay between the start of a long poll and the request for a decision.
 _HEAD_START_SECONDS = 0.5
-#: The longest time from a decision to its response. If half of the wait is less, half of the wait counts.
+#: A portal must return a decision within this time, or within half of the wait if half of the wait is shorter.
 _AT_ONCE_SECONDS = 2.0
-#: The shortest interval of requests to a portal that holds no request.
+#: The minimum interval between requests to a portal that does not support long polls.
 _SHORTEST_POLL_SECONDS = 0.2
 _REFUSED = frozenset({401, 403})
 
 
 class NotDecided(BridgeError):
-    """The command of the operator failed, or there was no decision in time."""
+    """The decision command failed, or no decision arrived in time."""
 
 
 class Decider(msgspec.Struct, frozen=True, kw_only=True):
     """Makes decisions at the portal when the kit requests them."""
 
     decide: Callable[[Verdict, TransitionRecord], None]
-    """Makes the portal decide on the event of a record; raises NotDecided."""
+    """Makes a decision at the portal on the event in a record. Raises NotDecided."""
     is_command: bool
-    """True if the decision is complete when `decide` returns, so that the kit can measure its delay."""
+    """True if the decision is complete when `decide` returns. The kit can then measure the delay of the response."""
     timeout_seconds: float = 300.0
 
 
@@ -57,17 +57,17 @@ class CheckSettings(msgspec.Struct, frozen=True, kw_only=True):
     remote: RemoteSettings
     vm_id: str
     keys: Sequence[TrustedKey] = ()
-    """The public keys for decisions. Without keys, the kit does not check signatures."""
+    """The public keys that verify decisions. If no keys are given, the kit does not check signatures."""
     records_url: str | None = None
-    """The URL for records. With None, the kit sends no records."""
+    """The URL for records. If None, the kit sends no records."""
     decider: Decider | None = None
     document: Callable[[str], str] | None = None
-    """Returns the attested document with a nonce, for `credential = "attested"`."""
+    """Returns an attested document that contains a nonce, for `credential = "attested"`."""
     late_seconds: float = 3.0
 
 
 def check_portal(settings: CheckSettings) -> Report:
-    """Check the portal in *settings* and return the report; raise CredentialFailed if there is no token."""
+    """Check the portal in *settings*, and return the report. Raise CredentialFailed if no token can be obtained."""
     report = Report()
     asker = CheckClient(settings.remote, settings.vm_id, document=settings.document)
     try:
@@ -182,7 +182,7 @@ class _Play:
         send(self._asker, self._report, url, Requirement.OUTCOME, self._told.outcome(claims))
 
     def _decided(self, decider: Decider, verdict: Verdict, index: int) -> tuple[Claims | None, PollAnswer] | None:
-        """Request a decision during a held request. Return the decision and its response, or None."""
+        """Request a decision during a long poll. Return the decision and the response that contains it, or None."""
         made = run_daemon("decide", self._have_decided, decider, verdict)
         answer = self._await(made, decider, index)
         if answer is None:
@@ -207,7 +207,7 @@ class _Play:
         return time.monotonic()
 
     def _await(self, made: Future[float], decider: Decider, index: int) -> PollAnswer | None:
-        """Return the response with a new decision, or None if there is none in time."""
+        """Return the response that contains a new decision, or None if no decision arrives in time."""
         give_up_at = time.monotonic() + decider.timeout_seconds
         while time.monotonic() < give_up_at:
             exchange = self._asker.poll(index, self._settings.remote.wait_seconds)
@@ -231,7 +231,7 @@ class _Play:
         return None
 
     def _expect_kept(self, answer: PollAnswer, index: int, tokens: frozenset[str]) -> None:
-        """Repeat the request. An agent does this after it lost a response, and after a restart."""
+        """Repeat the request, as an agent does after a lost response or a restart."""
         if answer.index is None or answer.index <= index:
             self._report.broken(
                 Requirement.GROWS, answer.exchange, f"The index changed from {index} to {answer.index}."

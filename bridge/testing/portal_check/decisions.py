@@ -22,7 +22,7 @@ _LONG_AGO = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 class DecisionChecks:
-    """Checks decisions for the VM *vm_id*, and notes the results in *report*."""
+    """Checks decisions for the VM *vm_id*, and adds the results to *report*."""
 
     def __init__(self, report: Report, *, vm_id: str, keys: Sequence[TrustedKey]) -> None:
         self._report = report
@@ -32,13 +32,13 @@ class DecisionChecks:
             self._report.untried(Requirement.FORM, "The kit has no public key. To check this, set --public-key.")
 
     def look(self, token: str, exchange: Exchange, *, is_new: bool = False) -> Claims | None:
-        """Return the claims of *token*, or None if an agent would refuse the token.
+        """Return the claims in *token*, or None if an agent would reject the token.
 
-        The kit ignores an older decision with an unknown key, because the portal may have other keys. A new decision
-        (*is_new*) must have a known key.
+        A new decision (*is_new*) must be signed with a known key. The kit ignores older decisions with unknown keys,
+        because the portal might also use other keys.
         """
         if len(token) > MAX_TOKEN_CHARACTERS:
-            return None  # AnswerReader has noted this
+            return None  # AnswerReader has reported this violation
         audience = _unverified(token).get("aud")
         if isinstance(audience, str) and audience.lower() != self._vm_id.lower():
             detail = "The decision is for another VM. Its aud is not the vmId of the request."
@@ -60,7 +60,7 @@ class DecisionChecks:
         return claims
 
     def about(self, claims: Claims, event: ScheduledEvent, exchange: Exchange) -> None:
-        """Check that *claims* match the *event* in the record that the kit sent."""
+        """Check that *claims* match *event*, which the kit sent in a record."""
         if claims.event_id != event.event_id:
             detail = f"The sub is {claims.event_id!r}, but the EventId is {event.event_id!r}."
             self._report.broken(Requirement.EVENT, exchange, detail)
@@ -73,7 +73,7 @@ class DecisionChecks:
             self._report.broken(Requirement.DIGEST, exchange, detail)
 
     def hold(self, hold: Claims, approval: Claims, exchange: Exchange) -> None:
-        """Check that *hold* is a hold and is newer than *approval*."""
+        """Check that the decision *hold* is a hold and is newer than the decision *approval*."""
         if hold.verdict is not Verdict.HOLD:
             self._report.broken(
                 Requirement.HOLD, exchange, f"The decision is {hold.verdict.value}, but the kit requested a hold."
@@ -85,7 +85,7 @@ class DecisionChecks:
 
 
 def expires_at(token: str) -> float:
-    """Return the unverified ``exp`` claim of *token*, or 0 if it cannot be read."""
+    """Return the unverified ``exp`` claim of *token*, or 0 if the claim cannot be read."""
     found = _unverified(token).get("exp")
     return float(found) if isinstance(found, int | float) else 0.0
 

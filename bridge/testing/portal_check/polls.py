@@ -15,18 +15,18 @@ _OK = 200
 _NO_CONTENT = 204
 _REFUSED = frozenset({401, 403})
 _LONGEST_WAIT_SECONDS = 600
-#: The longest time of an immediate response. If half of the wait is less, half of the wait counts.
+#: A portal must send an immediate response within this time, or within half of the wait if that is shorter.
 _AT_ONCE_SECONDS = 2.0
-#: The portal held a request if the request took at least this share of its wait.
+#: A request counts as a long poll if the response took at least this share of the wait.
 _HELD_SHARE = 0.5
 _TRIES = 3
 _FAR_AHEAD = 1_000_000
 
 
 class PollChecks:
-    """Sends requests with *asker*, and notes the results in *report*.
+    """Sends requests with *asker*, and adds the results to *report*.
 
-    *wait_seconds* is the wait of a held request, and *late_seconds* is the allowed delay after this wait.
+    *wait_seconds* is the duration of a long poll. A response can arrive up to *late_seconds* after this time.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class PollChecks:
         self._at_once_seconds = min(_AT_ONCE_SECONDS, wait_seconds / 2)
 
     def first(self) -> PollAnswer | None:
-        """Request all decisions. Return the response, or None if an agent cannot use it."""
+        """Request all decisions. Return the response, or None if an agent cannot use the response."""
         exchange = self._asker.poll(0, self._wait_seconds)
         answer = self.read(exchange)
         if answer is not None and answer.index is None:
@@ -57,7 +57,7 @@ class PollChecks:
         return answer
 
     def read(self, exchange: Exchange) -> PollAnswer | None:
-        """Return the content of the response, and note its violations."""
+        """Return the content of the response, and report violations."""
         return self._reader.read(exchange)
 
     def callers(self) -> None:
@@ -108,7 +108,7 @@ class PollChecks:
             self._report.broken(Requirement.ONLY_THIS_VM, exchange, detail)
 
     def longest_wait(self) -> None:
-        """Request all decisions with a wait of 600 s, to which the portal must also respond at once."""
+        """Request all decisions with a wait of 600 s. The portal must respond at once, regardless of the wait."""
         if Requirement.AT_ONCE in self._report:
             self._report.untried(
                 Requirement.LONGEST_WAIT, "The portal does not respond at once, so this check could take 600 s."
@@ -121,9 +121,9 @@ class PollChecks:
             self._report.broken(Requirement.LONGEST_WAIT, exchange, "The portal refuses a wait of 600 s.")
 
     def hold(self, index: int, take: Callable[[PollAnswer], None]) -> int:
-        """Request the decisions after *index*, of which there should be none, and return the new index.
+        """Check that the portal holds a long poll while no decision after *index* exists. Return the new index.
 
-        If the portal returns decisions, an operator decided in the meantime. *take* then gets the response.
+        If an operator makes a decision during the long poll, call *take* with the response.
         """
         for _ in range(_TRIES):
             exchange = self._asker.poll(index, self._wait_seconds)
@@ -149,7 +149,7 @@ class PollChecks:
         return index
 
     def ahead(self, index: int) -> None:
-        """Send an index that the portal has not used yet, as an agent does after a portal was restored."""
+        """Send an index that the portal has not used yet, as an agent does after someone restores a portal backup."""
         asked = min(index + _FAR_AHEAD, MAX_INDEX)
         exchange = self._asker.poll(asked, self._wait_seconds)
         answer = self.read(exchange)
@@ -162,7 +162,7 @@ class PollChecks:
             self._expect_at_once(Requirement.INDEX_AHEAD, exchange)
 
     def kept(self, before: PollAnswer, *, only: frozenset[str]) -> None:
-        """Request all decisions again, and check that the decisions *only* of *before* are still available."""
+        """Request all decisions again. Check that the decisions *only* in the response *before* are still available."""
         answer = self.read(exchange := self._asker.poll(0, self._wait_seconds))
         if answer is None:
             return
@@ -173,7 +173,7 @@ class PollChecks:
             self._report.met(Requirement.STAYS)
 
     def _quietly(self, exchange: Exchange) -> PollAnswer | None:
-        """Read the response to another VM without noting its violations."""
+        """Read the response to a request for another VM, and do not report violations."""
         return AnswerReader(Report()).read(exchange)
 
     def _expect_no_fall(self, answer: PollAnswer, index: int) -> None:

@@ -1,7 +1,7 @@
 """Sends the records of an invented event to a portal (sections 1 and 9 of PROTOCOL.md).
 
-The event affects only the VM of the check, and Azure does not know the event. If an agent runs on this VM, the agent
-refuses decisions on the event as `event_unknown`, so the check never starts maintenance.
+The event affects only the VM of the check and does not exist in Azure. If an agent is running on this VM, the agent
+rejects decisions on the event with the reason `event_unknown`, so the check never starts maintenance.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class MadeUpEvent:
         self.record = self._record(1, Transition.SCHEDULED)
 
     def outcome(self, claims: Claims) -> TransitionRecord:
-        """Return the record of a dry run of the decision in *claims*."""
+        """Return the record that reports a dry run of the decision in *claims*."""
         approval = Approval(
             source="portal",
             decision_id=claims.decision_id,
@@ -101,7 +101,7 @@ def cloudevent(record: TransitionRecord) -> bytes:
 
 
 def send(asker: CheckClient, report: Report, url: str, requirement: Requirement, record: TransitionRecord) -> bool:
-    """Send *record* to *url*. Return whether the portal accepted the record, and note *requirement*."""
+    """Send *record*, and report the result for *requirement*. Return whether the portal accepted the record."""
     exchange = asker.post(url, cloudevent(record))
     if exchange.status in _SUCCESS:
         report.met(requirement)

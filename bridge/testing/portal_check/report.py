@@ -1,4 +1,4 @@
-"""Collects the results of the kit: one finding for each requirement, with its first violation."""
+"""Collects the results of the checks. A finding contains the result for one requirement."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bridge.testing.portal_check.requirements import Needs, Requirement
 
 
 class Result(str, Enum):
-    """The result of a check."""
+    """Whether a requirement is met."""
 
     MET = "met"
     NOT_MET = "not met"
@@ -29,7 +29,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     asked: str | None = None
     """The request that caused the violation."""
     answered: str | None = None
-    """The response with the violation."""
+    """The response that contains the violation."""
 
 
 class Report:
@@ -39,13 +39,13 @@ class Report:
         self._found: dict[Requirement, Finding] = {}
 
     def met(self, requirement: Requirement) -> None:
-        """Note that *requirement* is met, unless it has a violation."""
+        """Record that *requirement* is met, unless a violation was recorded."""
         known = self._found.get(requirement)
         if known is None or known.result is Result.NOT_TRIED:
             self._found[requirement] = Finding(requirement=requirement, result=Result.MET)
 
     def broken(self, requirement: Requirement, exchange: Exchange, detail: str) -> None:
-        """Note a violation of *requirement* in *exchange*. The first violation stays."""
+        """Record a violation of *requirement* in *exchange*. Keep only the first violation."""
         if requirement not in self:
             self._found[requirement] = Finding(
                 requirement=requirement,
@@ -56,12 +56,12 @@ class Report:
             )
 
     def untried(self, requirement: Requirement, why: str) -> None:
-        """Note why *requirement* was not checked, unless it has a finding."""
+        """Record why *requirement* was not checked, unless it has a finding."""
         if requirement not in self._found:
             self._found[requirement] = Finding(requirement=requirement, result=Result.NOT_TRIED, detail=why)
 
     def untried_without(self, needs: Needs, why: str) -> None:
-        """Note why the requirements with *needs* were not checked."""
+        """Record why the requirements with *needs* were not checked."""
         for requirement in Requirement:
             if requirement.value.needs is needs:
                 self.untried(requirement, why)

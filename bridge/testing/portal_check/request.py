@@ -1,7 +1,7 @@
-"""Sends one request to a portal in the same way as an agent, and describes the result.
+"""Sends one request to a portal in the same way as an agent, and describes the response.
 
-The description never contains the token, even if the portal repeats the token in its response. Only invalid settings
-raise an exception.
+The description never contains the token, even if the portal repeats the token in its response. A failed request does
+not raise an exception.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bridge.http.session import DeadlineSession, ResponseUnread
 from bridge.system.secrets import MASK
 from bridge.text import EXCERPT_CHARACTERS, one_line
 
-#: The time after the wait of a request at which the agent cancels the request (PROTOCOL.md, section 2).
+#: The agent cancels a long poll at this time after the end of its wait (PROTOCOL.md, section 2).
 GRACE_SECONDS = 10.0
 _AGENT = '{"version":"portal-check"}'
 _POST_SECONDS = 10.0
@@ -35,13 +35,13 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     """The time from the request to the end of the response."""
     status: int | None = None
-    """The status, or None without a response."""
+    """The status of the response, or None if no response arrived."""
     headers: Mapping[str, str] = {}
     body: bytes = b""
     problem: str | None = None
-    """The reason why there is no response, or why its body was not read."""
+    """The reason why no response arrived, or why the body was not read."""
     is_unread: bool = False
-    """True if the body was not read, because it is too large or compressed."""
+    """True if the body was not read because the body is too large or compressed."""
 
     @property
     def answered(self) -> str:
@@ -55,16 +55,16 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckClient:
-    """Sends requests to the portal in *remote* for the VM *vm_id*. For one thread at a time.
+    """Sends requests to the portal in *remote* for the VM *vm_id*. Do not share a client between threads.
 
-    *document* returns the attested document with a nonce, for `credential = "attested"`.
+    *document* returns an attested document that contains a nonce, for `credential = "attested"`.
     """
 
     def __init__(self, remote: RemoteSettings, vm_id: str, *, document: Callable[[str], str] | None = None) -> None:
         self.vm_id = vm_id.lower()
         self.has_certificate = remote.client_cert_file is not None
         self.is_attested = remote.credential is not None
-        """True if the token names this VM."""
+        """True if the token identifies this VM."""
         self._own: str | None = None
         self._remote = remote
         self._url = remote.url.rstrip("/")
@@ -75,7 +75,7 @@ class CheckClient:
         self._proxies = {} if is_local else requests.utils.get_environ_proxies(self._url)
 
     def poll(self, index: int, wait_seconds: int, *, vm_id: str | None = None, token: str | None = None) -> Exchange:
-        """Request the decisions after *index*. *token* replaces the VM's token, and "" means no credential."""
+        """Request the decisions after *index*. *token* replaces the VM's token. If "", send no credential."""
         vm_id = self.vm_id if vm_id is None else vm_id
         return self._ask(
             "GET",
@@ -96,12 +96,12 @@ class CheckClient:
         return self._ask("POST", self._url + path, deadline_seconds=_POST_SECONDS, headers=headers, token="", body=body)
 
     def bearer(self) -> str | None:
-        """Return the VM's token, or None if the VM uses a client certificate; raise CredentialFailed."""
+        """Return the VM's token, or None if the VM uses a client certificate. Raises CredentialFailed."""
         self._own = self._client.bearer()
         return self._own
 
     def close(self) -> None:
-        """Close the client, and cancel the request of another thread."""
+        """Close the client, and cancel a request that another thread has sent."""
         self._client.close()
         self._session.close()
 
@@ -122,7 +122,7 @@ class CheckClient:
         whose = "without Authorization" if not shown else f"Authorization: Bearer {MASK if token is None else token}"
         certificate = self._certificate() if token is None else None
         if self.has_certificate and certificate is None:
-            self._session.close()  # an open connection has already used the certificate
+            self._session.close()  # an open connection is already authenticated with the certificate
         if self.has_certificate:
             whose = "with the client certificate" if certificate else "without a client certificate"
         asked = f"{method} {url}, {whose}"

@@ -1,4 +1,4 @@
-"""The requirements of PROTOCOL.md that the conformance kit checks, each with its section."""
+"""Lists the requirements in PROTOCOL.md that the conformance kit checks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Needs(Enum):
 
 
 class Sentence(NamedTuple):
-    """A requirement in one sentence, and its section of PROTOCOL.md."""
+    """A requirement in one sentence, and the section of PROTOCOL.md that contains the requirement."""
 
     section: int
     text: str

@@ -1,5 +1,5 @@
-"""A simulated Azure Instance Metadata Service (IMDS): events, HTTP responses, scenarios, and faults.
+"""Simulates the Azure Instance Metadata Service (IMDS) with events, HTTP responses, scenarios, and faults.
 
-The simulator does not use the agent's document parser. Otherwise, a mistake in the parser could hide a mistake in the
-simulator. Tests import the public names from `bridge.testing`.
+The simulator does not use the agent's document parser, because an error in the parser could hide an error in the
+simulator. Import the public names from `bridge.testing`.
 """

@@ -1,14 +1,14 @@
 """Signs the attested documents of the simulator, as Azure signs the documents of its metadata service.
 
-A document is a PKCS#7 SignedData over a JSON object, as in Azure. It has no signed attributes, and it contains the
-certificate of the signer but not the certificate of the intermediate authority. The signer's names (SAN) are
-`metadata.azure.com` and the name of the region below it. The keys are new in each run of the simulator.
+As in Azure, a document is a PKCS#7 SignedData over a JSON object. The document has no signed attributes. It contains
+the certificate of the signer, but not the intermediate certificate. The names (SAN) of the signer are
+`metadata.azure.com` and a subdomain for the region. Microsoft's page "Azure Instance Metadata Service" describes the
+format.
 
-A portal that must accept these documents trusts `root_pem`. Never trust this certificate in production, because
-everyone who can connect to the simulator can get documents from it.
+To test a portal with these documents, configure the portal to trust the certificate from `root_pem`. Never trust this
+certificate in production, because everyone who can connect to the simulator can get a document for any VM.
 
-The simulator imports this module only on use, because the import takes 0.1 s and 9 MB. The format is from Microsoft's
-page "Azure Instance Metadata Service" and from real documents.
+The simulator imports this module only when a document is requested, because the import takes 0.1 s.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Signer(NamedTuple):
 
 
 class _Chain(NamedTuple):
-    """A root and an intermediate authority."""
+    """A root certificate authority and an intermediate certificate authority."""
 
     root: x509.Certificate
     intermediate: x509.Certificate
@@ -50,10 +50,10 @@ class _Chain(NamedTuple):
 
 
 class AttestationAuthority:
-    """Signs the documents of all machines of one simulator. Threads can share it.
+    """Signs the documents of all machines in one simulator. Threads can share an authority.
 
-    *now* returns the time of a document. *intermediate_url* returns the URL of the intermediate certificate, which each
-    signer's certificate contains.
+    *now* returns the time for a document. *intermediate_url* returns the URL of the intermediate certificate. The
+    certificate of each signer contains this URL.
     """
 
     def __init__(self, *, now: Callable[[], datetime], intermediate_url: Callable[[], str]) -> None:
@@ -66,16 +66,16 @@ class AttestationAuthority:
 
     @property
     def root_pem(self) -> bytes:
-        """Return the certificate of the root, which a portal must trust, as PEM."""
+        """Return the root certificate, which a portal must trust, as PEM."""
         return _pem(self._chain.root)
 
     @property
     def intermediate_pem(self) -> bytes:
-        """Return the certificate of the intermediate authority as PEM."""
+        """Return the intermediate certificate as PEM."""
         return _pem(self._chain.intermediate)
 
     def document(self, machine: Machine, nonce: str, *, kind: str | None = None) -> str:
-        """Return the document of *machine* with *nonce* in base64. *kind* is a fault of the document."""
+        """Return the document of *machine* with *nonce* in base64. *kind* is a fault to add to the document."""
         with self._lock:
             if kind == "cached_nonce":
                 return self._last.get(machine.vm_id) or self._signed(machine, "")

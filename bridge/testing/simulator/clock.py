@@ -1,6 +1,6 @@
-"""ManualClock is a clock for tests, which changes only when the test advances it.
+"""Provides ManualClock, a clock for tests that changes only when the test advances the clock.
 
-With this clock, a test of 15 minutes of notice needs no threads and no waiting.
+With this clock, a test can simulate the 15 minutes before an event without waiting.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from bridge.clock import Clock
 
 
 class ManualClock:
-    """A clock that changes only with `advance`."""
+    """A clock that changes only when you call `advance`."""
 
     def __init__(self, now: datetime = datetime(2030, 1, 1, tzinfo=timezone.utc)) -> None:
         self._start = now
@@ -19,7 +19,7 @@ class ManualClock:
 
     @property
     def clock(self) -> Clock:
-        """Return this clock as a `Clock` for the parts of the agent. Its random numbers are always 0.0."""
+        """Return this clock as a `Clock` for the agent. The random numbers of this `Clock` are always 0.0."""
         return Clock(now=self.now, monotonic=self.monotonic, random=lambda: 0.0)
 
     def advance(self, seconds: float) -> None:
@@ -27,7 +27,7 @@ class ManualClock:
         self._seconds += seconds
 
     def monotonic(self) -> float:
-        """Return the seconds since the creation of the clock."""
+        """Return the seconds since this clock was created."""
         return self._seconds
 
     def now(self) -> datetime:

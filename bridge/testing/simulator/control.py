@@ -1,4 +1,4 @@
-"""The control endpoint changes a running simulator over HTTP, with JSON in both directions.
+"""Implements the control endpoint, which reads and changes a running simulator. All bodies are JSON.
 
     GET    /control                         the whole state
     GET    /control/events                  the events in the document
@@ -12,7 +12,7 @@
     GET    /control/requests                the requests with their VM, time, and status
     GET    /control/attestation/root        the root certificate for attested documents; also /intermediate
 
-The status is 404 for an unknown path or event, 400 for an invalid body, and 409 for an event in the wrong status.
+If a change fails, the response is 400 (invalid body), 404 (unknown path or event), or 409 (wrong status of the event).
 """
 
 from __future__ import annotations

@@ -6,15 +6,15 @@ from bridge.errors import BridgeError
 
 
 class SimulatorError(BridgeError):
-    """The simulator cannot do the requested action."""
+    """The simulator cannot perform the requested action."""
 
 
 class WrongRequest(SimulatorError):
-    """A request to the simulator is invalid. The message has one line for each mistake."""
+    """A request to the simulator is invalid. The message contains one line for each error in the request."""
 
 
 class UnknownEvent(SimulatorError):
-    """The document contains no event with this EventId."""
+    """The document contains no event with the requested EventId."""
 
 
 class WrongState(SimulatorError):

@@ -1,6 +1,6 @@
-"""A simulated maintenance event, and its form in each version of the Scheduled Events API.
+"""Describes simulated events, and formats an event for each version of the Scheduled Events API.
 
-An event keeps its EventId in all versions, but each version has different fields and event types. The table "Version
+The EventId of an event is the same in all API versions, but the fields and the event types differ. The table "Version
 and region availability" on Microsoft's page "Scheduled Events for Linux VMs" lists the differences. The minimum notice
 and the descriptions are from the same page.
 """
@@ -26,14 +26,14 @@ API_VERSIONS = (
     "2019-08-01",
     "2020-07-01",
 )
-#: The first version that requires the header ``Metadata: true`` and has names without a leading underscore.
+#: The first version that requires the header ``Metadata: true``. Its names have no leading underscore.
 HEADER_SINCE = "2017-08-01"
-#: Versions before this version require DocumentIncarnation in an approval.
+#: Earlier versions require DocumentIncarnation in an approval.
 PLAIN_APPROVAL_SINCE = "2019-01-01"
 
 _TYPE_SINCE = {"Preempt": "2017-11-01", "Terminate": "2019-01-01"}
 _NOTICE_SECONDS = {"Freeze": 900.0, "Reboot": 900.0, "Redeploy": 600.0, "Preempt": 30.0, "Terminate": 300.0}
-#: Microsoft's approximate time from Started until the event leaves the document.
+#: The approximate time from Started until the event leaves the document, according to Microsoft.
 _IMPACT_SECONDS = 600.0
 
 _MOST_SECONDS = 1e9
@@ -41,7 +41,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=_MOST_SECONDS)]
 
 
 class EventChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of an event that can change while the event is in the document. Times are scenario seconds."""
+    """The fields of an event that can change while the event is in the document. Durations are in scenario seconds."""
 
     event_type: str = ""
     resources: tuple[str, ...] | None = None
@@ -55,7 +55,7 @@ class EventChanges(msgspec.Struct, frozen=True, kw_only=True):
     description: str = ""
     event_source: str = "Platform"
     extra: dict[str, Any] = msgspec.field(default_factory=dict)
-    """Additional JSON fields. They replace fields with the same name."""
+    """Additional JSON fields, which replace fields with the same name."""
 
 
 class EventSpec(EventChanges, frozen=True, kw_only=True):
@@ -65,13 +65,13 @@ class EventSpec(EventChanges, frozen=True, kw_only=True):
     event_id: str | None = None
     """The EventId. None means a random UUID in upper case."""
     status: Literal["Scheduled", "Started"] = "Scheduled"
-    """The first status. A hardware failure starts with Started."""
+    """The initial status. The first status of a hardware failure is Started."""
     resource_type: str = "VirtualMachine"
     on_approval: Literal["start", "wait", "never"] = "start"
-    """The start after an approval: after *approval_delay_seconds*, at NotBefore (wait), or never."""
+    """start: an approved event starts after *approval_delay_seconds*. wait: it starts at NotBefore. never: it stays."""
     approval_delay_seconds: Seconds = 0.0
     on_not_before: Literal["start", "stay"] = "start"
-    """With stay, the event keeps the status Scheduled after NotBefore."""
+    """start: the event starts at NotBefore. stay: the event keeps the status Scheduled after NotBefore."""
 
     @property
     def notice(self) -> float:
@@ -101,7 +101,7 @@ def new_event_id() -> str:
 
 
 def shown_event(event: Event, api_version: str, not_before: datetime) -> dict[str, Any] | None:
-    """Return *event* in the form of *api_version*, or None if this version does not have its type."""
+    """Return *event* in the format of *api_version*, or None if this version does not support the event type."""
     spec = event.spec
     if api_version < _TYPE_SINCE.get(spec.event_type, ""):
         return None
@@ -124,7 +124,7 @@ def shown_event(event: Event, api_version: str, not_before: datetime) -> dict[st
 
 
 def _time_text(moment: datetime, api_version: str) -> str:
-    # Rounded down, because the event may start slightly after NotBefore, but never before.
+    # Rounded down, because an event must never start before NotBefore.
     whole = moment.replace(microsecond=0)
     if api_version < HEADER_SINCE:
         return whole.strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -132,5 +132,5 @@ def _time_text(moment: datetime, api_version: str) -> str:
 
 
 def changes_in(read: EventChanges, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of *read* that *values* contains."""
+    """Return the fields of *read* whose names are in *values*."""
     return {name: getattr(read, name) for name in EventChanges.__struct_fields__ if name in values}

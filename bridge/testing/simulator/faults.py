@@ -1,8 +1,8 @@
-"""The faults of the simulated metadata service, and the queue of faults.
+"""Simulates faults of the metadata service, and stores waiting faults in a queue.
 
-A fault applies to a number of requests, or until it is removed. Each request gets the oldest fault in the queue that
-applies to it. To simulate three responses with 500 and then two with 429, add two faults. Delays are in real seconds,
-regardless of the speed of the scenario, because the deadlines of the agent are also in real seconds.
+A fault applies to a number of requests, or until someone removes the fault. Each request gets the oldest fault in the
+queue that applies to the request. For example, add two faults to simulate three responses with 500 and then two with
+429. Delays are in real seconds at every scenario speed, because the deadlines of the agent are also in real seconds.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class FaultDetails(msgspec.Struct, frozen=True, kw_only=True):
     vm: str | None = None
     """The VM to whose requests the fault applies. None means all VMs."""
     count: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """The number of requests to which the fault applies. None means until it is removed."""
+    """The number of requests to which the fault applies. If None, the fault applies until someone removes it."""
     status: Annotated[int, msgspec.Meta(ge=200, le=599)] = 500
     retry_after_seconds: Annotated[int, msgspec.Meta(ge=0)] | None = None
     delay_seconds: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None
@@ -67,7 +67,7 @@ class FaultDetails(msgspec.Struct, frozen=True, kw_only=True):
     location: str | None = None
     """The target of a redirect. None means /elsewhere on the same server."""
     body: str | None = None
-    """The body of the response, which replaces the body of the kind."""
+    """The body of the response. The default depends on the kind of the fault."""
 
 
 class Fault(FaultDetails, frozen=True, kw_only=True):
@@ -109,7 +109,7 @@ class FaultQueue:
             return tuple(self._faults)
 
     def take(self, target: str, method: str, vm: str) -> Fault | None:
-        """Return the fault for this request, or None, and count the request."""
+        """Return the fault for this request, or None. Count the request."""
         with self._lock:
             for index, fault in enumerate(self._faults):
                 if fault.strikes(target, method, vm):

@@ -1,6 +1,6 @@
-"""Responds to a request with a fault: late, with a wrong or incomplete body, slowly, or not at all.
+"""Simulates faulty responses, such as a late, slow, invalid, incomplete, or missing response.
 
-A wait ends when the server stops or when the client closes its connection. If a fault replaces or withholds the
+A delay ends early if the server stops or if the client closes its connection. If a fault replaces or suppresses the
 response, the simulator does not process the request. For example, an approval with such a fault has no effect.
 """
 
@@ -23,7 +23,7 @@ _AnswerMaker = Callable[[], Answer]
 
 
 def answer_with_fault(connection: Connection, fault: Fault, right_answer: _AnswerMaker) -> None:
-    """Write the response to a request with *fault*. *right_answer* returns the response without the fault."""
+    """Write a response with *fault*. *right_answer* returns the response without the fault."""
     special = _SPECIAL.get(fault.kind)
     if special is not None:
         special(connection, fault, right_answer)
@@ -32,7 +32,7 @@ def answer_with_fault(connection: Connection, fault: Fault, right_answer: _Answe
 
 
 def status_of(fault: Fault) -> int:
-    """Return the status that a client gets with *fault*, or 0 without a response."""
+    """Return the status that a client gets with *fault*, or 0 if the client gets no response."""
     return {"status": fault.status, "redirect": 302, "silence": 0, "disconnect": 0}.get(fault.kind, 200)
 
 

@@ -1,8 +1,8 @@
 """The HTTP server of the simulator, which closes all connections and threads when it stops.
 
-The server of the standard library keeps the threads of open connections after it is closed. This server shuts down
-every connection and waits for its thread, so that a test ends without open sockets. A response is one write, and
-Nagle's algorithm is off. Otherwise, a poll could wait 40 ms for an acknowledgment.
+When the HTTP server in the standard library is closed, the threads of open connections keep running. This server closes
+every connection and waits for every thread, so that no test leaves an open socket. To avoid a delay of 40 ms for an
+acknowledgment, the server sends each response with one write and disables Nagle's algorithm.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ class Connection(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     wbufsize = -1
-    """Buffered, so that the headers and the body leave in one segment."""
+    """Enables buffering, so that the server sends the headers and the body in one segment."""
     timeout = None
 
     @property
     def stop(self) -> threading.Event:
-        """Return the event that the server sets when it closes."""
+        """Return the event that is set when the server closes."""
         return cast("HttpServer", self.server).stop
 
     def handle_request(self) -> None:
-        """Read one request, and let the server respond."""
+        """Read one request, and write the response."""
         try:
             length = int(self.headers.get("Content-Length") or 0)
         except ValueError:
@@ -85,12 +85,12 @@ class Connection(BaseHTTPRequestHandler):
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace")
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name in http.server
-        """Log at level DEBUG instead of standard error."""
+        """Log the message at level DEBUG."""
         logger.debug(format, *args)
 
 
 class HttpServer(ThreadingHTTPServer):
-    """An HTTP server with one thread per connection. After `close`, no thread and no socket is left."""
+    """An HTTP server with one thread per connection. `close` ends all threads and closes all sockets."""
 
     daemon_threads = True
     allow_reuse_address = True
@@ -160,7 +160,7 @@ class HttpServer(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - the signature of socketserver
-        """Ignore a client that closed its connection, and log every other error."""
+        """Log the error, unless the client closed its connection."""
         problem = sys.exc_info()[1]
         if not isinstance(problem, OSError):
             logger.error("The simulator failed on a request from %s", client_address, exc_info=problem)

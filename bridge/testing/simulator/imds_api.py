@@ -1,8 +1,8 @@
 """Computes the responses of the Instance Metadata Service. This module uses no sockets.
 
-The paths, headers, and statuses come from Microsoft's pages "Azure Instance Metadata Service", "Scheduled Events for
-Linux VMs", and "How to use managed identities ... to acquire an access token". The wording of error messages is
-different from Azure's where these pages do not show it.
+The paths, headers, and statuses are from Microsoft's pages "Azure Instance Metadata Service", "Scheduled Events for
+Linux VMs", and "How to use managed identities ... to acquire an access token". These pages do not list all error
+messages, so some error messages of the simulator differ from the error messages of Azure.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """One HTTP response. *headers* are in addition to the headers that every response has."""
+    """One HTTP response. *headers* contains only the additional headers of this response."""
 
     status: int = 200
     body: bytes = b""
@@ -57,7 +57,7 @@ class Answer:
 
 
 class RateLimit:
-    """Allows five requests per second for one VM, as Azure does."""
+    """Limits one VM to five requests per second, as Azure does."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -72,7 +72,7 @@ class RateLimit:
             return True
 
 
-#: Returns the attested document of a machine in base64, with a nonce and a fault.
+#: Returns the attested document of a machine in base64. The arguments are the machine, a nonce, and a fault.
 DocumentMaker = Callable[[Machine, str, "str | None"], str]
 
 
@@ -80,13 +80,13 @@ class ImdsApi:
     """The metadata service of one VM."""
 
     def __init__(self, world: World, machine: Machine, *, document: DocumentMaker) -> None:
-        """Create the service of *machine*. *document* makes its attested documents."""
+        """Create the service of *machine*. *document* returns attested documents of the machine."""
         self._world = world
         self._machine = machine
         self._document = document
 
     def answer(self, request: Request, *, document_kind: str | None = None) -> Answer:
-        """Return the response to *request*. *document_kind* is the fault of an attested document."""
+        """Return the response to *request*. *document_kind* is a fault for an attested document."""
         target = target_of(request.path)
         if "x-forwarded-for" in request.headers:
             return error(400, "Bad request. A request with an X-Forwarded-For header is refused.")
@@ -151,7 +151,7 @@ class ImdsApi:
 
 
 def target_of(path: str) -> str:
-    """Return the fault target of *path*, or "other" if it is not a path of the metadata service."""
+    """Return the fault target of *path*, or "other" if *path* is not a path of the metadata service."""
     path = path.rstrip("/").lower()
     if path == EVENTS_PATH:
         return "scheduledevents"
@@ -163,7 +163,7 @@ def target_of(path: str) -> str:
 
 
 def error(status: int, message: str, **more: object) -> Answer:
-    """Return an error response in the form of the metadata service."""
+    """Return an error response in the format of the metadata service."""
     return Answer(status=status, body=json.dumps({"error": message, **more}).encode())
 
 

@@ -1,9 +1,9 @@
 """The simulated virtual machines, with their instance documents and managed identity tokens.
 
-The properties of a VM depend only on its name, so that the vmId stays the same when the simulator restarts. A name in
-the form ``<scale set>_<decimal>`` is an instance of a uniform scale set. The formats are from Microsoft's pages "Azure
-Instance Metadata Service" and "How to use managed identities ... to acquire an access token". The tokens are JWTs with
-an invalid signature.
+The properties of a VM depend only on its name, so that the vmId stays the same when the simulator restarts. A VM whose
+name has the form ``<scale set>_<decimal>`` is an instance of a uniform scale set. The tokens are JWTs with an invalid
+signature. The formats are from Microsoft's pages "Azure Instance Metadata Service" and "How to use managed identities
+... to acquire an access token".
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Machine:
 
     @property
     def vm_id(self) -> str:
-        """Return the vmId, which depends only on the name."""
+        """Return the vmId, which is derived from the name."""
         return str(uuid.uuid5(_NAMESPACE, "vm:" + self.name))
 
     @property

@@ -1,7 +1,7 @@
 """Loads scenarios, which describe the events and the faults of a simulated Azure over time.
 
-The built-in scenarios are TOML files next to this module. They have the same format as the scenarios of users
-(`scenario_file`), so that each file is also an example.
+The built-in scenarios are TOML files next to this module. Their format is the same as the format of your own scenarios
+(see `scenario_file`), so you can use each file as an example.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Scenario:
     name: str
     description: str = ""
     demo_speed: float = 1.0
-    """The speed at which the whole scenario takes a few seconds."""
+    """The recommended speed for a demo, at which the scenario takes a few seconds."""
     steps: tuple[Step, ...] = ()
 
     def play(self, world: World) -> None:
@@ -46,7 +46,7 @@ def scenario_names() -> tuple[str, ...]:
 def load_scenario(name_or_path: str | Path) -> Scenario:
     """Return the built-in scenario or the scenario file *name_or_path*.
 
-    Raises ScenarioError with one line for each mistake in the file.
+    Raises ScenarioError with one line for each error in the file.
     """
     text = str(name_or_path)
     names = scenario_names()
@@ -64,6 +64,6 @@ def load_scenario(name_or_path: str | Path) -> Scenario:
 
 
 def parse_scenario(text: str, *, name: str) -> Scenario:
-    """Return the scenario in the TOML *text*. Raises ScenarioError with one line for each mistake."""
+    """Return the scenario in the TOML *text*. Raises ScenarioError with one line for each error in *text*."""
     description, demo_speed, steps = parse_steps(text, name=name)
     return Scenario(name=name, description=description, demo_speed=demo_speed, steps=steps)

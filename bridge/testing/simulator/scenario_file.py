@@ -1,7 +1,7 @@
-"""Reads the TOML file of a scenario, and reports all of its mistakes at once.
+"""Reads a scenario from a TOML file, and reports all errors in the file at once.
 
-A file has a `description`, a `demo_speed`, and `[[steps]]`. Each step has a time (`at`, in seconds of scenario time)
-and exactly one verb:
+A scenario file contains a `description`, a `demo_speed`, and `[[steps]]`. Each step contains a time (`at`, in seconds
+of scenario time) and exactly one verb:
 
     add = "NAME"           add an event with the keys of `EventSpec`; other steps use NAME
     start, complete, cancel, approve = "NAME"
@@ -51,11 +51,11 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One change of the simulated Azure at a time of the scenario."""
+    """A change to the simulated Azure at a specific time in the scenario."""
 
     at_seconds: float
     apply: Callable[[World, dict[str, str]], object]
-    """Applies the step to a World. The dictionary maps the event names of the scenario to EventIds."""
+    """Applies the step to a World. The dictionary maps the event names in the scenario to EventIds."""
     adds: str = ""
     """The name of the event that the step adds."""
     uses: str = ""
@@ -106,7 +106,7 @@ _STRUCTS: dict[str, type[msgspec.Struct]] = {
 
 
 def placed(spec: EventSpec, vm_names: Sequence[str]) -> EventSpec:
-    """Return *spec* with the placeholders replaced by the names of VMs."""
+    """Replace the placeholders in *spec* with the names of VMs."""
     description = spec.description.replace(ONE_VM, vm_names[0])
     if spec.resources is None:
         return msgspec.structs.replace(spec, description=description)
@@ -117,9 +117,9 @@ def placed(spec: EventSpec, vm_names: Sequence[str]) -> EventSpec:
 
 
 def parse_steps(text: str, *, name: str) -> tuple[str, float, tuple[Step, ...]]:
-    """Return the description, the demo speed, and the steps of *text*, in the order of their times.
+    """Return the description, the demo speed, and the steps in *text*. The steps are in the order of their times.
 
-    Raises ScenarioError with one line for each mistake and its position.
+    Raises ScenarioError with one line for each error and its position.
     """
     try:
         values = tomllib.loads(text)

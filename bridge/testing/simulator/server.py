@@ -3,12 +3,12 @@
     with Simulator("live-migration", speed=90) as simulator:
         requests.get(simulator.endpoint + "/metadata/scheduledevents?api-version=2020-07-01", ...)
 
-All VMs see the same events, as the VMs of an availability set do. Each VM has its own identity and request limit. The
-control endpoint is under /control on every port, and has no request limit and no faults.
+All VMs in a simulator see the same events, like the VMs in an availability set. Each VM has a separate identity and
+request limit. The control endpoint is under /control on every port, without a request limit and without faults.
 
-The simulator listens only on loopback addresses by default, because everyone who can connect can control it. On a
-loopback address, it refuses requests with a foreign Host header. Otherwise, a web page in a local browser could control
-the simulator by DNS rebinding.
+By default, the simulator listens only on loopback addresses, because everyone who can connect can control the
+simulator. On a loopback address, the simulator rejects requests with a foreign Host header, because a web page in a
+local browser could otherwise control the simulator by DNS rebinding.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ class Simulator:
         allow_remote: bool = False,
         clock: Clock | ManualClock = REAL_CLOCK,
     ) -> None:
-        """Bind the ports. Each VM after the first gets the next port, or a free port if the port is 0.
+        """Bind one port for each VM. The ports are consecutive, or any free ports if the given port is 0.
 
-        *speed* is the number of scenario seconds in one real second. *first_call_seconds* is the duration of the first
-        request for events, in real seconds. In Azure, this request can take two minutes.
+        *speed* is the number of scenario seconds in one real second. *first_call_seconds* delays the first response
+        with events, in real seconds. In Azure, the first response can take two minutes.
         """
         self.machines = tuple(vm if isinstance(vm, Machine) else Machine(name=vm) for vm in vms)
         if not self.machines:
@@ -91,7 +91,7 @@ class Simulator:
 
     @property
     def requests(self) -> tuple[RequestSeen, ...]:
-        """Return the newest requests, oldest first, including requests with a fault."""
+        """Return the latest requests, oldest first, including requests with a fault."""
         with self._requests_lock:
             return tuple(self._requests)
 
@@ -178,7 +178,7 @@ class Simulator:
             answer_with_fault(connection, fault, right)
             return
         answer = api.answer(request) if is_admitted else too_many_requests()
-        # Before the response, so that a client with the response also finds its request.
+        # Store the request before the response, so that a client with the response can find the request.
         self._remember(machine, request, answer.status, None)
         connection.write(answer)
 
@@ -208,7 +208,7 @@ class Simulator:
 
 
 def parse_listen(listen: str, *, allow_remote: bool) -> tuple[str, int]:
-    """Return the host and port in *listen*. Raise WrongRequest if it is invalid or not an allowed address."""
+    """Return the host and port in *listen*. Raise WrongRequest if *listen* is invalid or not allowed."""
     host, colon, port = listen.rpartition(":")
     host = host.strip("[]")
     if not colon or not host or not port.isdecimal() or int(port) > _LARGEST_PORT:

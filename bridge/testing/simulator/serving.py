@@ -1,4 +1,4 @@
-"""Runs a simulator until it is stopped, and prints its changes. The command `simulate` uses this module."""
+"""Runs a simulator for the command `simulate`, and prints every change of the simulated events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LOOK_SECONDS = 0.1
 def serve(*, stop: threading.Event, say: Callable[[str], None], **options: Any) -> None:
     """Run a `Simulator` with *options* until *stop* is set.
 
-    *say* gets one line for each endpoint and each change. Raises ScenarioError, WrongRequest, or SimulatorError.
+    Call *say* with one line for each endpoint and each change. Raises ScenarioError, WrongRequest, or SimulatorError.
     """
     simulator = Simulator(**options)
     simulator.world.listen(lambda change: say(describe_change(change)))

@@ -1,12 +1,11 @@
-"""The state of a simulated Azure: the events, the incarnation, and the approvals.
+"""Stores the events, the incarnation, and the approvals of a simulated Azure.
 
-The state has no thread and no network, and its clock is an argument. Each read first applies all changes that are due,
-so the simulator needs no timer, and a test can use a manual clock. Changes at the same instant raise the incarnation
-once.
+This module uses no threads and no network. Each read first applies all changes that are due, so the module needs no
+timer, and a test can use a manual clock. Changes at the same instant increase the incarnation only once.
 
-The life of an event follows Microsoft's page "Scheduled Events for Linux VMs". An event keeps its EventId until it
-leaves the document. A canceled event leaves the document while its status is Scheduled. A hardware failure starts with
-the status Started.
+The statuses of an event follow Microsoft's page "Scheduled Events for Linux VMs". An event keeps its EventId until the
+event leaves the document. When Azure cancels an event, the event leaves the document with the status Scheduled. The
+first status of a hardware failure is Started.
 """
 
 from __future__ import annotations
@@ -47,17 +46,17 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class ApprovalReceived:
-    """One EventId in the body of a StartRequests POST."""
+    """One EventId in the body of a POST request with StartRequests."""
 
     at: datetime
     vm: str
     event_id: str
     result: str
-    """approved, already_approved, already_started, or unknown_event, which refuses the whole body."""
+    """approved, already_approved, already_started, or unknown_event, which rejects the whole request."""
 
 
 class World:
-    """The events and approvals that all VMs of one simulator share. Threads can share a World."""
+    """The events and approvals of all VMs in one simulator. Threads can share a World."""
 
     def __init__(
         self,
@@ -95,11 +94,11 @@ class World:
         return (self.clock.monotonic() - self._origin_seconds) * self.speed
 
     def wall_clock(self, at_seconds: float) -> datetime:
-        """Return the wall-clock time at *at_seconds* of scenario time."""
+        """Return the wall-clock time of the scenario time *at_seconds*."""
         return self._origin + timedelta(seconds=at_seconds / self.speed)
 
     def schedule(self, at_seconds: float, action: Callable[[], object]) -> None:
-        """Run *action* at *at_seconds* of scenario time. If the action fails, listeners get a message."""
+        """Run *action* at the scenario time *at_seconds*. If *action* fails, send a message to the listeners."""
         with self._lock:
             heapq.heappush(self._actions, (at_seconds, next(self._order), action))
 
@@ -114,7 +113,7 @@ class World:
                     self._run_due(at)
 
     def add_event(self, spec: EventSpec) -> str:
-        """Add an event and return its EventId. With the status Started, the event starts immediately."""
+        """Add an event and return its EventId. If the status is Started, the event starts immediately."""
         with self._change() as at:
             event_id = spec.event_id or new_event_id()
             if self._find(event_id) is not None:
@@ -167,7 +166,7 @@ class World:
             self._note("updated", event)
 
     def approve(self, event_ids: Sequence[str], *, vm: str) -> None:
-        """Approve the events of one StartRequests body of *vm*. One unknown EventId refuses the whole body."""
+        """Approve the events in one request from *vm*. If one EventId is unknown, reject the whole request."""
         with self._change() as at:
             unknown = [event_id for event_id in event_ids if not self._may_be_approved(event_id)]
             for event_id in event_ids:
@@ -179,7 +178,7 @@ class World:
 
     @property
     def approvals(self) -> tuple[ApprovalReceived, ...]:
-        """Return the newest approvals, oldest first, including refused approvals."""
+        """Return the latest approvals, oldest first, including rejected approvals."""
         with self._lock:
             return tuple(self._approvals)
 
@@ -197,7 +196,7 @@ class World:
             return tuple(replace(event) for event in self._events.values())
 
     def document(self, api_version: str = API_VERSIONS[-1]) -> bytes:
-        """Return the events document in the form of *api_version*."""
+        """Return the events document in the format of *api_version*."""
         with self._lock:
             self.advance()
             if self._replaced is not None:
@@ -207,13 +206,13 @@ class World:
             return json.dumps({"DocumentIncarnation": self._incarnation, "Events": events}).encode()
 
     def replace_document(self, body: bytes | None) -> None:
-        """Return *body* as the document for every version. With None, return the events again."""
+        """Return *body* as the document in every API version. If *body* is None, return the real document again."""
         with self._change():
             self._replaced = body
             self._note("the document shows the events again" if body is None else "the document was replaced")
 
     def reset_incarnation(self, to: int = 1) -> None:
-        """Set the incarnation to *to*. Azure starts again at 1 after a day without requests."""
+        """Set the incarnation to *to*. Azure resets the incarnation to 1 after a day without requests."""
         with self._change():
             self._incarnation = to
             self._is_counted = True
@@ -239,7 +238,7 @@ class World:
             return not self._actions and not self._events
 
     def listen(self, listener: Callable[[Change], None]) -> None:
-        """Call *listener* with every change in order. The call holds the lock, so it must be fast."""
+        """Call *listener* with every change in order. *listener* must be fast, because it runs under the lock."""
         self._listeners.append(listener)
 
     @contextmanager
