@@ -210,7 +210,7 @@ class Saver:
         """Write all unsaved changes; return whether the file has changed."""
         unsaved = self._unsaved
         if self.file is not None and unsaved.new_file_because is None:
-            if database.fingerprint(self.file) != self._print:
+            if self._is_changed():
                 unsaved.require_new_file(_CHANGED)
             elif self._database is None:
                 self._database = Database(self.file)
@@ -326,16 +326,24 @@ class Saver:
             self._cleaned_at = -math.inf
             return True
         deleted = self._delete_history(self._database)
-        self._database.checkpoint()
-        self._accept_own_changes()
+        if not self._is_changed():
+            self._database.checkpoint()
+            self._accept_own_changes()
         return deleted > 0
 
+    def _is_changed(self) -> bool:
+        """Return whether another program changed the file after the last save. The next save detects this, too."""
+        return self.file is None or database.fingerprint(self.file) != self._print
+
     def _delete_history(self, current: Database, *, before: float = math.inf) -> int:
+        if self._is_changed():  # accepting the own changes would also accept those of the other program
+            return 0
         with self._lock:
             self._unsaved.add(self._state.take_changes())
             in_memory = set(self._state.records.rows)
         unsaved = self._unsaved.tables
         in_memory.update(unsaved.get("records", ()), (sequence for sequence, _ in unsaved.get("deliveries", ())))
         deleted = current.delete_history(in_memory, before=before)
-        self._accept_own_changes()
+        if deleted:
+            self._accept_own_changes()
         return deleted

@@ -58,7 +58,7 @@ class OutboxKit:
 
     @property
     def clock(self) -> Clock:
-        return Clock(now=lambda: self.time, monotonic=lambda: self.monotonic)
+        return Clock(now=self.now, monotonic=lambda: self.monotonic)
 
     def now(self) -> datetime:
         return self.time

@@ -2,6 +2,7 @@
 
 import os
 import sqlite3
+import threading
 from contextlib import closing
 
 import pytest
@@ -226,6 +227,24 @@ def test_start_opens_the_newest_complete_file_and_keeps_two_others(kit):
     kit.saved(again)
     assert again.saver.file.name == "outbox-10.db"
     assert len(generations(kit.directory)) == 3
+
+
+def test_change_by_another_program_is_found_although_history_is_deleted_afterwards(kit):
+    overwritten = []
+
+    def now():  # the saver asks for the time right before it deletes history
+        files = list(kit.directory.glob("outbox-*.db"))
+        if threading.current_thread().name == "saver" and files and not overwritten:
+            overwritten.append(files[0].write_bytes(os.urandom(files[0].stat().st_size)))
+        return kit.time
+
+    kit.now = now
+    outbox = kit.open()
+    kit.commit(outbox, kit.event())
+    kit.saved(outbox)
+    assert overwritten
+    assert outbox.saver.file_changes == 1
+    assert kit.due(kit.crash(outbox)) == [1]
 
 
 @pytest.mark.parametrize("has_portal", [False, True])
