@@ -31,8 +31,8 @@ _SINK = st.sampled_from(SINKS)
 
 #: A refused write costs a retry of 0.5 s, so only some examples contain it.
 _REFUSING_EXAMPLES = 12
-#: The file system cannot show that a file was overwritten in the milliseconds of a save.
-_IN_PLACE = ("overwrite", "older written")
+#: The file system cannot show that a file was truncated or overwritten in the milliseconds of a save.
+_IN_PLACE = ("truncate", "overwrite", "older written")
 
 #: A kill does not lose what the kernel has, so a file system in memory shows the same, without the waits for a disk.
 _MEMORY = Path("/dev/shm")
