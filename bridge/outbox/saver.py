@@ -8,8 +8,8 @@ If another program changes the file, or if SQLite reports damage, the saver writ
 On a full disk or at the size limit, the saver deletes older outbox files first, and then the oldest history. If the
 files still exceed the size limit, the saver evicts undelivered records (`bridge.outbox.retention.make_room`).
 
-The saver cannot detect every change by another program. If another program truncates or overwrites the file or its WAL during a
-save, the saver treats the change as its own write, unless SQLite reports damage.
+The saver cannot detect every change by another program. If another program truncates or overwrites the file or its WAL
+during a save, the saver treats the change as its own write, unless SQLite reports damage.
 """
 
 from __future__ import annotations
