@@ -1,9 +1,9 @@
 """Generates the parts of the documentation that describe the configuration, commands, and records.
 
 Run `python docs/generate.py` after you change a setting, a command, or a record field. The program also generates the
-JSON schemas. With ``--check``, the program only lists outdated files and exits with 1 if it finds any.
+JSON schemas. With ``--check``, it only lists outdated files, and exits with 1 if it finds any.
 
-A page marks a generated part with ``<!-- generated: NAME -->`` or ``<!-- recipe: NAME -->``, and ``<!-- end -->``.
+Generated parts start with ``<!-- generated: NAME -->`` or ``<!-- recipe: NAME -->``, and end with ``<!-- end -->``.
 """
 
 from __future__ import annotations
