@@ -200,9 +200,9 @@ _PARTS: dict[str, Callable[[str], str]] = {
 
 
 def with_configuration(text: str) -> str:
-    """Insert the configuration schema into *text*, the schema of the Helm chart's values.
+    """Insert the configuration schema into *text*, the Helm chart's values schema.
 
-    Helm reads JSON Schema draft 7, which keeps definitions in `definitions` instead of `$defs`.
+    Helm uses JSON Schema draft 7, which has `definitions` instead of `$defs`.
     """
     chart = json.loads(text)
     made = json.loads(json.dumps(configuration_schema()).replace("#/$defs/", "#/definitions/"))

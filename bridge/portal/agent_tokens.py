@@ -3,8 +3,9 @@
 A challenge is a nonce for an attested document. It contains a time and a MAC, so the portal can check its origin and
 age without a database. Azure limits a nonce to 32 characters.
 
-A token is a JWT (HS256) that names one VM and is valid for one hour. Any portal process with the secret can verify the
-token. `AgentTokens.vm_id_of` rejects a token that is too long, malformed, expired, or signed with an unknown secret.
+A token is a JWT (HS256) that identifies one VM and is valid for one hour. Any portal process with the secret can verify
+the token. `AgentTokens.vm_id_of` rejects a token that is too long, malformed, expired, or signed with an unknown
+secret.
 
 For refused decisions, see `bridge.approval.decision_token`.
 

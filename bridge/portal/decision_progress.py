@@ -50,8 +50,8 @@ class AcceptedApproval(msgspec.Struct, frozen=True, kw_only=True):
 def accepted_approval(details: EventDetails) -> AcceptedApproval | None:
     """Return the approval of the event that Azure accepted, or None.
 
-    While the event is Scheduled, only approvals of its current version count, because a person can still hold the event
-    if Azure changes it after an approval.
+    If Azure changes a Scheduled event after an approval, the approval does not count, and a person can hold the new
+    version of the event.
     """
     accepted = [each for each in details.outcomes if is_accepted(each)]
     if details.event.state is State.SCHEDULED:

@@ -4,7 +4,7 @@ Records can arrive late, more than once, and at different portal processes, so t
 the order in which they arrive. For each VM, the portal keeps the newest record, the newest list of active events, and
 the newest record of each event.
 
-Records are sorted by `stream_id` and then by `sequence`. Each `stream_id` begins with its creation time.
+Records are sorted by `stream_id`, which begins with its creation time, and then by `sequence`.
 """
 
 from __future__ import annotations

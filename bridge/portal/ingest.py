@@ -1,6 +1,6 @@
 """``POST /api/v1/records``: accepts records from agents as CloudEvents.
 
-A 204 response means that all records have been stored. The portal stores a record only once, even if it arrives again.
+A 204 response means that all records have been stored. A record that arrives more than once is stored only once.
 
 The agent parks the records after a 400 or 413 response, and sends them again after a 401, 403, or 503 response.
 """

@@ -3,7 +3,7 @@
 On Linux, the portal uses uvloop, which reduces the memory of an open TLS poll from 300 KB to 50 KB.
 
 When the portal stops, it fails its readiness check, answers the open polls, closes the listeners, and finally closes
-the database. The portal aborts any connections that are still open, so that it stops within five seconds.
+the database. To stop within five seconds, the portal aborts any connections that are still open.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class Locked:
 
 @dataclass(frozen=True)
 class Target:
-    """A Python version on an architecture. The architecture AMD64 implies Windows; all others imply Linux."""
+    """A Python version and an architecture. The architecture AMD64 implies Windows, and all others imply Linux."""
 
     python: str
     machine: str

@@ -1,4 +1,4 @@
-"""Runs the agent in this process and lets another thread stop it, as a Windows service requires.
+"""Runs the agent in this process and lets another thread stop it, as required for a Windows service.
 
 Windows does not send signals to services. Instead, the Windows service manager calls a function on a separate thread.
 This function calls `Host.stop`, which simulates SIGTERM on the main thread with `_thread.interrupt_main`. The agent
@@ -57,9 +57,9 @@ class Host:
 
 
 def redirect_output(path: Path) -> None:
-    """Append standard output and standard error to the file *path*. Rename the file to *path*.1 if it is too long.
+    """Append standard output and standard error to *path*. If the file is too large, first rename it to *path*.1.
 
-    The function replaces the file descriptors, so that errors from an interpreter crash are also written to the file.
+    The function replaces the file descriptors, so that messages from an interpreter crash are also written to the file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and path.stat().st_size > LONGEST_LOG_BYTES:
