@@ -1,7 +1,7 @@
-"""Builds the tables in the configuration reference, with every key of the agent and of each installed sink.
+"""Builds the tables in the configuration reference, which list the keys of the agent and of each installed sink.
 
-The tables are generated from the structs that read the configuration. The text of a key is the docstring of the field
-in the struct (`bridge.config.settings.documented`).
+The tables are generated from the configuration structs. The description of each key is the docstring of the
+corresponding field (`bridge.config.settings.documented`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Generates the parts of the documentation that describe the configuration, commands, and records.
 
 Run `python docs/generate.py` after you change a setting, a command, or a record field. The program also generates the
-JSON schemas. With ``--check``, the program only lists outdated files and exits with 1 if it finds any.
+JSON schemas. With ``--check``, it only lists outdated files, and exits with 1 if it finds any.
 
-A page marks a generated part with ``<!-- generated: NAME -->`` or ``<!-- recipe: NAME -->``, and ``<!-- end -->``.
+Generated parts start with ``<!-- generated: NAME -->`` or ``<!-- recipe: NAME -->``, and end with ``<!-- end -->``.
 """
 
 from __future__ import annotations
@@ -200,9 +200,9 @@ _PARTS: dict[str, Callable[[str], str]] = {
 
 
 def with_configuration(text: str) -> str:
-    """Insert the configuration schema into *text*, the schema of the Helm chart's values.
+    """Insert the configuration schema into *text*, the Helm chart's values schema.
 
-    Helm reads JSON Schema draft 7, which keeps definitions in `definitions` instead of `$defs`.
+    Helm uses JSON Schema draft 7, which has `definitions` instead of `$defs`.
     """
     chart = json.loads(text)
     made = json.loads(json.dumps(configuration_schema()).replace("#/$defs/", "#/definitions/"))

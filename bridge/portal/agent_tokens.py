@@ -1,16 +1,16 @@
 """Issues and verifies challenges and tokens for agents.
 
-A challenge is a nonce for an attested document. The portal can check the origin and the age of a challenge without a
-database, because the challenge contains a time and a MAC. Azure limits a nonce to 32 characters.
+A challenge is a nonce for an attested document. It contains a time and a MAC, so the portal can check its origin and
+age without a database. Azure limits a nonce to 32 characters.
 
-A token is a JWT (HS256) that names one VM and is valid for one hour. Every portal process that has the secret can
-verify the token. `AgentTokens.vm_id_of` rejects a token that is too long, malformed, expired, or signed with an unknown
+A token is a JWT (HS256) that identifies one VM and is valid for one hour. Any portal process with the secret can verify
+the token. `AgentTokens.vm_id_of` rejects a token that is too long, malformed, expired, or signed with an unknown
 secret.
 
 For refused decisions, see `bridge.approval.decision_token`.
 
-To rotate the secret, add the new secret as the first line of the secret file, and keep the old secret on the next line.
-The portal signs new tokens with the first secret, and accepts a token that was signed with any secret in the file.
+To rotate the secret, insert the new secret as the first line of the secret file, and keep the old secret on the second
+line. The portal signs new tokens with the first secret and accepts tokens signed with any secret in the file.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class _Read(NamedTuple):
 class AgentTokens:
     """Issues and verifies agent tokens. *secrets* returns the newest secret first.
 
-    Valid tokens are cached, because verification would double the cost of a poll.
+    Valid tokens are cached, because verifying the token on every poll would double the cost of a poll.
     """
 
     def __init__(self, secrets: Callable[[], Sequence[str]], *, clock: Clock) -> None:

@@ -1,8 +1,8 @@
 """Issues a token to each agent that proves the identity of its VM (PROTOCOL.md, section 2).
 
-One route returns a challenge, and the other route exchanges an attested document with this challenge for a token.
-Neither route requires credentials, so the portal limits each body to 64 KiB and verifies at most four documents at a
-time. If too many documents are waiting, the response is 503.
+One route returns a challenge. The other route accepts an attested document that contains the challenge, and returns a
+token. Neither route requires credentials, so the portal limits each body to 64 KiB and verifies at most four documents
+at a time. If too many documents are waiting, the portal responds with 503.
 """
 
 from __future__ import annotations

@@ -99,8 +99,8 @@ class Application:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Count each response by route and status.
 
-        The portal responds with 404 to a path with an encoded slash, because a proxy might decode the slash and check
-        the permissions for a different path.
+        The portal responds with 404 to any path that contains an encoded slash, because a proxy might decode the slash
+        and check the permissions for a different path.
         """
         if scope["path"].startswith(PREFIX):
             await self._poll(scope, receive, send)

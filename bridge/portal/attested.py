@@ -1,13 +1,12 @@
 """Verifies the signed documents with which VMs prove their identity.
 
-An attested document is a PKCS#7 signature of a JSON object with vmId, subscriptionId, nonce, and times. The checks run
-in the order of `DocumentRefusal`.
+An attested document is a signed JSON object (PKCS#7) that contains the vmId, subscriptionId, nonce, and times. The
+checks run in the order of the members of `DocumentRefusal`.
 
-The verifier checks the signature with the certificate that the signature names, and the same certificate must lead to a
-trusted root. Attackers have bypassed verifiers that did not check the signature, or that used the first certificate in
-the document.
+The verifier checks the signature with the certificate that the signature names, and requires a chain from this
+certificate to a trusted root. Without these checks, an attacker could forge a document.
 
-The documents that Azure signed in 2022 and 2023 have no signed attributes and no intermediate certificate (see
+Documents that Azure signed in 2022 and 2023 have neither signed attributes nor an intermediate certificate (see
 `certificate_chain`).
 """
 
@@ -98,10 +97,11 @@ class DocumentVerifier:
     """Verifies documents of VMs in *subscriptions*. Threads can share a verifier.
 
     If *nonce* is "required", a document must contain an unexpired challenge from *challenges*, and the portal accepts
-    each document only once. *take_document* returns False for a VM and nonce that the portal has accepted before.
+    each document only once. *take_document* returns False if the portal has already accepted a document with the same
+    VM and nonce.
 
-    If *nonce* is "preferred", a document can contain any nonce, because a metadata service might return the document of
-    an earlier request. Anyone who copies such a document can use the copy for five minutes.
+    If *nonce* is "preferred", a document can contain any nonce, because the metadata service might return a document
+    from an earlier request. Anyone with a copy of such a document can use it for five minutes.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class DocumentVerifier:
 
 @contextlib.contextmanager
 def _malformed(what: str) -> Iterator[None]:
-    """Raise DocumentRefused for every error, because malicious input can cause any exception."""
+    """Convert every exception to DocumentRefused, because malicious input can cause any exception."""
     try:
         yield
     except DocumentRefused:

@@ -1,8 +1,8 @@
 """The audit is a chain of entries linked by hashes.
 
 If someone changes, removes, or inserts an entry, the hash chain breaks, and `first_fault` returns the first invalid
-entry. This check cannot detect that someone removed the last entries and decreased the entry counter. To detect such a
-removal, compare the last hash with a copy that is stored elsewhere.
+entry. However, someone could remove the newest entries and decrease the entry counter without breaking the chain. To
+detect this, compare the last hash with a copy that is stored elsewhere.
 """
 
 from __future__ import annotations

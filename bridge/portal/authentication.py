@@ -1,7 +1,7 @@
 """Authenticates agents and programs by bearer tokens and webhook signatures.
 
-If authentication fails, the portal counts the failure by reason (`AuthenticationFailure`), and logs the first failure
-with each reason.
+The portal counts authentication failures by reason (`AuthenticationFailure`) and logs the first failure for each
+reason.
 
 For tokens of VMs, see `agent_tokens`. For people, see `users`.
 """

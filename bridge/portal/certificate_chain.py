@@ -1,11 +1,11 @@
 """Finds and downloads the intermediate certificates of attested documents.
 
-A signer's certificate contains the URL of its issuer's certificate (caIssuers). An attacker can send a certificate with
-any URL, so the portal downloads a certificate only if the URL begins with a configured URL and has no query.
+A signer's certificate contains the URL of its issuer's certificate (caIssuers). The URL could come from an attacker, so
+the portal uses it only if it starts with a configured URL and has no query.
 
-The portal keeps a downloaded certificate for a day, and retries a failed download after five minutes. The portal
-downloads at most ten certificates per minute, because an attacker can send many forged documents. A downloaded
-certificate is never trusted as a root.
+The portal keeps each downloaded certificate for a day and retries a failed download after five minutes. It downloads at
+most ten certificates per minute, because an attacker could send many forged documents. Downloaded certificates are
+never trusted as roots.
 """
 
 from __future__ import annotations

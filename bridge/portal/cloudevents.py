@@ -1,7 +1,7 @@
 """Reads the records in an HTTP request that contains CloudEvents 1.0.
 
-The Content-Type header selects the structured, batched, or binary mode of CloudEvents. The portal stores the original
-text of each record, because a newer agent might send fields that this version does not support.
+The Content-Type header determines the CloudEvents mode (structured, batched, or binary). The portal stores each record
+unchanged, because a newer agent might send fields that this version does not support.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def verify(config: Path | None) -> Verified:
 
 
 def add_user(config: Path | None, name: str, *, password: str | None, role: str, scope: Sequence[str]) -> None:
-    """Add or replace a user. If *password* is None, only a proxy can authenticate the user."""
+    """Add or replace a user. If *password* is None, the user can sign in only through a proxy."""
     known = user_name_in(name)
     if known is None:
         raise BridgeError(

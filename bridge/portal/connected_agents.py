@@ -1,11 +1,11 @@
 """Tracks the connected agents and the settings that they report.
 
-An agent counts as connected while at least one of its polls is open, and for 15 seconds after its last poll has ended.
-Each poll has a header with the agent's version, keys, and settings (PROTOCOL.md, section 2).
+An agent counts as connected while it has an open poll, and for 15 seconds after its last poll ends. Each poll has a
+header that contains the agent's version, keys, and settings (PROTOCOL.md, section 2).
 
-The portal keeps the agents in memory, because every poll updates them. If more than one portal process uses the
-database, each process writes its changes to the database once a second, and reads the changes of the other processes.
-After a process is killed, its agents still count as connected for up to 90 seconds.
+The portal keeps the connected agents in memory, because every poll updates them. If more than one portal process uses
+the database, each process writes its own changes and reads the changes of the other processes once a second. After a
+process is killed, its agents still count as connected for up to 90 seconds.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Turns the verdicts of people into signed decisions.
 
-When a person submits a verdict, one database transaction checks the person's permissions for all VMs of the event, and
-stores the verdict and the signed decisions. An approval fails if the event has changed since the person loaded the
-page. After the transaction, the portal answers the open polls of the agents.
+When a person submits a verdict, a single database transaction checks the person's permissions for all VMs of the event
+and stores the verdict and the signed decisions. After the transaction, the portal sends the decisions to the agents
+that have an open poll. An approval fails if the event has changed since the person loaded the page.
 
-The portal signs an approval only if a connected agent would act on it. For the required number of approvals, see
-`bridge.portal.two_person_rule`.
+The portal signs an approval only if at least one connected agent would act on it. `bridge.portal.two_person_rule`
+determines how many people must approve.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class VerdictService:
     async def submit_all(
         self, person: Person, requests: Sequence[VerdictRequest]
     ) -> list[AcceptedVerdict | VerdictRefused | AccessDenied | StoreUnavailable]:
-        """Submit the verdicts in order. Return a result or error for each."""
+        """Submit the verdicts in order, and return a result or an error for each verdict."""
         results: list[AcceptedVerdict | VerdictRefused | AccessDenied | StoreUnavailable] = []
         for request in requests:
             try:

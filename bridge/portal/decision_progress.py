@@ -1,8 +1,8 @@
 """Computes the progress of the decisions on an event.
 
 The index in an agent's poll shows which decisions the agent has received. After an agent accepts or refuses an
-approval, the agent sends a record that contains the result and the SHA-256 of the decision (PROTOCOL.md, sections 3 and
-9). Agents send no such record for a hold.
+approval, it sends a record that contains the result and the SHA-256 hash of the decision (PROTOCOL.md, sections 3 and
+9). Agents do not send a record when they receive a hold.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class AcceptedApproval(msgspec.Struct, frozen=True, kw_only=True):
 def accepted_approval(details: EventDetails) -> AcceptedApproval | None:
     """Return the approval of the event that Azure accepted, or None.
 
-    While the event is Scheduled, only approvals of its current version count. If Azure changes the event after an
-    approval, a person can hold the new version.
+    If Azure changes a Scheduled event after an approval, the approval does not count, and a person can hold the new
+    version of the event.
     """
     accepted = [each for each in details.outcomes if is_accepted(each)]
     if details.event.state is State.SCHEDULED:

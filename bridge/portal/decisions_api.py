@@ -1,8 +1,8 @@
 """``POST /api/v1/decisions``: forwards decisions that were signed outside the portal.
 
-The portal verifies each decision with the public keys in its settings. The portal rejects a decision that every agent
-would refuse, because the sender must learn about the error immediately. Each agent verifies the decision again with the
-keys on its own VM.
+The portal verifies each decision with the public keys in its settings. If every agent would refuse the decision, the
+portal rejects it so that the sender sees the error immediately. Each agent verifies the decision again with the keys on
+its VM.
 """
 
 from __future__ import annotations

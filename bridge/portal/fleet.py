@@ -1,10 +1,10 @@
 """Combines the records of all VMs into events (PROTOCOL.md, section 1).
 
-Records can arrive late, more than once, and at different portal processes, so the result does not depend on the order
-of arrival. For each VM, the portal keeps the newest record, the newest list of active events, and the newest record of
-each event.
+Records can arrive late, more than once, and at different portal processes, so the state of an event does not depend on
+the order in which they arrive. For each VM, the portal keeps the newest record, the newest list of active events, and
+the newest record of each event.
 
-The newest record has the highest pair (`stream_id`, `sequence`), because a `stream_id` starts with its creation time.
+Records are sorted by `stream_id`, which begins with its creation time, and then by `sequence`.
 """
 
 from __future__ import annotations
@@ -230,8 +230,8 @@ class Fleet:
 def state_of(views: Sequence[View], vms: Mapping[str, VmState]) -> EventState:
     """Return the state of an event. *views* contains the view of each VM that has reported the event.
 
-    The event is over if all of its VMs report its end, or if a VM observed its end after the latest report that the
-    event is open. Otherwise, the event is open and has the most advanced state that a VM reports.
+    The event is over if all of its VMs have reported that it has ended, or if a VM observed that it ended after the
+    latest report that it was open. Otherwise, the event is open and has the most advanced state reported by any VM.
     """
     reports = [_report_of(view, vms.get(view.vm_key)) for view in views]
     reports.sort(key=lambda report: (normal_name(report.vm.name or ""), report.vm_key))
@@ -303,8 +303,8 @@ def groups_of(vm: VmState | VmOfEvent) -> tuple[str, ...]:
 def _stream_milliseconds(stream_id: str, first_received_at: str) -> int:
     """Return the time in the UUIDv7 of a stream, or the time of its first arrival if that is earlier.
 
-    The arrival time limits the time of the stream, because the time in the UUIDv7 is too late if the VM's clock was
-    ahead. Without this limit, an old stream would take precedence over newer streams.
+    If the VM's clock was ahead, the time in the UUIDv7 is in the future. Without the arrival time as an upper limit, an
+    old stream could then take precedence over newer streams.
     """
     received = int(parse_time(first_received_at).timestamp() * 1000)
     try:

@@ -1,7 +1,7 @@
 """Serves ``/healthz``, ``/readyz``, and ``/metrics`` without authentication on a separate listener.
 
-If the listener has a loopback address, the portal rejects a request unless its Host header is localhost or a loopback
-address. The agent's listener uses the same rule.
+If the portal listens on a loopback address, it rejects requests unless their Host header is localhost or a loopback
+address. The agent applies the same rule to its status listener.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Limits the header size and the receive time of HTTP/1.1 requests.
 
-uvicorn limits neither the header size nor the receive time of a request. A request with endless headers could use all
-memory, and a client that sends one byte at a time could keep its connection open forever.
+uvicorn does not limit the size of request headers or the time that a client takes to send a request. Endless headers
+could use all memory, and a client that sends one byte at a time could keep its connection open forever.
 
-For limits on bodies, see `bridge.portal.requests`. Configure other limits in the proxy (deploy/portal/nginx.conf).
+For limits on bodies, see `bridge.portal.requests`. Configure all other limits in the proxy (deploy/portal/nginx.conf).
 
-The ASGI scope contains the connection under the key CONNECTION. The long poll registers a callback for the end of the
-connection, because a callback needs less memory than a task.
+The ASGI scope contains the connection under the key CONNECTION. The long poll registers a callback that runs when the
+client disconnects, because a callback needs less memory than a task.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """``POST /api/v1/records``: accepts records from agents as CloudEvents.
 
-The response 204 means that all records are stored. A record that arrives more than once is stored only once.
+A 204 response means that all records have been stored. A record that arrives more than once is stored only once.
 
-The agent parks the records after a 400 or 413, and sends the records again after a 401, 403, or 503.
+The agent parks the records after a 400 or 413 response, and sends them again after a 401, 403, or 503 response.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _MOST_WAITING_RECORDS = 5_000
 class RecordWriter:
     """Stores the records of all waiting requests in one transaction.
 
-    All agents of a fleet can send records within a few seconds, and each commit waits for the disk. The portal batches
-    all records that arrive during a commit into the next commit.
+    All agents in a fleet might send records within a few seconds, and each commit must wait for the disk. To keep up,
+    the portal batches all records that arrive during a commit into the next commit.
     """
 
     def __init__(self, store: StoreThreads, *, clock: Clock) -> None:

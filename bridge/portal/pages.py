@@ -1,9 +1,9 @@
 """Serves the pages for people: events, timeline, agents, and audit.
 
-The pages work without JavaScript, because every action is a form or a link. With JavaScript, `/live` notifies a page
-about changes, and the page reloads only the changed part (parameter `part`).
+The pages work without JavaScript, because every action is a form or a link. With JavaScript, `/live` notifies the page
+of changes, and the page reloads only the part that changed (parameter `part`).
 
-A person without permission to decide sees no buttons, and requests from such a person get a 403.
+If a person is not allowed to decide, the page does not show any buttons, and the portal rejects verdicts with 403.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Keeps valid decisions in memory and wakes the waiting polls.
 
-Each portal process reads every new decision once and in order, and then wakes the polls of the decision's VM. The
-process that stores a decision reads the decision immediately.
+Each portal process reads every new decision once, in order, and then wakes the polls of the VM that the decision is
+for. The process that stores a decision reads the decision immediately.
 
-PostgreSQL notifies the other processes about new decisions, and each process also looks for new decisions every second.
+PostgreSQL notifies the other processes of new decisions, and each process also checks for new decisions every second.
 Once a minute, each process reloads all valid decisions to remove expired decisions from memory.
 
 Call the methods only on the event loop.

@@ -1,11 +1,11 @@
-"""``GET /api/v1/vms/{vmId}/decisions``: the long poll of agents (PROTOCOL.md, sections 2 to 4).
+"""Serves the agents' long poll, ``GET /api/v1/vms/{vmId}/decisions`` (PROTOCOL.md, sections 2 to 4).
 
-A process serves thousands of open polls, so each poll must be cheap. An open poll uses only a future and a timer, and
-reads decisions from memory. The module is a raw ASGI application without a web framework.
+A portal process serves thousands of open polls, so each poll must be cheap. An open poll needs only a future and a
+timer, and reads decisions from memory. For the same reason, this module does not use a web framework.
 
-A poll ends when a decision for its VM arrives, when the client disconnects, or when the portal stops. If nothing
-happens, the poll ends after 80% to 100% of the requested wait. The share is random, because agents that started
-together would otherwise always poll at the same time.
+A poll ends when a decision for its VM arrives, when the client disconnects, or when the portal stops. Otherwise, the
+poll ends after a random 80% to 100% of the requested wait, so that agents that started together do not keep polling at
+the same time.
 """
 
 from __future__ import annotations

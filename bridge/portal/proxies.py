@@ -1,8 +1,8 @@
 """Finds the address of a client behind configured proxies.
 
-A proxy appends the address of its client to the ``X-Forwarded-For`` header. The client can forge all earlier addresses,
-so the portal reads the header only if a configured proxy has sent the request. The portal uses the last address that
-does not belong to a configured proxy.
+Each proxy appends the address of its client to the ``X-Forwarded-For`` header. The client can forge all earlier
+addresses, so the portal reads the header only if the request comes from a configured proxy, and uses the last address
+that does not belong to a configured proxy.
 """
 
 from __future__ import annotations

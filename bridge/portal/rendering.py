@@ -1,7 +1,6 @@
 """Renders templates, serves static files, and sets security headers.
 
-Templates escape HTML and invisible characters, such as control characters, bidirectional marks, and lone surrogates. A
-template that uses an undefined variable raises an error.
+Templates escape HTML and invisible characters, such as control characters, bidirectional marks, and lone surrogates.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reads requests, and builds JSON responses and error responses.
 
-If a body exceeds the size limit, the portal stops reading the body. For limits on headers and slow requests, see
+The portal stops reading a body that exceeds the size limit. For limits on headers and slow requests, see
 `bridge.portal.http_limits`.
 """
 

@@ -1,7 +1,7 @@
 """Defines the database tables for SQLite and PostgreSQL.
 
-Times are stored as text in UTC (`bridge.clock.format_time`), which sorts in chronological order. A value has its own
-column only if a query uses the value. All other values are in the JSON column `body`.
+Times are stored as UTC text (`bridge.clock.format_time`), which sorts in chronological order. A value has its own
+column only if a query needs it. All other values are in the JSON column `body`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Builds the sentences that the pages show about an event.
 
-No sentence implies that a person can prevent an event, because Azure starts the event at its NotBefore time even
+The sentences never imply that a person can prevent an event, because Azure starts the event at its NotBefore time even
 without an approval. For each event, the page first states what happens if no one acts. Each button describes its effect
 and lists all affected VMs.
 """
@@ -125,9 +125,9 @@ def buttons(
     *,
     accepted: AcceptedApproval | None,
 ) -> Buttons:
-    """Return the buttons of the person, who can repeat an approval that had no effect.
+    """Return the buttons for the person. A person can repeat an approval that had no effect.
 
-    If Azure has *accepted* an approval, the page shows `AcceptedApproval.sentence` and no buttons.
+    After Azure has accepted an approval, the page shows `AcceptedApproval.sentence` instead of buttons.
     """
     if accepted is not None and event.state is State.SCHEDULED:
         return Buttons()

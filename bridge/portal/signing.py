@@ -1,11 +1,11 @@
 """Signs decisions and selects the VMs that receive them.
 
-Azure accepts the first approval of an event, so an approval by one VM is enough. The portal sends an approval to two
-VMs if possible, because one agent might fail. The portal selects connected agents that report the current version of
-the event, trust the portal's key, and would act on the approval.
+Azure accepts the first approval of an event, so an approval from one VM is enough. If possible, the portal sends the
+approval to two VMs in case one agent fails. It selects connected agents that report the current version of the event,
+trust the portal's key, and would act on the approval.
 
-A hold must reach every VM that can approve the event. The portal sends a hold to all VMs of the event and to all known
-VMs in the same resource groups (PROTOCOL.md, section 1).
+A hold must reach every VM that can approve the event. The portal sends the hold to all VMs of the event and to all
+known VMs in the same resource groups (PROTOCOL.md, section 1).
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ These rules apply to the verdicts on one event:
 - An approval does not count if its user is disabled or is no longer an approver.
 - All spellings of a name count as one person.
 
-Agents cannot check the two-person rule, because the portal signs one decision with its own key on behalf of all
-approvers. Agents have a separate setting `required_approvals`, which counts the approvers of different signing keys
+Agents cannot check this rule, because the portal signs a single decision with its own key on behalf of all approvers.
+The agent's setting `required_approvals` is a separate rule that counts the approvers of different signing keys
 (`bridge.approval.two_person_rule`).
 """
 

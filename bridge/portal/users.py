@@ -1,8 +1,8 @@
 """Authenticates people and checks their permissions.
 
-A person signs in with a name and a password, or a configured proxy sends the person's name in a header. The database
-stores only the SHA-256 of each session cookie. A request that changes data must come from the portal's own origin and
-contain a valid CSRF token.
+People sign in with a name and a password, or through a configured proxy that sends their name in a header. Requests
+that change data must come from the portal's own origin and contain a valid CSRF token. The database stores only a
+SHA-256 hash of each session cookie.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class Person(msgspec.Struct, frozen=True, kw_only=True):
     def why_not_decide(self, event: EventState) -> str | None:
         """Return the reason why this person must not decide on *event*, or None.
 
-        A person with a limited scope can decide only if every VM of the event is known and in the scope, because an
-        approval affects every VM.
+        A person with a limited scope can decide only if every VM of the event is known and in scope, because an
+        approval affects all of these VMs.
         """
         if self.role is not Role.APPROVER:
             return VIEWER

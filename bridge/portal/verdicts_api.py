@@ -1,6 +1,6 @@
 """The JSON API to submit and withdraw verdicts.
 
-A request needs a session cookie, the portal's Origin, and the session's CSRF token in the ``X-CSRF-Token`` header.
+Each request needs a session cookie, a valid ``Origin``, and the session's CSRF token in ``X-CSRF-Token``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Verifies the signatures of Standard Webhooks (https://www.standardwebhooks.com).
 
-All agents share one secret, so a signature proves that an agent sent the request but does not identify the agent.
+All agents share one secret, so a signature proves that an agent sent the request, but not which agent.
 """
 
 from __future__ import annotations

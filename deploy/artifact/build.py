@@ -1,18 +1,18 @@
 # ruff: noqa: INP001
-"""Build the release archives, which contain everything that a VM needs to install the agent.
+"""Build the release archives, which contain everything needed to install the agent on a VM.
 
     python3 -m venv build && build/bin/pip install --require-hashes -r deploy/artifact/tools.txt
     build/bin/python -m pip wheel --no-deps --wheel-dir dist .
     build/bin/python deploy/artifact/build.py --wheel dist/scheduled_events_bridge-*.whl --out dist
 
-The archives contain the wheels that requirements.txt locks by hash, for every supported Python version. They do not
-contain Python, because the Python of the VM receives security updates with the VM.
+The archives contain the wheels that requirements.txt pins by hash, for every supported Python version. They do not
+contain Python, because the VM's own Python receives security updates along with the operating system.
 
 - scheduled-events-bridge-VERSION-linux-ARCH.tar.gz: the agent, install.sh, the systemd unit, and the extra `template`
 - scheduled-events-bridge-extras-VERSION-linux-ARCH.tar.gz: the extras `apprise` and `websocket`, to unpack over it
 - scheduled-events-bridge-VERSION-windows-x86_64.zip: the agent, install.ps1, and every extra
 
-The builds are reproducible. Every packed file has the modification time in SOURCE_DATE_EPOCH.
+To make builds reproducible, every packed file has the modification time in SOURCE_DATE_EPOCH.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Locked:
 
 @dataclass(frozen=True)
 class Target:
-    """A Python version on one architecture. AMD64 means Windows, and all others mean Linux."""
+    """A Python version and an architecture. The architecture AMD64 implies Windows, and all others imply Linux."""
 
     python: str
     machine: str
@@ -234,7 +234,7 @@ def requirements(wheels: Collection[Path], locked: Sequence[Locked], own: Path) 
 
 
 def lay_out(directory: Path, extras: Path, house: Wheelhouse, arch: str) -> None:
-    """Write the files of the main archive to *directory*, and the files of the extras archive to *extras*."""
+    """Write the main archive's files to *directory* and the extras archive's files to *extras*."""
     locked, tools = read_lock(HERE / "requirements.txt"), read_lock(HERE / "tools.txt")
     targets = [Target(python, MACHINES[arch]) for python in PYTHONS]
     for target in targets:
@@ -278,7 +278,7 @@ def lay_out_windows(directory: Path, house: Wheelhouse) -> None:
 
 
 def write_shell_files(share: Path, own: Path, epoch: int) -> None:
-    """Generate the manual page and the shell completions from the commands of the agent."""
+    """Generate the manual page and the shell completions from the agent's commands."""
     locked = read_lock(HERE / "requirements.txt")
     here = Target("{}.{}".format(*sys.version_info), platform.machine())
     with tempfile.TemporaryDirectory() as name:
@@ -349,7 +349,7 @@ def build_windows(own: Path, out: Path, epoch: int) -> Path:
 
 
 def build(own: Path, share: Path, out: Path, arch: str, epoch: int, *, kinds: Iterable[str]) -> list[Path]:
-    """Build the Linux archives of *arch* and the packages of *kinds* in *out*, and return their paths.
+    """Build the Linux archives and packages for *arch* in *out*, and return their paths.
 
     *share* is the directory that `write_shell_files` wrote.
     """

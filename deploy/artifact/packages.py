@@ -1,11 +1,11 @@
 # ruff: noqa: INP001
 """Builds the .deb and .rpm packages from the files of the Linux archive.
 
-A package contains the files of the archive in /usr/lib, and its scripts run install.sh. As with the archive, no package
-index is used, every wheel is verified by its hash, and a failed upgrade restores the previous version.
+A package installs the archive's files in /usr/lib, and its scripts run install.sh. The installation does not use a
+package index, verifies the hash of every wheel, and restores the previous version if an upgrade fails.
 
-The configuration file does not belong to the package. The installer writes the file only if it is missing, an upgrade
-does not change it, and a purge deletes it. The packages are not signed.
+The configuration file is not part of the package. The installer creates the file only if it does not exist. Upgrades do
+not change the file, and a purge deletes it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Package:
         return re.sub(r"\.?(?=(?:a|b|rc|dev)\d)", "~", self.version)
 
     def make(self, kind: str, out: Path) -> Path:
-        """Build the package of *kind* in the directory *out*, and return its path."""
+        """Build the package in the directory *out*, and return its path."""
         with tempfile.TemporaryDirectory() as name:
             root = Path(name, "root")
             self._lay_out(kind, root)

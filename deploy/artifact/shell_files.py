@@ -1,10 +1,10 @@
 # ruff: noqa: INP001
-"""Generates the manual page and the completions for bash, zsh, and fish from the commands of the agent.
+"""Generates the manual page and the completions for bash, zsh, and fish from the agent's commands.
 
     PYTHON -I shell_files.py LIBRARIES OUT EPOCH
 
-LIBRARIES is a directory with the unpacked wheels of the agent and its libraries. The files in OUT have the same layout
-as the files in /usr/share. build.py adds them to the archive and to the packages.
+LIBRARIES is a directory that contains the unpacked wheels of the agent and its dependencies. OUT has the same layout as
+/usr/share. build.py adds the generated files to the archive and to the packages.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def escaped(text: str) -> str:
 
 
 def marked_up(text: str) -> Iterator[str]:
-    """Yield the roff lines of a help text. A paragraph with click's no-wrap mark keeps its line breaks."""
+    """Convert a help text to roff. Paragraphs with click's no-wrap mark keep their line breaks."""
     for number, part in enumerate(re.split(r"\n[ \t]*\n", inspect.cleandoc(text))):
         if number:
             yield ".PP"

@@ -1,9 +1,9 @@
 # ruff: noqa: INP001
-"""Health check of the agent's container. Exits with 1 if `/healthz` does not return 200.
+"""Health check for the agent's container. Exits with 1 if `/healthz` does not return 200.
 
-The check reads the address of the agent from the environment or the configuration file. If `status.listen` is off, the
-check exits with 0. The check also exits with 0 if the configuration file cannot be read, because a running agent
-ignores an invalid file.
+The check reads the agent's address from the environment or the configuration file. It exits with 0 if `status.listen`
+is off. It also exits with 0 if the configuration file cannot be read, because an invalid file does not affect a running
+agent.
 """
 
 import http.client

@@ -1,13 +1,13 @@
 # ruff: noqa: INP001
-"""Cordon and drain the node of this pod before a scheduled event, and uncordon the node after the last event.
+"""Cordon and drain this pod's node before a scheduled event, and uncordon the node after the last event.
 
-Two `command` sinks run this program (see docs/howto/kubernetes-drain.md). The program uses the Kubernetes API with the
-service account of the pod, and needs only the Python standard library. You can run the program again at any time.
+Two `command` sinks run this program (see docs/howto/kubernetes-drain.md). The program calls the Kubernetes API with the
+pod's service account and needs only the Python standard library. It is safe to run the program again at any time.
 
-Exit code 75 requests a retry, for example if a PodDisruptionBudget prevents an eviction or if the API does not respond.
-Exit code 1 means that a person must act. `outbox list` shows the last line of standard error as the reason.
+Exit code 75 requests a retry, for example if a PodDisruptionBudget prevents an eviction or the API does not respond.
+Exit code 1 means that someone must fix a problem. In both cases, `outbox list` shows the last line of standard error.
 
-The program uncordons only nodes that have its annotation. A node that someone else cordoned stays cordoned.
+The program uncordons only nodes that have its annotation, so a node that someone else cordoned stays cordoned.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Failed(Exception):
 
 
 class Api:
-    """A client of the Kubernetes API that uses the service account in *directory*."""
+    """A Kubernetes API client that uses the service account in *directory*."""
 
     def __init__(self, host: str, port: str, directory: Path, timeout_seconds: float) -> None:
         self._directory = directory
@@ -72,7 +72,7 @@ class Api:
     ) -> tuple[int, Json]:
         """Return the status and the body of a response. Raise Later without a response, or Failed if access is denied.
 
-        Each request reads the token again, because Kubernetes rotates the token. After a 401, send the request again.
+        Read the token before each request, because Kubernetes rotates the token. Retry after a 401.
         """
         status, answer = self._once(method, path, body, kind)
         if status == http.HTTPStatus.UNAUTHORIZED:
@@ -140,7 +140,7 @@ class Node:
         return expect(status, node, f"Node {self._name} cannot be read")
 
     def _patch(self, node: Json, *, unschedulable: bool | None, annotation: str | None) -> bool:
-        """Change the node. Return False if the node was changed after it was read."""
+        """Change the node. Return False if the node has changed since it was read."""
         metadata = {"resourceVersion": node["metadata"]["resourceVersion"], "annotations": {ANNOTATION: annotation}}
         body = {"metadata": metadata, "spec": {"unschedulable": unschedulable}}
         status, answer = self._api.call("PATCH", self._path, body, "application/merge-patch+json")
@@ -175,7 +175,7 @@ class Node:
         return bool(owners) or self._with_bare_pods
 
     def evict(self, pod: Json, seconds_left: float | None) -> str:
-        """Evict *pod* within *seconds_left*. Return the reason if the API refuses, or ""."""
+        """Evict *pod* within *seconds_left*. Return an error message, or "" on success."""
         metadata = pod["metadata"]
         options: Json = {"preconditions": {"uid": metadata["uid"]}}
         own = pod["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE_SECONDS)
@@ -223,7 +223,7 @@ def names(pods: list[Json]) -> str:
 
 
 def empty(node: Node, not_before: float | None, *, wait_seconds: float, is_urgent: bool) -> None:
-    """Evict all pods. Unless *is_urgent* is true, wait until the pods have ended.
+    """Evict all pods. Unless *is_urgent* is true, wait for the pods to terminate.
 
     Raises Later after *wait_seconds*, or at *not_before* (Unix seconds).
     """
@@ -291,7 +291,7 @@ def not_before_of(text: str) -> float | None:
 
 
 def prepare(node: Node, event: dict[str, str], options: argparse.Namespace, spared: frozenset[str]) -> None:
-    """Cordon and drain the node, unless *event* does not affect the node or has a *spared* type."""
+    """Cordon and drain the node if *event* affects it and its type is not in *spared*."""
     if event["AFFECTS_THIS_VM"] == "false" or event["EVENT_TYPE"] in spared:
         return
     if event["AFFECTS_THIS_VM"] != "true":

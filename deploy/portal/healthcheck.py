@@ -1,8 +1,8 @@
 # ruff: noqa: INP001
-"""Health check of the portal's container. Exits with 1 if `/healthz` does not return 200.
+"""Health check for the portal's container. Exits with 1 if `/healthz` does not return 200.
 
-The check reads the address of the portal from the configuration file. If the file cannot be read, the check exits with
-0, because the running portal might have read an earlier, valid version of the file.
+The check reads the portal's address from the configuration file. It exits with 0 if the file cannot be read, because
+the running portal might have read an earlier, valid version of the file.
 """
 
 import http.client

@@ -1,12 +1,12 @@
 # ruff: noqa: INP001
-"""Tests an installed agent. install.sh runs this file with the Python interpreter of the installation.
+"""Tests an installed agent. install.sh runs this file with the installed agent's Python interpreter.
 
     PYTHON -I - imports EXTRAS          exit 1 unless every module and compiled library of the tree can be loaded
     PYTHON -I - reasons                 print why the running agent is not ready, one reason per line
     PYTHON -I - ready SECONDS [FILE]    exit 1 unless the running agent is ready within SECONDS. Components that were
                                         not ready in FILE, which contains the output of `reasons`, do not count
 
-The installer passes this file on standard input, because the service user might be unable to read its directory.
+The installer passes this file on standard input, because the service user might not have access to the file.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def reasons() -> list[str]:
 def ready(seconds: float, before: list[str]) -> list[str]:
     """Return the reasons why the agent is not ready after *seconds*. Ignore the components in *before*.
 
-    A destination that did not work before an upgrade must not prevent the upgrade.
+    A destination that was failing before an upgrade must not prevent the upgrade.
     """
     excused = {component(reason) for reason in before}
     until = time.monotonic() + seconds

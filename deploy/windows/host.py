@@ -1,8 +1,8 @@
-"""Runs the agent in this process and lets another thread stop it, as a Windows service requires.
+"""Runs the agent in this process and lets another thread stop it, as required for a Windows service.
 
-Windows sends no signals to a service. Instead, the Windows service manager calls a function on a separate thread. This
-function calls `Host.stop`, which simulates SIGTERM on the main thread with `_thread.interrupt_main`. The agent
-can then run and stop in the same way on Windows and on Linux.
+Windows does not send signals to services. Instead, the Windows service manager calls a function on a separate thread.
+This function calls `Host.stop`, which simulates SIGTERM on the main thread with `_thread.interrupt_main`. The agent
+therefore runs and stops the same way on Windows and Linux.
 """
 # ruff: noqa: INP001  # part of a program, not of a package
 
@@ -31,7 +31,7 @@ class Host:
         self.is_stopping = False
 
     def run(self, *arguments: str) -> int:
-        """Run the agent on the main thread until `stop`, and return its exit code."""
+        """Run the agent on the main thread until `stop` is called, and return the agent's exit code."""
         # Set the handler first, so that a stop request during the imports is not lost.
         signal.signal(signal.SIGTERM, _leave)
         sys.argv = ["scheduled-events-bridge", "run", *arguments]
@@ -50,16 +50,16 @@ class Host:
         return self.exit_code
 
     def stop(self) -> None:
-        """Stop the agent. Any thread can call this method, more than once."""
+        """Stop the agent. This method is thread-safe and idempotent."""
         self.is_stopping = True
         if not self.finished.is_set():
             _thread.interrupt_main(signal.SIGTERM)
 
 
 def redirect_output(path: Path) -> None:
-    """Append standard output and standard error to the file *path*. Rename a long file to *path*.1 first.
+    """Append standard output and standard error to *path*. If the file is too large, first rename it to *path*.1.
 
-    The function replaces the file descriptors, so the file also contains the message of an interpreter crash.
+    The function replaces the file descriptors, so that messages from an interpreter crash are also written to the file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and path.stat().st_size > LONGEST_LOG_BYTES:

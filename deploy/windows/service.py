@@ -1,10 +1,10 @@
-"""The program of the Windows service. install.ps1 registers the service and creates a venv next to this file.
+"""Runs the agent as a Windows service. install.ps1 registers the service and creates a venv next to this file.
 
-The service starts the base interpreter and adds the packages of the venv to the path. The python.exe of a venv would
+The service runs the base interpreter directly and adds the venv's packages to the path. The venv's python.exe would
 start the base interpreter as a second process, which the Windows service manager cannot monitor.
 
-With the arguments `preshutdown MILLISECONDS`, this program sets the maximum time that Windows waits for the service
-during a shutdown. No Windows command can change this setting.
+With the arguments `preshutdown MILLISECONDS`, this program sets how long Windows waits for the service during a
+shutdown. Windows does not include a command for this setting.
 """
 # ruff: noqa: INP001  # a program, not a package
 

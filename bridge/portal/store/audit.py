@@ -55,7 +55,7 @@ def count(connection: Connection) -> int:
 def next_values(connection: Connection, name: str, how_many: int = 1) -> int:
     """Increase the counter *name* by *how_many*, and return the new value.
 
-    The transaction locks the counter until the commit, so transactions commit their values in ascending order.
+    The counter stays locked until the transaction commits, so its values are committed in ascending order.
     """
     taken = update(counters).where(counters.c.name == name).values(value=counters.c.value + how_many)
     return int(connection.execute(taken.returning(counters.c.value)).scalar_one())

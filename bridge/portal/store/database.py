@@ -1,7 +1,7 @@
 """Runs functions that use the database, each function in one transaction.
 
-`StoreThreads` runs the functions in a few threads and limits the number of waiting functions, because the event loop
-must never wait for the database. The modules `sqlite` and `postgresql` contain the database-specific code.
+The event loop must never wait for the database, so `StoreThreads` runs database functions in a few threads and limits
+how many can wait. The modules `sqlite` and `postgresql` contain the database-specific code.
 """
 
 from __future__ import annotations

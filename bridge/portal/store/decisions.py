@@ -1,6 +1,6 @@
 """Stores signed decisions, whose numbers are committed in ascending order.
 
-Polls do not read these rows, because `bridge.portal.pending_decisions` keeps valid decisions in memory.
+The long poll does not read this table, because `bridge.portal.pending_decisions` keeps valid decisions in memory.
 """
 
 from __future__ import annotations

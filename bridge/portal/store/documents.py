@@ -1,6 +1,6 @@
 """Stores recently accepted attested documents to prevent their reuse.
 
-Without these rows, an attacker could use a stolen document at another portal process or after a restart.
+The list is in the database, so a stolen document cannot be used after a restart or with another portal process.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ class ReceivedRecord(msgspec.Struct, frozen=True):
 def add_records(connection: Connection, received: Sequence[ReceivedRecord], received_at: str) -> tuple[str, ...]:
     """Store *received* and return the keys of the events that changed.
 
-    A record that is already stored can still update the state. An agent that has lost its local state sends the same
-    record again in a newer stream.
+    A record that is already stored can still update the state, because an agent that has lost its local state sends the
+    same record again in a newer stream.
     """
     all_records = [each.record for each in received]
     keys = sorted({vm_key(record) for record in all_records})

@@ -1,7 +1,7 @@
 """The PostgreSQL database, which any number of portal processes can share.
 
 Write transactions use READ COMMITTED and first lock their rows in a fixed order. Read transactions use REPEATABLE READ,
-because all queries of a transaction must see the same state of the database.
+so that all queries in a transaction see the same state of the database.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Postgresql:
         """Raise BridgeError with the command for a backup.
 
         The backup excludes the epoch, which identifies the numbering of decisions. After a restore, the portal creates
-        a new epoch, and the agents request all decisions again.
+        a new epoch, which makes the agents request all decisions again.
         """
         raise BridgeError(
             "Back up a PostgreSQL database with: pg_dump --format=custom "
@@ -119,7 +119,7 @@ class Postgresql:
 class Listener:
     """Calls *heard* in a thread when new decisions might exist.
 
-    If the connection is lost, notifications might be missed. The portal also checks for new decisions every second.
+    If the connection is lost, the portal might miss notifications, so it also checks for new decisions every second.
     """
 
     def __init__(self, server: Postgresql, heard: Callable[[], object]) -> None:

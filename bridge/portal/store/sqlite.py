@@ -60,7 +60,7 @@ class Sqlite:
         """Copy the database to *target*, even while the portal is running.
 
         The backup excludes the epoch, which identifies the numbering of decisions. After a restore, the portal creates
-        a new epoch, and the agents request all decisions again.
+        a new epoch, which makes the agents request all decisions again.
         """
         if target.exists():
             raise BridgeError(f"{target} exists. A backup does not overwrite a file. Name another file.")

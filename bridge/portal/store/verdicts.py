@@ -1,8 +1,8 @@
 """Stores each verdict and its signed decisions in one transaction.
 
-A transaction locks the event, then the decision counter, and then the audit counter. Transactions that store records
-use the same order to avoid deadlocks. If two people decide on one event at the same time, the second transaction waits
-and then includes the first person's verdict.
+Each transaction locks the event, then the decision counter, and then the audit counter. Transactions that store records
+use the same order to avoid deadlocks. If two people decide on the same event at the same time, the second transaction
+waits and then takes the first verdict into account.
 """
 
 from __future__ import annotations
