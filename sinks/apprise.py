@@ -1,9 +1,8 @@
 """The sink `apprise`, which sends records to chat, email, and other services with the Apprise library.
 
 Each Apprise URL names one service and usually contains a secret. The URLs are therefore stored in a file or in an
-environment variable, not in the configuration. If one service of a table fails, the sink sends the record to all
-services of the table again, because Apprise does not report which of them accepted the message. To avoid duplicates,
-configure a separate table for each service.
+environment variable, not in the configuration. If a service fails, the agent sends the record again, but only to the
+services that have not accepted it. The sink keeps this state in memory, so a restart can cause duplicates.
 
 The agent retries after every failure, because Apprise does not report the reasons for failures in a uniform way. Error
 messages contain the log lines of Apprise, without the parts of URLs that can be secret.
