@@ -1,9 +1,8 @@
 """The sink `apprise`, which sends records to chat, email, and other services with the Apprise library.
 
 Each Apprise URL names one service and usually contains a secret. The URLs are therefore stored in a file or in an
-environment variable, not in the configuration. If one service of a table fails, the sink sends the record to all
-services of the table again, because Apprise does not report which of them accepted the message. To avoid duplicates,
-configure a separate table for each service.
+environment variable, not in the configuration. If a service fails, the agent sends the record again, but only to the
+services that have not accepted it. The sink keeps this state in memory, so a restart can cause duplicates.
 
 The agent retries after every failure, because Apprise does not report the reasons for failures in a uniform way. Error
 messages contain the log lines of Apprise, without the parts of URLs that can be secret.
@@ -41,6 +40,7 @@ from sinks.sentence import sentence
 _MISSING = "The sink type 'apprise' needs the Python package 'apprise', which is not installed."
 _INVALID = "Apprise cannot use this URL. Correct or remove the URL. The Apprise wiki lists the valid forms."
 _MOST_REASON_CHARACTERS = 256
+_MOST_REMEMBERED = 1_000
 _SHORTEST_SECRET = 4
 #: Most plugins of Apprise log the status of a rejected request in this form.
 _NEEDS_A_PERSON = re.compile(r"error=(401|403|404|407)\b")
@@ -84,8 +84,9 @@ class AppriseSink(Sink):
         super().__init__(config)
         self._secret = Secret(key="urls", file=config.urls_file, env=config.urls_env)
         self._urls: tuple[str, ...] = ()
-        self._services: Any = None
-        self._accepted_id = ""
+        self._services: dict[str, Any] = {}
+        self._accepted: dict[str, set[str]] = {}
+        """The URLs that accepted each of the last records, so that a retry does not send a message twice."""
         self._calls = BlockingCalls(f"apprise:{config.name}", target="Apprise")
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
@@ -94,17 +95,23 @@ class AppriseSink(Sink):
         work = partial(self._notify, self._current(), record)
         self._calls.run(work, timeout_seconds=self.config.timeout_seconds)
 
-    def _notify(self, services: Any, record: TransitionRecord) -> None:
-        if record.id == self._accepted_id:  # accepted after the deadline of the last attempt
-            return
-        problem = _problem(services, record)
-        if problem is not None:
-            shown = masked(problem, _words(self._urls))[:_MOST_REASON_CHARACTERS]
+    def _notify(self, services: dict[str, Any], record: TransitionRecord) -> None:
+        accepted = self._accepted.setdefault(record.id, set())
+        if len(self._accepted) > _MOST_REMEMBERED:
+            del self._accepted[next(iter(self._accepted))]
+        problems = []
+        for url, service in services.items():
+            problem = None if url in accepted else _problem(service, record)
+            if problem is None:
+                accepted.add(url)
+            else:
+                problems.append(problem)
+        if problems:
+            shown = masked(" ".join(problems), _words(self._urls))[:_MOST_REASON_CHARACTERS]
             raise DeliveryFailed(
                 f"Apprise: {shown}",
                 needs_attention=_NEEDS_A_PERSON.search(shown) is not None,
             )
-        self._accepted_id = record.id
 
     @classmethod
     def shown_by_check(cls, config: AppriseConfig) -> str:
@@ -119,35 +126,38 @@ class AppriseSink(Sink):
         """Cancel a send in another thread."""
         self._calls.close()
 
-    def _current(self) -> Any:
+    def _current(self) -> dict[str, Any]:
         urls = tuple(dict.fromkeys(url for line in self._secret.values() for url in line.split()))
-        if self._services is None or urls != self._urls:
+        if urls != self._urls:
             self._services = _services(urls, timeout_seconds=self.config.timeout_seconds / 2)
             self._urls = urls
         return self._services
 
 
-def _services(urls: Sequence[str], *, timeout_seconds: float) -> Any:
+def _services(urls: Sequence[str], *, timeout_seconds: float) -> dict[str, Any]:
+    """Return one Apprise object for each of *urls*, so that a service that is down affects no other service."""
     apprise = _apprise()
     # async_mode uses threads that would delay the end of the process.
-    services = apprise.Apprise(asset=apprise.AppriseAsset(async_mode=False))
-    plugins = [apprise.Apprise.instantiate(url, asset=services.asset) for url in urls]
+    asset = apprise.AppriseAsset(async_mode=False)
+    plugins = [apprise.Apprise.instantiate(url, asset=asset) for url in urls]
     wrong = [str(number) for number, plugin in enumerate(plugins, 1) if plugin is None]
     if wrong:
         raise DeliveryFailed(f"URL {', '.join(wrong)}: {_INVALID}", needs_attention=True)
-    for plugin in plugins:
+    services = {}
+    for url, plugin in zip(urls, plugins, strict=True):
         plugin.socket_connect_timeout = min(plugin.socket_connect_timeout, timeout_seconds)
         plugin.socket_read_timeout = min(plugin.socket_read_timeout, timeout_seconds)
-        services.add(plugin)
+        services[url] = apprise.Apprise(asset=asset)
+        services[url].add(plugin)
     return services
 
 
-def _problem(services: Any, record: TransitionRecord) -> str | None:
-    """Send *record*. Return an error message, or None if every service accepted the record."""
+def _problem(service: Any, record: TransitionRecord) -> str | None:
+    """Send *record*. Return an error message, or None if the service accepted the record."""
     lines: list[str] = []
     _logged.set(lines)
     try:
-        is_taken = services.notify(
+        is_taken = service.notify(
             body=sentence(record), title=_title(record), notify_type=_notify_type(record), body_format="text"
         )
     except Exception as error:  # noqa: BLE001  # a plugin can raise any exception

@@ -8,6 +8,7 @@ request, and `max_batch` is 1 by default.
 from __future__ import annotations
 
 import gzip
+import logging
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit, urlunsplit
@@ -16,6 +17,8 @@ from bridge.sink import DeliveryFailed, DeliveryRejected, Sink, SinkConfig, Tran
 from sinks.http.config import HttpConfig, check_token_stays_private
 from sinks.http.endpoint import Endpoint, entra_token
 from sinks.http.urls import http_url
+
+logger = logging.getLogger(__name__)
 
 _PATH = "/v1/logs"
 _GRPC_PORT = 4317
@@ -47,6 +50,7 @@ class OtlpSink(Sink):
         advice = _GRPC_PORT_ADVICE if urlsplit(url).port == _GRPC_PORT else ""
         self._endpoint = Endpoint(url, config, token=self._token, advice=advice)
         self._headers = {"Content-Type": "application/x-protobuf"}
+        self._logged_warning = ""
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
         """Send *batch* in a POST request. Raise DeliveryRejected if the receiver rejects a record."""
@@ -59,9 +63,12 @@ class OtlpSink(Sink):
             body = gzip.compress(body, mtime=0)
             headers = {**headers, "Content-Encoding": "gzip"}
         count, reason = rejection(self._endpoint.post(body, headers).content)
+        # Masked before the text is shortened, because a part of a secret is also a secret.
+        shown = excerpt(self._endpoint.mask(reason).encode())
+        if shown and count <= 0 and shown != self._logged_warning:  # a warning, for example about a deprecated format
+            self._logged_warning = shown
+            logger.warning("The OTLP receiver accepted the records with a warning: %s", shown)
         if count > 0:
-            # Masked before the text is shortened, because a part of a secret is also a secret.
-            shown = excerpt(self._endpoint.mask(reason).encode())
             raise DeliveryRejected(
                 f"The OTLP receiver accepted the request and rejected {count} of {len(batch)} log records: "
                 f"{shown or 'The receiver gave no reason.'}",

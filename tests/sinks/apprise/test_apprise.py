@@ -144,15 +144,16 @@ def test_how_bad_it_is_shows(
     assert library.sent[0][1]["notify_type"] == notify_type
 
 
-def test_urls_of_one_table_succeed_or_fail_together(library: Library, tmp_path: Path) -> None:
+def test_service_that_accepted_a_record_does_not_receive_it_again(library: Library, tmp_path: Path) -> None:
     sink = sink_for(tmp_path, "slack://one", "slack://two")
     library.outcomes = {"slack://two": "Failed to send, error=503."}
     error = failure(sink)
     assert str(error) == "Apprise: Failed to send, error=503."
     assert not error.needs_attention
+    failure(sink, 2)
     library.outcomes = {}
     sink.send([sample_record()])
-    assert library.urls() == ["slack://one", "slack://one", "slack://two", "slack://two"]
+    assert library.urls() == ["slack://one"] * 2 + ["slack://two"] * 3
 
 
 def test_refusal_that_a_person_must_mend_is_told_as_such(library: Library, tmp_path: Path) -> None:

@@ -268,6 +268,15 @@ def test_2xx_that_rejects_nothing_is_delivered(peer, sink, answer):
     sink.send([sample_record()])
 
 
+def test_warning_of_a_receiver_that_rejects_nothing_is_logged_once(peer, sink, caplog):
+    peer.say(200, body=response(0, "please upgrade"))
+    for number in (1, 2):
+        sink.send([sample_record(number)])
+    assert [record.getMessage() for record in caplog.records] == [
+        "The OTLP receiver accepted the records with a warning: please upgrade"
+    ]
+
+
 def test_partial_success_with_rejections_rejects_the_whole_batch(peer, sink):
     """The agent parks all records, because the response does not name the rejected records."""
     peer.say(200, body=response(1, "the record is too old"))
