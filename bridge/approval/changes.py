@@ -1,4 +1,4 @@
-"""Collects changes to decisions and approvals that the approver writes to the outbox together."""
+"""A batch of changes to decisions and approvals for the outbox."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _KEY = "approval.remote.token"
 
 
 class SecretCredential:
-    """Reads the token from an environment variable or a file. Rereads the file after each change."""
+    """Reads the token from an environment variable or a file, and rereads the file when it changes."""
 
     def __init__(
         self, *, file: str | None = None, env: str | None = None, environ: Mapping[str, str] = os.environ
