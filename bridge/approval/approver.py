@@ -3,8 +3,8 @@
 The thread repeats these steps:
 
 1. Evaluate the stored decisions and rules, and write the changes to the outbox.
-2. Count the attempt to approve an event, and wait until the outbox is saved.
-3. Request the current document from the metadata service. This request is the last look.
+2. Count the approval attempt, and wait until the outbox is saved.
+3. Request the current document from the metadata service again (the last look).
 4. If the document still allows the approval, send StartRequests and record the outcome.
 
 The agent saves each attempt before it sends StartRequests, so that the approval survives a crash. The agent retries
@@ -211,7 +211,7 @@ class Approver:
         self.loop_watch.idle()
 
     def run_once(self) -> float:
-        """Run the steps that are due. Return the seconds until the next run."""
+        """Run all due steps. Return the seconds until the next run."""
         self._outbox.created_at()  # corrects the creation time after a clock that was ahead
         self._recorder.write_refusals(self._incarnation)
         self._submitter.why_disabled()  # to log a change

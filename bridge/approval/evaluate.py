@@ -249,7 +249,7 @@ class _Step:
         """End or withdraw *approval* if it must no longer be posted.
 
         An approval ends when it expires, or when its event starts, changes, or disappears. The agent withdraws an
-        approval if a hold overrides it or if one of its keys is no longer trusted.
+        approval if a hold overrides it or if a key that signed it is no longer trusted.
         """
         why = self._why_over(approval.key)
         if why is not None:

@@ -1,4 +1,4 @@
-"""Defines immutable classes for a scheduled event, a Scheduled Events document, and the identity of a VM.
+"""Defines immutable classes for scheduled events, documents, and VM identities.
 
 Filters for event types and event sources are case-sensitive. A filter for ``reboot`` would never match the Azure type
 ``Reboot``, so `check_event_type` and `check_event_source` reject known names with the wrong case. Both functions accept

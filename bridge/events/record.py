@@ -1,7 +1,7 @@
 """Defines the transition record, its JSON format, and its ID.
 
-A record has the same ID on every sink and on every retry. If the agent crashes and then observes the same transition
-again, the record also has the same ID. If a transition happens twice, the second record has a new ID (`record_id`).
+A record has the same ID on every sink and every retry, even if the agent crashes and then observes the same transition
+again. If a transition happens twice, the second record gets a new ID (`record_id`).
 
 Consumers depend on the JSON format. Every field is always present, and null means unknown or not applicable. The order
 of the fields never changes, and all times are in UTC.

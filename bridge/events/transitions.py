@@ -24,7 +24,7 @@ Azure and this VM can differ by up to one minute.
 Microsoft's mock server uses a new EventId for each status of an event. An event therefore does not count as canceled if
 the first document without it contains another event with the same type, source, and Resources.
 
-`bridge.events.tracker` decides whether a transition is recorded immediately or must be confirmed first.
+`bridge.events.tracker` decides when a transition is recorded.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _COMPARED = (
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """Two consecutive good responses, and facts about the time between them, such as a boot of this VM."""
+    """Two consecutive good responses, and facts about the time between them, such as whether this VM booted."""
 
     before: Document | None
     """The previous response, or the stored document after a start. None if *after* is the first response ever."""

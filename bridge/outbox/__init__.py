@@ -1,4 +1,4 @@
-"""Keeps the state of the agent in memory, and saves the state to a file for the next start.
+"""Keeps the agent's state in memory, and saves it to a file for the next start.
 
 While the agent runs, the state in memory is authoritative. Only the saver thread writes the file. If a write fails, the
 saver keeps the unsaved rows in memory and retries later.

@@ -1,4 +1,4 @@
-"""Locks the state directory. Only one agent at a time can use a state directory.
+"""Locks the state directory, so that only one agent uses it.
 
 Two agents with the same state directory would send every record twice and overwrite each other's files. The operating
 system releases the lock when the agent process ends.

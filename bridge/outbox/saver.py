@@ -1,4 +1,4 @@
-"""Saves the state of the agent to the outbox file. Only the saver thread writes this file.
+"""Saves the agent's state to the outbox file. Only the saver thread writes this file.
 
 Each save writes, in one transaction, all rows that have changed since the last save. If a save fails, the saver retries
 later. If the disk hangs, only the saver thread blocks, and `behind_reason` reports the problem after 2 s.

@@ -165,7 +165,7 @@ class State:
         self._new_file_because = reason
 
     def load(self, rows: Mapping[str, Iterable[Any]]) -> None:
-        """Load the rows of a file. Skip deliveries without a record, because their record is history or damaged."""
+        """Load the rows of a file, except deliveries whose record is history or damaged."""
         for name, table in self.tables.items():
             table.load(rows.get(name, ()))
         for key, delivery in list(self.deliveries.rows.items()):

@@ -58,7 +58,7 @@ class PollResult(str, Enum):
 
 
 class Approvals(Protocol):
-    """The approver methods that the poller calls, defined here because the poller must not import the approver."""
+    """The approver's interface for the poller, which must not import the approver."""
 
     @property
     def approved(self) -> frozenset[str]:
