@@ -1,4 +1,4 @@
-"""Starts, reloads, and stops the agent, adds its heartbeats, and opens its control socket.
+"""The agent process: startup, reload, shutdown, heartbeats, and the control socket.
 
 Other packages import `Agent` from `agent`, `ControlClient` from `control_socket`, and the request functions from
 `control_requests`.

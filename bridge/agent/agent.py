@@ -5,12 +5,12 @@ then opens the status pages and the control socket, so that both respond while t
 agent requests the identity of this VM, because record IDs and sink filters depend on the identity. Finally, the agent
 starts the workers, the approver, and the poller.
 
-When the agent stops, it first stops the poller and the approver, because both create records. The agent then lets the
-workers send pending records during the grace period, saves the outbox, and releases the lock. A hanging call delays the
-exit by at most one second beyond `stop_grace_seconds`, because every wait has a time limit.
+On shutdown, the agent first stops the poller and the approver, because both create records. The workers can then send
+pending records until the grace period ends. Finally, the agent saves the outbox and releases the lock. Every wait has a
+time limit, so a hanging call delays the exit by at most one second beyond `stop_grace_seconds`.
 
-If the disk hangs, the periodic tasks in `run_due` hang too, but polling and delivery continue. The watchdog of the
-service manager ignores the periodic tasks, because restarting the agent does not repair a disk.
+If the disk hangs, the periodic tasks in `run_due` also hang, but polling and delivery continue. The service manager's
+watchdog does not monitor these tasks, because restarting the agent cannot repair a disk.
 """
 
 from __future__ import annotations
@@ -232,13 +232,13 @@ class Agent:
     # While the agent runs.
 
     def wait_for_turn(self, stop: threading.Event) -> bool:
-        """Wait until it is time to call `run_due`. Return False if *stop* is set."""
+        """Wait for the next call of `run_due`. Return False if *stop* is set."""
         self.turn.wait(TURN_SECONDS)
         self.turn.clear()
         return not stop.is_set()
 
     def run_due(self) -> None:
-        """Check the lock on the state directory, and run the periodic tasks. The agent calls this method every second.
+        """Check the directory's lock and run the periodic tasks. Called every second.
 
         Raises StateDirectoryError if the state directory was replaced and another agent has locked the new directory.
         """
@@ -288,8 +288,8 @@ class Agent:
     def feed_watchdog(self) -> None:
         """Notify the service manager that the agent is alive, unless polling is overdue.
 
-        Call this method from the main thread. A hung disk can block the thread that calls `run_due`, and the service
-        manager would then restart the agent.
+        Call this method from the main thread, because a hung disk can block the thread that calls `run_due`. Without
+        notifications, the service manager would restart the agent.
         """
         if not self.poller.loop_watch.late_seconds:
             self._notifier.alive()
@@ -330,7 +330,7 @@ class Agent:
         old.close()
 
     def _exchange_approver(self, stop: Callable[[], bool]) -> None:
-        """Stop the old approver before starting a new approver, because both would process the same decisions."""
+        """Stop the old approver first, so that two approvers never process the same decision."""
         self.approvals.stop()
         self.approvals.drain(self._settings.imds.timeout_seconds, stop)
         if not stop():
@@ -365,8 +365,8 @@ class Agent:
     def stop(self, *, spent_seconds: float = 0.0) -> None:
         """Stop polling, drain the sinks for up to `stop_grace_seconds`, save the outbox, and unlock the directory.
 
-        *spent_seconds* is the part of the grace period that has already passed. If another agent has locked the state
-        directory, this agent stops sending records immediately.
+        *spent_seconds* is how much of the grace period has already passed. The grace period is skipped if another agent
+        has locked the state directory.
         """
         grace_seconds = 0.0 if self._is_displaced else max(self._settings.stop_grace_seconds - spent_seconds, 0.0)
         deadline = time.monotonic() + grace_seconds

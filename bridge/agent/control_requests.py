@@ -49,8 +49,8 @@ class Source:
     """The outbox that a request reads or changes.
 
     A running agent passes its own *outbox*. If *outbox* is None, the source reads the newest complete outbox file in
-    *directory*, or raises OutboxError if no such file exists. After a retry request, the source calls *on_retry* with
-    the name of the sink, or with None for all sinks.
+    *directory*, and raises OutboxError if there is none. After a retry request, the source calls *on_retry* with the
+    sink's name, or with None for all sinks.
     """
 
     def __init__(
@@ -328,7 +328,7 @@ def read_undelivered(
 
 
 def retry_records(source: Source, *, sink: str | None = None, record_id: str | None = None) -> int:
-    """Resume *sink* and retry its parked records. If *sink* is None, do so for all sinks. Return the record count."""
+    """Resume *sink* and retry its parked records, or those of all sinks if *sink* is None. Return their number."""
     if sink is not None:
         _require_sinks(source, sink)
     count = source.outbox.change(deliveries.retry, sink, record_id=record_id, now=time.time())
@@ -366,9 +366,9 @@ def import_records(source: Source, *, path: str) -> int:
 
 
 def decide(source: Source, *, decision: StoredDecision, overruled: tuple[int, ...] = ()) -> tuple[StoredDecision, ...]:
-    """Store a decision that a person made on this VM, and end the holds whose arrival numbers are in *overruled*.
+    """Store a decision made on this VM, and end the holds that *overruled* lists by arrival number.
 
-    If the event has other holds, store nothing and return these holds.
+    If the event has other holds, store nothing and return them.
     """
     others = source.outbox.change(approvals.keep_overruling, decision, overruled)
     if not others:
@@ -382,7 +382,7 @@ def find_decision(source: Source, *, approver: str, decision_id: str) -> StoredD
 
 
 def why_unsaved(source: Source) -> str | None:
-    """Save the outbox. Return None on success, or the reason for the delay if saving takes too long."""
+    """Save the outbox. Return None on success, or the reason if saving takes too long."""
     if source.outbox.wait_saved(SAVE_SECONDS):
         return None
     return source.outbox.saver.behind_reason or "The disk is slow."

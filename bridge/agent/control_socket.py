@@ -1,4 +1,4 @@
-"""The control socket, through which commands such as `status` and `approve` use the running agent.
+"""The control socket, which connects commands such as `status` and `approve` to the running agent.
 
 The socket accepts these requests, which are functions in `bridge.agent.control_requests`:
 
@@ -9,11 +9,11 @@ The socket accepts these requests, which are functions in `bridge.agent.control_
 
 Each connection carries one request and one response in JSON.
 
-Only root and the user that runs the agent can connect. The socket has mode 0600. On Linux, both processes also check
-the user ID of the other process. On Windows, a named pipe replaces the socket.
+Only root and the user that runs the agent can connect, because the socket has mode 0600. On Linux, the agent and the
+command also check each other's user ID. On Windows, the agent uses a named pipe.
 
-The agent creates ``control.sock`` in the state directory. If this directory is read-only or has a long path, the agent
-creates ``/run/scheduled-events-bridge/control-HASH.sock``, where HASH is a hash of the path. Commands try both.
+The agent creates ``control.sock`` in the state directory. If this directory is read-only or its path is too long, the
+agent uses ``/run/scheduled-events-bridge/control-HASH.sock``, where HASH is a hash of the path. Commands try both.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class ControlServer:
         self._log = ThrottledLog(logger)
 
     def open(self) -> None:
-        """Open the socket if it is missing. Called every second, because the state directory might be replaced."""
+        """Open the socket if it is missing, for example because the state directory was replaced."""
         if isinstance(self._listener, _UnixListener) and not self._listener.is_in_place:
             self.close()
         if self._listener is not None:
@@ -168,7 +168,7 @@ class ControlServer:
 class _UnixListener:
     """Listens on a Unix socket, and replaces the socket file that a killed agent left behind.
 
-    The standard `Listener` is unsuitable, because it deletes the file at exit even if another agent owns the file.
+    The standard `Listener` would delete the file at exit, even if another agent now owns it.
     """
 
     def __init__(self, path: str) -> None:

@@ -1,7 +1,7 @@
-"""A heartbeat is a periodic record without an event, which shows that the agent is running.
+"""Heartbeats are periodic records that show that the agent is running.
 
-Without heartbeats, a consumer cannot distinguish a stopped agent from a period without events. The default of
-`heartbeat.interval_seconds` is 0 (off). Only sinks with ``heartbeat = true`` receive heartbeats.
+Without heartbeats, a consumer cannot distinguish a stopped agent from a period without events. Heartbeats are off by
+default (`heartbeat.interval_seconds` is 0). Only sinks with ``heartbeat = true`` receive heartbeats.
 """
 
 from __future__ import annotations

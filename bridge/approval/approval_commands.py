@@ -3,14 +3,14 @@
 A rule or ``approval.remote`` can name a command that drains this VM. Each command runs on its own thread, because a
 drain can take ten minutes and must not delay other approvals.
 
-The agent runs a command once for each approval and stores the result. If the agent stops while a command runs, the
-agent reruns the command at the next start. Commands must tolerate a second run.
+The agent runs the command once per approval and stores the result. If the agent stops during a run, it reruns the
+command at the next start, so commands must tolerate a second run.
 
 If an approval is withdrawn while its command runs, the agent lets the command finish and ignores the result. An
 interrupted drain would leave the VM in a worse state than a completed drain.
 
-The command receives the last record of the event as JSON on standard input. Its environment contains the variables of
-`bridge.events.environment`. The agent removes environment variables that contain secrets.
+The command reads the event's last record as JSON from standard input. Its environment contains the variables from
+`bridge.events.environment`, but no variables that contain secrets.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class _Command(msgspec.Struct, frozen=True, kw_only=True):
 class ApprovalCommands:
     """Runs drain commands on separate threads, and calls *wake* when a command ends.
 
-    *unset* names the environment variables that the commands must not receive. Only `close` is thread-safe.
+    *unset* lists the environment variables that commands must not receive. Only `close` is thread-safe.
     """
 
     def __init__(self, wake: Callable[[], None], *, unset: Collection[str] = ()) -> None:
@@ -97,7 +97,7 @@ class ApprovalCommands:
         return any((each.key, each.source) == (approval.key, approval.source) for each in known)
 
     def start(self, approval: PendingApproval, settings: CommandSettings, record: TransitionRecord) -> None:
-        """Start the command that *settings* defines for *approval*, with the last *record* of the event as input."""
+        """Start the command in *settings* for *approval*, and pass it the event's last *record*."""
         runner, owner = Runner(), _owner(settings)
         rule = settings.name if isinstance(settings, RuleSettings) else ""
         with self._lock:
@@ -150,7 +150,7 @@ class ApprovalCommands:
         return result
 
     def close(self) -> None:
-        """Kill the running commands. The agent reruns these commands at its next start."""
+        """Kill the running commands, which the agent reruns at its next start."""
         with self._lock:
             self._is_closed = True
         for each in self._commands:

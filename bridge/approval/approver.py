@@ -3,21 +3,21 @@
 The thread repeats these steps:
 
 1. Evaluate the stored decisions and rules, and write the changes to the outbox.
-2. Count the attempt to approve an event, and wait until the outbox is saved.
-3. Request the current document from the metadata service. This request is the last look.
+2. Count the approval attempt, and wait until the outbox is saved.
+3. Request the current document from the metadata service again (the last look).
 4. If the document still allows the approval, send StartRequests and record the outcome.
 
-The agent saves each attempt before it sends StartRequests, so that a crash does not lose the approval. The agent
-retries until the event starts, changes, or is held, or until a key behind the approval is no longer trusted.
+The agent saves each attempt before it sends StartRequests, so that the approval survives a crash. The agent retries
+until the event starts, changes, or is put on hold, or until it no longer trusts a key that signed the approval.
 
-The thread approves nothing in any of these cases:
+The thread does not approve events in these cases:
 
 - The outbox is not saved, or the identity of this VM is not confirmed.
 - The portal has not sent all of its decisions since the start of the agent.
 - The file ``approvals.disabled`` is in the state directory.
 - The metadata service did not respond within the last three seconds.
 
-Rules do not act while an invalid key file prevents the verification of a token, because the token might be a hold.
+If an invalid key file prevents the agent from verifying a token, rules do not act, because the token might be a hold.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Approver:
-    """Decides which events of this VM the agent approves, and sends the approvals to Azure.
+    """Decides which events to approve on this VM, and sends the approvals to Azure.
 
-    *portal_read* returns the outbox epoch for which the portal has sent all decisions, or None. *secret_variables*
-    names the environment variables that drain commands must not receive.
+    *portal_read* returns the outbox epoch for which the portal has sent all decisions, or None if the portal has not
+    sent them yet. *secret_variables* lists the environment variables that drain commands must not receive.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Approver:
 
     @property
     def approved(self) -> frozenset[str]:
-        """Return the keys of the events that this agent approved or may have approved."""
+        """Return the keys of the events that this agent approved or might have approved."""
         known = self._outbox.read(approvals.read_state).approvals.values()
         return frozenset(each.event.key for each in known if each.attempts)
 
@@ -153,9 +153,9 @@ class Approver:
     ) -> None:
         """Store a valid response from the metadata service. Wake the thread if the document has changed.
 
-        *asked_at* and *instant* are the times of the request and the response. *asked_at* is in monotonic seconds, and
-        its default is *instant*. *unsettled* contains the EventIds with an unconfirmed change. *tracked* is the
-        document that the agent tracks.
+        *asked_at* (monotonic seconds, default: *instant*) is the time of the request, and *instant* is the time of the
+        response. *unsettled* contains the EventIds of events with an unconfirmed change. *tracked* is the document that
+        the agent tracks.
         """
         before = self._answer
         seconds = 0.0 if asked_at is None else instant.monotonic - asked_at
@@ -211,7 +211,7 @@ class Approver:
         self.loop_watch.idle()
 
     def run_once(self) -> float:
-        """Run the steps that are due. Return the seconds until the next run."""
+        """Run all due steps. Return the seconds until the next run."""
         self._outbox.created_at()  # corrects the creation time after a clock that was ahead
         self._recorder.write_refusals(self._incarnation)
         self._submitter.why_disabled()  # to log a change
@@ -237,7 +237,7 @@ class Approver:
         self._submit(state, context)
 
     def _evaluate(self, context: Context) -> ApprovalState:
-        """Evaluate and write changes until no change remains. Return the new state."""
+        """Evaluate and write changes until nothing changes. Return the new state."""
         for _ in range(_MOST_STEPS):
             state = self._outbox.read(approvals.read_state)
             step = evaluate(state, context)

@@ -1,4 +1,4 @@
-"""Collects changes to decisions and approvals that the approver writes to the outbox together."""
+"""A batch of changes to decisions and approvals for the outbox."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Changes(msgspec.Struct, kw_only=True):
         decisions: DecisionStage,
         message: str,
     ) -> None:
-        """Add a record with the *result*, and move the approval's decisions to the stage *decisions*."""
+        """Add a record with *result*, and set the stage of the approval's decisions to *decisions*."""
         self.records.append(approval_record(approval, transition, result, message=message))
         self.update_decisions(approval.arrivals, decisions, result.value, message)
 

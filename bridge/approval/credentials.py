@@ -19,7 +19,7 @@ _KEY = "approval.remote.token"
 
 
 class SecretCredential:
-    """Reads the token from an environment variable or a file. Rereads the file after each change."""
+    """Reads the token from an environment variable or a file, and rereads the file when it changes."""
 
     def __init__(
         self, *, file: str | None = None, env: str | None = None, environ: Mapping[str, str] = os.environ
@@ -42,7 +42,7 @@ class SecretCredential:
         return token
 
     def forget(self) -> bool:
-        """Reread the file before the next request. Return False, because the token might not change."""
+        """Reread the file before the next request. Return False, because the file might contain the same token."""
         self._secret = self._unread()
         return False
 
@@ -68,7 +68,7 @@ class RenewedCredential:
     def forget(self) -> bool:
         """Discard a token that the portal refused. Return whether the next request will use a different token.
 
-        The agent requests a replacement at most every five minutes, even if the portal also refuses the replacement.
+        The agent requests a new token at most every five minutes, even if the portal also refuses the new token.
         """
         return self._shown is not None and self._token.refuse(self._shown)
 

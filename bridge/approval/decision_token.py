@@ -76,7 +76,7 @@ _KNOWN_CLAIMS = frozenset({*_CLAIM_NAMES.values(), "reason", "event_digest"})
 
 
 class Claims(msgspec.Struct, frozen=True, kw_only=True, rename=_CLAIM_NAMES):
-    """Holds the claims of a verified token, and the key that signed the token."""
+    """A verified token: its claims and the key that signed it."""
 
     kid: str
     approver: str
@@ -116,8 +116,8 @@ msgspec.json.Decoder(Claims)
 class RefusedDecision(BridgeError):
     """The agent refuses a token because of *reason*.
 
-    If the agent refuses a token before verifying its signature, *approver* and *claims* are None, and the error message
-    quotes no part of the token. If the claims are malformed, *approver* is set and *claims* is None.
+    If a token is refused before its signature has been verified, *approver* and *claims* are None, and the error
+    message does not quote the token. If the claims are malformed, only *claims* is None.
     """
 
     def __init__(
@@ -136,8 +136,8 @@ class ClaimsMalformed(ValueError):
 def verify(token: str, *, keys: Sequence[TrustedKey], audience: str, now: datetime, created_at: datetime) -> Claims:
     """Return the claims of *token*; raise RefusedDecision with the first reason for a refusal.
 
-    *audience* is the vmId of this VM. *created_at* is the time at which the outbox was created. The agent refuses
-    approve decisions that are older than the outbox, because a deleted outbox might have recorded the same decisions.
+    *audience* is this VM's vmId, and *created_at* is when the outbox was created. Approve decisions that are older than
+    the outbox are refused, because an earlier outbox that was deleted might have recorded them.
     """
     claims = _read_signed(token, keys)
     _check_addressing(claims, audience)

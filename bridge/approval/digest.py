@@ -1,7 +1,7 @@
 """Computes the digest of an event: the SHA-256 hash of its canonical JSON (RFC 8785).
 
-A signed decision contains the digest of the event that a person saw. If Azure later changes the type, time, or machines
-of the event, the digest no longer matches, and the agent refuses the decision.
+A signed decision contains the digest of the event that the approver saw. If Azure later changes the event's type, time,
+or machines, the digest no longer matches, and the agent refuses the decision.
 
 A portal can compute the digest in any language from the fields of a record. PROTOCOL.md describes the canonical form,
 and tests/unit/vectors/digests.json contains examples.
@@ -28,7 +28,7 @@ def canonical_json(event: ScheduledEvent) -> bytes:
     """Return six members of *event* as canonical JSON (RFC 8785). `digest` hashes these bytes.
 
     ``NotBefore`` is the unparsed text from Azure (``not_before_raw``). Unknown values are null. ``Resources`` contains
-    no duplicates and is sorted by UTF-16 code units, which is the sort order in JavaScript.
+    no duplicates and is sorted by UTF-16 code units, as JavaScript sorts strings.
     """
     # In RFC 8785's order of keys.
     members = {

@@ -10,7 +10,7 @@ from bridge.events.event import Document, ScheduledEvent
 
 
 class DocumentIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """Maps each EventId in a document to its event. The agent never approves an event with a duplicate EventId."""
+    """Maps each EventId to its event. The agent never approves an event with a duplicate EventId."""
 
     events: dict[str, ScheduledEvent]
     digests: dict[str, str]

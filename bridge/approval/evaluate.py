@@ -1,13 +1,13 @@
-"""Determines which decisions lead to an approval and which are refused. The functions perform no I/O.
+"""Turns decisions into approvals or refusals. The functions do no I/O.
 
-A new decision waits until a fresh document contains its event or until the decision expires. An approve decision might
+A new decision waits until a fresh document contains its event, or until the decision expires. An approve decision might
 then wait for more approvers (`bridge.approval.two_person_rule`), for another approval to end, or for a response from
-Azure. A hold stays in force until its event is gone (`bridge.approval.holds`).
+Azure. A hold applies until its event is gone (`bridge.approval.holds`).
 
 An approve decision applies to only one version of an event. If Azure changes the event, the agent refuses the decision.
 
-The agent checks the keys behind an approval in each evaluation and before each request. While a key file cannot be
-read, the agent does not send approvals that depend on the key. These approvals wait until they expire.
+In each evaluation and before each request, the agent checks the keys that signed the decisions. If a key file cannot be
+read, approvals that depend on the key wait until the file is readable or the approvals expire.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def postable(state: ApprovalState, context: Context, due: Iterable[PendingApprov
     """Return the approvals in *due* that may be posted now, or whose command may start now.
 
     Both the newest document and the tracked document must show the event as Scheduled and unchanged. A hold blocks the
-    approval even before `evaluate` has processed the hold.
+    approval even if `evaluate` has not processed the hold yet.
     """
     step = _Step(state, context)
     return [each for each in due if step.is_postable(each)]
@@ -116,7 +116,7 @@ class _Step:
                 self._newly_held.add(each.event_id)
 
     def receive(self, decision: StoredDecision) -> None:
-        """Evaluate a new decision, or keep the decision for the next document."""
+        """Evaluate a new decision, or leave it for the next document."""
         if decision.verdict is Verdict.HOLD:
             self._hold(decision)
             return
@@ -249,7 +249,7 @@ class _Step:
         """End or withdraw *approval* if it must no longer be posted.
 
         An approval ends when it expires, or when its event starts, changes, or disappears. The agent withdraws an
-        approval if a hold overrides it or if one of its keys is no longer trusted.
+        approval if a hold overrides it or if a key that signed it is no longer trusted.
         """
         why = self._why_over(approval.key)
         if why is not None:
@@ -349,8 +349,8 @@ class _Step:
 def _stays(approval: PendingApproval, last: StoredDecision) -> bool:
     """Return whether *approval* is under way, so that the decision *last* must not replace it.
 
-    A person's decision replaces an approval that a rule started. A decision that a person made on the VM does not wait
-    for a running command. Decisions from the portal wait, because two drains of one VM would conflict.
+    A person's decision replaces an approval that a rule started. A decision made on the VM does not wait for a running
+    command. A decision from the portal does, because two drains of the same VM would conflict.
     """
     if approval.state is ApprovalStage.WANTED:
         return bool(approval.arrivals)

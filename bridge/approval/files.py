@@ -1,13 +1,13 @@
 """Checks that only root and the agent's user can change the files that control approvals.
 
 These files are the configuration, the public keys, the state directory, and their parent directories. Anyone who can
-change these files could replace a key, add a rule, or insert an approval. While another user can write one of these
-files, the agent approves nothing but still receives decisions and stores holds.
+change them could replace a key, add a rule, or insert an approval. If another user can change any of them, the agent
+does not approve events, but it still receives decisions and stores holds.
 
-If a key file is missing, decisions with this key do not count. The agent still starts, because reporting events is more
-important than approving events.
+If a key file is missing, decisions signed with the key do not count. The agent still starts, because reporting events
+is more important than approving them.
 
-The file ``approvals.disabled`` in the state directory stops all approvals of this VM.
+If the state directory contains the file ``approvals.disabled``, the agent does not approve any events.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def unsafe_files(
 
 
 class ApprovalFiles:
-    """Checks the approval files of one agent, every few seconds and before each request to Azure."""
+    """Checks one agent's approval files every few seconds and before each request to Azure."""
 
     def __init__(
         self, keys: Sequence[TrustedKey], *, configuration: Path | None, directory: Path, metrics: Metrics
@@ -80,7 +80,7 @@ class ApprovalFiles:
         self._log = ThrottledLog(logger)
 
     def why_unsafe(self) -> str | None:
-        """Return the reason why the agent may approve nothing, or None if all files are safe."""
+        """Return the reason why the agent must not approve events, or None if all files are safe."""
         return " ".join(self._unsafe()) or None
 
     def check(self) -> None:

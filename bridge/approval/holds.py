@@ -1,4 +1,4 @@
-"""A hold is a decision that prevents the approval of an event.
+"""A hold prevents an event from being approved.
 
 - A hold applies to the EventId, regardless of other changes of the event. One signature is enough.
 - If an event has a hold and an approve decision, the decision with the newer issue time (``iat``) wins. On a tie, the

@@ -1,12 +1,12 @@
 """The inbox verifies tokens from the portal and stores their decisions in the outbox.
 
-The inbox verifies tokens on the portal poller's thread, so that a flood of forged tokens does not delay polling or
-delivery. For each invalid token, the inbox returns a refusal record.
+Verification runs on the portal poller's thread, so that a flood of forged tokens cannot delay polling or delivery. For
+each invalid token, the inbox returns a refusal record.
 
-If a problem on this VM prevents the verification or storage of a token, the token waits for another attempt (`_Wait`).
-At most 2,000 tokens wait. Beyond this limit, the inbox first drops tokens that block no approval, and then tokens with
-a broken key file. If more than 2,000 tokens cannot be stored, the inbox raises an error, and the portal sends further
-tokens again.
+If a problem on this VM prevents the inbox from verifying or storing a token, the token waits for another attempt
+(`_Wait`). At most 2,000 tokens can wait. Beyond this limit, the inbox first drops tokens that do not block any
+approval, and then tokens with a broken key file. If more than 2,000 tokens cannot be stored, the inbox raises an error,
+and the portal resends further tokens.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _SURPLUS = f"Its key has more than {MOST_OPEN_DECISIONS:,} open decisions."
 
 
 class _Wait(IntEnum):
-    """The reason why a token waits. If too many tokens wait, the inbox drops the lowest values first."""
+    """Why a token waits. The lowest values are dropped first."""
 
     LATER = 1
     """The key file does not exist, or the approve decision is not valid yet. The token blocks no approval."""
@@ -80,8 +80,8 @@ class DecisionInbox:
     def receive(self, tokens: Sequence[str], events: Mapping[str, ScheduledEvent]) -> list[ApprovalRecord]:
         """Verify *tokens*, store the decisions, and return records for the refused tokens.
 
-        *events* maps each EventId to its current event. Raises OutboxError if too many tokens are waiting. The portal
-        must then resend the tokens.
+        *events* maps each EventId to its current event. If too many tokens are waiting, the method raises OutboxError,
+        and the portal must resend the tokens.
         """
         refusals, waits = self._keep(tokens, self._waiting, events)
         judged = frozenset(tokens)
@@ -200,8 +200,8 @@ class DecisionInbox:
     def _kept_until(self, claims: Claims) -> float:
         """Return the time until which the outbox keeps the decision: ``exp``, or about a day from now for a hold.
 
-        The inbox accepts a hold even after its ``exp``. If the event is known, the outbox keeps the hold until the
-        event is gone.
+        A hold is accepted even after its ``exp``. If the event is known, the outbox keeps the hold until the event is
+        gone.
         """
         expires_at = claims.expires_at.timestamp()
         if claims.verdict is not Verdict.HOLD:

@@ -1,11 +1,11 @@
 """Sends requests to the ops portal and interprets the responses (PROTOCOL.md, sections 2 to 4).
 
-The client raises PortalFailed if a response has an invalid form. Error messages contain no text from the portal,
-because a response could repeat the bearer token or a decision. Repeated failures have the same message, so that the log
-contains the message only once.
+The client raises PortalFailed if a response is malformed. Error messages never quote the portal, because a response
+could contain the bearer token or a decision. Repeated failures produce the same message, so that it is logged only
+once.
 
 The client does not follow redirects. It uses the proxy from the environment, except for loopback addresses. A loopback
-address can use plain HTTP, and a proxy could then read the token.
+URL can use plain HTTP, which would expose the token to the proxy.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class PortalAnswer(msgspec.Struct, frozen=True):
 def agent_header(settings: ApprovalSettings, keys: Sequence[TrustedKey], *, version: str, directory: Path) -> str:
     """Return the header that describes the agent to the portal, as a JSON object (PROTOCOL.md, section 2).
 
-    The header lists only the *keys* with a valid key file. *directory* is the state directory.
+    Only keys with a valid key file are listed. *directory* is the state directory.
     """
     about = {
         "version": version,
@@ -88,7 +88,7 @@ class PortalClient:
     """Sends requests to the portal that *remote* configures. Only `close` is thread-safe.
 
     *document* returns the attested document for a nonce, and is required for `credential = "attested"`. *agent* returns
-    the header that describes the agent. Raises ConfigurationError if the URL uses plain HTTP for another machine.
+    the header that describes the agent. Raises ConfigurationError if a URL with plain HTTP leads to another machine.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """Requests signed decisions from the ops portal by long polling (PROTOCOL.md, sections 2 to 4).
 
-The portal poller runs on its own thread, so that it does not delay other parts of the agent. It passes tokens to the
-inbox, which verifies the tokens.
+The portal poller runs on its own thread, so that it does not delay other parts of the agent. It passes each token to
+the inbox for verification.
 
-The poller keeps the index of the last response only in memory, so it requests all decisions after each start. The
+The index of the last response is kept only in memory, so the poller requests all decisions again after a restart. The
 poller also returns to index 0 in these cases:
 
 - The portal reports another epoch or a lower index, for example after it was restored from a backup.

@@ -1,8 +1,8 @@
 """Writes, counts, and logs approval outcomes, and limits the number of refusal records.
 
-Anyone who controls the portal can send thousands of forged tokens, which must not page someone thousands of times or
-evict other records. The first refusal for a reason produces a record immediately. All further refusals for the same
-reason within a minute produce one record with a count.
+Anyone who controls the portal can send thousands of forged tokens. To prevent a flood of pages and the eviction of
+other records, only the first refusal for each reason produces a record immediately. Further refusals for the same
+reason within a minute are combined into one record with a count.
 """
 
 from __future__ import annotations

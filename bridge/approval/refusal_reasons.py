@@ -13,10 +13,10 @@ from enum import Enum
 
 
 class RefusalReason(str, Enum):
-    """The reason for a refusal. Never rename a value, because records, metrics, and alert rules use the values.
+    """The reason for a refusal. Never rename a value, because records, metrics, and alert rules depend on it.
 
-    The first group of checks runs before the signature is verified. If one of these checks fails, the agent does not
-    store any part of the token, because the sender is unknown.
+    The first group of checks runs before the signature is verified. If one of these checks fails, the sender is
+    unknown, so the agent does not store any part of the token.
     """
 
     MALFORMED = "malformed"  # The token is not a compact JWS of the required form.

@@ -1,8 +1,8 @@
-"""Applies local rules, which approve or hold events without a decision by a person.
+"""Applies local rules, which approve or hold events automatically.
 
 Rules match strictly, because no one reviews the result. A condition never matches an unknown value. An ``approve`` rule
-also requires known Resources and a known VM name, because an approval affects every VM in Resources. A ``hold`` rule
-does not need these values.
+also requires that Resources and the VM name are known, because an approval affects every VM in Resources. A ``hold``
+rule does not require either.
 
 A rule acts at most once on each version of an event. If ``act`` is ``leader``, the first VM in Resources acts
 immediately, and each further VM waits longer. The wait starts when the agent first sees the version of the event, so an
@@ -103,7 +103,7 @@ class RuleEngine:
 def first_match(rules: Iterable[RuleSettings], event: ScheduledEvent, *, vm_name: str | None) -> RuleSettings | None:
     """Return the first of *rules* that matches *event* on the VM *vm_name*, or None.
 
-    Conditions compare whole names and ignore case. *vm_name* is None while the VM name is unknown.
+    Conditions compare whole names and ignore case. If the VM name is unknown, *vm_name* is None.
     """
     return next((rule for rule in rules if _matches(rule, event, vm_name)), None)
 
@@ -111,8 +111,8 @@ def first_match(rules: Iterable[RuleSettings], event: ScheduledEvent, *, vm_name
 def may_run_command(rule: RuleSettings, event: ScheduledEvent, vm_name: str | None) -> bool:
     """Return whether the command of *rule* prepares every VM of *event*.
 
-    A drain prepares only this VM. The agent therefore runs the command only for events that name this VM alone, unless
-    ``command_covers_all`` is set.
+    A drain command prepares only this VM. Unless ``command_covers_all`` is set, it therefore runs only for events that
+    name this VM alone.
     """
     if rule.command is None or not _is_clear_who(event, vm_name):
         return False
@@ -125,7 +125,7 @@ def act_delay_seconds(
     """Return the seconds that this VM waits before it follows *rule*, or None if it never does.
 
     If ``act`` is ``each``, the delay is 0. If ``act`` is ``leader``, the delay is 0 for the first VM in Resources, and
-    increases by *fallback_seconds* for each further VM. A VM that is not in Resources never acts.
+    increases by *fallback_seconds* for each subsequent VM. A VM that is not in Resources never acts.
     """
     if not _is_clear_who(event, vm_name):
         return None

@@ -1,8 +1,8 @@
 """Creates, starts, and stops the approver thread and the portal poller thread.
 
-When the agent reloads its configuration, the old approver stops before the new approver starts, because both use the
-same decisions. The approver is imported only if the configuration contains an `[approval]` table, because signature
-verification needs 1 MB of memory.
+On a reload, the old approver stops before the new one starts, because both use the same decisions.
+
+Without an `[approval]` table, the agent does not import the approver, which saves 1 MB of memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _JOIN_SECONDS = 1.0
 
 
 class ApprovalService:
-    """Manages the approvals of one VM. *vm* returns the VM's identity. *directory* is the state directory."""
+    """Manages one VM's approvals. *vm* returns the VM's identity. *directory* is the state directory."""
 
     def __init__(
         self,

@@ -1,8 +1,7 @@
 """Creates key pairs and signs decisions. `bridge.approval.decision_token` verifies the signatures.
 
-The commands `keygen` and `decide` and the reference portal use this module. `keygen` creates private key files that
-only their owner can read, and never overwrites a key file. Like ssh, this module rejects a private key file that other
-users can read.
+`keygen` creates private key files that only their owner can read, and never overwrites a key file. Like ssh, this
+module rejects a private key file that other users can read.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ class KeyPair(NamedTuple):
 def generate_key(private_key_file: str | Path) -> KeyPair:
     """Create an Ed25519 key pair in two new PEM files, and return their paths.
 
-    The private key file gets the mode 0600. The public key file gets the same name with the suffix ``.pub``. Raises
-    SigningFailed if one of the files exists. On Windows, the access list of the directory protects the private key.
+    The private key file has mode 0600. The public key file has the same name with the suffix ``.pub``. On Windows, the
+    directory's access control list protects the private key. Raises SigningFailed if either file exists.
     """
     from cryptography.hazmat.primitives import serialization  # noqa: PLC0415 - 8 MB, for two commands
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415
@@ -94,8 +93,8 @@ class DecisionSigner:
     ) -> str:
         """Return a token with a decision on *event* for the VM *vm_id*.
 
-        The issue time of the token is *now*, rounded to milliseconds. If *jti* is None, the token gets a new UUID.
-        Raises SigningFailed if every agent would refuse the token.
+        The token is issued at *now*, rounded to milliseconds. If *jti* is None, the token gets a new UUID. Raises
+        SigningFailed if no agent would accept the token.
         """
         if not 0 < valid_seconds <= MAX_LIFETIME_SECONDS:
             raise SigningFailed(
@@ -170,7 +169,7 @@ def _private_key(path: Path) -> Ed25519PrivateKey:
 def _private_bytes(path: Path) -> bytes:
     """Return the content of a private key file; raise SigningFailed if other users can read or change the file.
 
-    A group can have read access if another user, such as root, owns the file.
+    If the file belongs to another user, such as root, its group can have read access.
     """
     with path.open("rb") as file:
         found = os.fstat(file.fileno())

@@ -38,8 +38,8 @@ _RETRY_SECONDS = 1.0
 class Submitter:
     """Sends approvals through *imds*. Only one thread can use a submitter.
 
-    *directory* is the state directory. *why_unsafe* returns an error message if other users can change approval files,
-    and otherwise None.
+    *directory* is the state directory. If other users can change approval files, *why_unsafe* returns an error message.
+    Otherwise, it returns None.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Submitter:
         return result
 
     def pretend(self, due: Sequence[PendingApproval]) -> Changes:
-        """Return the changes of a dry run, which sends no request."""
+        """Return the changes of a dry run, without sending a request."""
         message = "dry_run: the approval would have been posted."
         why, followed, result = ApprovalResult.DRY_RUN, DecisionStage.FOLLOWED, Changes()
         for each in due:

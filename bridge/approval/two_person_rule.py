@@ -4,9 +4,9 @@ If ``required_approvals`` is 2, the agent approves an event only after two peopl
 event. Two decisions count as two people only if their key IDs (``kid``), their keys, and their approvers all differ.
 The default is 1.
 
-The portal has its own rule in bridge/portal/two_person_rule.py. The portal counts the approvals of its users
-(``people.required_approvals``), and then signs one decision with its own key. The agent counts this decision as one
-approver.
+The portal has its own rule in bridge/portal/two_person_rule.py. The portal waits until enough of its users have
+approved (``people.required_approvals``), and then signs a single decision with its own key. The agent counts this
+decision as one approver.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from bridge.outbox.rows import StoredDecision
 def sufficient_decisions(approves: Iterable[StoredDecision], required_approvals: int) -> list[StoredDecision]:
     """Return the decisions that together allow an approval, or an empty list if there are too few.
 
-    *approves* contains the trusted, unexpired approve decisions on one event version, in order of arrival. A decision
-    that a person made on the VM is sufficient, because anyone who can write to the outbox already controls the VM.
+    *approves* contains the trusted, unexpired approve decisions on one event version, in order of arrival. A single
+    decision made on the VM is sufficient, because anyone who can write to the outbox already controls the VM.
     """
     chosen: list[StoredDecision] = []
     for each in approves:

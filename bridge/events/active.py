@@ -1,6 +1,6 @@
-"""Computes `active_event_ids`, the list of all open events, which every record contains.
+"""Computes `active_event_ids`, the list of open events in every record.
 
-If a consumer misses the last record of an event, any later record shows that the event is no longer open.
+If a consumer misses an event's last record, any later record shows that the event is no longer open.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ def listed_event_ids(document: Document) -> tuple[str, ...] | None:
 
 
 class Agreement:
-    """Checks whether IMDS responses show the same events if the agent started without a stored document.
+    """Checks whether IMDS responses agree after a start without a stored document.
 
-    If two responses show different events, the list of open events is unknown until all responses agree for five
-    minutes.
+    If responses differ, the list of open events is unknown until all responses have agreed for five minutes.
     """
 
     def __init__(self, *, is_needed: bool) -> None:

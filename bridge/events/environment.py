@@ -1,11 +1,11 @@
-"""Converts a transition record into the environment variables of the programs that the agent runs.
+"""Converts a transition record to environment variables for the programs that the agent runs.
 
-The programs of the command sink and of approval rules receive the same variables (docs/reference/sinks.md). The agent
-sets all variables, even if a value is empty, because scripts can use ``set -u``.
+The command sink and the commands in approval rules receive the same variables (docs/reference/sinks.md). Every variable
+is set, even if its value is empty, so that scripts can use ``set -u``.
 
-The agent replaces control characters with spaces, so each value is a single line. Each value has at most 1,024
-characters, and the list of VM names has at most 8,192 characters, because operating systems limit the environment.
-The limit is 128 KiB for each variable on Linux (execve(2)), and 32,767 characters in total on Windows.
+Control characters are replaced with spaces, so each value is a single line. To respect the limits of the operating
+system, a value has at most 1,024 characters, and the list of VM names has at most 8,192. Linux allows 128 KiB for each
+variable (execve(2)), and Windows allows 32,767 characters in total.
 """
 
 from __future__ import annotations

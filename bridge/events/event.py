@@ -1,4 +1,4 @@
-"""Defines immutable classes for a scheduled event, a Scheduled Events document, and the identity of a VM.
+"""Defines immutable classes for scheduled events, documents, and VM identities.
 
 Filters for event types and event sources are case-sensitive. A filter for ``reboot`` would never match the Azure type
 ``Reboot``, so `check_event_type` and `check_event_source` reject known names with the wrong case. Both functions accept
@@ -63,10 +63,9 @@ class ScheduledEvent(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def canonical_json(self) -> str:
-        """The event as JSON with sorted Resources. The IDs of records are computed from this JSON.
+        """The event as JSON with sorted Resources. Record IDs are computed from this JSON.
 
-        Azure might list the same Resources in a different order in another response, and the ID of a record must not
-        change.
+        Sorting is necessary because Azure might return the same Resources in any order, and record IDs must not change.
         """
         value = msgspec.to_builtins(self)
         if self.resources is not None:
@@ -75,7 +74,7 @@ class ScheduledEvent(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
-    """A Scheduled Events document, which is either a good response or the document that the agent tracks."""
+    """A Scheduled Events document: a good IMDS response or the document that the agent tracks."""
 
     incarnation: Incarnation = None
     events: tuple[ScheduledEvent, ...] = ()

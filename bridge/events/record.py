@@ -1,7 +1,7 @@
 """Defines the transition record, its JSON format, and its ID.
 
-A record has the same ID on every sink and on every retry. If the agent crashes and then observes the same transition
-again, the record also has the same ID. If a transition happens twice, the second record has a new ID (`record_id`).
+A record has the same ID on every sink and every retry, even if the agent crashes and then observes the same transition
+again. If a transition happens twice, the second record gets a new ID (`record_id`).
 
 Consumers depend on the JSON format. Every field is always present, and null means unknown or not applicable. The order
 of the fields never changes, and all times are in UTC.
@@ -30,7 +30,7 @@ _REPEAT_KEY_LENGTH = 16
 
 
 class Transition(str, Enum):
-    """The kind of a record. The first six kinds report changes by Azure. The agent causes all other kinds."""
+    """The kind of record. The first six report changes that Azure made, and the others come from the agent."""
 
     SCHEDULED = "scheduled"
     STARTED = "started"
@@ -69,7 +69,7 @@ class Evidence(str, Enum):
 
 
 class Verdict(str, Enum):
-    """The verdict of a decision, which either approves an event or holds the event."""
+    """The verdict of a decision: approve or hold."""
 
     APPROVE = "approve"
     HOLD = "hold"
@@ -186,8 +186,8 @@ def record_id(
 ) -> str:
     """Return the ID of a record: a UUIDv5 of the VM, the event, the transition, and *n*.
 
-    *n* is the number of earlier records of this VM with the same event key and the same `repeat_key`. If a transition
-    happens twice, *n* gives the second record a new ID. For an approval, *outcome* adds the decision ID and the result.
+    *n* is the number of earlier records of this VM with the same event key and `repeat_key`, so that a repeated
+    transition gets a new ID. For an approval, *outcome* adds the decision ID and the result.
 
     The ID does not depend on a clock, the incarnation, or the evidence, because the agent must create the same ID if it
     observes the same transition again after a crash.

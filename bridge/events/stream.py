@@ -1,4 +1,4 @@
-"""Creates stream IDs. Each start of the agent gets a new UUIDv7, which sorts after all earlier stream IDs."""
+"""Creates stream IDs. Each time the agent starts, it gets a new UUIDv7, which sorts after all earlier stream IDs."""
 
 from __future__ import annotations
 

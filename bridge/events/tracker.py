@@ -1,20 +1,20 @@
-"""Decides whether the agent records a change in the document immediately, or only after more responses confirm it.
+"""Decides whether to record a change immediately or wait until more responses confirm it.
 
-The agent records new and worsening events immediately. If an event seems to be over, the agent waits for confirmation,
-because otherwise a consumer might send traffic to a VM that is about to freeze. The agent records the following changes
-only after five good responses in a row show them:
+The agent records new and worsening events immediately. If an event seems to be over, the agent waits for confirmation.
+Otherwise, a consumer might send traffic to a VM that is about to freeze. The following changes are recorded only after
+five good responses in a row show them:
 
 - the absence of an event
 - a step back from Started to Scheduled
 - an `updated` record that repeats an earlier record
 
-In two cases, the agent records an absence or a step back only if all good responses agree for five minutes:
+In two cases, an absence or a step back is recorded only if all good responses agree for five minutes:
 
 - The event was absent and came back within the last five minutes.
 - The last good response was over 24 hours old. Azure then turns the service on again, which can take five minutes.
 
-If a response contradicts an unconfirmed change, or if the agent restarts, the count of responses is reset to zero.
-A failed poll does not reset the count. Until a change is confirmed, the tracked document still contains the old event.
+If a response contradicts an unconfirmed change, or if the agent restarts, the confirmation starts over. A failed poll
+does not reset the count of responses. Until a change is confirmed, the tracked document still contains the old event.
 """
 
 from __future__ import annotations
@@ -103,9 +103,9 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
 class DocumentTracker:
     """The tracked document, and the changes that are not confirmed yet.
 
-    *document* and *last_good_at* are the values in the outbox, or None if the outbox is new. *booted* is true if this
-    VM has booted since *last_good_at*, and *booted_at* is the latest possible time of this boot. The agent might have
-    missed changes if it was restarted, or if there was no good response for more than *gap_seconds*.
+    *document* and *last_good_at* come from the outbox, and are None if the outbox is new. *booted* is true if this VM
+    has booted since *last_good_at*, and the boot was at *booted_at* or earlier. The agent might have missed changes if
+    it was restarted, or if there was no good response for more than *gap_seconds*.
     """
 
     def __init__(
@@ -162,8 +162,8 @@ class DocumentTracker:
     ) -> Update | None:
         """Return the effect of *document*, a good response. Return None if nothing changed since the last response.
 
-        *approved* contains the keys of the events that this agent approved. The caller must first store the returned
-        update in the outbox, and then call `commit`.
+        *approved* contains the keys of the events that this agent approved. Store the returned update in the outbox
+        before you call `commit`.
         """
         state = self._state
         seconds = self._seconds_since_good(instant)

@@ -1,7 +1,7 @@
 """Classifies each difference between two documents as a transition, such as completed or canceled.
 
-Azure removes completed events and canceled events from the document in the same way. The agent derives the transition
-from other facts, and reports the certainty of the transition as *evidence*. The first matching row applies:
+When an event disappears from the document, Azure does not report whether it was completed or canceled. The agent infers
+the transition from other facts, and reports the certainty as *evidence*. The first matching row applies:
 
     before                after               transition             evidence
     --------------------  ------------------  ---------------------  --------------------------------------------------
@@ -17,14 +17,14 @@ from other facts, and reports the certainty of the transition as *evidence*. The
     Scheduled             absent              canceled               inferred: the event cannot have started
     any other             absent              ended                  unknown
 
-If this VM boots, a Reboot or Redeploy event counts as completed only if the boot was at or after NotBefore, or if this
-agent approved the event. An earlier boot proves nothing, because a user might have rebooted the VM. The agent allows a
-difference of one minute between the clock of Azure and the clock of this VM.
+After this VM boots, a Reboot or Redeploy event counts as completed only if the boot was at or after NotBefore, or if
+this agent approved the event. An earlier boot does not count, because a user might have rebooted the VM. The clocks of
+Azure and this VM can differ by up to one minute.
 
-Microsoft's mock server uses a new EventId for each status of an event. If the first document without an event contains
-another event with the same type, source, and Resources, the missing event does not count as canceled.
+Microsoft's mock server uses a new EventId for each status of an event. An event therefore does not count as canceled if
+the first document without it contains another event with the same type, source, and Resources.
 
-`bridge.events.tracker` decides whether a transition is recorded immediately or must be confirmed first.
+`bridge.events.tracker` decides when a transition is recorded.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _COMPARED = (
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """Two consecutive good responses, and facts about the time between them, such as a boot of this VM."""
+    """Two consecutive good responses, and facts about the time between them, such as whether this VM booted."""
 
     before: Document | None
     """The previous response, or the stored document after a start. None if *after* is the first response ever."""
@@ -110,7 +110,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """One transition of one event. The outbox creates a record from each change."""
+    """One transition of one event, from which the outbox creates a record."""
 
     transition: Transition
     evidence: Evidence
@@ -143,9 +143,9 @@ def match_events(
 ) -> tuple[list[tuple[ScheduledEvent | None, ScheduledEvent]], list[ScheduledEvent]]:
     """Return (old event or None, new event) for each event of *after*, and the vanished events of *before*.
 
-    An old event and a new event form a pair if they have the same key. If more than one event has the same key, the
-    function first pairs events with equal type and Resources, and then pairs the other events by position. An old event
-    has vanished only if *after* contains no event with the same key.
+    Events with the same key form a pair. If a key is not unique, events with equal type and Resources are paired first,
+    and the other events are paired by position. An old event has vanished only if *after* contains no event with its
+    key.
     """
     old = {position: (event.key, event) for position, event in enumerate(before)}
     new = {position: (event.key, event) for position, event in enumerate(after)}
@@ -238,8 +238,8 @@ def _change(transition: Transition, evidence: Evidence, event: ScheduledEvent, s
 def classify_ending(event: ScheduledEvent, step: Step, *, was_started: bool, came_back: bool) -> Change:
     """Return the ending of *event*, which vanished in *step*.
 
-    *was_started* is true if the event ever had the status Started. *came_back* is true if the event was absent earlier
-    and appeared again.
+    *was_started* is true if the event ever had the status Started. *came_back* is true if the event was absent and then
+    reappeared.
     """
     if was_started or event.event_status == _STARTED:
         is_sure = not (step.has_gap or came_back)
@@ -282,7 +282,7 @@ def _subject(event: ScheduledEvent) -> Hashable:
 def incarnation_step(before: Incarnation, after: Incarnation) -> int | None:
     """Return the rise of the incarnation, or None if the two incarnations cannot be compared.
 
-    IMDS sends an incarnation as an integer or as text. Text is converted to an integer if it has at most 40 digits.
+    IMDS sends an incarnation as an integer or as text. Text of up to 40 digits is converted to an integer.
     """
     was, now = _as_integer(before), _as_integer(after)
     return None if was is None or now is None else now - was

@@ -1,13 +1,13 @@
 """The client of the Azure Instance Metadata Service (IMDS).
 
-The client requests the Scheduled Events document and the identity of this VM, and sends approvals. Each request has the
-header ``Metadata: true``. The client uses no proxy, because IMDS rejects requests with the header X-Forwarded-For. The
-client follows no redirects, because IMDS sends no redirects.
+The client requests the Scheduled Events document and this VM's identity, and sends approvals. Each request has the
+header ``Metadata: true``. The client never uses a proxy, because IMDS rejects requests with an X-Forwarded-For header.
+It does not follow redirects, because IMDS does not send any.
 
-The first request for the document turns on Scheduled Events for this VM, and can take two minutes. If the VM sends no
-requests for 24 hours, Azure turns off Scheduled Events (Microsoft, "Scheduled Events for Linux VMs in Azure").
+The first request for the document turns on Scheduled Events for this VM, which can take two minutes. If the VM sends no
+requests for 24 hours, Azure turns Scheduled Events off again (Microsoft, "Scheduled Events for Linux VMs in Azure").
 
-If a response has the same body as the last good response, the client returns the same Document and parses nothing.
+If a response has the same body as the last good response, the client skips parsing and returns the same Document.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class ImdsClient:
     - *first_timeout_seconds* is the deadline of `scheduled_events` if there was no good response within the last day.
     - *clock* returns Unix time.
 
-    Three threads can call `scheduled_events`, `identity`, and `start_requests` at the same time. The methods
-    `scheduled_events_again` and `start_requests` share a connection, so call both methods from the same thread.
+    Three threads can call `scheduled_events`, `identity`, and `start_requests` at the same time. Call
+    `scheduled_events_again` and `start_requests` from the same thread, because they share a connection.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class ImdsClient:
         """Return the Scheduled Events document. While its bytes do not change, return the same object.
 
         Raises ImdsUnreachable if IMDS does not respond, ImdsStatus if the status is not 200, and DocumentInvalid if the
-        body is not a document. Do not treat these errors as an empty document, because the current events are unknown.
+        body is not a document. The current events are then unknown, so never treat an error as an empty document.
         """
         response = self._send(self._poll_connection, "GET", self._events_path, deadline_seconds=self.deadline_seconds)
         self.answered_at = self._clock()
@@ -112,18 +112,18 @@ class ImdsClient:
     def attested_document(self, nonce: str) -> str:
         """Return the document in which Azure signs the identity of this VM and the *nonce*, in base64.
 
-        IMDS might return an earlier document with a different nonce. Raises the same errors as `scheduled_events`, and
-        the error messages do not contain the nonce. Any thread can call this method.
+        IMDS might return an earlier document with a different nonce. Raises the same errors as `scheduled_events`, but
+        the messages do not contain the nonce. Any thread can call this method.
         """
         path = _ATTESTED_PATH + _ATTESTED_QUERY + quote(nonce, safe="")
         with closing(self._connection()) as connection:
             return parse_attested(self._send(connection, "GET", path, shown=_ATTESTED_PATH).content)
 
     def start_requests(self, event_ids: Sequence[str], *, incarnation: Incarnation) -> int:
-        """Approve the events with these *event_ids* in one request, and return the HTTP status 200.
+        """Approve the events in *event_ids* with one request, and return the status 200.
 
-        The 2017 API versions also require the *incarnation* of the document. Raises ImdsStatus for any status other
-        than 200. If this method raises ImdsUnreachable, Azure might have received the approval.
+        The 2017 API versions also require the document's *incarnation*. Raises ImdsStatus for any status other than
+        200. If this method raises ImdsUnreachable, Azure might still have received the approval.
         """
         if not event_ids:
             raise ValueError("start_requests needs at least one EventId.")
@@ -134,7 +134,7 @@ class ImdsClient:
         return self._send(self._approval_connection, "POST", self._events_path, body=body).status_code
 
     def close(self) -> None:
-        """Close all connections, and abort the requests of other threads. A second call has no effect."""
+        """Close all connections, and abort other threads' requests. A second call has no effect."""
         for connection in (self._poll_connection, self._identity_connection, self._approval_connection):
             connection.close()
 
@@ -154,7 +154,7 @@ class ImdsClient:
     ) -> HttpResponse:
         """Return the response if its status is 200; raise ImdsError otherwise.
 
-        If *path* contains a nonce, error messages contain the text *shown* in place of *path*.
+        *shown* replaces *path* in error messages, to keep a nonce secret.
         """
         shown = shown or path
         try:

@@ -1,12 +1,13 @@
-"""Parses the Scheduled Events document and the identity of this VM from the responses of the metadata service.
+"""Parses the Scheduled Events document and this VM's identity from IMDS responses.
 
 The parser rejects a body that is not valid JSON, has no list of Events, or has an event without an EventStatus, because
 the agent must not invent or lose an event. If any other field has a wrong type, the parser reads the field as None and
 keeps the value in ``extra``, because an invalid Description must not stop the agent.
 
-The result can always be written as JSON, because the parser replaces lone surrogates with U+FFFD, converts integers
-beyond 64 bits to text, and limits the depth. Microsoft describes the fields in "Scheduled Events for Linux VMs in
-Azure" and "Azure Instance Metadata Service".
+The parser replaces lone surrogates with U+FFFD, converts integers beyond 64 bits to text, and limits the nesting depth,
+so that every result can be written as JSON.
+
+Microsoft describes the fields in "Scheduled Events for Linux VMs in Azure" and "Azure Instance Metadata Service".
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct",
 def parse_document(body: bytes) -> Document:
     """Return the document in *body*; raise DocumentInvalid if *body* is not a document.
 
-    A document is a JSON object in UTF-8 with at most 4 MiB, with or without a byte order mark. The object contains a
-    list of Events, and each event is an object with an EventStatus, which must be a string.
+    A document is a UTF-8 JSON object of at most 4 MiB, with or without a byte order mark. It contains a list of Events,
+    and each event is an object whose EventStatus is a string.
     """
     value = _json_object(body, "The Scheduled Events document")
     events = value.get("Events")
@@ -67,8 +68,7 @@ def parse_document(body: bytes) -> Document:
 def parse_identity(body: bytes) -> VmIdentity:
     """Return the identity in *body*, a response of ``/metadata/instance/compute``.
 
-    Empty strings are read as None. Raises DocumentInvalid if *body* is not a JSON object, or if *body* contains neither
-    a name nor a vmId.
+    Empty strings become None. Raises DocumentInvalid if *body* is not a JSON object or has neither a name nor a vmId.
     """
     value = _json_object(body, "The instance document")
 
@@ -95,8 +95,7 @@ def parse_identity(body: bytes) -> VmIdentity:
 def parse_attested(body: bytes) -> str:
     """Return the signed document, in base64, from a response of ``/metadata/attested/document``.
 
-    Raises DocumentInvalid if the signed document is missing or too long. The agent does not verify the signature,
-    because the portal verifies the signature.
+    Raises DocumentInvalid if the signed document is missing or too long. Only the portal verifies the signature.
     """
     value = _json_object(body, "The attested document")
     signature = value.get("signature")
@@ -108,9 +107,9 @@ def parse_attested(body: bytes) -> str:
 def parse_not_before(text: str) -> datetime | None:
     """Return the time in *text* in UTC, or None if *text* is empty or not a time.
 
-    Azure uses the format of RFC 1123. The parser ignores the weekday, because an example in Microsoft's documentation
-    has a wrong weekday. Older API versions use ISO 8601. A time without a zone is in UTC, and the year 1 means that
-    there is no time.
+    Azure uses the format of RFC 1123, and older API versions use ISO 8601. A time without a zone is in UTC, and the
+    year 1 means that no time is set. The parser ignores the weekday, because an example in Microsoft's documentation
+    has a wrong weekday.
     """
     match = _ISO_8601.fullmatch(text.strip()) or _RFC_1123.fullmatch(text.strip())
     if match is None:

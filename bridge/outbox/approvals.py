@@ -1,10 +1,10 @@
 """Stores decisions, holds, and approvals in `State`. The functions do no I/O.
 
-The agent stores each decision before it acts on the decision. The agent also keeps the ID (jti) of an expired decision,
-because the portal might send the same decision a second time.
+The agent stores each decision before acting on it. It also keeps the ID (jti) of each expired decision, because the
+portal might send the decision again.
 
 If an event changes, its approvals become invalid, because an approval applies to only one version of an event. Holds
-stay in force, because a hold applies to every version of an event.
+remain in force, because a hold applies to every version of its event.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ def token_digests(state: State, arrivals: Iterable[int]) -> tuple[str, ...]:
 def keep_decisions(
     state: State, decisions: Sequence[StoredDecision], *, created_at: float
 ) -> tuple[list[KeepResult], list[StoredDecision]]:
-    """Store new decisions. Return each result, and the decisions that were closed to enforce `MOST_OPEN_DECISIONS`.
+    """Store new decisions. Return the results, and the decisions closed to enforce `MOST_OPEN_DECISIONS`.
 
-    An approval that was issued before the outbox was created (*created_at*, Unix seconds) is rejected, because the
-    agent might have acted on the approval before an earlier outbox was lost. A hold is stored regardless of its age.
+    Approvals issued before the outbox was created (*created_at*, Unix seconds) are rejected, because the agent might
+    have acted on them before it lost an earlier outbox. Holds are stored regardless of their age.
     """
     results = []
     for decision in decisions:
@@ -118,7 +118,7 @@ def _close_surplus(state: State, key: tuple[str, str, str | None]) -> list[Store
 
 
 def keep_overruling(state: State, decision: StoredDecision, overruled: Collection[int]) -> tuple[StoredDecision, ...]:
-    """Store a local *decision*, unless the event has holds that are not in *overruled*. Return these other holds."""
+    """Store a local *decision*, unless the event has holds that are not in *overruled*. Return any such holds."""
     holds = [
         each for each in open_decisions(state) if each.event_id == decision.event_id and each.verdict is Verdict.HOLD
     ]
@@ -158,7 +158,7 @@ def update_decisions(state: State, updates: Iterable[DecisionUpdate]) -> None:
 def begin_attempt(
     state: State, stream_id: str, approvals: Sequence[PendingApproval], *, now: float
 ) -> list[PendingApproval]:
-    """Count an attempt for each approval that is still wanted and not on hold, and return these approvals."""
+    """Count an attempt for each approval that is still wanted and not on hold. Return those approvals."""
     held = {
         each.event_id
         for each in open_decisions(state)

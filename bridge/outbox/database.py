@@ -1,14 +1,14 @@
-"""Reads and writes the SQLite files of the outbox. No other module of the agent contains SQL.
+"""Reads and writes the SQLite files of the outbox. No other agent module contains SQL.
 
-Each file ``outbox-N.db`` contains a complete copy of the state, called a *generation*. The agent writes a new
-generation in one transaction, which ends with the row ``complete``. At startup, the agent reads the newest file with
-this row, so a crash during the write cannot lead to an incomplete state.
+Each file ``outbox-N.db`` is one generation of the outbox: a complete copy of the state. The agent creates a generation
+in one transaction, which ends with the row ``complete``. At startup, the agent reads the newest file that has this row,
+so it never uses a generation that was interrupted by a crash.
 
-If a file is damaged, the agent does not repair the file, but writes the complete state to the next generation. If the
-disk is full, the saver deletes older generations first, and then the oldest history (see `bridge.outbox.saver`).
+The agent does not repair a damaged file. Instead, it writes the complete state to the next generation. If the disk is
+full, the saver deletes older generations first, and then the oldest history (see `bridge.outbox.saver`).
 
-``PRAGMA user_version`` contains the schema version. Each table has columns for its key and for values that operators
-search for with ``sqlite3``. The column ``rest`` contains all other values as JSON.
+``PRAGMA user_version`` contains the schema version. Each table has columns for its key and for the values that
+operators search for with ``sqlite3``. The column ``rest`` contains all other values as JSON.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def read_newest(directory: Path) -> Loaded:
 
 
 def read_file(path: Path) -> Loaded | None:
-    """Read all rows of a file except its history. Return None if the file is incomplete."""
+    """Read all rows except history. Return None if the file is incomplete."""
     found = fingerprint(path)
     with closing(connect_read_only(path)) as connection:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -211,7 +211,7 @@ def connect_read_only(path: Path) -> sqlite3.Connection:
 def _read_table(
     connection: sqlite3.Connection, name: str, missing: dict[str, int | None], where: str = "", *values: str
 ) -> list[Any]:
-    """Read a table. If SQLite stops at a damaged page, also read the table backward from its last row."""
+    """Read a table. If SQLite stops at a damaged page, read the remaining rows backward from the end."""
     spec = _SPECS[name]
     rows: dict[Any, Any] = {}
     undecodable = 0
@@ -236,7 +236,7 @@ def _read_table(
 
 
 def read_records(path: Path, *, after: int, before: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the sequence and body of each record between the sequences *after* and *before*, newest first."""
+    """Yield the sequence and body of the records between *after* and *before*, newest first."""
     with closing(connect_read_only(path)) as connection:
         query = "SELECT sequence, body FROM records WHERE sequence > ? AND sequence < ? ORDER BY sequence DESC"
         for sequence, body in connection.execute(query, (after, before)):
@@ -258,7 +258,7 @@ class Database:
 
     @classmethod
     def create(cls, directory: Path, changes: Changes) -> Database:
-        """Create the file of the next generation with all rows in *changes*."""
+        """Create the next generation from the rows in *changes*."""
         generation = max(generations(directory), default=0) + 1
         path = directory / f"outbox-{generation}.db"
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
@@ -304,7 +304,7 @@ class Database:
         return len(chosen)
 
     def checkpoint(self) -> None:
-        """Copy the WAL into the database file, because SQLite can then reuse the space of the WAL."""
+        """Copy the WAL into the database file, so that SQLite can reuse the WAL's space."""
         self._connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
 
     @property

@@ -1,9 +1,9 @@
 """Tracks the delivery of each record to each sink. The functions change only the `State` in memory.
 
-A delivery is pending until the sink confirms the record (delivered) or permanently rejects the record (parked). The
-agent can give up a delivery (expired or evicted), and an operator can discard a delivery (discarded).
+A delivery is pending until the sink confirms the record (delivered) or permanently rejects it (parked). The agent can
+also abandon a delivery (expired or evicted), and an operator can discard it (discarded).
 
-`SinkRow.accepted` counts every record that was ever added for a sink, even if the sink has not confirmed the record.
+`SinkRow.accepted` counts every record ever added for a sink, whether or not the sink has confirmed it.
 
 The agent sends urgent records first. `bridge.outbox.state.DueRows` and `bridge.delivery.batcher` define the order.
 """
@@ -22,7 +22,7 @@ from bridge.outbox.state import State
 
 
 class DeliveryResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of sending one record to a sink. *state* is None if the agent must send the record again."""
+    """The result of sending one record to a sink. *state* is None if the agent must resend the record."""
 
     sequence: int
     state: DeliveryState | None
@@ -30,7 +30,7 @@ class DeliveryResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutboxTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot of the delivery counts of all sinks and of the total size of all undelivered records."""
+    """A snapshot of all sinks' delivery counts and of the total size of undelivered records."""
 
     sinks: dict[str, SinkRow] = {}
     oldest_pending_at: dict[str, float] = {}
@@ -56,7 +56,7 @@ def record_results(
 
 
 def expire(state: State, sink: str, *, now: float, older_than: float) -> int:
-    """Expire all pending records of *sink* that are dated before *older_than*. Return the number of records."""
+    """Expire the pending records of *sink* that date from before *older_than*. Return their number."""
     old = [row for row in state.queue(sink).pending.values() if row.aged_from < older_than]
     for row in old:
         change_state(state, row, DeliveryState.EXPIRED, now=now)
@@ -64,7 +64,7 @@ def expire(state: State, sink: str, *, now: float, older_than: float) -> int:
 
 
 def replace_older(state: State, sink: str, record: RecordRow, *, now: float) -> None:
-    """Expire older pending records of the same event. A `current_state_only` sink needs only the newest record."""
+    """Expire the event's older pending records, because a `current_state_only` sink needs only the newest one."""
     for row in list(state.queue(sink).of_event(record.event_key)):
         if row.sequence < record.sequence:
             state.count(sink, event_over=1)
@@ -81,9 +81,9 @@ def retry(
 ) -> int:
     """Make the parked records of *sink* pending again, and return the number of retried records.
 
-    If *sink* is None, the function retries the records of all sinks. By default, the age of the records restarts at
-    zero. If *sequences* is given, only these records are retried. They keep their age, because a failing endpoint
-    rejected them.
+    If *sink* is None, retry the records of all sinks. By default, the age of the records restarts at zero. If
+    *sequences* is given, retry only those records without resetting their age, because a failing endpoint rejected
+    them.
     """
     rows = needed_records(state, sink, [DeliveryState.PARKED], record_id=record_id)
     rows = rows if sequences is None else [row for row in rows if row.sequence in sequences]
@@ -101,7 +101,7 @@ def retry(
 
 
 def discard(state: State, sink: str, *, states: Collection[DeliveryState], record_id: str | None, now: float) -> int:
-    """Discard the records of *sink* in the given *states*. If *record_id* is set, discard only this record."""
+    """Discard the records of *sink* in the given *states*. If *record_id* is set, discard only that record."""
     rows = needed_records(state, sink, states, record_id=record_id)
     for row in rows:
         change_state(state, row, DeliveryState.DISCARDED, now=now)
@@ -134,7 +134,7 @@ def totals(state: State) -> OutboxTotals:
 
 
 def make_event_urgent(state: State, event_key: str) -> None:
-    """Make all pending records of an event urgent, because a sink receives the records of an event in order."""
+    """Mark an event's pending records as urgent, because a sink receives an event's records in order."""
     for queue in state.queues.values():
         for row in list(queue.of_event(event_key)):
             if not row.urgent:
@@ -160,7 +160,7 @@ def new_delivery(record: RecordRow, decoded: TransitionRecord, sink: str) -> Del
 def change_state(
     state: State, row: Delivery, to: DeliveryState, *, now: float, error: str | None = None, attempts: int = 0
 ) -> None:
-    """Store the new state of a delivery, and increase its number of attempts by *attempts*."""
+    """Store a delivery's new state, and add *attempts* to its attempt count."""
     state.put_delivery(
         msgspec.structs.replace(row, state=to, error=error, changed_at=now, attempts=row.attempts + attempts)
     )
@@ -178,7 +178,7 @@ def needed_records(
 
 
 def import_rows(state: State, rows: Mapping[str, Iterable[Any]], known: Collection[tuple[str, int]]) -> int:
-    """Import the undelivered records and holds of another file. Skip records that are in *known* or in memory."""
+    """Import the undelivered records and holds from another file. Skip records that are in *known* or in memory."""
     other = State()
     other.load(rows)
     present = {*known, *(_place(row) for row in state.records.rows.values())}

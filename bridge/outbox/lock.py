@@ -1,10 +1,10 @@
-"""Locks the state directory. Only one agent at a time can use a state directory.
+"""Locks the state directory, so that only one agent uses it.
 
 Two agents with the same state directory would send every record twice and overwrite each other's files. The operating
-system releases the lock when the process of the agent ends.
+system releases the lock when the agent process ends.
 
-On Linux, the agent locks the directory itself, because the agent cannot create a lock file on a read-only disk. On
-Windows, the agent locks the file ``lock`` in the directory.
+On Linux, the agent locks the directory itself, because it cannot create a lock file on a read-only disk. On Windows,
+the agent locks the file ``lock`` in the directory.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class _Taken(StateDirectoryError):
 
 
 class DirectoryLock:
-    """Locks *directory* until `release` is called, and creates a missing directory with mode 0700.
+    """Locks *directory* until `release` is called. Creates a missing directory with mode 0700.
 
-    The directory can be read-only. If another agent holds the lock, the constructor tries again for *wait_seconds*, or
+    The directory can be read-only. If another agent holds the lock, the constructor retries for *wait_seconds*, or
     until *give_up* returns True, and then raises StateDirectoryError (exit code 73).
     """
 

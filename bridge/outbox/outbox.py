@@ -1,14 +1,14 @@
-"""Provides the outbox: the state of the agent, a lock that protects the state, and the saver thread.
+"""The outbox: the agent's state, a lock that protects the state, and the saver thread.
 
     rows = outbox.select("webhook", choose)
 
-No thread does I/O while it holds the lock, so a slow disk does not delay the poller, the sinks, or the approver.
+No thread does I/O while holding the lock, so a slow disk does not delay the poller, the sinks, or the approver.
 
-A sink can send a record as soon as the record is saved. If the disk is slow, a sink can send a record 0.5 s after the
-record was added. The agent sends an approval to Azure only after `wait_saved` confirms that the approval is saved.
+A sink can send a record once the record is saved, or after 0.5 s if the disk is slow. The agent sends an approval to
+Azure only after `wait_saved` confirms that the approval is saved.
 
-If a VM was created from an image of another VM, the stored state belongs to the other VM. After a boot, the agent does
-not use the stored state until IMDS returns the vmId. If the vmId is different, `Outbox.identify` deletes the state.
+A VM created from another VM's image contains the other VM's state. After each boot, the agent therefore ignores the
+stored state until IMDS returns the vmId. If the vmId is different, `Outbox.identify` deletes the state.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ DUE_SECONDS = 0.5
 
 
 class Outbox:
-    """Keeps the state of the agent in memory, and saves a copy of the state in *directory*.
+    """Keeps the agent's state in memory, and saves a copy in *directory*.
 
     *max_bytes* limits the size of the files in *directory*. *max_pending_bytes* limits the bodies of undelivered
     records in memory. *configured_vm_id* is the setting `vm.vm_id`. The saver calls *claim* before it creates a file.
@@ -135,7 +135,7 @@ class Outbox:
         return bool(known_boot) and not has_booted(known_boot, self._boot_id)
 
     def _report_damage(self, loaded: Loaded) -> None:
-        """Delete all approvals. Disable approvals if a hold might be lost and no portal can send the hold again."""
+        """Delete all approvals. If a hold might be lost and no portal can resend it, disable approvals."""
         for key in list(self._state.approvals.rows):
             self._state.approvals.delete(key)
         logger.error(
@@ -153,7 +153,7 @@ class Outbox:
 
     @contextmanager
     def _change(self, *, soon: bool = True, notifies: bool = True) -> Iterator[State]:
-        """Hold the lock while the caller changes the state. If *soon* is False, the save starts up to 0.2 s later."""
+        """Hold the lock while the caller changes the state. If *soon* is False, the save can wait up to 0.2 s."""
         with self._lock:
             before = self._state.next_sequence
             yield self._state
@@ -184,7 +184,7 @@ class Outbox:
 
     @property
     def is_behind(self) -> bool:
-        """Return whether the disk fails or hangs. In this case, the agent approves nothing."""
+        """Return whether the disk fails or hangs. The agent then does not approve events."""
         return self.saver.behind_reason is not None
 
     def _saved(self) -> None:
@@ -199,7 +199,7 @@ class Outbox:
             self._context = msgspec.structs.replace(self._context, vm=vm)
 
     def identify(self, vm: VmIdentity) -> bool:
-        """Confirm that *vm* is this VM. If the stored state belongs to another VM, delete the state and return True."""
+        """Confirm that *vm* is this VM. If the stored state belongs to another VM, delete it and return True."""
         with self._change() as state:
             before = None if state.vm is None else state.vm.vm_id
             is_foreign = bool(vm.vm_id and before) and not _same(vm.vm_id, before)
@@ -225,7 +225,7 @@ class Outbox:
         labels: Mapping[str, str],
         current_state_only: Collection[str] = (),
     ) -> None:
-        """Use *router* to select the sinks of new records. Send the newest record of each active event to new sinks."""
+        """Use *router* to select sinks for new records. Send the newest record of each active event to new sinks."""
         with self._change() as state:
             self._context = RecordContext(
                 vm=self._context.vm,
@@ -240,10 +240,10 @@ class Outbox:
     def append_observation(
         self, document: Document | None, changes: Sequence[Change], *, active_event_ids: tuple[str, ...] | None
     ) -> list[TransitionRecord]:
-        """Store *document* if it is not None, add a record for each of *changes*, and return the records.
+        """Store *document* unless it is None. Add a record for each of *changes*, and return the records.
 
-        *active_event_ids* contains the EventIds of all open events after these changes. If the disk is slow, the
-        records become due before they are saved. In this case, the caller must call `on_due`.
+        *active_event_ids* contains the EventIds of all events that are open after these changes. If the disk is slow,
+        the records become due before they are saved, and the caller must then call `on_due`.
         """
         with self._change(notifies=False) as state:
             self.active_event_ids = active_event_ids
@@ -269,7 +269,7 @@ class Outbox:
         incarnation: Incarnation,
         first: Callable[[State], object] = lambda _state: None,
     ) -> list[TransitionRecord]:
-        """Call *first* with the state, and add a record for each outcome. The saver saves all changes together."""
+        """Call *first* with the state, and add a record for each outcome. All changes are saved together."""
         new = []
         with self._change() as state:
             first(state)
@@ -289,7 +289,7 @@ class Outbox:
     def select(self, sink: str, choose: Callable[[DueRows], Sequence[Delivery]]) -> list[Delivery]:
         """Return the rows that the pure function *choose* selects from the due rows of *sink*.
 
-        The agent does not evict the selected records until the next call of `select` or `record_results` for this sink.
+        The selected records are not evicted before the next call to `select` or `record_results` for this sink.
         """
         with self._lock:
             state = self._state
@@ -330,12 +330,12 @@ class Outbox:
             return created_at
 
     def read(self, work: Callable[Concatenate[State, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call *work* with the state and the arguments, and return the result. *work* must not change the state."""
+        """Call *work* with the state and the arguments, and return its result. *work* must not change the state."""
         with self._lock:
             return work(self._state, *args, **kwargs)
 
     def change(self, work: Callable[Concatenate[State, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call *work* to change the state, and return the result. The saver thread then saves the changes."""
+        """Call *work* to change the state, and return its result. The saver thread then saves the changes."""
         with self._change() as state:
             result = work(state, *args, **kwargs)
         self.on_due()  # older records might be pending again

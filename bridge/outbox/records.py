@@ -1,4 +1,4 @@
-"""Builds records from document changes, heartbeats, and approval outcomes, and adds the deliveries of the records.
+"""Builds records from document changes, heartbeats, and approval outcomes, and adds their deliveries.
 
 The saver writes a document, its records, and their deliveries in one transaction. After a crash, the file contains all
 of these rows or none of them. If the rows are missing, the next poll builds the same records with the same IDs.
@@ -35,7 +35,7 @@ Router = Callable[[TransitionRecord, str | None, Collection[str]], Iterable[str]
 
 
 class RecordContext(msgspec.Struct, frozen=True, kw_only=True):
-    """The identity of this VM and the sink configuration that apply to new records."""
+    """This VM's identity and the sink configuration for new records."""
 
     vm: VmIdentity = VmIdentity()
     router: Router | None = None
@@ -82,7 +82,7 @@ def new_record(
 
 
 def save_liveness(state: State, *, last_good_at: datetime, boot_id: str) -> None:
-    """Store the time of the last good response from IMDS, and the current boot ID of this VM."""
+    """Store the time of the last good response from IMDS, and this VM's current boot ID."""
     state.put("last_good_at", format_time(last_good_at))
     state.put("boot_id", boot_id)
 
@@ -207,7 +207,7 @@ def _add_deliveries(
 
 
 def start_empty(state: State, now: datetime) -> None:
-    """Delete the state of another VM. The next poll creates new records for all events in the document."""
+    """Delete another VM's state. The next poll creates new records for all events in the document."""
     stream_id, sequence = state.get("stream_id"), state.get("next_sequence")
     # A new file is necessary, because the old file belongs to the other machine.
     state.reset("it belongs to another machine")

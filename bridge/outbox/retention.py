@@ -1,9 +1,9 @@
 """Evicts records when the outbox is full, and deletes events that ended long ago. The functions do no I/O.
 
-The agent evicts parked records first, because the agent does not retry parked records. It then evicts pending records,
-and finally urgent pending records. Within each of these groups, the oldest records are evicted first.
+Parked records are evicted first, because the agent does not retry them. Pending records are evicted next, and urgent
+pending records last. Within each group, the oldest records are evicted first.
 
-The agent never evicts the records of the newest document, or records that a sink is currently sending.
+The agent never evicts records from the newest document or records that a sink is currently sending.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ REMEMBER_SECONDS = 7 * 86_400.0
 def make_room(state: State, excess_bytes: int, *, newest: int, sending: Collection[int], now: float) -> int:
     """Evict undelivered records with a total size of at least *excess_bytes*. Return the number of evicted deliveries.
 
-    *excess_bytes* is the excess over the memory limit or the file limit. The saver can delete evicted records from the
-    file.
+    *excess_bytes* is the amount by which memory or the files exceed their size limit.
     """
     target = state.needed_bytes - excess_bytes
     evicted = 0
@@ -48,7 +47,7 @@ def _in_order(state: State) -> Iterator[RecordRow]:
 
 
 def forget_old(state: State, now: float) -> None:
-    """Delete events that ended over 7 days ago, together with their old approvals and expired decisions."""
+    """Delete events that ended more than 7 days ago, with their old approvals and expired decisions."""
     before = now - REMEMBER_SECONDS
     for event in list(state.events.rows.values()):
         if event.ended_at is not None and event.ended_at < before:

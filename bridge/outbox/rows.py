@@ -15,7 +15,7 @@ EventVersion = tuple[str, str]
 
 
 class DeliveryState(str, Enum):
-    """The delivery state of a record for one sink. The outbox file contains these values."""
+    """The state of one delivery, as stored in the outbox file."""
 
     PENDING = "pending"
     DELIVERED = "delivered"
@@ -29,7 +29,7 @@ NEEDED = frozenset({DeliveryState.PENDING, DeliveryState.PARKED})
 
 
 class MetaRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A named text value of the state, for example the stream ID."""
+    """A named text value, for example the stream ID."""
 
     key: str
     value: str

@@ -1,15 +1,15 @@
-"""Saves the state of the agent to the outbox file. Only the saver thread writes this file.
+"""Saves the agent's state to the outbox file. Only the saver thread writes this file.
 
-Each save writes all rows that have changed since the last save in one transaction. If a save fails, the saver tries
-again later. If the disk hangs, only the saver thread is blocked, and `behind_reason` reports the problem after 2 s.
+Each save writes, in one transaction, all rows that have changed since the last save. If a save fails, the saver retries
+later. If the disk hangs, only the saver thread blocks, and `behind_reason` reports the problem after 2 s.
 
 If another program changes the file, or if SQLite reports damage, the saver writes a new file (`Database.create`).
 
-On a full disk or at the size limit, the saver deletes older outbox files first, and then the oldest history. If the
-files still exceed the size limit, the saver evicts undelivered records (`bridge.outbox.retention.make_room`).
+When the disk is full or the size limit is reached, the saver deletes older outbox files first, and then the oldest
+history. If the files still exceed the limit, it evicts undelivered records (`bridge.outbox.retention.make_room`).
 
 The saver cannot detect every change by another program. If another program truncates or overwrites the file or its WAL
-during a save, the saver treats the change as its own write, unless SQLite reports damage.
+during a save, the saver mistakes the change for its own write, unless SQLite reports damage.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ _DAMAGED = "it is damaged"
 class Saver:
     """Saves *state* in *directory*. The *lock* protects the state.
 
-    The saver holds the lock while it calls *on_loaded*, but not while it calls the other functions. The saver calls
-    *make_room* to evict records, and *claim* before it creates a file.
+    The saver calls *make_room* to evict records, and *claim* before it creates a file. Of the functions passed here,
+    only *on_loaded* is called while the saver holds the lock.
     """
 
     def __init__(
@@ -283,7 +283,7 @@ class Saver:
                 logger.warning("The disk is full. The agent deleted an older file or delivered records early.")
 
     def _accept_own_changes(self) -> None:
-        """Store the fingerprint of the file. Require a new file if another program replaced or truncated the file."""
+        """Store the file's fingerprint. Require a new file if another program replaced or truncated the file."""
         if self._database is None:
             return
         after = database.fingerprint(self._database.path)
@@ -292,7 +292,7 @@ class Saver:
         self._print = after
 
     def _keep_limits(self, *, has_written: bool) -> None:
-        """Delete old history, and free space near the size limit. Each save does only one short step."""
+        """Delete old history, and free space near the size limit, in one short step per save."""
         current, now = self._database, time.monotonic()
         is_cleaning = now - self._cleaned_at >= min(_CLEAN_SECONDS, max(self._keep_history_seconds / 10, 1.0))
         if current is None or not (has_written or is_cleaning):
@@ -317,7 +317,7 @@ class Saver:
                 self._make_room(excess)
 
     def _free_space(self) -> bool:
-        """Delete the oldest other outbox file, or history if no other file exists. Return whether space was freed."""
+        """Delete the oldest other outbox file, or history if there is none. Return whether space was freed."""
         if self._database is None:
             return False
         older = database.older_generations(self._directory, self._database.path)

@@ -1,10 +1,10 @@
-"""Keeps the tables of the agent in memory, with indexes for each sink and a list of unsaved rows.
+"""Keeps the agent's tables in memory, with indexes for each sink and a list of unsaved rows.
 
-All threads share one `State`, which the lock in `bridge.outbox.outbox` protects. The functions in this module take no
-lock, read no clock, and do no I/O, so tests can call them directly.
+All threads share one `State`, protected by the lock in `bridge.outbox.outbox`. The functions in this module do not take
+the lock, read a clock, or do I/O, so tests can call them directly.
 
 A record stays in memory while it is pending or parked, or while it describes the current state of an active event. All
-other records are called *history*, and only the outbox file contains them. `DueRows` returns urgent records first.
+other records are history, which is kept only in the outbox file.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _update(rows: dict[int, Delivery], row: Delivery, *, belongs: bool) -> None:
 
 
 class DueRows:
-    """The rows that a sink can send now. Use an instance only during the call of `Outbox.select` that created it."""
+    """The rows that a sink can send now. Valid only during the call of `Outbox.select` that created them."""
 
     def __init__(self, queue: SinkQueue, *, after: float, through: int) -> None:
         self._queue, self._after, self._through = queue, after, through
@@ -165,7 +165,7 @@ class State:
         self._new_file_because = reason
 
     def load(self, rows: Mapping[str, Iterable[Any]]) -> None:
-        """Load the rows of a file. Skip deliveries without a record, because their record is history or damaged."""
+        """Load the rows of a file, except deliveries whose record is history or damaged."""
         for name, table in self.tables.items():
             table.load(rows.get(name, ()))
         for key, delivery in list(self.deliveries.rows.items()):
@@ -257,7 +257,7 @@ class State:
             self.settle(sequence)
 
     def settle(self, sequence: int) -> None:
-        """Remove a record from memory if no sink and no active event needs the record."""
+        """Remove a record from memory if no sink and no active event needs it."""
         row = self.records.rows.get(sequence)
         if row is None or self._is_needed(row):
             return
@@ -280,7 +280,7 @@ class State:
         return len(row.body) if row is not None and self._is_needed(row) else 0
 
     def count(self, sink: str, **changes: int) -> None:
-        """Add *changes* to the counts of a sink. The counts of a new sink start at 0."""
+        """Add *changes* to a sink's counts, which start at 0."""
         row = self.sinks.rows.get(sink) or SinkRow(name=sink)
         values = {name: getattr(row, name) + change for name, change in changes.items()}
         self.sinks.put(msgspec.structs.replace(row, **values))

@@ -1,4 +1,4 @@
-"""Polls the metadata service (IMDS) for scheduled events, and requests the identity of this VM.
+"""Polls IMDS for scheduled events, and requests this VM's identity.
 
 The public modules are `poller` (Poller) and `identity` (IdentityResolver).
 """

@@ -1,15 +1,15 @@
-"""Requests the identity of this VM from IMDS, on a separate thread, because a slow response must not delay a poll.
+"""Requests this VM's identity from IMDS on a separate thread, so that a slow response does not delay polling.
 
-At startup, the agent requests the identity. If IMDS does not return the identity within 2 s, the agent uses the stored
-identity and repeats the request every minute. There are two exceptions:
+At startup, the agent requests the identity. If IMDS does not return it within 2 s, the agent uses the stored identity
+and retries every minute. There are two exceptions:
 
-- If no identity is stored, the agent compares no document until IMDS returns the identity, because the sinks and the
-  IDs of records depend on the identity. The wait lasts at most 60 s, or 5 s if IMDS responds without an identity.
+- If no identity is stored, the agent does not compare documents until IMDS returns the identity, because the sinks
+  and the record IDs depend on the identity. The wait lasts at most 60 s, or 5 s if IMDS responds without an identity.
 - If the VM has booted since the identity was stored, the stored state might come from the image of another VM. Until
-  IMDS returns the vmId, the agent sends no stored record, does not compare the stored document, and approves nothing.
-  This wait has no limit. If IMDS returns another vmId, the agent starts with an empty state.
+  IMDS returns the vmId, the agent does not send stored records, compare the stored document, or approve events. This
+  wait has no limit. If IMDS returns another vmId, the agent starts with an empty state.
 
-In both cases, the agent records Preempt and Terminate events after 2 s, because these events give little notice.
+In both cases, the agent still records Preempt and Terminate events after 2 s, because these events give little notice.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _PLAIN_REFUSALS = frozenset({400, 403, 404, 405, 501})
 
 
 class IdentityResolver:
-    """Requests the identity of this VM and saves it in the outbox. Values in *configured* override values from IMDS."""
+    """Requests this VM's identity and saves it in the outbox. Values in *configured* override values from IMDS."""
 
     def __init__(
         self,
@@ -74,9 +74,9 @@ class IdentityResolver:
         """The known part of the identity."""
 
     def start(self, stop: Callable[[], bool] = lambda: False, *, timeout_seconds: float = math.inf) -> None:
-        """Wait for the identity for up to *timeout_seconds*, but at most 2 s. Then use the stored identity.
+        """Wait for the identity for up to *timeout_seconds* (at most 2 s), and then use the stored identity.
 
-        If *stop* returns True, this method returns early. The thread continues to request the identity.
+        Returns early if *stop* returns True. The thread keeps requesting the identity.
         """
         self._started_at = self._clock.monotonic()
         self._thread.start()
@@ -148,7 +148,7 @@ class IdentityResolver:
             self._woken.clear()
 
     def _end_wait_in_time(self) -> None:
-        """End the wait for the identity at its deadline, even if the request still hangs."""
+        """End the wait for the identity at its deadline, even if the request is still hanging."""
         while self.is_waiting and not self._stop.wait(_TICK_SECONDS):
             if self._clock.monotonic() >= self._wait_until:
                 self._stop_waiting()

@@ -1,9 +1,10 @@
 """Polls the Scheduled Events document, every second by default, and stores the changes in the outbox.
 
-If a poll fails, the agent keeps the last known events and polls again. The agent never treats a failed poll as an empty
-document. No error ends the poll thread, because an agent that has stopped polling looks like an agent without events.
+If a poll fails, the agent keeps the last known events and polls again. It never treats a failed poll as an empty
+document. Errors never end the poll thread, because an agent that has stopped polling looks like an agent without
+events.
 
-Until the identity of this VM is known, the agent compares no documents (see `bridge.polling.identity`). The agent still
+Until this VM's identity is known, the agent does not compare documents (see `bridge.polling.identity`). However, it
 records urgent events after 2 s, because Azure announces the eviction of a spot VM only 30 s in advance.
 """
 
@@ -57,7 +58,7 @@ class PollResult(str, Enum):
 
 
 class Approvals(Protocol):
-    """The approver methods that the poller calls, defined here because the poller must not import the approver."""
+    """The approver's interface for the poller, which must not import the approver."""
 
     @property
     def approved(self) -> frozenset[str]:
@@ -72,18 +73,18 @@ class Approvals(Protocol):
         unsettled: frozenset[str],
         tracked: Document | None,
     ) -> None:
-        """Process a good response whose changes the poller has stored. This method must return quickly.
+        """Process a good response after the poller has stored its changes. Must return quickly.
 
-        *asked_at* is the start time of the request (monotonic seconds). *unsettled* contains the keys of events with an
+        *asked_at* is when the request started (monotonic seconds). *unsettled* contains the keys of events with an
         unconfirmed change. *tracked* is the document without the unconfirmed changes.
         """
 
     def wait_for_submission(self) -> None:
-        """Wait up to one second until the outbox contains the result of the current approval request."""
+        """Wait up to one second for the result of the current approval request."""
 
 
 class Poller:
-    """Polls *imds* and stores the changes in *outbox*. If *approvals* is None, the agent approves no events.
+    """Polls *imds* and stores the changes in *outbox*. If *approvals* is None, the agent never approves events.
 
     *boot_id* identifies the current boot, which started *seconds_since_boot* ago.
     """
@@ -174,8 +175,7 @@ class Poller:
     def _sleep_until(self, due: float) -> bool:
         """Wait until *due*, and return whether `reconfigure` ended the wait.
 
-        If the disk is slow, a record can become due before it is saved. In this case, this thread wakes the sink
-        workers.
+        If the disk is slow, a record can become due before it is saved. This thread then wakes the sink workers.
         """
         while not self._is_reconfigured and not self._stop.is_set():
             left, unsaved_left = due - self._clock.monotonic(), self._outbox.seconds_to_due()
@@ -189,7 +189,7 @@ class Poller:
         return was_reconfigured
 
     def poll_once(self) -> float:
-        """Poll once. Return the number of seconds from the start of this poll to the start of the next poll."""
+        """Poll once. Return the number of seconds from the start of this poll to the next poll."""
         started = self._clock.monotonic()
         result, delay = PollResult.OK.value, self._interval_seconds
         try:
