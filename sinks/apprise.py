@@ -5,8 +5,8 @@ environment variable, not in the configuration. If one service of a table fails,
 services of the table again, because Apprise does not report which of them accepted the message. To avoid duplicates,
 configure a separate table for each service.
 
-The agent retries after every failure, because Apprise does not report the reasons for failures in a uniform way. Error
-messages contain the log lines of Apprise, without the parts of URLs that can be secret.
+Every failure is retried, because Apprise does not report the reasons for failures consistently. Error messages contain
+the log lines of Apprise, without any parts of URLs that could be secret.
 
 Apprise uses 24 MB of memory, so the sink imports Apprise only when it sends the first record.
 """
