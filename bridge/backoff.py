@@ -1,7 +1,7 @@
 """Computes the retry delay before the agent repeats a failed send or a failed poll.
 
-The retry delay after a failed send is random, because the VMs of a fleet must not all retry at the same moment. The
-method is full jitter with a minimum delay (AWS Architecture Blog, "Exponential Backoff And Jitter").
+The delay before a failed send is retried is random, so that the VMs in a fleet do not all retry at once. The algorithm
+is "full jitter" with a minimum delay (AWS Architecture Blog, "Exponential Backoff And Jitter").
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _MAX_EXPONENT = 64  # 2.0 ** 1024 overflows
 def full_jitter(attempt: int, *, base_seconds: float, cap_seconds: float, random: Callable[[], float]) -> float:
     """Return a random delay between zero and the window of *attempt*, but at least 0.1 s.
 
-    The window is *base_seconds* for attempt 1, and doubles with each attempt up to *cap_seconds*. If *cap_seconds* is
-    less than 0.1 s, the function always returns *cap_seconds*. *random* returns a number in [0, 1).
+    The window starts at *base_seconds* and doubles with each attempt, up to *cap_seconds*. If *cap_seconds* is less
+    than 0.1 s, the function always returns *cap_seconds*. *random* returns a number in [0, 1).
     """
     window = min(cap_seconds, base_seconds * 2.0 ** _exponent(attempt - 1))
     return max(min(MINIMUM_DELAY_SECONDS, cap_seconds), random() * window)
@@ -61,8 +61,8 @@ def delivery_gap(
 ) -> float:
     """Return the delay before the next attempt to send a record that has failed *attempts* times.
 
-    The delay is random. Its maximum starts at 1 s, and doubles with each attempt up to `delivery_cap`. *retry_after*
-    sets a minimum of up to one hour, even above this maximum. If *urgent* is true, the delay is at most 2 s.
+    The delay is random, and its upper limit doubles from 1 s to `delivery_cap`. *retry_after* sets a minimum delay of
+    up to one hour, even if it exceeds this limit. If *urgent* is true, the delay never exceeds 2 s.
     """
     cap = delivery_cap(seconds_to_not_before, outage_seconds=outage_seconds)
     gap = full_jitter(attempts, base_seconds=DELIVERY_BASE_SECONDS, cap_seconds=cap, random=random)

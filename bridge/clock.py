@@ -1,4 +1,4 @@
-"""Provides the clock of the agent, and functions that format and parse times."""
+"""Provides the agent's clock and functions that format and parse times."""
 
 from __future__ import annotations
 
@@ -37,8 +37,7 @@ class Instant(msgspec.Struct, frozen=True, kw_only=True):
     def seconds_since(self, earlier: Instant) -> float:
         """Return the seconds since *earlier*.
 
-        The result is the longer of the times that the two clocks measured, because one of the clocks can stop while a
-        VM is suspended.
+        One of the two clocks can stop while a VM is suspended, so the result is the longer of the two times.
         """
         by_wall = (self.wall - earlier.wall).total_seconds()
         return max(by_wall, self.monotonic - earlier.monotonic, 0.0)

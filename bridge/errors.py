@@ -25,7 +25,7 @@
 `RefusedDecision` is in `bridge.approval.decision_token`. Exceptions that only commands raise are in `bridge.cli`, and
 exceptions of the simulator are in `bridge.testing.simulator.errors`. All of these exceptions derive from BridgeError.
 
-An error message states the failure, the value, and the required action. Catch the most specific class. Only the
+Each error message says what failed, with which value, and what to do about it. Catch the most specific class. Only the
 top-level function of a thread catches Exception.
 """
 
@@ -53,7 +53,7 @@ class UnknownSinkType(ConfigurationError):
 
 
 class ImdsError(BridgeError):
-    """The metadata service sent no usable response, so the state of the events is unknown."""
+    """The metadata service did not return a usable response, so the state of the events is unknown."""
 
 
 class ImdsUnreachable(ImdsError):
@@ -61,7 +61,7 @@ class ImdsUnreachable(ImdsError):
 
 
 class ImdsStatus(ImdsError):
-    """The metadata service sent a response with a status other than 200.
+    """The metadata service returned a status other than 200.
 
     *retry_after_seconds* is None if the response has no Retry-After header.
     """
@@ -73,7 +73,7 @@ class ImdsStatus(ImdsError):
 
 
 class DocumentInvalid(ImdsError):
-    """The metadata service sent status 200 with a body that is not a valid Scheduled Events document."""
+    """The metadata service returned status 200, but the body is not a valid Scheduled Events document."""
 
 
 class DeadlineExceeded(BridgeError):
@@ -89,7 +89,7 @@ class OutboxError(BridgeError):
 
 
 class StreamChanged(OutboxError):
-    """The outbox was reset after the caller had read the state. The caller must read the state again."""
+    """The outbox was reset after the caller read its state, so the caller must read the state again."""
 
 
 class ScenarioError(BridgeError):
@@ -117,7 +117,7 @@ class RetryReason(str, Enum):
 
 
 class DeliveryFailed(DeliveryError):
-    """The destination accepted no record in the batch. The agent sends the batch again later.
+    """The destination did not accept any record in the batch. The agent retries the batch later.
 
     - *retry_after*: the delay in seconds that the destination requests. The delay applies to the whole sink and is
       limited to one hour.
@@ -145,7 +145,7 @@ class DeliveryFailed(DeliveryError):
 
 
 class SecretUnavailable(DeliveryFailed):
-    """The configured file or environment variable contains no secret, and a person must add the secret."""
+    """The configured file or environment variable does not contain a secret, so someone must add it."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, needs_attention=True)
@@ -154,13 +154,13 @@ class SecretUnavailable(DeliveryFailed):
 class DeliveryRejected(DeliveryError):
     """The destination rejected records permanently, so a retry cannot succeed.
 
-    The agent parks the records in *records*, and sends the other records in the batch again. If *records* is empty, the
-    destination rejected the complete batch. The agent then sends the records in the batch separately to find the
-    rejected records. If the batch contains only one record, the agent parks the record.
+    The agent parks *records* and resends the rest of the batch. If *records* is empty, the destination rejected the
+    entire batch, so the agent resends the records one by one to find the rejected ones. If the batch contains only one
+    record, the agent parks it.
 
-    If *may_be_endpoint* is true, the URL of the destination might be wrong. For example, a TLS port responds with
-    status 400 to a plain HTTP request. In the following two cases, the agent does not park such records, and uses
-    *reason* as the label of the retry metric:
+    If *may_be_endpoint* is true, the destination's URL might be wrong. For example, a TLS port responds to plain HTTP
+    with status 400. In the following two cases, the agent does not park such records, and uses *reason* as the label of
+    the retry metric:
 
     - The endpoint has accepted no record since the configuration changed.
     - The endpoint rejects records of different events in a row.
@@ -184,7 +184,7 @@ class DeliveryRejected(DeliveryError):
 
 
 class KeyUnusable(BridgeError):
-    """A key file cannot be read or contains no Ed25519 key. The message states the file and the required action."""
+    """A key file cannot be read or does not contain an Ed25519 key. The message names the file and says what to do."""
 
 
 class KeyMissing(KeyUnusable):
@@ -192,11 +192,11 @@ class KeyMissing(KeyUnusable):
 
 
 class SigningFailed(BridgeError):
-    """A key pair or a decision could not be created. The message contains the reason and the required action."""
+    """A key pair or decision could not be created. The message says why and what to do."""
 
 
 class PortalFailed(BridgeError):
-    """The portal sent no usable response. If *needs_attention* is true, a person must act."""
+    """The portal did not return a usable response. If *needs_attention* is true, someone must fix the problem."""
 
     def __init__(
         self, message: str, *, needs_attention: bool = False, retry_after_seconds: float | None = None
@@ -207,7 +207,7 @@ class PortalFailed(BridgeError):
 
 
 class CredentialFailed(BridgeError):
-    """An access token cannot be obtained. If *needs_attention* is true, a person must act.
+    """An access token cannot be obtained. If *needs_attention* is true, someone must fix the problem.
 
     *retry_after_seconds* is the delay that the token issuer requests, or None.
     """

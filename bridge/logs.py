@@ -1,15 +1,15 @@
 """Writes structured logs to standard error as JSON, as text, or in the format of the systemd journal.
 
-Messages with the level INFO report a change of state. WARNING means that an operation has failed and that the agent
-retries it. ERROR means that a person must act.
+INFO messages report a change of state. WARNING means that an operation failed and will be retried. ERROR means that
+someone must intervene.
 
-Logging never blocks the agent and never raises an exception. A separate thread writes the log lines from a bounded
-queue, because a slow log collector must not delay a poll. If the queue is full, the agent drops log lines, and logs the
-number of dropped lines later.
+Logging never blocks the agent or raises an exception. A separate thread writes the log lines from a bounded queue, so
+that a slow log collector cannot delay a poll. If the queue is full, the agent drops log lines and later logs how many
+it dropped.
 
-In JSON logs, the fields in ``extra`` are keys of the object. Text logs contain ``key=value`` for each field that has a
-value. Text logs escape control characters, because a message from a remote peer could otherwise forge log lines or
-control the terminal.
+The fields in ``extra`` become keys in JSON logs and ``key=value`` pairs in text logs, which omit fields without a
+value. Text logs escape control characters so that a message from a remote peer cannot forge log lines or control the
+terminal.
 """
 
 from __future__ import annotations
@@ -209,9 +209,9 @@ class _Logged:
 class ThrottledLog:
     """Logs a repeated failure once, counts the repetitions, and logs a reminder every hour until recovery.
 
-    A *key* identifies the failing component, such as a sink or the poll. Failures of one component with the same
-    *kind*, such as ``timeout`` or ``status_503``, count as repetitions. The default kind is the log message. If the
-    message contains text from a peer, pass a kind, because the text can differ in each response.
+    *key* identifies the failing component, such as a sink or the poll. Failures with the same key and *kind*, such as
+    ``timeout`` or ``status_503``, count as repetitions. The kind defaults to the log message, so pass a kind if the
+    message contains text from a peer, which can differ each time.
     """
 
     def __init__(self, logger: logging.Logger, *, clock: Clock = REAL_CLOCK) -> None:

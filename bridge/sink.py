@@ -16,8 +16,8 @@ the sink class for each `[[sinks]]` table in the configuration and calls the ins
   might send a record again with the same `id`. If a sink requests refreshes, the agent also sends the newest record of
   each active event again (`Sink.refresh_seconds`).
 
-Do not import other modules of the agent, because other modules can change between versions. This module also exports
-shared functions for sinks, such as HTTP sessions with a deadline, secrets, and access tokens.
+Do not import any other module of the agent, because other modules can change between versions. This module also exports
+what sinks commonly need, such as HTTP sessions with a deadline, secrets, and access tokens.
 """
 
 from __future__ import annotations
@@ -128,9 +128,9 @@ class AttestedTokens(Protocol):
     def __call__(self, post: Callable[[str, bytes], requests.Response], *, portal: str) -> RenewedToken:
         """Return a renewable access token. The first call of its method `current` requests the token.
 
-        The function *post* sends a JSON body to a path below the URL of the portal, and returns the HTTP response with
-        any status. If the portal does not respond, *post* raises a BridgeError. A separate thread calls *post*. Error
-        messages contain *portal* as the name of the portal.
+        *post* sends a JSON body to a path below the portal's URL and returns the HTTP response, whatever its status. It
+        is called in a separate thread and raises a BridgeError if the portal does not respond. Error messages refer to
+        the portal as *portal*.
         """
 
 
@@ -186,10 +186,10 @@ class Sink(ABC):
     def current_state_only(cls, config: Any) -> bool:
         """Return whether the destination needs only the current state of each event.
 
-        For example, an alerting system needs only the newest record of an event. For such a sink, a newer record
-        replaces all pending records of the same event, and the replaced records are counted as expired.
+        For example, an alerting system needs only the latest record of an event. If this method returns True, a new
+        record replaces all pending records of the same event, which then count as expired.
 
-        The destination must ignore a record that ends an unknown event, because earlier records can be replaced.
+        The destination must ignore a record that ends an unknown event, because earlier records might be missing.
         """
         del config
         return False
@@ -198,8 +198,8 @@ class Sink(ABC):
     def refresh_seconds(cls, config: Any) -> float | None:
         """Return the interval in seconds between refreshes of active events, or None for no refreshes.
 
-        Use refreshes for a destination that can lose its data in a restart. At each refresh, the agent sends the newest
-        record of every active event again with the same `id`. The agent skips events that have a pending record.
+        Use refreshes for a destination that can lose its data when it restarts. At each refresh, the agent resends the
+        latest record of every active event with the same `id`, except for events that have a pending record.
         """
         del config
         return None
@@ -208,7 +208,7 @@ class Sink(ABC):
     def shown_by_check(cls, config: Any) -> str:
         """Return the text that `check-config --connect` prints after a successful check.
 
-        The text states the parts of the destination that `check` has tested.
+        The text says what `check` has tested.
         """
         del config
         return "the check of the sink found no problem."
@@ -225,8 +225,8 @@ class Sink(ABC):
     def withholding(cls, config: Any, variables: frozenset[str]) -> Any:
         """Return a copy of *config* that removes *variables* from the environment of the sink's programs.
 
-        The *variables* are all environment variables that contain the secret of a sink. Override this method if your
-        sink starts programs, because no program must inherit these variables. Other sinks return *config* unchanged.
+        *variables* are the environment variables that contain the secrets of all sinks. If your sink starts programs,
+        override this method so that they do not inherit these variables. Other sinks return *config* unchanged.
         """
         del variables
         return config
@@ -248,8 +248,8 @@ class Sink(ABC):
     def prepare_next(self, batch: Sequence[TransitionRecord]) -> None:
         """Prepare the next batch while the destination processes the current batch.
 
-        The agent calls this method immediately before `send`. Override this method to encode the next records early.
-        The method must not send data or block. The next call of `send` might contain different records.
+        The agent calls this method immediately before `send`. Override it to encode the following records early. The
+        method must not send data or block, and the next `send` might receive different records.
         """
 
     def check(self) -> None:

@@ -1,7 +1,7 @@
-"""Reads JSON (RFC 8259) and rejects text that different JSON parsers could read differently.
+"""Parses JSON (RFC 8259) and rejects text that different parsers could interpret differently.
 
-Unlike `json.loads`, this module rejects NaN, infinite numbers, numbers that are too large, and duplicate names in an
-object. This module also limits the length of integers. Error messages contain no part of the JSON text.
+Unlike `json.loads`, this module rejects NaN, infinity, numbers that overflow, very long integers, and duplicate names
+in an object. Error messages never quote the JSON text.
 """
 
 from __future__ import annotations

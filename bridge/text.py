@@ -1,7 +1,7 @@
 """Formats text for messages, such as printable lines, durations, and spelling suggestions.
 
-Before you display text from a peer, a file, or a program, pass the text to `one_line` or `escaped`. Otherwise, a line
-break could forge a log line, an escape sequence could control the terminal, and a character that changes the writing
+Before you display text from a peer, a file, or a program, pass it to `one_line` or `escaped`. Otherwise, a line break
+could forge a log line, an escape sequence could control the terminal, and a character that changes the writing
 direction could disguise a name.
 """
 

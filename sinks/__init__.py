@@ -1,6 +1,6 @@
 """The sinks that are part of this project.
 
-The agent loads the built-in sinks through entry points, like sinks from other projects. Each sink is a module or
-package with the name of the sink, and the package `http` contains code that HTTP sinks share. From the agent, sinks
-import only the module `bridge.sink`.
+The built-in sinks are loaded through entry points, like third-party sinks. Each sink is a module or package of the same
+name, and the `http` package contains code that HTTP sinks share. The only module of the agent that sinks import is
+`bridge.sink`.
 """

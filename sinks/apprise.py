@@ -4,8 +4,8 @@ Each Apprise URL names one service and usually contains a secret. The URLs are t
 environment variable, not in the configuration. If a service fails, the agent sends the record again, but only to the
 services that have not accepted it. The sink keeps this state in memory, so a restart can cause duplicates.
 
-The agent retries after every failure, because Apprise does not report the reasons for failures in a uniform way. Error
-messages contain the log lines of Apprise, without the parts of URLs that can be secret.
+Every failure is retried, because Apprise does not report the reasons for failures consistently. Error messages contain
+the log lines of Apprise, without any parts of URLs that could be secret.
 
 Apprise uses 24 MB of memory, so the sink imports Apprise only when it sends the first record.
 """

@@ -26,8 +26,8 @@ class BlockingCalls:
     def run(self, work: Callable[[], None], *, timeout_seconds: float) -> None:
         """Call *work* in a separate thread. Raise DeliveryFailed at the timeout.
 
-        If an earlier call is still blocked, *work* starts after that call returns. The wait counts toward the timeout.
-        Exceptions of *work* are raised unchanged.
+        If an earlier call is still blocked, *work* starts when that call returns, and the wait counts toward the
+        timeout. Exceptions that *work* raises are not caught.
         """
         deadline = time.monotonic() + timeout_seconds
         if self._last is not None and not self._is_over(self._last, deadline):

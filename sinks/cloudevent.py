@@ -1,11 +1,10 @@
 """Converts a transition record to a CloudEvent 1.0 in structured JSON, for webhooks and Event Hubs.
 
-The attributes follow version 1.0.2 of the CloudEvents specification. An attribute without a value is omitted, because
+The attributes follow version 1.0.2 of the CloudEvents specification. Attributes without a value are omitted, because
 the specification does not allow null.
 
-The attribute `sequence` is a string with leading zeros, because the CloudEvents extension for sequences requires values
-that sort correctly as text. The attribute `sequencetype` is omitted, because its only defined value, "Integer", limits
-the sequence to 32 bits.
+The `sequence` attribute is a string with leading zeros, because the CloudEvents sequence extension requires values that
+sort correctly as text. `sequencetype` is omitted, because its only defined value, "Integer", is limited to 32 bits.
 """
 
 from __future__ import annotations

@@ -1,26 +1,26 @@
 """The sink `command`, which runs a program for each record.
 
-Use this sink to run a program that drains the VM before an event and restores the VM after the event. The program runs
-without a shell. The program gets the record as JSON on standard input, and the main fields of the record in environment
-variables. The exit code determines what happens to the record:
+Use this sink to run a program that drains the VM before an event and restores it afterward. The program runs without a
+shell. It receives the record as JSON on standard input and the record's main fields in environment variables. The exit
+code determines what happens to the record:
 
 - 0: The record is delivered.
 - 75 (EX_TEMPFAIL of sysexits.h): The agent reruns the program later, until the record reaches `max_age_seconds`.
 - Any other exit code: The record is parked. An operator can resend a parked record with `outbox retry`.
 - No exit before the deadline: The agent kills the program and its process group, and parks the record.
 
-The agent does not rerun a failed program until someone has checked the VM, because a drain might be half complete.
-However, the agent reruns the program with the same `SCHEDULED_EVENT_ID` if the agent was killed while the program was
-running, or if SIGTERM, SIGINT, or SIGHUP ended the program.
+A failed program is not rerun until someone has checked the VM, because a drain might be only half complete. However,
+the agent reruns the program with the same `SCHEDULED_EVENT_ID` if the agent was killed while the program was running,
+or if SIGTERM, SIGINT, or SIGHUP ended the program.
 
-The sink runs one program at a time, and other records wait until the program ends. For urgent events, configure a
-separate `[[sinks]]` table.
+The sink runs one program at a time, so other records must wait. To avoid delaying urgent events, configure a separate
+`[[sinks]]` table for them.
 
-The agent discards the program's standard output. The command `outbox list` shows the end of standard error as the
-failure reason, so the program must not write secrets to standard error.
+The program's standard output is discarded. `outbox list` shows the end of its standard error as the reason for a
+failure, so the program must not write secrets to standard error.
 
-The program inherits the environment variables of the agent, except the variables in `unset_environment` and variables
-that contain secrets of the configuration.
+The program inherits the agent's environment variables, except those in `unset_environment` and those that contain
+secrets from the configuration.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class CommandSink(Sink):
             )
 
     def close(self) -> None:
-        """Kill the running program and its process group, and start no more programs."""
+        """Kill the running program and its process group, and do not start any more programs."""
         self._runner.close()
 
     def _raise_unless_delivered(self, finished: Finished) -> None:

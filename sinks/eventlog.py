@@ -1,9 +1,9 @@
 """The sink `eventlog`, which writes each record to the Windows event log.
 
-The text of an entry is a readable sentence, followed by the record as JSON. Each transition has its own Windows event
-ID, so a scheduled task can select one transition. The level of an entry depends on the type of the scheduled event.
+Each entry contains a readable sentence, followed by the record as JSON. Each transition has its own Windows event ID,
+so a scheduled task can select one transition. An entry's level depends on the type of the scheduled event.
 
-The sink requires the Python package pywin32, which the installer of the Windows service includes. If the source is not
+The sink requires the Python package pywin32, which the Windows service installer includes. If the event source is not
 registered with Windows, the event log shows a warning above the text (docs/howto/windows.md).
 
 An entry can contain at most 31,839 characters (Microsoft, "ReportEventW function").

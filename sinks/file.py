@@ -1,11 +1,11 @@
 """The sink `file`, which appends each record to a file as one line.
 
-A record counts as delivered after its line is synced to the disk. The sink opens the file for each send, so tools such
-as logrotate can rotate the file without a signal to the agent.
+A record counts as delivered once its line has been synced to disk. The sink opens the file for each send, so tools such
+as logrotate can rotate the file without signaling the agent.
 
-More than one sink can write to the same file, because each sink locks the file during a write. If the agent is killed
-or the disk becomes full during a write, the file can contain an incomplete line. The next write ends the incomplete
-line before it adds new lines.
+The sink locks the file while it writes, so more than one sink can write to the same file. If the agent is killed or the
+disk fills up during a write, the file can end with an incomplete line. The next write ends this line before it appends
+new lines.
 """
 
 from __future__ import annotations

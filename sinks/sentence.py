@@ -1,8 +1,8 @@
 """Converts a transition record to one readable line of text.
 
-The line of text contains the transition, the event, the announced time, and Microsoft's advice for the event. Control
-characters and bidirectional characters are escaped, because the description of an event could otherwise forge a log
-line or change the colors of a terminal.
+The line contains the transition, the event, the announced time, and Microsoft's advice for the event. Control
+characters and bidirectional characters are escaped so that an event's description cannot forge a log line or change the
+terminal's colors.
 """
 
 from __future__ import annotations

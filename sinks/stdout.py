@@ -3,7 +3,7 @@
 The agent uses this sink if no configuration exists. If the process that reads the output stalls, the send fails at its
 deadline and the record stays pending.
 
-The sink writes to the file descriptor, because lines in the buffer of `sys.stdout` would be lost if the agent were
+The sink writes directly to the file descriptor, because lines buffered in `sys.stdout` would be lost if the agent were
 killed. If a write exceeds its deadline, later writes wait until its line is complete, so lines are never mixed.
 """
 

@@ -1,7 +1,7 @@
-"""Implements the command line of the agent. No other package prints messages or ends the process.
+"""Implements the agent's command line. Only this package prints to the terminal or exits the process.
 
-The module `commands` defines the options and the help of every command. The module with the name of a command
-implements the command. `main` is the entry point of the program `scheduled-events-bridge`.
+The `commands` module defines the options and help text of every command. Each command is implemented in the module of
+the same name. `main` is the entry point of `scheduled-events-bridge`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Implements the command `approve EVENT_ID`, which approves an event on this VM.
+"""Implements the `approve EVENT_ID` command, which approves an event on this VM.
 
-The command displays the event, sends an approval to the running agent, and waits for the result. The agent checks the
-approval in the same way as a decision from a portal, and then posts it to Azure. If the event changes or a hold arrives
-after the command has displayed the event, the agent does not approve the event.
+The command shows the event, sends an approval to the running agent, and waits for the result. The agent validates the
+approval like a decision from a portal, and then posts it to Azure. If the event changes or is put on hold after the
+command has shown it, the agent does not approve the event.
 
-The command can approve an event despite a hold or without a required second approver, because its user controls the VM.
-In these two cases, you must use `--overrule` if you skip the prompt with `--yes`.
+Anyone who can run this command already controls the VM, so it can override a hold or a missing second approver. If you
+skip the confirmation prompt with `--yes`, you must also pass `--overrule` in these two cases.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Defines the options and the help texts of all commands except `portal`.
 
-Each command prints its result on standard output, and all messages on standard error. The module that implements a
-command is imported only when the command runs, because `--help` must be fast.
+Commands print results to standard output and messages to standard error. To keep `--help` fast, the code that
+implements a command is imported only when the command runs.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ def run() -> None:
 
     SIGTERM and SIGINT stop the agent. SIGHUP reloads the configuration.
 
-    The agent's first request turns Scheduled Events on for the VM. If you then request a reboot or redeploy of the VM,
+    The agent's first request turns on Scheduled Events for the VM. If you then reboot or redeploy the VM through Azure,
     Azure can wait up to 15 minutes for an approval.
 
-    If another agent on this machine already watches the VM, the command exits with code 73.
+    The command exits with code 73 if another agent on this machine is already watching the VM.
     """
 
 
@@ -94,7 +94,7 @@ def run() -> None:
 def demo() -> None:
     """Show the records of a live migration on a simulated VM. The demo needs no configuration.
 
-    With --portal, the demo starts three agents and a portal, and you decide on events in a browser. Press Ctrl-C to
+    With --portal, the demo starts three agents and a portal, where you decide on events in a browser. Press Ctrl-C to
     stop the demo.
     """
 
@@ -106,11 +106,11 @@ def demo() -> None:
 def check_config() -> None:
     """Check the configuration, and report all errors at once.
 
-    The exit code is 78 if the configuration is invalid. The exit code is 1 if the agent cannot use a file, secret,
-    program, or destination, or if another user can change a file that controls approvals.
+    The exit code is 78 if the configuration is invalid, and 1 if the agent cannot use a file, secret, program, or
+    destination, or if another user can change a file that controls approvals.
 
-    With --connect, the command requests the Scheduled Events document only if an agent is running, because the first
-    request turns Scheduled Events on for the VM.
+    Even with --connect, the Scheduled Events document is requested only if an agent is running, because the first
+    request turns on Scheduled Events for the VM.
     """
 
 
@@ -122,8 +122,8 @@ def check_config() -> None:
 def status() -> None:
     """Show the state of the agent, the scheduled events, and the sinks with their undelivered records.
 
-    If no agent is running, the command shows the saved state. The exit code is 1 if the agent does not respond within
-    5 seconds, or if no saved state exists. To check the health of the agent, use `/readyz`.
+    If no agent is running, the command shows the last saved state. The exit code is 1 if the agent does not respond
+    within 5 seconds, or if no state has been saved. To check whether the agent is healthy, use `/readyz`.
     """
 
 
@@ -147,10 +147,10 @@ def events() -> None:
 @option("--overrule", is_flag=True, help="With --yes: approve despite holds or missing approvers.")
 @runs("approve.approve")
 def approve() -> None:
-    """Approve the event EVENT_ID for all of its VMs. Azure can then start the event at once.
+    """Approve the event EVENT_ID for all VMs that it affects. Azure can then start the event immediately.
 
-    The running agent posts the approval. The exit code is 1 if no agent is running, or if the event is not approved
-    within 30 seconds.
+    The running agent posts the approval to Azure. The exit code is 1 if no agent is running, or if the event is not
+    approved within 30 seconds.
     """
 
 
@@ -161,7 +161,7 @@ def approve() -> None:
 def send_test() -> None:
     """Send a test record to each SINK, or to all configured sinks.
 
-    The command sends the record directly, without the outbox. To test a sink that starts a program, name the sink.
+    The record does not go through the outbox. Sinks that start a program are tested only if you name them.
     """
 
 
@@ -212,9 +212,9 @@ def discard() -> None:
 @click.argument("new")
 @runs("outbox.move")
 def move() -> None:
-    """Move undelivered records from the sink OLD to the sink NEW, for example after you rename a sink.
+    """Move undelivered records from the sink OLD to the sink NEW, for example after renaming a sink.
 
-    The counters of OLD report moved records as discarded. Records that NEW has already received are not sent again.
+    Moved records count as discarded in the metrics of OLD. Records that NEW has already received are not sent again.
     """
 
 
@@ -225,7 +225,7 @@ def move() -> None:
 def import_() -> None:
     """Import undelivered records and holds from another outbox FILE, such as the output of `sqlite3 .recover`.
 
-    The command skips records that the outbox already contains. The agent's user must be able to read FILE.
+    Records that are already in the outbox are skipped. The agent's user must be able to read FILE.
     """
 
 
@@ -239,7 +239,7 @@ def import_() -> None:
 @option("--first-call", "first_call_seconds", type=click.FloatRange(0), default=0, help="Delay of the first response.")
 @option("--allow-remote", is_flag=True, help="Allow an address that is not loopback.")
 def simulate(*, list_scenarios: bool, **options: Any) -> None:
-    """Simulate IMDS, and play the events of SCENARIO, which is a name from --list or a TOML file.
+    """Simulate IMDS and play back SCENARIO, which is a name from --list or a TOML file.
 
     To add, start, or cancel events, send requests to /control on the same port. See docs/reference/simulator.md.
     """
@@ -283,10 +283,10 @@ def init() -> None:
 @option("--approver", default="portal", help="The approver who signs with the key.")
 @runs("decide.keygen")
 def keygen() -> None:
-    """Create an Ed25519 key pair that signs decisions, and print the configuration for the VMs that trust the key.
+    """Create an Ed25519 key pair for signing decisions, and print the configuration for VMs that trust the key.
 
-    The command writes the private key to PRIVATE_FILE, and the public key to PRIVATE_FILE.pub. The command never
-    overwrites a file.
+    The private key is written to PRIVATE_FILE and the public key to PRIVATE_FILE.pub. Existing files are never
+    overwritten.
     """
 
 
@@ -311,13 +311,13 @@ def keygen() -> None:
 @option("--json", "as_json", is_flag=True, help="Print one requirement per line.")
 @runs("portal_check.portal_check")
 def portal_check() -> None:
-    """Test a portal against PROTOCOL.md. URL has the same form as approval.remote.url in the configuration.
+    """Test whether a portal follows PROTOCOL.md. URL has the same format as approval.remote.url in the configuration.
 
     The command sends the same requests as an agent. The exit code is 1 if the portal does not meet a requirement.
 
-    The program in --decision-by runs twice. The variable PORTAL_CHECK_DECISION is `approve` in the first run and `hold`
-    in the second run. The variables PORTAL_CHECK_VM_ID and PORTAL_CHECK_EVENT_ID contain the IDs of the VM and the
-    event, and standard input contains the record of the event.
+    The program in --decision-by runs twice, first with PORTAL_CHECK_DECISION set to `approve` and then with
+    PORTAL_CHECK_DECISION set to `hold`. PORTAL_CHECK_VM_ID and PORTAL_CHECK_EVENT_ID contain the IDs of the VM and the
+    event. The event's record is passed on standard input.
     """
 
 
@@ -336,8 +336,8 @@ def portal_check() -> None:
 def decide() -> None:
     """Sign a decision on an event, and print the signed token. Your portal must return the token to the agent.
 
-    With --all, the command signs a decision for each VM in the file. The command skips VMs on which the event has
-    ended. For an approval, the command also skips VMs on which the event has already started.
+    With --all, sign a decision for every VM in the file, except VMs on which the event has ended. Approvals also skip
+    VMs on which the event has already started.
     """
 
 

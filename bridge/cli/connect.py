@@ -1,8 +1,8 @@
 """Connects a command to the running agent, or to the outbox on disk if no agent is running.
 
-Only the process that holds the lock on the state directory can write to the outbox. Without a running agent, a command
-that changes the outbox must acquire the lock.
-If root runs the command, the process switches to the outbox's owner, because the agent cannot use files owned by root.
+Only the process that holds the lock on the state directory can write to the outbox. If no agent is running, a command
+that changes the outbox takes the lock. If root runs the command, it first switches to the outbox's owner, because the
+agent cannot use files that belong to root.
 """
 
 from __future__ import annotations

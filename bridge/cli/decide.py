@@ -1,8 +1,8 @@
 """Implements the commands `keygen` and `decide`, which create signing keys and sign decisions.
 
-Approvers use these commands on their own machines, so the commands need no configuration and no outbox. `keygen`
-prints the configuration that makes VMs trust the new key. `decide` prints one signed token per VM on standard output,
-and a summary on standard error.
+Approvers run these commands on their own machines, without the agent's configuration or outbox. `keygen` prints the
+configuration that VMs need to trust the new key. `decide` prints one signed token per VM to standard output and a
+summary to standard error.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def decide(
 ) -> list[str]:
     """Sign decisions on an event, print a summary, and return the signed tokens.
 
-    *content* is a Scheduled Events document, or contains transition records or CloudEvents as JSON lines. If *for_all*
-    is false, the function signs one decision for *vm_id* or for the only VM in *content*.
+    *content* is a Scheduled Events document, or contains transition records or CloudEvents in JSON Lines format. Unless
+    *for_all* is true, only one decision is signed: for *vm_id*, or for the only VM in *content*.
     """
     found = _sightings(content.removeprefix(codecs.BOM_UTF8))
     event_id = event_id or _only_event(found)

@@ -1,7 +1,7 @@
 """Implements the command `demo`, which runs the agent and a simulated IMDS in one process.
 
-The demo reads no configuration. It uses a temporary state directory, ends after about 20 seconds, and deletes its
-files.
+The demo does not read a configuration. It uses a temporary state directory, which it deletes when it ends after about
+20 seconds.
 
 On a terminal, `bridge.cli.demo_view` explains each record. If standard output is not a terminal, or if the Python
 package rich is not installed, the demo prints the records as JSON lines.

@@ -1,8 +1,8 @@
 """Implements the command `demo --portal`, which runs a simulated IMDS, three agents, and the portal in one process.
 
-The agents send records to the portal and poll the portal for decisions. The user decides in a browser, and an agent
-then posts the approval to the simulated IMDS. All addresses are on loopback. Ctrl-C ends the demo and deletes its
-files.
+The agents send records to the portal and poll it for decisions. When the user approves an event in the browser, an
+agent posts the approval to the simulated IMDS. All servers listen on loopback addresses. Pressing Ctrl-C ends the demo
+and deletes its files.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def run_portal_demo() -> None:
 
 
 def _play(simulator: Simulator, agents: list[Agent], stop: threading.Event) -> None:
-    """Announce the events again each time they have ended, until *stop* is set."""
+    """Announce the events repeatedly until *stop* is set."""
     quiet_since = -_QUIET_SECONDS
     while not stop.wait(_TICK_SECONDS):
         for agent in agents:

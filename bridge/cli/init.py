@@ -1,7 +1,7 @@
 """Implements the command `init`, which writes a first configuration with comments and the chosen sinks.
 
-The directory `bridge/config/recipes` contains one recipe per destination. The documentation includes the same recipes.
-For each recipe, a test sends a record to a simulated destination.
+The recipes in `bridge/config/recipes` are also part of the documentation. For each recipe, a test sends a record to a
+simulated destination.
 """
 
 from __future__ import annotations

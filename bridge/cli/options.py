@@ -42,8 +42,8 @@ state_directory = option(
 def runs(target: str) -> Callable[[Callable[[], None]], Any]:
     """Return a decorator that runs the function *target*, such as ``events.list_events``, for a command.
 
-    The module that contains *target* is imported only when the command runs, because `--help` must be fast. The
-    decorated function only provides the help text.
+    To keep `--help` fast, the module that contains *target* is imported only when the command runs. The decorated
+    function only provides the help text.
     """
     module, name = target.rsplit(".", 1)
 

@@ -53,7 +53,7 @@ def library() -> Any:
 def portal(context: click.Context, path: Path | None, log_format: str, log_level: str) -> None:
     """Serve the reference ops portal until SIGTERM or SIGINT.
 
-    The portal receives the records of a fleet, shows the events, and forwards decisions to the agents.
+    The portal receives records from a fleet of VMs, shows the events, and forwards decisions to the agents.
 
     Set the path of the portal's configuration file with --config or with the variable SCHEDULED_EVENTS_PORTAL_CONFIG.
     The default is /etc/scheduled-events-portal/portal.toml.
@@ -86,7 +86,7 @@ def migrate(path: Path | None) -> None:
 def backup(path: Path | None, target: Path) -> None:
     """Copy the database to the new file TARGET. The portal can run during the copy.
 
-    When a portal starts with a copied database, all agents request their decisions again.
+    After a portal is started with the copy, all agents request their decisions again.
     """
     library().backup(path, target)
     click.echo(f"The database was copied to {target}.")

@@ -1,8 +1,8 @@
 """Implements the command `run`, which starts and stops the agent and reloads the configuration on SIGHUP.
 
-The main thread waits for a stop signal and notifies the watchdog of the service manager. Another thread runs the
-periodic tasks and reloads the configuration. While the agent runs, the main thread opens no files, because a file
-server that does not respond would block the thread and prevent the agent from stopping.
+The main thread waits for a stop signal and notifies the service manager's watchdog. A second thread runs the periodic
+tasks and reloads the configuration. While the agent is running, the main thread does not open any files, because an
+unresponsive file server could then prevent the agent from stopping.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _LAST_TURN_SECONDS = 1.0
 def run_agent(settings: Settings, *, log_format: str, log_level: str, allow_second_agent: bool) -> None:
     """Run the agent until a signal stops it.
 
-    Raises StateDirectoryError (exit code 73) if the state directory cannot be locked. Unless *allow_second_agent* is
-    true, the function also raises StateDirectoryError if the system service already runs an agent on this VM.
+    Raises StateDirectoryError (exit code 73) if the state directory cannot be locked or, unless *allow_second_agent* is
+    true, if the system service is already running an agent on this VM.
     """
     logs.configure(form=log_format, level=log_level.upper())
     # If this file is deleted later, a reload must report an error instead of using the defaults.
@@ -85,7 +85,7 @@ def _refuse_second_agent(settings: Settings, directory: Path) -> None:
 
 
 def _run_turns(agent: Agent, config: Path | None, stop: threading.Event, reload_wanted: threading.Event) -> None:
-    """Run the periodic tasks, and reload the configuration, until *stop* is set."""
+    """Run periodic tasks and reloads until *stop* is set."""
     try:
         while agent.wait_for_turn(stop):
             agent.run_due()
@@ -97,7 +97,7 @@ def _run_turns(agent: Agent, config: Path | None, stop: threading.Event, reload_
 
 
 def _freeze_start_objects() -> None:
-    """Exclude all existing objects from garbage collection, which would otherwise take 20 ms."""
+    """Exclude existing objects from garbage collection, which otherwise takes 20 ms."""
     gc.collect()
     gc.freeze()
     gc.enable()

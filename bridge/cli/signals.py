@@ -1,11 +1,11 @@
 """Handles signals. SIGTERM and SIGINT stop a command, and SIGHUP reloads the configuration of `run`.
 
-On SIGHUP, the agent reads the configuration again and applies the new settings without a restart. If the new
-configuration is invalid, the agent logs the errors and continues with the old settings. See `bridge.cli.run`.
+On SIGHUP, the agent rereads its configuration and applies the new settings without a restart. If the new configuration
+is invalid, the agent logs the errors and keeps the old settings. See `bridge.cli.run`.
 
-The signal handlers in this module do nothing. Python writes the number of each signal to a pipe, and a thread reads the
-pipe and sets a `threading.Event`. A signal handler must not set the event, because a handler that interrupts
-`Event.wait` on the main thread would wait forever for the lock of the event.
+The signal handlers themselves do nothing. Python writes each signal's number to a pipe, and a thread that reads the
+pipe sets a `threading.Event`. If a handler set the event itself and interrupted `Event.wait` on the main thread, it
+would wait forever for the event's lock.
 """
 
 from __future__ import annotations

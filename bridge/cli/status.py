@@ -1,10 +1,9 @@
 """Implements the command `status`, which prints the state of the agent, its events, and its sinks.
 
-The output shows the readiness of the agent, facts about the VM and the configuration, the scheduled events, and the
-sinks. `bridge.cli.status_json` collects the data. The command does not truncate text on a narrow terminal.
+`bridge.cli.status_json` collects the data. Text is never truncated, even on a narrow terminal.
 
-If no agent is running, the command reads the outbox on disk. If the command can read the state, the exit code is 0 even
-if the agent is not ready. Use `/readyz` to check whether the agent is ready.
+If no agent is running, the command reads the outbox on disk. The exit code is 0 if the state can be read, even if the
+agent is not ready. To check whether the agent is ready, use `/readyz`.
 """
 
 from __future__ import annotations

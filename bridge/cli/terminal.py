@@ -1,7 +1,7 @@
 """Prints tables, wrapped lines, colors, and messages on a terminal. Output to a pipe has no formatting.
 
-The tables do not use the library rich, because rich splits a long EventId on a narrow terminal. You could then not copy
-the EventId.
+The tables are not printed with the rich library, because it would split long EventIds on a narrow terminal, and you
+could then not copy them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _KIB = 1_024
 
 
 class Table:
-    """A table that prints its header with the first rows and keeps its column widths."""
+    """A table that keeps the column widths of its first rows."""
 
     def __init__(self, header: Sequence[str], *, widths: Sequence[int] = ()) -> None:
         """Create a table with columns of at least *widths*."""

@@ -1,8 +1,8 @@
 """The settings of the ``[approval]`` table, with their defaults and checks.
 
-The string below each field documents the setting. Validation rejects a table that can never approve an event, for
-example if a rule never matches or if a portal has no keys. A missing key file is not an error. The agent starts and
-reports the missing file, and decisions with this key do not count.
+The string below each field documents the setting. A table that can never approve an event is invalid, for example if a
+rule can never match or a portal has no keys. If a key file is missing, the agent still starts, reports the missing
+file, and ignores decisions signed with the key.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ApprovalSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """``[approval]``: early approval of events. Without this table, the agent approves nothing."""
+    """``[approval]``: early approval of events. Without this table, the agent does not approve any events."""
 
     dry_run: bool = False
     """true: every step except the request to Azure. The record shows the result that would have followed."""
@@ -176,7 +176,7 @@ class ApprovalSettings(msgspec.Struct, frozen=True, kw_only=True):
 def read_approval(table: object, mistakes: Problems) -> ApprovalSettings | None:
     """Return the settings of the ``[approval]`` *table*. If the table has mistakes, collect them and return None.
 
-    This function also reads the certificate files, so that the agent reports an invalid certificate at startup.
+    The certificate files are read as well, so that an invalid certificate is reported at startup.
     """
     before = len(mistakes)
     settings = convert(table, ApprovalSettings, "approval", mistakes)

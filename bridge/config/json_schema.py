@@ -1,7 +1,7 @@
 """Generates a JSON schema (draft 2020-12) for the configuration file from the settings structs.
 
-Editors, the Helm chart, and programs that generate configurations use the schema. A JSON schema cannot express every
-rule, such as two mutually exclusive keys. Use `check-config` to find all errors.
+The schema is meant for editors, the Helm chart, and programs that generate configurations. Because a JSON schema cannot
+express every rule, such as two mutually exclusive keys, use `check-config` to find all errors.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Finds and reads the configuration file, and finds the state directory.
 
-The loader reports all errors in the file together, before the agent starts. An unknown key is an error, because the
-agent would otherwise ignore a misspelled setting. `bridge.config.settings` defines and documents the settings.
+Before the agent starts, the loader reports all errors in the file at once. Unknown keys are errors, because a
+misspelled setting would otherwise be ignored. The settings are defined and documented in `bridge.config.settings`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def load(path: Path | None, environ: Mapping[str, str] = _NO_ENVIRONMENT) -> Set
 def load_top(path: Path | None, environ: Mapping[str, str] = _NO_ENVIRONMENT) -> TopSettings:
     """Return the settings of the file at *path* without its sinks and approvals, with the overrides of *environ*.
 
-    This function does not validate the sink and approval tables, and it does not import any sink type.
+    The sink and approval tables are not validated, and no sink types are imported.
     """
     mistakes = Problems()
     top = _top(_overridden({} if path is None else parsed(path), environ), mistakes)
@@ -134,7 +134,7 @@ def parsed(path: Path) -> dict[str, Any]:
 def find_config(explicit: Path | None, environ: Mapping[str, str], *, windows: bool = _WINDOWS) -> Path | None:
     """Return the file to read: *explicit*, else the file of *environ*, else the system's, else None.
 
-    Raises ConfigurationError if *explicit* or *environ* names a file that does not exist.
+    Raises ConfigurationError if the requested file does not exist.
     """
     variable = environ.get(CONFIG_VARIABLE, "")
     asked = explicit or (Path(variable) if variable else None)

@@ -1,7 +1,7 @@
 """Creates error messages for unknown keys, missing keys, and wrong values in the configuration.
 
-An error message contains the key's path, its value with secrets masked, and the expected value. For an unknown key, the
-message suggests the most similar valid key. The agent reports all errors together and exits with code 78.
+Each message contains the path of the key, its value with secrets masked, and the expected value. If a key is unknown,
+the message suggests the most similar valid key. The agent reports all errors at once and exits with code 78.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LISTS = (types.VarTupleType, types.ListType, types.SetType, types.FrozenSetType
 
 
 class Problem(NamedTuple):
-    """Describes one error. The message starts with *before* and *path*, and ends with *text*."""
+    """One error. Its message consists of *before*, *path*, and *text*."""
 
     path: str
     text: str
@@ -33,7 +33,7 @@ def wrong(path: str, value: object, wanted: str, hint: str = "") -> Problem:
 
 
 class Problems:
-    """Collects error messages. *whose* names the table that is being checked, such as ``sink 'sre-alerts'``."""
+    """Collects error messages about the table *whose*, such as ``sink 'sre-alerts'``."""
 
     def __init__(self) -> None:
         self.sentences: list[str] = []

@@ -1,7 +1,7 @@
 """Finds the secret files and secret environment variables that a configuration refers to.
 
-The name of every setting for a secret ends with ``_file`` or ``_env``, including the settings of third-party sinks. The
-functions search the parsed configuration for these suffixes.
+Settings that refer to a secret always end in ``_file`` or ``_env``, even in third-party sinks. The functions search the
+parsed configuration for keys with these suffixes.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """Reads the ``[[sinks]]`` tables, finds the class of each sink type, and validates the settings.
 
-The author of a sink declares its settings as fields, and validates related fields in ``__post_init__``. This module
-validates the settings that all sinks share. A filter that can never match is an error, because the sink would never
-send a record.
+A sink declares its settings as fields and validates settings that depend on each other in ``__post_init__``. This
+module validates the settings that all sinks share. A filter that can never match is an error, because the sink would
+never send a record.
 
-The agent loads a sink type from the entry point group ``scheduled_events_bridge.sinks``, or from ``module:Class``
-without an installed package. The agent imports only the configured sink types, so that unused sinks need no memory and
-no SDK.
+Sink types are loaded from the entry point group ``scheduled_events_bridge.sinks`` or, without an installed package,
+from ``module:Class``. Only the configured sink types are imported, so unused sinks do not need any memory or an SDK.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ def read_sinks(
 ) -> tuple[SinkSettings, ...]:
     """Return the sinks in *tables*, and add their errors to *mistakes*.
 
-    *labels* contains the labels of every record, or is None if the labels are invalid.
+    *labels* are the configured labels, or None if they are invalid.
     """
     if not isinstance(tables, list | tuple):
         mistakes.wrong("sinks", tables, "a list of tables. Write each with two pairs of brackets: [[sinks]]")
@@ -96,7 +95,7 @@ def read_sinks(
 
 
 def _suggest_recipe(table: Mapping[str, Any], path: str, mistakes: Problems) -> None:
-    """Suggest the recipe of a service whose name is given as the format of a webhook."""
+    """Suggest a recipe if a webhook's format is the name of a service."""
     name = table.get("format")
     if table.get("type") != "webhook" or not isinstance(name, str) or not name.isidentifier():
         return

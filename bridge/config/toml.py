@@ -1,7 +1,7 @@
 """Converts TOML tables to frozen structs, and collects the errors of all keys.
 
-This module converts each key separately, because `msgspec.convert` stops at the first error and can quote a secret in
-its message. `bridge.config.mistakes` creates the error messages.
+Each key is converted separately, because `msgspec.convert` stops at the first error and can quote a secret in its
+message. `bridge.config.mistakes` creates the error messages instead.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _NONE: Mapping[str, Any] = {}
 class Check(msgspec.Struct, frozen=True):
     """A check in ``Annotated`` for conditions that a type cannot express.
 
-    *rule* receives the converted value, and raises ValueError for an invalid value. The arguments of ValueError are the
-    expected value and an optional hint.
+    *rule* is called with the converted value. If the value is invalid, it raises ValueError with the expected value and
+    an optional hint.
     """
 
     rule: Callable[[Any], None]
@@ -57,9 +57,8 @@ def convert(
 ) -> _StructT | None:
     """Return *table* as a *struct*. If the table has mistakes, add them to *problems* and return None.
 
-    A ValueError or TypeError in ``__post_init__`` counts as an error in the table. *stricter* maps field names to types
-    that replace the declared types. ``__post_init__`` must not depend on the fields in *stricter*, because it runs even
-    if these fields are invalid.
+    A ValueError or TypeError from ``__post_init__`` is reported as an error in the table. *stricter* overrides the
+    declared types of fields. ``__post_init__`` runs even if these fields are invalid, so it must not depend on them.
     """
     made, found = _convert_table(table, struct, path, stricter)
     problems.extend(found)

@@ -1,8 +1,8 @@
 """Loads the public keys that verify decisions. Each key belongs to one approver.
 
-An administrator places each key file on the VM, because a token contains only the name of its key. The agent rereads a
-key file after each change, so a replaced key needs no restart. To revoke a key, delete its file. Ed25519 is the only
-supported algorithm.
+A token contains only the name of its key, so an administrator must copy each key file to the VM. The agent rereads a
+key file when it changes, so a key can be replaced without a restart. To revoke a key, delete its file. Ed25519 is the
+only supported algorithm.
 """
 
 from __future__ import annotations

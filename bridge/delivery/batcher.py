@@ -83,8 +83,8 @@ def _first(rows: Iterable[Delivery], blocked: Collection[str], taken: Collection
 def _probe(rows: Iterable[Delivery], blocked: Collection[str]) -> list[Delivery]:
     """Return the first row of the event for the next probe: urgent first, then fewest attempts, then oldest.
 
-    An event with few attempts comes before an event with many attempts, because an event that always fails would
-    otherwise use every probe. The function compares only the first 2,000 rows, because it runs for every probe.
+    Events with fewer attempts come first, because an event that always fails would otherwise be probed every time. Only
+    the first 2,000 rows are compared, to keep the probe fast.
     """
     heads: dict[str, Delivery] = {}
     for row in islice((row for row in rows if row.event_key not in blocked), _MOST_PROBED):

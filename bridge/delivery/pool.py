@@ -1,8 +1,8 @@
 """Starts, replaces, and ends the delivery workers. Each sink has one worker.
 
-A sink gets a new worker only after its previous worker has ended or has been canceled. A canceled worker sends no more
-records. When the agent stops or reloads its configuration, all workers share one deadline, so the total delay does not
-grow with the number of hanging sinks.
+A worker is replaced only after it has ended or been canceled. A canceled worker does not send any more records. When
+the agent stops or reloads its configuration, all workers share one deadline, so more hanging sinks do not mean a longer
+wait.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _RELOAD_SECONDS = 2.0
 class WorkerPool:
     """The delivery workers of all sinks. Start and end workers from one thread only.
 
-    *has_seen_document* returns True after the agent has received a valid Scheduled Events document. Until then, the
-    agent does not resend active events. *attested* provides the access tokens that an ops portal issues for this VM.
+    Active events are not resent until *has_seen_document* returns True, which means that the agent has received a valid
+    Scheduled Events document. *attested* provides the access tokens that an ops portal issues for this VM.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class WorkerPool:
 def _end(
     workers: Sequence[DeliveryWorker], deadline: float, stop: Callable[[], bool] = lambda: False
 ) -> list[DeliveryWorker]:
-    """Wait until *deadline*, then cancel the remaining workers. Return the workers that did not end."""
+    """Wait until *deadline*, then cancel workers. Return those still running."""
     running = list(workers)
     while running and time.monotonic() < deadline and not stop():
         running[0].join(max(min(deadline - time.monotonic(), _TICK_SECONDS), 0.0))

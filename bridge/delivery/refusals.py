@@ -9,7 +9,7 @@ cases, a wrong setting would park every record of a fleet. A sink marks such a r
 - The endpoint rejects records of different events in a row, and accepts no record in between. The agent parked the
   first of these records before it could detect this case, so this record becomes pending again.
 
-If the endpoint rejects a record twice and accepts other records in between, the agent parks the rejected record.
+If the endpoint rejects a record twice but accepts other records in between, the agent parks the rejected record.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Refusals:
         """Sequence of each record that was parked since the last acceptance -> the key of its event."""
 
     def accepted(self, sequences: Iterable[int], *, under: str) -> bool:
-        """Note that the endpoint accepted records. Return True for the first acceptance after a change of settings."""
+        """Record an acceptance. Return whether it is the first since the settings changed."""
         is_first, self._accepted_under = self._accepted_under != under, under
         self._acceptances += 1
         self._is_blamed = False

@@ -1,4 +1,4 @@
-"""Determines the retry delay of one sink, and the records of the next attempt.
+"""Decides when a sink retries, and which records it tries next.
 
 The delay between two attempts (`bridge.backoff.delivery_gap`) follows these rules:
 
@@ -11,16 +11,16 @@ The delay between two attempts (`bridge.backoff.delivery_gap`) follows these rul
   extend this delay.
 - After status 410, the agent sends nothing, not even Preempt and Terminate events, until a restart or `outbox retry`.
 
-If sending a record fails, the agent delays only the records of the same event. After two failures in a row for
-different events, the agent pauses the sink, because the destination is probably down. After a `Retry-After` header or
-status 410, the agent pauses the sink immediately.
+If a send fails, the agent delays only records of the same event. If two sends in a row fail for different events, the
+destination is probably down, so the agent pauses the sink. A `Retry-After` header or status 410 pauses the sink
+immediately.
 
-During a pause, the agent sends only one record at a time. Preempt and Terminate events have a separate retry timer.
-When the destination accepts or permanently rejects a record, the pause and any `Retry-After` delay end, and all pending
-records are due.
+While a sink is paused, the agent sends it one record at a time. Preempt and Terminate events have a separate retry
+timer. When the destination accepts or permanently rejects a record, the pause and any `Retry-After` delay end, and all
+pending records become due.
 
-After a failed send, the agent next sends a record of another event. During a pause, the agent sends a record of the
-event with the fewest attempts. These two rules prevent an event that always fails from blocking the other events.
+An event that always fails must not block other events. After a failed send, the agent therefore tries a record of
+another event. During a pause, it tries the event with the fewest attempts.
 
 Callers pass the current time in seconds of a monotonic clock.
 """
@@ -197,7 +197,7 @@ class RetrySchedule:
             self._probe_at = now + self._gap(self._probes, outage_seconds=0.0)
 
     def succeeded(self, event_keys: Iterable[str]) -> None:
-        """Handle a response about records. End the pause, and make other failing events due once."""
+        """After a response about records, end the pause and retry other failing events once."""
         for event_key in event_keys:
             self._delays.pop(event_key, None)
         self._last_failed = frozenset()

@@ -1,14 +1,14 @@
 """Selects the sinks for a record by applying the filters of each ``[[sinks]]`` table.
 
-The filters check the current type, source, and Resources of an event. Azure can change these values, for example from
-Reboot to Freeze. A record without an event, for example a refused approval of an unknown event, passes these filters.
+The filters check an event's current type, source, and resources, which Azure can change. For example, a Reboot can
+become a Freeze. Records without an event, such as the refused approval of an unknown event, always pass these filters.
 
-With ``speak = "first"``, only the first VM in the event's Resources sends records of the event. All VMs receive the
-same list from Azure, so their agents need no coordination. If an agent cannot determine whether its VM is the first,
-the agent sends the records.
+With ``speak = "first"``, only the first VM in an event's Resources sends records of the event. All VMs receive the same
+list from Azure, so their agents do not need to coordinate. An agent that cannot determine whether its VM is the first
+sends the records anyway.
 
-After a sink has received a record of an event, only the filter `transitions` applies to later records of the event. The
-sink can therefore resolve an alert or end a drain even if the event no longer matches the other filters.
+Once a sink has received a record of an event, only the `transitions` filter applies to later records of the event. The
+sink can then resolve an alert or end a drain even if the event no longer matches the other filters.
 """
 
 from __future__ import annotations

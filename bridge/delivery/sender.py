@@ -4,12 +4,11 @@ Each sink has its own thread, and the delivery loop runs on this thread. Another
 the time of each call into the sink. If a call passes its deadline, the watching thread abandons the sink's thread and
 closes the sink on a third thread. The next call uses a new instance of the sink on a new thread.
 
-An abandoned thread ends when its call returns, and the agent ignores the result of the call. If a sink has eight
-abandoned threads, the agent sends nothing to the sink until one of these threads ends. This limit protects the
-resources that other sinks need.
+An abandoned thread ends when its call returns, and the result of the call is ignored. A sink with eight abandoned
+threads does not receive any records until one of them ends, so it cannot use up the resources of other sinks.
 
-Time during which the VM is frozen does not count toward the deadline. Otherwise, a freeze could cause the agent to kill
-a program that is half finished, and to run the program again.
+Time during which the VM is frozen does not count toward the deadline. Otherwise, the agent might kill a sink's program
+halfway through and then run it again.
 """
 
 from __future__ import annotations
@@ -122,7 +121,7 @@ class Sender:
             raise DeliveryFailed(_NO_THREAD, needs_attention=True) from error
 
     def _reap_abandoned(self) -> None:
-        """Wait for the last abandoned sink to close. Raise DeliveryFailed if too many threads remain."""
+        """Wait for the most recently abandoned sink to close. Raise DeliveryFailed if too many threads remain."""
         until = time.monotonic() + min(_CLOSE_SECONDS, self._timeout_seconds * _CLOSE_SHARE)
         self._abandoned[-1].wait_closed(until - time.monotonic())
         self._abandoned = [each for each in self._abandoned if not each.is_gone(0)]
@@ -142,7 +141,7 @@ class _Overdue(Exception):
 
 
 class _Abandoned(BaseException):
-    """Ends the work on an abandoned thread. This is a BaseException, because the work handles every Exception."""
+    """Ends work on an abandoned thread. It is a BaseException because the work catches every Exception."""
 
 
 class SinkThread:
@@ -179,8 +178,8 @@ class SinkThread:
     def send(self, batch: Sequence[TransitionRecord], following: Sequence[TransitionRecord] = ()) -> bool:
         """Send *batch*, and return whether the sink made a request.
 
-        *following* contains records that the sink can prepare for the next call. Raise DeliveryFailed for every
-        exception of the sink except DeliveryRejected.
+        *following* contains the records of the next call, which the sink can prepare early. Every exception except
+        DeliveryRejected is raised as DeliveryFailed.
         """
         return self._call(lambda sink: self._send(sink, batch, following))
 

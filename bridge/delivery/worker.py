@@ -4,9 +4,9 @@ Each sink has one worker, so a slow sink does not delay the other sinks. `RetryS
 `next_batch` selects the records, and `Sender` enforces the deadline. The worker saves the results, and reports failures
 in the log and in metrics.
 
-The delivery loop runs on the sink's thread (`SinkThread`), and the worker's own thread enforces the deadline of each
-call. If a call hangs, the worker's own thread handles the failure and restarts the loop on a new thread. Only one
-thread at a time uses the worker's state.
+The delivery loop runs on the sink's thread (`SinkThread`), while the worker's own thread enforces the deadline of each
+call. If a call hangs, the worker's thread handles the failure and restarts the loop on a new thread. The two threads
+never use the worker's state at the same time.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class DeliveryWorker:
         self._woken.set()
 
     def cut(self) -> None:
-        """Cancel the current send, and start no further sends. The records stay pending."""
+        """Cancel the current send, and do not start another one. The records stay pending."""
         self._sender.cut()
 
     def join(self, timeout_seconds: float) -> bool:

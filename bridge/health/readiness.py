@@ -64,8 +64,8 @@ def why_polling_is_not_ready(
 ) -> list[str]:
     """Return a sentence if the last good response is older than *gap_seconds*, or if no good response has arrived.
 
-    *silent_seconds* is the time since the last good response, or None before the first good response. *refused_answer*
-    describes the error in the last response, or is None if IMDS did not respond.
+    *silent_seconds* is the time since the last valid response from IMDS, or None before the first one. *refused_answer*
+    describes what was wrong with the last response, or is None if IMDS did not respond.
     """
     if silent_seconds is None:
         return ["IMDS has not responded yet." if refused_answer is None else f"IMDS gave no document: {refused_answer}"]

@@ -1,8 +1,8 @@
 """Creates the responses of /healthz, /readyz, and /metrics.
 
-/healthz reports whether the loops of the agent are running. It ignores failing sinks and a failing metadata service,
-because restarting the agent would not help. /readyz reports whether the agent polls, saves the outbox, and delivers to
-all sinks. Use /readyz to detect a wrong configuration early in a rollout.
+/healthz reports whether the agent's main loops are running. It ignores failures of sinks and of the metadata service,
+because restarting the agent would not fix them. /readyz reports whether the agent polls, saves the outbox, and delivers
+to all sinks. Use /readyz to detect a bad configuration early in a rollout.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The HTTP server for /healthz, /readyz, and /metrics.
 
-Each connection has its own thread, carries one request, and is then closed. If more than sixteen connections are open,
-the server closes the oldest connection, because an incomplete request must not block a health probe. If the port is in
-use, the agent logs an ERROR and tries again, but it continues to poll and to deliver.
+Each connection has its own thread and is closed after one request. If more than sixteen connections are open, the
+server closes the oldest one, so that incomplete requests cannot block health probes. If the port is in use, the agent
+logs an ERROR and tries again later, but continues to poll and deliver.
 
-On a loopback address, the server rejects requests whose Host header contains another name. This check prevents DNS
-rebinding attacks, in which a web page in a local browser reads the health pages.
+If the server listens on a loopback address, it rejects requests whose Host header contains any other name. This
+prevents DNS rebinding, which would let a web page in a local browser read the health pages.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Finds the cause of a failed HTTP request, and detects loopback hosts.
 
-The library `requests` wraps exceptions of urllib3, which in turn wraps socket errors. The innermost exception has the
-most useful message.
+The `requests` library wraps urllib3 exceptions, which in turn wrap socket errors. The innermost exception has the most
+useful message.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Parses the Retry-After header of an HTTP response.
 
-This module does not limit the value. `bridge.delivery.retry_schedule` limits the delay of a sink to one hour, and
-`bridge.backoff.poll_delay` limits the delay of the IMDS poll to 5 s, or to the poll interval if the interval is longer.
+The value is not limited here. `bridge.delivery.retry_schedule` limits a sink's delay to one hour, and
+`bridge.backoff.poll_delay` limits the delay of the IMDS poll to 5 s or the poll interval, whichever is longer.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ class ResponseUnread(requests.RequestException):
 class DeadlineSession(requests.Session):
     """A `requests.Session` that enforces a deadline for each request and limits the response size.
 
-    The session follows no redirects, never retries, keeps no cookies, runs no response hooks, and rejects compressed
-    bodies. It ignores environment variables (``trust_env`` is False). Threads can share a session.
+    The session does not follow redirects, retry requests, store cookies, or run response hooks, and it rejects
+    compressed bodies. It ignores environment variables (``trust_env`` is False). Threads can share a session.
     """
 
     def __init__(self) -> None:

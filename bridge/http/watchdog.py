@@ -1,15 +1,15 @@
 """Ends HTTP requests that exceed their deadline. One watchdog thread serves the whole process.
 
-The timeout of the library `requests` applies to each single read, so a server that sends one byte at a time can keep a
-request open indefinitely. When a request reaches its deadline, the watchdog shuts down the sockets of the request. A
-blocked send, TLS handshake, or read then returns immediately.
+The timeout in the `requests` library applies to each read, so a server that sends one byte at a time can keep a request
+open indefinitely. When a request reaches its deadline, the watchdog shuts down its sockets, and any blocked send, TLS
+handshake, or read returns immediately.
 
-Each connection keeps a duplicate of its socket descriptor, because TLS replaces the original socket object, and because
-a response with ``Connection: close`` can outlive its connection. A request on an open connection needs no new
-descriptor. Polls can therefore continue if the process has no free descriptors.
+Each connection keeps a duplicate of its socket descriptor, because TLS replaces the original socket object, and a
+response with ``Connection: close`` can outlive its connection. Requests on an open connection do not need a new
+descriptor, so polling continues even if the process runs out of descriptors.
 
-The watchdog cannot interrupt a name lookup, because ``getaddrinfo`` provides no socket. Callers that use host names
-need a second deadline, such as the deadline that `bridge.delivery.sender` enforces.
+The watchdog cannot interrupt a name lookup, because ``getaddrinfo`` does not expose a socket. Callers that use host
+names need a second deadline, such as the one in `bridge.delivery.sender`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bridge.errors import DeadlineExceeded
 class Call:
     """A running request with a deadline. Use this class as a context manager.
 
-    While the context is active, the watchdog can close each connection that the thread uses.
+    While the context is active, the watchdog can close any connection that the thread uses.
     """
 
     __slots__ = ("closed", "cut_by", "deadline_seconds", "expires_at", "session", "sockets")

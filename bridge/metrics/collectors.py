@@ -1,7 +1,7 @@
 """Collects event and sink metrics at each Prometheus scrape.
 
-These metrics are read only at scrape time, so they do not slow down polling. All counts in a scrape are from the same
-moment. For every sink, accepted = delivered + pending + parked + evicted + discarded + expired holds.
+These metrics are read only at scrape time, so they do not slow down polling. All counts in a scrape are taken at the
+same moment. For every sink, accepted equals delivered + pending + parked + evicted + discarded + expired.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Defines all metrics of the agent in one Prometheus registry.
 
-The agent updates counters and histograms when something happens. `bridge.metrics.collectors` reads all other values at
-each scrape. Labeled metrics are cached, because a lookup during each poll would be too slow. Labels never contain an
+Counters and histograms are updated as things happen, and `bridge.metrics.collectors` reads all other values at each
+scrape. Labeled metrics are cached, because looking them up during each poll would be too slow. Labels never contain an
 EventId, because the number of EventIds is unlimited.
 """
 
@@ -242,8 +242,8 @@ class Metrics:
     def approval_channel(self) -> ChannelMetrics:
         """Return the metrics of the connection to the ops portal. The result is always the same object.
 
-        These metrics exist only if a portal is configured. Otherwise, a missing portal would look like a failing
-        portal.
+        These metrics exist only if a portal is configured, because a missing portal would otherwise look like a failing
+        one.
         """
         with self._lock:
             if self._channel is None:

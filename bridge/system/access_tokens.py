@@ -1,15 +1,14 @@
 """Gets access tokens for this VM from Entra ID or from an ops portal.
 
-A background thread requests the token, and renews it after two thirds of its lifetime. A caller waits only if no valid
-token exists, and each caller has its own deadline. The token request continues after this deadline, because later
-callers can use the token.
+A background thread requests the token and renews it after two thirds of its lifetime. Callers wait only if there is no
+valid token. If a caller's deadline passes, the request continues so that later callers can use the token.
 
 An ops portal issues a token in three steps (PROTOCOL.md, section 2). First, the portal returns a challenge. Then,
 Azure's metadata service signs a document that contains the challenge. Finally, the portal returns a token in exchange
 for this document.
 
-Error messages contain no tokens and no text from the server, except the refusal reasons that this module defines.
-Repeated failures produce identical messages, because the log reports identical messages only once.
+Error messages never contain tokens. The only server text that they contain is one of the refusal reasons defined in
+this module, so a repeated failure has the same message and is logged only once.
 """
 
 from __future__ import annotations
@@ -163,7 +162,7 @@ def fetch_token(scope: str, *, client_id: str | None = None, is_default: bool = 
     """Return a new token for *scope*, from the VM's managed identity or from workload identity in Kubernetes.
 
     *client_id* selects a user-assigned identity. If *is_default* is True, azure-identity uses the first credential that
-    it finds. The function does not cache tokens, because a refused token must not be returned again.
+    it finds. Tokens are not cached, because a rejected token must not be returned again.
     """
     import requests  # noqa: PLC0415  # likewise
     from azure.core.pipeline.transport import RequestsTransport  # noqa: PLC0415  # 11 to 20 MB and a second, where used
@@ -251,9 +250,9 @@ _AnswerT = TypeVar("_AnswerT", bound=msgspec.Struct)
 class AttestedToken(RenewedToken):
     """A token that the portal at *portal* issues in exchange for this VM's attested document.
 
-    *document* requests an attested document that contains a given nonce. Azure's metadata service might return an
-    outdated document, which the portal refuses with status 409. The agent then requests another document for the same
-    challenge, until the challenge expires and for at most five minutes.
+    *document* requests an attested document that contains a given nonce. If Azure's metadata service returns an
+    outdated document, the portal rejects it with status 409. The agent then requests new documents for the same
+    challenge until the challenge expires, for at most five minutes.
     """
 
     def __init__(

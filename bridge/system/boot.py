@@ -1,7 +1,7 @@
 """The identity and the time of the current boot.
 
-On Linux, the kernel provides a UUID for each boot. On Windows, the agent uses the boot time instead of a UUID. Two
-readings of the boot time can differ slightly, so boot times within two minutes count as the same boot.
+On Linux, the kernel generates a UUID at each boot. On Windows, the agent uses the boot time instead. Because readings
+of the boot time vary slightly, boot times within two minutes of each other count as the same boot.
 """
 
 from __future__ import annotations

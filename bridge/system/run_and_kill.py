@@ -91,8 +91,8 @@ class Runner:
     ) -> Finished:
         """Run *argv* without a shell for at most *deadline_seconds*, not counting freezes of the VM.
 
-        The program inherits the environment variables of this process, except the variables in *without*. *environment*
-        contains additional variables. Raise OSError if the program cannot start.
+        The program inherits this process's environment variables, except those in *without*, and also receives
+        *environment*. Raise OSError if the program cannot start.
         """
         started = time.monotonic()
         # Without this, the program could still run when the next agent starts its own programs.
@@ -110,7 +110,7 @@ class Runner:
             at_exit.detach()
 
     def close(self) -> None:
-        """Send SIGTERM to the program, kill it after 0.3 s, and start no more programs."""
+        """Send SIGTERM to the program, kill it after 0.3 s, and do not start any more programs."""
         self._is_closed = True
         if self._starting.acquire(timeout=_START_SECONDS):
             program = self._program

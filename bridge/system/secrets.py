@@ -1,8 +1,7 @@
 """Reads secrets from files and environment variables.
 
-The agent reads a secret file again when the file changes, so replacing a secret needs no restart. During a rotation, a
-file can contain more than one secret, with one secret on each line. Empty lines and lines that begin with # are
-ignored.
+The agent rereads a secret file when it changes, so you can replace a secret without a restart. During a rotation, a
+file can contain more than one secret, one per line. Empty lines and lines that start with # are ignored.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ class ChangingFile(Generic[_T]):
     def value(self) -> _T:
         """Return the result for the current file.
 
-        Raise OSError if the file cannot be read, is not a regular file, or is larger than 64 KiB. Exceptions of *parse*
-        are raised unchanged. After an error, the next call reads the file again.
+        Raise OSError if the file cannot be read, is not a regular file, or is larger than 64 KiB. Exceptions that
+        *parse* raises are not caught. After an error, the next call reads the file again.
         """
         last, self._found = self._found, None
         status = self.path.stat()

@@ -1,7 +1,7 @@
-"""Reports the start, stop, and health of the agent to systemd (sd_notify(3)).
+"""Reports the agent's startup, shutdown, and health to systemd (sd_notify(3)).
 
-The agent sends each notification as a datagram without waiting, so systemd cannot block the agent. The agent removes
-systemd's variables from its environment, because the programs of command sinks must not send notifications.
+Notifications are sent as datagrams without waiting, so systemd cannot block the agent. The agent removes systemd's
+variables from its environment so that programs started by command sinks cannot send notifications.
 """
 
 from __future__ import annotations

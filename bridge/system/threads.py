@@ -1,7 +1,7 @@
 """Starts threads, detects loops that hang, and limits waits.
 
-A loop sets a deadline before each wait and each call, and counts as late 30 s after this deadline. The 30 s allow for a
-busy machine and for clock jumps when Azure unfreezes the VM.
+Each loop sets a deadline before it waits or makes a call, and is considered late 30 s after this deadline. The 30 s
+allow for a busy machine and for clock jumps when Azure unfreezes the VM.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _COUNTED_OF_A_STALL = 0.1
 def run_daemon(name: str, work: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
     """Run *work* on a new daemon thread *name*, and return a Future.
 
-    Use this function for calls that can hang, such as name lookups and SDK calls. Daemon threads do not delay the exit
-    of the process.
+    Use this function for calls that can hang, such as name lookups and SDK calls, because daemon threads do not keep
+    the process from exiting.
     """
     future: Future[_T] = Future()
     future.set_running_or_notify_cancel()  # a cancel would not stop the thread
@@ -75,7 +75,7 @@ class LoopWatch:
 class RunningTime:
     """A time limit that does not count time while Azure freezes the VM. Use it in one thread only.
 
-    The monotonic clock can continue or jump during a freeze. Callers therefore wait in short steps of `next_wait`. If a
+    Because the monotonic clock can continue or jump during a freeze, callers wait in short steps of `next_wait`. If a
     step takes much longer than planned, most of the step does not count.
     """
 

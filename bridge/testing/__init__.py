@@ -1,4 +1,4 @@
-"""Test tools for users who develop sinks, portals, or other programs for the Scheduled Events Bridge.
+"""Test tools for developers of sinks, portals, and other programs that work with the Scheduled Events Bridge.
 
 - `simulator` simulates the Azure Instance Metadata Service (IMDS). `bridge.testing` exports its public names.
 - `contract` and `http_contract` contain the tests that every sink must pass.

@@ -1,7 +1,7 @@
 """The contract suite: tests that every sink must pass before you use it in production.
 
-To test your own sink, write a subclass of the contract in a test file, and describe the configuration of your sink.
-pytest then runs the inherited tests.
+To test your own sink, subclass the contract in a test file and describe how your sink is configured. pytest then runs
+the inherited tests.
 
     class TestPagerSinkContract(HttpSinkContract):
         sink_type = "acme.sinks:PagerSink"
@@ -323,7 +323,7 @@ class SinkContract:
             yield peer.address
 
     def _warm_up(self) -> None:
-        """Send once with a long timeout, because the import of an SDK can take longer than the deadline."""
+        """Send once with a long timeout, because importing an SDK can take longer than the deadline."""
         with self.peer() as peer, self._host(peer.address) as host:
             expect_accepted(host.send(self._batch()))
 

@@ -1,7 +1,7 @@
-"""An HTTP server that stores every request, and whose responses a test controls.
+"""An HTTP server that records every request and sends the responses that a test chooses.
 
-When the server rejects a request, the response repeats the request with its credentials and its path. If a sink copies
-the response into an error message, a test can check whether the sink has removed its secrets.
+When the server rejects a request, its response echoes the request, including the path and the credentials. A test can
+then check that the sink masks its secrets if it copies the response into an error message.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Simulated destinations for tests of sinks.
 
-A `Peer` is a destination whose responses a test controls. For HTTP, use `bridge.testing.http_peer`. For another
-protocol, write a subclass of `Peer`. This module also contains functions that simulate a host that refuses connections,
-a host that resets connections, and a host that sends no response.
+A `Peer` is a destination whose responses are controlled by a test. For HTTP, use `bridge.testing.http_peer`. For any
+other protocol, subclass `Peer`. This module also simulates hosts that refuse connections, reset connections, or never
+respond.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Address:
 
 
 class Peer(ABC):
-    """A destination whose responses a test controls. A response setting applies until the test changes it."""
+    """A destination whose responses a test controls. Each setting applies until the test changes it."""
 
     address: Address = Address(host="127.0.0.1", port=9)
     """The address of the peer. A sink that uses no network does not need this address."""

@@ -1,7 +1,7 @@
 """A sink for tests that stores records in memory. A test can make the sends of this sink fail.
 
-The agent creates a sink from its configuration, and replaces the sink after a send that did not end. A test cannot
-access the sink, so the records and the scripted results are in a `Box`. The configuration contains the name of the box:
+The agent creates a sink from its configuration and replaces the sink if a send hangs, so a test cannot access the sink.
+The records and scripted results are kept in a `Box` instead. The configuration contains the name of the box:
 
     type = "bridge.testing.sinks:ScriptedSink"
     box = "mine"
@@ -62,8 +62,8 @@ class Box:
     def script(self, *outcomes: Outcome) -> None:
         """Set the outcomes of the next sends. The sink accepts all batches after the last outcome.
 
-        An outcome is "accept", "fail", "fail:SECONDS" (with a Retry-After), "reject", "raise", "hang", or a function.
-        The sink calls the function with the batch, and the function can raise any exception.
+        An outcome is "accept", "fail", "fail:SECONDS" (with a Retry-After), "reject", "raise", "hang", or a function
+        that is called with the batch and can raise any exception.
         """
         for outcome in outcomes:
             check_outcome(outcome)

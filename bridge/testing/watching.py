@@ -74,7 +74,7 @@ def _sockets() -> int:
 
 
 class Lag:
-    """Measures how late a thread wakes from a sleep of 5 ms. On a busy machine, every deadline is late by this time."""
+    """Measures how late a thread wakes from a 5 ms sleep. A busy machine misses every deadline by this time."""
 
     def __init__(self) -> None:
         self._worst_seconds = 0.0
@@ -114,9 +114,9 @@ def in_time(
 ) -> _Result:
     """Repeat *call* until the deadline is met, and return the result. Raise AssertionError after four late calls.
 
-    A call is late if it takes longer than 1.1 times *deadline_seconds* plus the delay of a busy machine, or if
-    *was_cut* reports that the host canceled the call. The function repeats a late call, because a busy machine causes
-    only occasional delays. *seconds_of* returns the duration of a call from its result.
+    A call is late if *was_cut* reports that the host canceled it, or if it takes longer than 1.1 times
+    *deadline_seconds* plus the delay of a busy machine. Late calls are repeated, because a busy machine causes only
+    occasional delays. *seconds_of* returns the duration of a call from its result.
     """
     taken: list[str] = []
     for _ in range(_TRIES):

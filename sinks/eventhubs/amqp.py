@@ -1,15 +1,15 @@
 """Sends records to Event Hubs over AMQP, with the asynchronous client of the Azure SDK.
 
-The sender connects when it sends the first batch. The sender closes idle connections, because a Standard namespace
-accepts at most 5,000 connections. After an error without a response from the event hub, the sender opens a new
-connection, because the SDK does not always recover from such errors.
+The sender connects when it sends its first batch. It closes idle connections, because a Standard namespace accepts at
+most 5,000 connections. After an error without a response from the event hub, it opens a new connection, because the SDK
+does not always recover from such errors.
 
-The SDK resends a failed batch even if its number of retries is 0. To prevent this second transfer, the client in this
-module overrides the SDK's method `_start_producer`. If a future version of the SDK does not call this method, consumers
-can receive duplicates.
+The SDK resends a failed batch even if its number of retries is 0. To prevent this, the client in this module overrides
+the SDK's `_start_producer` method. If a future version of the SDK does not call this method, consumers might receive
+duplicates.
 
-While the event hub processes a batch, the sender encodes the next batch, because encoding takes a third of the time of
-a transfer.
+While the event hub processes a batch, the sender encodes the next one, because encoding takes a third as long as a
+transfer.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Classifies errors of the Event Hubs SDK.
 
-If the event hub rejects a record, for example because the record is too large, the error becomes DeliveryRejected and
-the agent parks the record. All other errors become DeliveryFailed and the agent retries. Consumers can detect
-duplicates from these retries by the `id` of the record.
+If the event hub rejects a record, for example because it is too large, the error becomes DeliveryRejected and the agent
+parks the record. All other errors become DeliveryFailed and the agent retries. If a retry causes a duplicate, consumers
+can detect it by the record's `id`.
 
 Microsoft describes the error conditions in "AMQP errors in Azure Service Bus and Event Hubs" and "Event Hubs messaging
 exceptions". This module compares exceptions by name, because importing the SDK takes a lot of memory.
@@ -57,8 +57,8 @@ def delivery_error(error: BaseException, *, peer: str, secrets: tuple[str, ...])
 def link_error(client: Any) -> BaseException | None:
     """Return the reason why the event hub closed the link of *client*, or None if the link is open.
 
-    If the event hub closes a link, the SDK raises an "unknown error" and keeps the reason in a private attribute. If a
-    future version of the SDK stores the reason elsewhere, the error message contains no reason.
+    When the event hub closes a link, the SDK raises an "unknown error" and keeps the reason in a private attribute. If
+    a future version of the SDK stores the reason elsewhere, error messages will not contain it.
     """
     for producer in getattr(client, "_producers", {}).values():
         found = getattr(getattr(getattr(producer, "_handler", None), "_link", None), "_error", None)

@@ -1,12 +1,12 @@
 """Runs an event loop in a separate thread, with a deadline for every call.
 
-The Event Hubs SDK can wait indefinitely, for example if a server accepts a connection and sends no data. Each
-connection therefore has a separate event loop. If a call exceeds its deadline, the loop resets its connections, cancels
+The Event Hubs SDK can wait indefinitely, for example if a server accepts a connection but never sends any data. Each
+connection therefore has its own event loop. If a call exceeds its deadline, the loop resets its connections, cancels
 all tasks, and ends.
 
-The loop resets its connections instead of closing them, because the kernel sends the buffered data of a closed socket.
-Without a reset, a record could arrive after its send has failed. A socket with a linger time of 0 discards its buffered
-data (socket(7), SO_LINGER).
+The loop resets connections instead of closing them. The kernel still sends the buffered data of a closed socket, so a
+record could arrive after its send has failed. A linger time of 0 makes the kernel discard the data (socket(7),
+SO_LINGER).
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class LoopThread:
 class _Loop(asyncio.SelectorEventLoop):
     """An event loop that can reset its connections and that resolves host names in daemon threads.
 
-    The default resolver of asyncio uses threads that can delay the exit of the process.
+    The threads of asyncio's default resolver can keep the process from exiting.
     """
 
     def __init__(self, selector: selectors.BaseSelector) -> None:

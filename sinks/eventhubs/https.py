@@ -1,6 +1,6 @@
 """Sends records to Event Hubs over HTTPS, for networks that block AMQP.
 
-Each request contains one record, because the records of a batch request would have no content type. The Authorization
+Each request contains one record, because records in a batch request cannot have a content type. The Authorization
 header contains the token or the shared access signature, and the BrokerProperties header contains the partition key.
 
 Sources: Microsoft, "Send event" and "Event Hubs service REST - Common parameters and headers".
@@ -64,7 +64,7 @@ class HttpsSender:
     def check(self) -> None:
         """Test the connection without sending a record.
 
-        The test accepts status 401 and 403, because the test request requires the Manage permission, which the agent
+        Status 401 and 403 count as success, because the test request requires the Manage permission, which the agent
         does not need.
         """
         endpoint, headers, left = self._prepared("")

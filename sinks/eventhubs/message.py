@@ -1,7 +1,7 @@
 """The partition key and the properties of an Event Hubs message.
 
-Event Hubs keeps the order of messages only within a partition. All records of one event therefore have the same
-partition key.
+Event Hubs preserves the order of messages only within a partition, so all records of an event have the same partition
+key.
 """
 
 from __future__ import annotations

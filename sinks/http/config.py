@@ -1,7 +1,6 @@
 """The settings that all HTTP sinks share.
 
-Error messages do not contain values that can be secret, such as the path of a webhook URL, a header, or the password of
-a proxy.
+Error messages do not contain values that can be secret, such as a webhook URL's path, a header, or a proxy password.
 """
 
 from __future__ import annotations

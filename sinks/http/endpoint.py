@@ -8,14 +8,14 @@ The status of a response determines what the agent does with the record:
 - 410: The sink pauses until an operator acts.
 - Other 4xx: The agent parks the record, unless it finds that the endpoint rejects all records (`may_be_endpoint`).
 
-The settings `retry_statuses` and `park_statuses` override this classification. `bridge.delivery.retry_schedule` applies
-a `Retry-After` header to all records of the sink, except records of Preempt and Terminate events.
+The settings `retry_statuses` and `park_statuses` override these rules. A `Retry-After` header delays all records of the
+sink, except records of Preempt and Terminate events (`bridge.delivery.retry_schedule`).
 
 Error messages contain only the scheme, the host, and the port of the URL, because the path of a webhook is often a
 secret.
 
-The agent does not reuse a connection that was idle for one minute, because NAT gateways and load balancers drop idle
-connections without notice. A request over a dropped connection would fail only at its deadline.
+Connections that have been idle for one minute are not reused, because NAT gateways and load balancers silently drop
+idle connections. A request on a dropped connection would fail only at its deadline.
 """
 
 from __future__ import annotations

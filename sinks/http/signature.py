@@ -4,8 +4,8 @@ The signature is an HMAC-SHA256 of the text `id.timestamp.body`. The header `web
 `webhook-id` contains the record's `id`, and `webhook-timestamp` contains the time in Unix seconds. The key is the
 base64 text after the prefix `whsec_` of a secret.
 
-If more than one secret is configured, the header contains one signature for each secret. During a rotation of the
-secret, receivers can verify the request with either the old or the new secret.
+If more than one secret is configured, the `webhook-signature` header contains one signature per secret. While you
+rotate a secret, receivers can verify requests with either the old or the new one.
 """
 
 from __future__ import annotations

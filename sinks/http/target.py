@@ -45,7 +45,7 @@ class Target:
 def tls_context(config: HttpConfig) -> ssl.SSLContext:
     """Return the TLS context of a new connection. Raise ValueError if a file cannot be used.
 
-    The sink reads the certificate files for each connection, because certificates can be renewed while the agent runs.
+    The certificate files are read for each connection, because certificates can be renewed while the agent is running.
     """
     if config.ca_file is None and config.client_cert_file is None:
         return _default_context()

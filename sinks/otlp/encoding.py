@@ -1,7 +1,7 @@
 """Converts transition records to OTLP log records and reads the response of the receiver.
 
-This module creates the protobuf messages directly, because the encoder of the OpenTelemetry SDK uses twice the memory.
-The SDK's exporter is also not suitable, because it reports success for redirects and for rejected records.
+Protobuf messages are created directly, because the OpenTelemetry SDK's encoder uses twice the memory. The SDK's
+exporter is not suitable either, because it reports success for redirects and rejected records.
 
 Each attribute has a fixed type, because some backends reject an attribute whose type changes. For example, the
 incarnation of a document can be a number or text, but this module always sends text.

@@ -1,8 +1,8 @@
 """The sink `otlp`, which sends records as OpenTelemetry logs over HTTP to a Collector or another OTLP receiver.
 
-An OTLP receiver can accept a request but reject some of its records (`partial_success`). The response does not name the
-rejected records, and OTLP does not allow the client to resend the request. The agent therefore parks all records of the
-request, and `max_batch` is 1 by default.
+An OTLP receiver can accept a request but reject some of its records (`partial_success`). Because the response does not
+name the rejected records, and OTLP does not allow clients to resend the request, the agent parks all of its records.
+`max_batch` therefore defaults to 1.
 """
 
 from __future__ import annotations

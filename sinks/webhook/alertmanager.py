@@ -1,16 +1,16 @@
 """The webhook format for Prometheus Alertmanager (API v2).
 
-Alertmanager identifies an alert by its labels, so the labels contain only values that do not change during the life of
-an event. If Azure changes the type or the source of an event, one request resolves the alert with the old labels and
-creates an alert with the new labels.
+Alertmanager identifies an alert by its labels, so the labels contain only values that normally stay the same. If Azure
+changes an event's type or source, one request resolves the alert with the old labels and creates an alert with the new
+labels.
 
 Alertmanager loses its alerts when it restarts, so the agent resends each active alert every `refresh_seconds`. An alert
 ends after four intervals without a refresh, for example because its VM was deleted.
 
-To resolve an alert, the sink sets `endsAt` to ten seconds in the past, because the clock of the VM can be ahead.
-Alertmanager would treat an `endsAt` in the future as a refresh.
+To resolve an alert, the sink sets `endsAt` to ten seconds in the past. If the VM's clock is ahead, `endsAt` could
+otherwise be in the future, and Alertmanager would treat it as a refresh.
 
-The members of an Alertmanager cluster do not share alerts. Configure one sink for each member.
+The members of an Alertmanager cluster do not share alerts, so configure one sink for each member.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The severity and the texts of alerts, which the formats for Alertmanager and PagerDuty share.
 
-The transition `scheduled` or `started` creates an alert, `updated` refreshes the alert, and `completed`, `canceled`, or
-`ended` resolves the alert. Records about heartbeats and approvals do not change alerts.
+A `scheduled` or `started` record creates an alert, an `updated` record refreshes it, and a `completed`, `canceled`, or
+`ended` record resolves it. Records about heartbeats and approvals do not change alerts.
 """
 
 from __future__ import annotations

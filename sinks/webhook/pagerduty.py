@@ -1,11 +1,11 @@
 """The webhook format for PagerDuty (Events API v2).
 
-All VMs in an event's Resources use the same `dedup_key`, so each event has one incident. The first VM that observes the
-end of the event resolves the incident.
+All VMs in an event's Resources use the same `dedup_key`, so each event has one incident. The first VM that sees the
+event end resolves the incident.
 
-By default, the sink sends Preempt and Terminate events as change events, which page no one. A Preempt has a notice of
-only 30 seconds, and a deleted VM cannot resolve its incident. Set `urgent_as = "alert"` to create incidents for these
-events.
+By default, Preempt and Terminate events are sent as change events, which do not page anyone. A Preempt gives only 30
+seconds' notice, and a deleted VM cannot resolve its incident. To create incidents for these events, set `urgent_as =
+"alert"`.
 """
 
 from __future__ import annotations

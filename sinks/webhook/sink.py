@@ -1,10 +1,10 @@
 """The sink `webhook`, which sends each record in an HTTP POST request.
 
 The supported formats are CloudEvents, Alertmanager alerts, PagerDuty events, and custom templates. If a format does not
-support a record, the sink makes no request and the record counts as delivered.
+support a record, the sink does not send a request, and the record counts as delivered.
 
-Every request has the header `webhook-id`, which contains the `id` of the record and is the same on every retry. If a
-secret is configured, the request also has a Standard Webhooks signature (`sinks.http.signature`).
+Every request has a `webhook-id` header with the record's `id`, which is the same on every retry. If a secret is
+configured, the request also has a Standard Webhooks signature (`sinks.http.signature`).
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """The webhook format that creates the body from a Jinja2 template.
 
-The path of the URL can also be a template. The host name must precede the first brace, because a record must not
-determine which server receives the configured headers.
+The URL's path can also be a template. The host name must precede the first brace, because a record must not determine
+which server receives the configured headers.
 
-The template runs in the sandbox of Jinja2, and an unknown name is an error. To detect errors before the first event,
-the agent renders the template with sample records of all transitions when it reads the configuration
-(`sinks.webhook.samples`).
+Templates run in Jinja2's sandbox, and unknown names are errors. To find errors before the first event, the agent
+renders each template with sample records of all transitions when it reads the configuration (`sinks.webhook.samples`).
 
 Jinja2 is part of the extra `template`. The sink imports Jinja2 only if a template is configured.
 """

@@ -1,8 +1,7 @@
 """Tests the connections to IMDS, to the portal, and to the destinations of the sinks (`check-config --connect`).
 
-All tests run at the same time, and no test writes to a destination. The first request for the Scheduled Events document
-turns Scheduled Events on for the VM. To avoid this effect, the command requests the document only if an agent is
-already running.
+The tests run in parallel and do not write to any destination. Because the first request for the Scheduled Events
+document turns on Scheduled Events for the VM, the command requests the document only if an agent is already running.
 """
 
 from __future__ import annotations

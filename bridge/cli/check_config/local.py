@@ -1,7 +1,7 @@
-"""Checks the files, variables, programs, and state directory in the configuration without network requests.
+"""Checks the configured files, variables, programs, and state directory without using the network.
 
-The checks change nothing on the machine, and run with the permissions of the current user. If you run `check-config` as
-root, it prints a command that repeats the checks as the agent's user, because root can read every file.
+The checks do not change anything on the machine, and they run with the current user's permissions. Because root can
+read every file, `check-config` also tells root how to repeat the checks as the agent's user.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Prints the report of `check-config`, which lists the settings in effect and the problems on this machine.
 
-If the configuration is invalid, `check-config` exits with 78 and prints no report. If the report lists a problem,
-`check-config` exits with 1. Most of these problems do not prevent the agent from starting.
+If the configuration is invalid, `check-config` exits with 78 and does not print a report. If the report lists any
+problems, `check-config` exits with 1, although the agent can start despite most of them.
 """
 
 from __future__ import annotations

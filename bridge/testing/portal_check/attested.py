@@ -1,7 +1,7 @@
 """Checks the tokens that a portal issues for attested documents (section 2 of PROTOCOL.md).
 
-If a portal accepts a modified document, an attacker can get a token for any VM. A portal must also reject a document
-that was used before. The results of the checks contain no tokens.
+If a portal accepted a modified document, an attacker could get a token for any VM. A portal must also reject documents
+that have been used before. The check results do not contain tokens.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Runs all checks of the conformance kit against one portal.
 
-For some checks, an operator must approve or hold an event in the portal. The kit requests these decisions from a
-*decider*, which is a command or a person. If no decider is configured, the kit skips these checks.
+Some checks need an operator to approve or hold an event in the portal. The kit requests these decisions from a
+*decider*, which is a command or a person. Without a decider, these checks are skipped.
 """
 
 from __future__ import annotations

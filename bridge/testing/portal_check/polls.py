@@ -26,7 +26,7 @@ _FAR_AHEAD = 1_000_000
 class PollChecks:
     """Sends requests with *asker*, and adds the results to *report*.
 
-    *wait_seconds* is the duration of a long poll. A response can arrive up to *late_seconds* after this time.
+    A long poll lasts *wait_seconds*, and its response can arrive up to *late_seconds* later.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class PollChecks:
             self._report.broken(Requirement.ONLY_THIS_VM, exchange, detail)
 
     def longest_wait(self) -> None:
-        """Request all decisions with a wait of 600 s. The portal must respond at once, regardless of the wait."""
+        """Request all decisions with a wait of 600 s. The portal must still respond immediately."""
         if Requirement.AT_ONCE in self._report:
             self._report.untried(
                 Requirement.LONGEST_WAIT, "The portal does not respond at once, so this check could take 600 s."
@@ -121,7 +121,7 @@ class PollChecks:
             self._report.broken(Requirement.LONGEST_WAIT, exchange, "The portal refuses a wait of 600 s.")
 
     def hold(self, index: int, take: Callable[[PollAnswer], None]) -> int:
-        """Check that the portal holds a long poll while no decision after *index* exists. Return the new index.
+        """Check that the portal holds a long poll until a decision after *index* exists. Return the new index.
 
         If an operator makes a decision during the long poll, call *take* with the response.
         """
@@ -149,7 +149,7 @@ class PollChecks:
         return index
 
     def ahead(self, index: int) -> None:
-        """Send an index that the portal has not used yet, as an agent does after someone restores a portal backup."""
+        """Send an index that the portal has not used yet, as agents do after a portal is restored from a backup."""
         asked = min(index + _FAR_AHEAD, MAX_INDEX)
         exchange = self._asker.poll(asked, self._wait_seconds)
         answer = self.read(exchange)
@@ -162,7 +162,7 @@ class PollChecks:
             self._expect_at_once(Requirement.INDEX_AHEAD, exchange)
 
     def kept(self, before: PollAnswer, *, only: frozenset[str]) -> None:
-        """Request all decisions again. Check that the decisions *only* in the response *before* are still available."""
+        """Check that the decisions *only*, which the response *before* contained, are still available."""
         answer = self.read(exchange := self._asker.poll(0, self._wait_seconds))
         if answer is None:
             return

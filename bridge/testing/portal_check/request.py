@@ -75,7 +75,7 @@ class CheckClient:
         self._proxies = {} if is_local else requests.utils.get_environ_proxies(self._url)
 
     def poll(self, index: int, wait_seconds: int, *, vm_id: str | None = None, token: str | None = None) -> Exchange:
-        """Request the decisions after *index*. *token* replaces the VM's token. If "", send no credential."""
+        """Request the decisions after *index*. *token* replaces the VM's token, and "" sends no credential."""
         vm_id = self.vm_id if vm_id is None else vm_id
         return self._ask(
             "GET",

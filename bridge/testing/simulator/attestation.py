@@ -1,12 +1,11 @@
-"""Signs the attested documents of the simulator, as Azure signs the documents of its metadata service.
+"""Signs the simulator's attested documents in the same way as Azure's metadata service.
 
-As in Azure, a document is a PKCS#7 SignedData over a JSON object. The document has no signed attributes. It contains
-the certificate of the signer, but not the intermediate certificate. The names (SAN) of the signer are
-`metadata.azure.com` and a subdomain for the region. Microsoft's page "Azure Instance Metadata Service" describes the
-format.
+As in Azure, a document is a JSON object in a PKCS#7 SignedData structure without signed attributes. It includes the
+signer's certificate but not the intermediate certificate. The signer's names (SAN) are `metadata.azure.com` and a
+subdomain for the region. Microsoft's page "Azure Instance Metadata Service" describes the format.
 
 To test a portal with these documents, configure the portal to trust the certificate from `root_pem`. Never trust this
-certificate in production, because everyone who can connect to the simulator can get a document for any VM.
+certificate in production, because anyone who can connect to the simulator can get a document for any VM.
 
 The simulator imports this module only when a document is requested, because the import takes 0.1 s.
 """
@@ -52,8 +51,8 @@ class _Chain(NamedTuple):
 class AttestationAuthority:
     """Signs the documents of all machines in one simulator. Threads can share an authority.
 
-    *now* returns the time for a document. *intermediate_url* returns the URL of the intermediate certificate. The
-    certificate of each signer contains this URL.
+    *now* returns the time for a document. *intermediate_url* returns the URL of the intermediate certificate, which is
+    included in each signer's certificate.
     """
 
     def __init__(self, *, now: Callable[[], datetime], intermediate_url: Callable[[], str]) -> None:

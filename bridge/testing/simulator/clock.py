@@ -1,4 +1,4 @@
-"""Provides ManualClock, a clock for tests that changes only when the test advances the clock.
+"""Provides ManualClock, a clock for tests that moves only when the test advances it.
 
 With this clock, a test can simulate the 15 minutes before an event without waiting.
 """

@@ -1,8 +1,8 @@
 """Describes simulated events, and formats an event for each version of the Scheduled Events API.
 
-The EventId of an event is the same in all API versions, but the fields and the event types differ. The table "Version
-and region availability" on Microsoft's page "Scheduled Events for Linux VMs" lists the differences. The minimum notice
-and the descriptions are from the same page.
+An event has the same EventId in all API versions, but the fields and the event types differ. The table "Version and
+region availability" on Microsoft's page "Scheduled Events for Linux VMs" lists the differences. The minimum notice and
+the descriptions are from the same page.
 """
 
 from __future__ import annotations

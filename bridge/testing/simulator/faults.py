@@ -1,4 +1,4 @@
-"""Simulates faults of the metadata service, and stores waiting faults in a queue.
+"""Queues and simulates faults of the metadata service.
 
 A fault applies to a number of requests, or until someone removes the fault. Each request gets the oldest fault in the
 queue that applies to the request. For example, add two faults to simulate three responses with 500 and then two with

@@ -1,7 +1,7 @@
-"""Simulates faulty responses, such as a late, slow, invalid, incomplete, or missing response.
+"""Simulates faulty responses, such as late, slow, invalid, incomplete, or missing responses.
 
-A delay ends early if the server stops or if the client closes its connection. If a fault replaces or suppresses the
-response, the simulator does not process the request. For example, an approval with such a fault has no effect.
+A delay ends early if the server stops or the client closes its connection. If a fault replaces or suppresses the
+response, the request itself is not processed. For example, an approval then has no effect.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The HTTP server of the simulator, which closes all connections and threads when it stops.
 
-When the HTTP server in the standard library is closed, the threads of open connections keep running. This server closes
-every connection and waits for every thread, so that no test leaves an open socket. To avoid a delay of 40 ms for an
-acknowledgment, the server sends each response with one write and disables Nagle's algorithm.
+The HTTP server in the standard library leaves the threads of open connections running when it is closed. This server
+closes every connection and waits for every thread, so tests do not leak sockets. Each response is sent in one write,
+without Nagle's algorithm, to avoid waiting 40 ms for an acknowledgment.
 """
 
 from __future__ import annotations

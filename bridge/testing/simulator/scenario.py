@@ -1,7 +1,7 @@
 """Loads scenarios, which describe the events and the faults of a simulated Azure over time.
 
-The built-in scenarios are TOML files next to this module. Their format is the same as the format of your own scenarios
-(see `scenario_file`), so you can use each file as an example.
+The built-in scenarios are TOML files next to this module. They have the same format as your own scenarios (see
+`scenario_file`), so you can use them as examples.
 """
 
 from __future__ import annotations

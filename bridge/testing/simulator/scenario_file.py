@@ -10,8 +10,8 @@ of scenario time) and exactly one verb:
     fault = "KIND"         queue a fault with the keys of `Fault`
     reset_incarnation = N
 
-In resources and descriptions, `{vm}` is the first VM of the simulator. In resources, the entry `{vms}` means all VMs. A
-large `impact_seconds` keeps a started event in the document until a step completes the event.
+In resources and descriptions, `{vm}` stands for the simulator's first VM. In resources, `{vms}` stands for all VMs.
+With a large `impact_seconds`, a started event stays in the document until a step completes it.
 """
 
 from __future__ import annotations

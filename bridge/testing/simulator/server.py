@@ -3,12 +3,12 @@
     with Simulator("live-migration", speed=90) as simulator:
         requests.get(simulator.endpoint + "/metadata/scheduledevents?api-version=2020-07-01", ...)
 
-All VMs in a simulator see the same events, like the VMs in an availability set. Each VM has a separate identity and
-request limit. The control endpoint is under /control on every port, without a request limit and without faults.
+All VMs in a simulator see the same events, like the VMs in an availability set, but each VM has a separate identity and
+request limit. The control endpoint is under /control on every port. Request limits and faults do not apply to it.
 
-By default, the simulator listens only on loopback addresses, because everyone who can connect can control the
-simulator. On a loopback address, the simulator rejects requests with a foreign Host header, because a web page in a
-local browser could otherwise control the simulator by DNS rebinding.
+By default, the simulator listens only on loopback addresses, because anyone who can connect to it can control it. On a
+loopback address, it rejects requests with a foreign Host header, because a web page in a local browser could otherwise
+control it through DNS rebinding.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Simulator:
     ) -> None:
         """Bind one port for each VM. The ports are consecutive, or any free ports if the given port is 0.
 
-        *speed* is the number of scenario seconds in one real second. *first_call_seconds* delays the first response
-        with events, in real seconds. In Azure, the first response can take two minutes.
+        *speed* is the number of scenario seconds per real second. *first_call_seconds* delays the first response with
+        events, in real seconds. In Azure, this response can take two minutes.
         """
         self.machines = tuple(vm if isinstance(vm, Machine) else Machine(name=vm) for vm in vms)
         if not self.machines:

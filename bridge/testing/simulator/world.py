@@ -1,11 +1,11 @@
 """Stores the events, the incarnation, and the approvals of a simulated Azure.
 
-This module uses no threads and no network. Each read first applies all changes that are due, so the module needs no
-timer, and a test can use a manual clock. Changes at the same instant increase the incarnation only once.
+This module does not use threads or the network. Each read first applies all changes that are due, so no timer is
+needed, and tests can use a manual clock. Changes at the same instant increase the incarnation only once.
 
-The statuses of an event follow Microsoft's page "Scheduled Events for Linux VMs". An event keeps its EventId until the
-event leaves the document. When Azure cancels an event, the event leaves the document with the status Scheduled. The
-first status of a hardware failure is Started.
+Event statuses follow Microsoft's page "Scheduled Events for Linux VMs". An event keeps its EventId until it leaves the
+document. A canceled event still has the status Scheduled when it leaves the document, and a hardware failure begins
+with the status Started.
 """
 
 from __future__ import annotations
