@@ -1,4 +1,4 @@
-"""Writes, counts, and logs approval outcomes, and limits the number of refusal records.
+"""Records, counts, and logs the outcomes of approvals. Similar refusals share one record.
 
 Anyone who controls the portal can send thousands of forged tokens. To prevent a flood of pages and the eviction of
 other records, only the first refusal for each reason produces a record immediately. Further refusals for the same

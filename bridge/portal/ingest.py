@@ -33,7 +33,7 @@ _MOST_WAITING_RECORDS = 5_000
 class RecordWriter:
     """Stores the records of all waiting requests in one transaction.
 
-    All agents in a fleet might send records within a few seconds, and each commit must wait for the disk. To keep up,
+    All agents in a fleet might send records at about the same time, and each commit must wait for the disk. To keep up,
     the portal batches all records that arrive during a commit into the next commit.
     """
 

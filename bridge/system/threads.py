@@ -73,7 +73,7 @@ class LoopWatch:
 
 
 class RunningTime:
-    """A time limit that does not count time while Azure freezes the VM. Use it in one thread only.
+    """A time limit that pauses while the VM is frozen. Use it in one thread only.
 
     Because the monotonic clock can continue or jump during a freeze, callers wait in short steps of `next_wait`. If a
     step takes much longer than planned, most of the step does not count.

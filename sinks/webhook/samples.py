@@ -1,4 +1,4 @@
-"""Sample records that test a template when the agent reads its configuration.
+"""The agent uses these sample records to test a template when it reads the configuration.
 
 For each transition, one sample record has a value in every field. Other samples have null in the fields that can be
 null in a real record. For example, a started event has no `not_before`, and a VM whose identity is unknown has no name.

@@ -1,4 +1,4 @@
-"""Describes simulated events, and formats an event for each version of the Scheduled Events API.
+"""Describes simulated events. An event can be written in the format of every API version.
 
 An event has the same EventId in all API versions, but the fields and the event types differ. The table "Version and
 region availability" on Microsoft's page "Scheduled Events for Linux VMs" lists the differences. The minimum notice and
