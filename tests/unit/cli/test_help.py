@@ -41,7 +41,7 @@ def test_help_lists_every_command_in_a_group_and_the_location_of_the_configurati
 
 def test_help_of_run_names_the_effect_of_its_first_request():
     said = " ".join(CliRunner().invoke(commands, ["run", "--help"], terminal_width=80).output.split())
-    assert "first request turns Scheduled Events on for the VM" in said
+    assert "first request turns on Scheduled Events for the VM" in said
     assert "15 minutes" in said
 
 
