@@ -37,7 +37,7 @@ _TICK_SECONDS = 0.1
 #: The agent confirms the end of an event with five responses.
 _PATIENCE_SECONDS = 10.0
 #: On Windows, a file that a virus scanner keeps open cannot be deleted.
-temporary_directory = partial(
+_temporary_directory = partial(
     tempfile.TemporaryDirectory, prefix="scheduled-events-bridge-demo-", ignore_cleanup_errors=True
 )
 
@@ -54,11 +54,12 @@ def demo(*, with_portal: bool) -> None:
         library()  # reports a missing library
         from bridge.cli.demo_portal import run_portal_demo  # noqa: PLC0415  # the libraries of the portal
 
-        run_portal_demo()
+        with _temporary_directory() as directory:
+            run_portal_demo(Path(directory))
         return
     stop = set_by_signals()
     scenario = load_scenario(_SCENARIO)
-    with temporary_directory() as directory:
+    with _temporary_directory() as directory:
         _play(scenario, _view(scenario), Path(directory), stop)
     if stop.is_set():
         raise KeyboardInterrupt

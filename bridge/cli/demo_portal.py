@@ -19,7 +19,6 @@ from pathlib import Path
 from bridge import logs
 from bridge.agent.agent import Agent
 from bridge.approval.signing import generate_key
-from bridge.cli.demo import temporary_directory
 from bridge.cli.signals import set_by_signals
 from bridge.config.loader import Settings, read
 from bridge.errors import BridgeError
@@ -49,12 +48,11 @@ _UP_SECONDS = 30.0
 _QUIET_SECONDS = 20.0
 
 
-def run_portal_demo() -> None:
-    """Run the demo until a signal, and then raise KeyboardInterrupt."""
+def run_portal_demo(directory: Path) -> None:
+    """Run the demo in *directory* until a signal, and then raise KeyboardInterrupt."""
     logs.configure(level=logging.WARNING)
     stop = set_by_signals()
     with ExitStack() as stack:
-        directory = Path(stack.enter_context(temporary_directory()))
         simulator = stack.enter_context(Simulator(vms=VMS, rate_limit=False))
         url, password = stack.enter_context(_portal(directory))
         agents = [stack.enter_context(_agent(directory, vm, simulator.endpoints[vm], url)) for vm in VMS]
