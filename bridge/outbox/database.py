@@ -31,11 +31,10 @@ from bridge.outbox.rows import Delivery, EventRow, MetaRow, PendingApproval, Rec
 from bridge.outbox.state import Changes
 
 _FILE_NAME = re.compile(r"outbox-([1-9][0-9]{0,17})\.db")
-_NOT_REPEATED = ("event_key", "body")
-"""The file stores these values with the record only, and not again with each delivery."""
+_NOT_REPEATED = ("event_key", "body")  # the file stores these values with the record, and not with each delivery
 _SCHEMA_VERSION = 1
-HISTORY_STEP = 500
-"""The saver deletes at most this number of records in one step, because a save must not take long."""
+HISTORY_STEP = 500  # the number of records to delete in one step, because a save must not take long
+_RESULTS = ("deliveries", "sinks")
 _SETTINGS = (
     "page_size = 1024",  # a transition changes a few short rows
     "journal_mode = WAL",
@@ -276,7 +275,10 @@ class Database:
         return database
 
     def save(self, changes: Changes) -> None:
-        """Write *changes* in one transaction."""
+        """Write *changes* in one transaction. After power loss, the agent repeats sends whose results were lost."""
+        is_results = all(name in _RESULTS or not rows for name, rows in changes.tables.items())
+        if is_results:
+            self._connection.execute("PRAGMA synchronous = NORMAL")
         with self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
             for name, rows in changes.tables.items():
@@ -286,6 +288,8 @@ class Database:
                 for statement, values in ((spec.put, put), (spec.delete, deleted)):
                     if values:
                         self._connection.executemany(statement, values)
+        if is_results:
+            self._connection.execute("PRAGMA synchronous = FULL")
 
     def delete_history(self, in_memory: Collection[int], *, before: float = math.inf) -> int:
         """Delete up to 500 records that are older than *before* and not in *in_memory*. Return the number deleted."""

@@ -207,7 +207,6 @@ class Saver:
         return True
 
     def _write(self) -> bool:
-        """Write all unsaved changes; return whether the file has changed."""
         unsaved = self._unsaved
         if self.file is not None and unsaved.new_file_because is None:
             if self._is_changed():
@@ -224,6 +223,8 @@ class Saver:
         through = unsaved.through
         if self._database is None or unsaved.new_file_because is not None:
             through = self._create_file(unsaved.new_file_because)
+        if through > self.saved_through:
+            self.wake(soon=False)  # for the results of these records, which then do not wake this thread
         self._unsaved, self.saved_through = Changes(), through
         return has_written
 
@@ -305,7 +306,7 @@ class Saver:
                 self._older_bytes = sum(map(database.file_bytes, older))
                 volume = shutil.disk_usage(self._directory).total
                 self._limit = min(self._max_bytes, volume * _VOLUME_SHARE) * _FULL_SHARE
-        used = database.file_bytes(current.path)
+        used = sum(each[2] for each in self._print or () if each is not None)
         if used + self._older_bytes > self._limit:
             used = current.used_bytes
         self.used_bytes = used + self._older_bytes
@@ -332,7 +333,6 @@ class Saver:
         return deleted > 0
 
     def _is_changed(self) -> bool:
-        """Return whether another program changed the file after the last save. The next save detects this, too."""
         return self.file is None or database.fingerprint(self.file) != self._print
 
     def _delete_history(self, current: Database, *, before: float = math.inf) -> int:
