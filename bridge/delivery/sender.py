@@ -167,7 +167,7 @@ class SinkThread:
         self._sink: Sink | None = None
         self._changed = threading.Condition(threading.Lock())
         self._call_began_at: float | None = None
-        self._is_cut = self._is_abandoned = self._is_unwatched = False
+        self._is_cut = self._is_abandoned = False
         self._works: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._closer: threading.Thread | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -198,8 +198,6 @@ class SinkThread:
     def _call(self, call: Callable[[Sink], T]) -> T:
         with self._changed:
             self._call_began_at = time.monotonic()
-            if self._is_unwatched:
-                self._changed.notify()
         try:
             result = call(self._instance())
         except BaseException as error:  # noqa: BLE001  # the worker handles it
@@ -271,10 +269,9 @@ class SinkThread:
         with self._changed:
             while not done.done():
                 began_at = self._call_began_at
-                if began_at is None:
-                    self._is_unwatched, waited = True, 0.0
-                    self._changed.wait()
-                    self._is_unwatched = False
+                if began_at is None:  # a call does not wake this thread, because each wake-up costs CPU time
+                    waited = self._deadline_seconds / 4
+                    self._changed.wait(waited)
                     continue
                 if began_at != watched:
                     # A delay longer than the last wait is a freeze of this process, which does not count.
