@@ -1,5 +1,6 @@
 """A request over the connection of the poll ends by its deadline, and leaves nothing behind."""
 
+import http.client
 import socket
 import threading
 import time
@@ -28,14 +29,16 @@ DEADLINE = 0.4
 
 @pytest.fixture
 def start():
-    peers = []
+    started = []
 
     def begin(behaviour, host="127.0.0.1"):
-        peers.append(SlowPeer(behaviour))
-        return peers[-1], DeadlineConnection(host, peers[-1].port)
+        peer = SlowPeer(behaviour)
+        started.append((peer, DeadlineConnection(host, peer.port)))
+        return started[-1]
 
     yield begin
-    for peer in peers:
+    for peer, connection in started:
+        connection.close()
         peer.close()
 
 
@@ -153,3 +156,42 @@ def test_a_truncated_body_is_an_error(start):
 
     with pytest.raises(Exception, match="2 bytes read, 498 more expected"):
         get(start(respond)[1])
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        b"HTTP/1.1 100 Continue\r\nX-Note: 1\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-Sent: Yes\r\n\r\nok",
+        b"HTTP/1.1 200 OK\r\nTRANSFER-ENCODING: Chunked\r\nx-sent:Yes\r\n\r\n1;a=b\r\no\r\n1\r\nk\r\n0\r\n\r\n",
+        b"HTTP/1.0 200 OK\nX-Sent:  Yes \n\nok",
+        b"HTTP/1.1 200 OK\r\nContent-Length: two\r\nX-Sent: Yes\r\nno colon\r\n\r\nok",
+    ],
+    ids=["continue", "chunked", "HTTP/1.0", "length is not a number"],
+)
+def test_unusual_responses_are_read(start, response):
+    def respond(peer, connection, _):
+        peer.read_request(connection)
+        connection.sendall(response)
+
+    found = get(start(respond)[1])
+    assert (found.status_code, found.content, found.headers["x-sent"]) == (200, b"ok", "Yes")
+
+
+@pytest.mark.parametrize("headers", [b"X-Long: " + b"x" * 70_000, b"X-Many: 1\r\n" * 101], ids=["long", "many"])
+def test_too_many_or_too_long_headers_are_an_error(start, headers):
+    def respond(peer, connection, _):
+        peer.read_request(connection)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n" + headers + b"\r\n\r\n")
+
+    with pytest.raises(http.client.HTTPException, match="more than"):
+        get(start(respond)[1])
+
+
+def test_connection_without_a_body_stays_open_unless_the_server_closes_it(start):
+    def respond(peer, connection, _):
+        while peer.read_request(connection):
+            connection.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
+
+    peer, connection = start(respond)
+    assert [get(connection).status_code for _ in range(3)] == [204, 204, 204]
+    assert peer.accepted == 1
