@@ -30,7 +30,8 @@ from bridge.sink import (
 )
 from sinks.http.endpoint import Endpoint
 from sinks.http.urls import plain_url
-from sinks.webhook.alerts import Severity, details, severity, summary
+from sinks.severity import look_of
+from sinks.webhook.alerts import details, portal_url, summary
 from sinks.webhook.format import Format, Message
 from sinks.webhook.samples import sample
 
@@ -158,13 +159,15 @@ def _environment() -> jinja2.sandbox.SandboxedEnvironment:
 
 
 def variables(record: TransitionRecord) -> dict[str, Any]:
-    """Return the variables of a template: `record`, each field of the record, and the texts of alerts."""
+    """Return the variables of a template: `record`, each field of the record, and its texts, link, and look."""
     fields: dict[str, Any] = msgspec.to_builtins(record)
-    event = None if record.transition is Transition.TEST else record.event
+    look = look_of(record)
     words = {
         "summary": summary(record),
         "sentence": details(record),
-        "severity": (Severity.INFO if event is None else severity(event.event_type)).value,
+        "portal_url": portal_url(record.vm),
+        **look._asdict(),
+        "severity": look.severity.value,
     }
     return {"record": fields, **words, **fields}
 
