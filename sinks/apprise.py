@@ -23,12 +23,10 @@ from typing import Any, ClassVar
 from urllib.parse import unquote
 
 from bridge.sink import (
-    URGENT_EVENT_TYPES,
     DeliveryFailed,
     Secret,
     Sink,
     SinkConfig,
-    Transition,
     TransitionRecord,
     escaped,
     how_to_install,
@@ -36,6 +34,7 @@ from bridge.sink import (
 )
 from sinks.blocking import BlockingCalls
 from sinks.sentence import sentence
+from sinks.severity import look_of
 
 _MISSING = "The sink type 'apprise' needs the Python package 'apprise', which is not installed."
 _INVALID = "Apprise cannot use this URL. Correct or remove the URL. The Apprise wiki lists the valid forms."
@@ -44,8 +43,8 @@ _MOST_REMEMBERED = 1_000
 _SHORTEST_SECRET = 4
 #: Most plugins of Apprise log the status of a rejected request in this form.
 _NEEDS_A_PERSON = re.compile(r"error=(401|403|404|407)\b")
-_DANGEROUS = frozenset({Transition.SCHEDULED, Transition.STARTED, Transition.UPDATED, Transition.TEST})
-_WRONG = frozenset({Transition.APPROVAL_REFUSED, Transition.APPROVAL_FAILED})
+#: Apprise derives the icon and the color of a message from this type.
+_NOTIFY_TYPES = {"attention": "failure", "warning": "warning", "good": "success"}
 
 #: Apprise's log lines for one message.
 _logged: contextvars.ContextVar[list[str] | None] = contextvars.ContextVar("apprise_logged", default=None)
@@ -158,7 +157,10 @@ def _problem(service: Any, record: TransitionRecord) -> str | None:
     _logged.set(lines)
     try:
         is_taken = service.notify(
-            body=sentence(record), title=_title(record), notify_type=_notify_type(record), body_format="text"
+            body=sentence(record),
+            title=_title(record),
+            notify_type=_NOTIFY_TYPES.get(look_of(record).card_color, "info"),
+            body_format="text",
         )
     except Exception as error:  # noqa: BLE001  # a plugin can raise any exception
         return f"{type(error).__name__}: {error}"
@@ -179,17 +181,6 @@ def _title(record: TransitionRecord) -> str:
     what = "agent" if event is None else event.event_type or "event"
     where = record.vm.name or "this VM"
     return escaped(f"{what} {record.transition.value.replace('_', ' ')}: {where}")
-
-
-def _notify_type(record: TransitionRecord) -> str:
-    if record.transition in _WRONG:
-        return "warning"
-    if record.transition is Transition.COMPLETED:
-        return "success"
-    if record.transition not in _DANGEROUS:
-        return "info"
-    event = record.event
-    return "failure" if event is not None and event.event_type in URGENT_EVENT_TYPES else "warning"
 
 
 class _Catcher(logging.Handler):

@@ -1,7 +1,7 @@
 """The sink `eventlog`, which writes each record to the Windows event log.
 
 Each entry contains a readable sentence, followed by the record as JSON. Each transition has its own Windows event ID,
-so a scheduled task can select one transition. An entry's level depends on the type of the scheduled event.
+so a scheduled task can select one transition. An entry's level follows the severity of the record.
 
 The sink requires the Python package pywin32, which the Windows service installer includes. If the event source is not
 registered with Windows, the event log shows a warning above the text (docs/howto/windows.md).
@@ -17,7 +17,6 @@ from functools import partial
 from typing import ClassVar
 
 from bridge.sink import (
-    URGENT_EVENT_TYPES,
     DeliveryFailed,
     DeliveryRejected,
     Sink,
@@ -28,6 +27,7 @@ from bridge.sink import (
 )
 from sinks.blocking import BlockingCalls
 from sinks.sentence import sentence
+from sinks.severity import Severity, look_of
 
 #: Subscriptions depend on these IDs, so the IDs never change.
 EVENT_IDS = {
@@ -44,10 +44,7 @@ EVENT_IDS = {
     Transition.TEST: 22,
 }
 #: EVENTLOG_ERROR_TYPE and the other event types (winnt.h).
-_ERROR, _WARNING, _INFORMATION = 1, 2, 4
-_ANNOUNCING = frozenset({Transition.SCHEDULED, Transition.STARTED, Transition.UPDATED})
-_FAILING = frozenset({Transition.APPROVAL_REFUSED, Transition.APPROVAL_FAILED})
-_INTERRUPTING = frozenset({"Reboot", "Redeploy"})
+_LEVELS = {Severity.CRITICAL: 1, Severity.WARNING: 2, Severity.INFO: 4}
 _MOST_CHARACTERS = 31_839
 #: Access is denied, or the log is corrupt, cannot be opened, or is full (winerror.h).
 _NEEDS_A_PERSON = frozenset({5, 1500, 1501, 1502})
@@ -84,12 +81,13 @@ class EventLogSink(Sink):
         text = f"{sentence(record)}\r\n\r\n{encode(record).decode()}"
         if len(text.encode("utf-16-le")) // 2 > _MOST_CHARACTERS:
             raise DeliveryRejected(f"The record has more than {_MOST_CHARACTERS} characters, the limit of an event.")
-        work = partial(self._report, EVENT_IDS[record.transition], _level(record), text)
+        level = _LEVELS[look_of(record).severity]
+        work = partial(self._report, EVENT_IDS[record.transition], level, text)
         self._calls.run(work, timeout_seconds=self.config.timeout_seconds)
 
     def check(self) -> None:
         """Open the event log without writing an entry."""
-        self._calls.run(partial(self._report, None, _INFORMATION, ""), timeout_seconds=self.config.timeout_seconds)
+        self._calls.run(partial(self._report, None, 0, ""), timeout_seconds=self.config.timeout_seconds)
 
     def close(self) -> None:
         """Cancel a send in another thread."""
@@ -109,14 +107,3 @@ class EventLogSink(Sink):
         except pywintypes.error as error:
             message = f"{_LOG} did not accept the event: {error.strerror} (error {error.winerror})."
             raise DeliveryFailed(message, needs_attention=error.winerror in _NEEDS_A_PERSON) from error
-
-
-def _level(record: TransitionRecord) -> int:
-    if record.transition in _FAILING:
-        return _WARNING
-    event_type = None if record.event is None else record.event.event_type
-    if record.transition not in _ANNOUNCING or event_type is None:
-        return _INFORMATION
-    if event_type in URGENT_EVENT_TYPES:
-        return _ERROR
-    return _WARNING if event_type in _INTERRUPTING else _INFORMATION

@@ -26,19 +26,17 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from bridge.sink import TransitionRecord, encode, parse_time
 from sinks.sentence import sentence
+from sinks.severity import Severity, look_of
 
 PREFIX = "azure.scheduled_event."
 SERVICE_NAME = "scheduled-events-bridge"
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _INT64 = range(-(2**63), 2**63)
-_INFO = (SeverityNumber.SEVERITY_NUMBER_INFO, "INFO")
 _SEVERITIES = {
-    "Freeze": _INFO,
-    "Reboot": (SeverityNumber.SEVERITY_NUMBER_WARN, "WARN"),
-    "Redeploy": (SeverityNumber.SEVERITY_NUMBER_WARN, "WARN"),
-    "Preempt": (SeverityNumber.SEVERITY_NUMBER_ERROR, "ERROR"),
-    "Terminate": (SeverityNumber.SEVERITY_NUMBER_ERROR, "ERROR"),
+    Severity.INFO: (SeverityNumber.SEVERITY_NUMBER_INFO, "INFO"),
+    Severity.WARNING: (SeverityNumber.SEVERITY_NUMBER_WARN, "WARN"),
+    Severity.CRITICAL: (SeverityNumber.SEVERITY_NUMBER_ERROR, "ERROR"),
 }
 #: Fields of a record without an attribute of the same name.
 _ELSEWHERE = frozenset({"id", "incarnation", "previous_incarnation", "event", "previous", "approval", "vm", "labels"})
@@ -105,8 +103,7 @@ def log_record(record: TransitionRecord) -> LogRecord:
     """Return *record* as a log record. A retry has the same bytes, because both times are `observed_at`."""
     # The number in protobuf is unsigned, but a clock that was never set can be before 1970.
     nanoseconds = max(0, (parse_time(record.observed_at) - _EPOCH) // timedelta(microseconds=1)) * 1000
-    event_type = None if record.event is None else record.event.event_type
-    number, text = _SEVERITIES.get(event_type or "", _INFO)
+    number, text = _SEVERITIES[look_of(record).severity]
     return LogRecord(
         time_unix_nano=nanoseconds,
         observed_time_unix_nano=nanoseconds,

@@ -20,7 +20,6 @@ import re
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
-from urllib.parse import quote
 
 import msgspec
 
@@ -34,7 +33,8 @@ from bridge.sink import (
     parse_time,
 )
 from sinks.http.endpoint import Endpoint
-from sinks.webhook.alerts import Severity, alerting_event, details, severity, summary
+from sinks.severity import active_look, look_of
+from sinks.webhook.alerts import alerting_event, details, portal_url, summary
 from sinks.webhook.format import Format, Message
 
 _ALERTS_PATH = "/api/v2/alerts"
@@ -45,10 +45,6 @@ REFRESH_SECONDS = 180.0
 _REFRESHES_IN_A_LIFE = 4
 _TEST_LIFE = timedelta(minutes=5)
 _MARGIN = timedelta(seconds=10)
-
-#: Azure portals by the prefix of the region.
-_PORTAL = "portal.azure.com"
-_PORTALS = {"usgov": "portal.azure.us", "usdod": "portal.azure.us", "china": "portal.azure.cn"}
 
 _NO_LABEL_CHARACTER = re.compile(r"[^a-zA-Z0-9_]")
 
@@ -106,7 +102,7 @@ def status_url(base: str) -> str:
 
 
 def _alert(record: TransitionRecord, labels: dict[str, str], ends_at: datetime) -> dict[str, Any]:
-    generator_url = _generator_url(record)
+    generator_url = portal_url(record.vm)
     return {
         "labels": labels,
         "annotations": _annotations(record),
@@ -119,12 +115,14 @@ def _alert(record: TransitionRecord, labels: dict[str, str], ends_at: datetime) 
 
 def _own_labels(record: TransitionRecord, event: ScheduledEvent) -> dict[str, str]:
     vm = record.vm
+    # Labels identify an alert, so the ending of an event keeps the severity of the active event.
+    look = look_of(record) if record.transition is Transition.TEST else active_look(event.event_type)
     ours = {
         "alertname": "AzureScheduledEvent",
         "event_id": event.key,
         "event_type": event.event_type,
         "event_source": event.event_source,
-        "severity": Severity.INFO.value if record.transition is Transition.TEST else severity(event.event_type).value,
+        "severity": look.severity.value,
         "vm_name": vm.name or vm.vm_id,
         "region": vm.location,
         "resource_group": vm.resource_group,
@@ -138,16 +136,6 @@ def _tags(record: TransitionRecord, names: Sequence[str]) -> dict[str, str]:
     """Return the tags with *names*. The names of Azure tags are case-insensitive."""
     values = {name.casefold(): value for name, value in record.vm.tags.items()}
     return {name: values[name.casefold()] for name in names if name.casefold() in values}
-
-
-def _generator_url(record: TransitionRecord) -> str | None:
-    """Return the URL of the VM in the Azure portal, or None if the resource ID is unknown."""
-    resource_id = record.vm.resource_id
-    if not resource_id or not resource_id.startswith("/"):
-        return None
-    region = (record.vm.location or "").lower()
-    host = next((host for prefix, host in _PORTALS.items() if region.startswith(prefix)), _PORTAL)
-    return f"https://{host}/#resource{quote(resource_id)}"
 
 
 def _label_name(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The severity and the texts of alerts, which the formats for Alertmanager and PagerDuty share.
+"""The texts and the link of alerts, which the webhook formats share.
 
 A `scheduled` or `started` record creates an alert, an `updated` record refreshes it, and a `completed`, `canceled`, or
 `ended` record resolves it. Records about heartbeats and approvals do not change alerts.
@@ -6,24 +6,17 @@ A `scheduled` or `started` record creates an alert, an `updated` record refreshe
 
 from __future__ import annotations
 
-from enum import Enum
+from urllib.parse import quote
 
-from bridge.sink import ScheduledEvent, Transition, TransitionRecord, escaped
+from bridge.sink import ScheduledEvent, Transition, TransitionRecord, VmIdentity, escaped
 from sinks.sentence import first_names, sentence
 
 _BEGINS = frozenset({Transition.SCHEDULED, Transition.STARTED, Transition.UPDATED})
-
-
-class Severity(str, Enum):
-    """The severity of an alert."""
-
-    INFO = "info"
-    WARNING = "warning"
-    CRITICAL = "critical"
-
-
-_SEVERITIES = {"Freeze": Severity.INFO, "Preempt": Severity.CRITICAL, "Terminate": Severity.CRITICAL}
 _MOST_NAMES = 3
+
+#: Azure portals by the prefix of the region.
+_PORTAL = "portal.azure.com"
+_PORTALS = {"usgov": "portal.azure.us", "usdod": "portal.azure.us", "china": "portal.azure.cn"}
 
 
 def alerting_event(record: TransitionRecord) -> ScheduledEvent | None:
@@ -31,11 +24,6 @@ def alerting_event(record: TransitionRecord) -> ScheduledEvent | None:
     transition = record.transition
     is_part = transition in _BEGINS or transition.is_ending or transition is Transition.TEST
     return record.event if is_part else None
-
-
-def severity(event_type: str | None) -> Severity:
-    """Return the severity of *event_type*."""
-    return _SEVERITIES.get(event_type or "", Severity.WARNING)
 
 
 def summary(record: TransitionRecord) -> str:
@@ -54,3 +42,12 @@ def summary(record: TransitionRecord) -> str:
 def details(record: TransitionRecord) -> str:
     """Return the sentence that describes *record*, without the time."""
     return sentence(record).removeprefix(record.observed_at).strip()
+
+
+def portal_url(vm: VmIdentity) -> str | None:
+    """Return the URL of *vm* in the Azure portal, or None if the resource ID is unknown."""
+    if not vm.resource_id or not vm.resource_id.startswith("/"):
+        return None
+    region = (vm.location or "").lower()
+    host = next((host for prefix, host in _PORTALS.items() if region.startswith(prefix)), _PORTAL)
+    return f"https://{host}/#@/resource{quote(vm.resource_id)}"

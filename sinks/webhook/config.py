@@ -64,7 +64,8 @@ class WebhookConfig(HttpConfig, frozen=True, kw_only=True):
     urgent_as: Literal["change", "alert"] = "change"
     """pagerduty: send Preempt and Terminate as change events, which page no one, or as alerts like other types."""
     template: str | None = None
-    """template: the body as a Jinja2 template. The template can use `record` and all fields of the record."""
+    """template: the body as a Jinja2 template. The template can use `record` and all fields of the record. If the
+    body is blank, the sink sends no request for the record."""
     template_file: str | None = None
     """template: a file with the template. The agent reads the file when the sink starts."""
     content_type: str = "application/json"

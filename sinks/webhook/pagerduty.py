@@ -29,7 +29,8 @@ from bridge.sink import (
     TransitionRecord,
 )
 from sinks.http.endpoint import Endpoint
-from sinks.webhook.alerts import alerting_event, severity, summary
+from sinks.severity import look_of
+from sinks.webhook.alerts import alerting_event, summary
 from sinks.webhook.format import Format, Message
 
 #: PagerDuty: Events API v2, "Send an alert event" and "Send a change event".
@@ -115,7 +116,7 @@ def _alert(record: TransitionRecord, event: ScheduledEvent, *, is_over: bool) ->
         "event_action": "resolve" if is_over else "trigger",
         "dedup_key": dedup_key(record),
         "client": _CLIENT,
-        "payload": {**_payload(record), "severity": severity(event.event_type), **given},
+        "payload": {**_payload(record), "severity": look_of(record).severity, **given},
     }
 
 

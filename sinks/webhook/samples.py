@@ -34,7 +34,8 @@ _EVENT = msgspec.structs.replace(
     event_source="Platform",
     duration_seconds=5,
 )
-_VM = VmIdentity(**dict.fromkeys(VmIdentity.__struct_fields__, "WestNO_0") | {"tags": {"note": _AWKWARD}})  # type: ignore[arg-type]
+_VM_FIELDS: dict[str, Any] = dict.fromkeys(VmIdentity.__struct_fields__, "WestNO_0")
+_VM = VmIdentity(**_VM_FIELDS | {"resource_id": "/subscriptions/WestNO_0", "tags": {"note": _AWKWARD}})
 _BARE_APPROVAL = {"source": "portal", "result": "sent"}
 _APPROVAL = {**_BARE_APPROVAL, "decision_id": "d-1", "reason": _AWKWARD, "http_status": 200}
 

@@ -30,7 +30,8 @@ from bridge.sink import (
 )
 from sinks.http.endpoint import Endpoint
 from sinks.http.urls import plain_url
-from sinks.webhook.alerts import Severity, details, severity, summary
+from sinks.severity import look_of
+from sinks.webhook.alerts import details, portal_url, summary
 from sinks.webhook.format import Format, Message
 from sinks.webhook.samples import sample
 
@@ -62,9 +63,10 @@ class TemplateFormat(Format):
         self._url: jinja2.Template | None = None
 
     def message(self, url: str, record: TransitionRecord, now: datetime) -> Message | None:
-        """Return the request with the rendered body and the rendered URL."""
+        """Return the request with the rendered body and the rendered URL, or None if the body is blank."""
         del now
-        return Message(self.url(url, record), self.render(record), self._content_type)
+        body = self.render(record)
+        return Message(self.url(url, record), body, self._content_type) if body.strip() else None
 
     def check(self, url: str, endpoint_of: Callable[[str], Endpoint]) -> None:
         """Test the URL that the template creates for a test record."""
@@ -74,7 +76,7 @@ class TemplateFormat(Format):
         """Return the body for *record*. Raise DeliveryRejected if the template cannot render the record."""
         text = self._filled(self._body, record, "The template")
         try:
-            if self._is_json:
+            if self._is_json and text.strip():
                 json.loads(text)
         except json.JSONDecodeError as error:
             raise DeliveryRejected(
@@ -107,14 +109,17 @@ class TemplateFormat(Format):
         return made
 
     def try_out(self, records: Iterable[TransitionRecord], url: str | None) -> None:
-        """Raise ValueError if the templates cannot render one of *records*."""
+        """Raise ValueError if the templates cannot render one of *records*, or if every body is blank."""
+        messages = []
         for record in records:
             try:
-                self.message(url or "", record, _ANY_TIME)
+                messages.append(self.message(url or "", record, _ANY_TIME))
             except DeliveryError as error:
                 hint = " Put {% if event %} around the text about the event." if record.event is None else ""
                 hint = hint or " Many fields of a real record can be null."
                 raise ValueError(f"For a record of transition {record.transition.value}: {error}{hint}") from None
+        if not any(messages):
+            raise ValueError("The template is blank for every record, so the sink would never send a request.")
 
     def _compiled(self, text: str, what: str) -> jinja2.Template:
         import jinja2  # noqa: PLC0415  # likewise
@@ -158,13 +163,15 @@ def _environment() -> jinja2.sandbox.SandboxedEnvironment:
 
 
 def variables(record: TransitionRecord) -> dict[str, Any]:
-    """Return the variables of a template: `record`, each field of the record, and the texts of alerts."""
+    """Return the variables of a template: `record`, each field of the record, and its texts, link, and look."""
     fields: dict[str, Any] = msgspec.to_builtins(record)
-    event = None if record.transition is Transition.TEST else record.event
+    look = look_of(record)
     words = {
         "summary": summary(record),
         "sentence": details(record),
-        "severity": (Severity.INFO if event is None else severity(event.event_type)).value,
+        "portal_url": portal_url(record.vm),
+        **look._asdict(),
+        "severity": look.severity.value,
     }
     return {"record": fields, **words, **fields}
 

@@ -17,7 +17,9 @@ from bridge.cli import commands
 from bridge.config.loader import read
 from bridge.events.record import Evidence, Transition
 from bridge.exit_codes import ExitCode
-from bridge.testing.records import sample_event
+from bridge.testing.records import sample_event, sample_record
+from sinks.otlp.encoding import log_record
+from sinks.severity import look_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -112,6 +114,20 @@ def test_every_exit_code_is_documented_and_no_other():
     rows = _rows(_section("Commands").partition("| exit code |")[2])
     documented_codes = {int(row[0]) for row in rows if row[0].isdecimal()}
     assert documented_codes == set(ExitCode)
+
+
+def test_table_of_severities_is_what_the_sinks_send():
+    found = {}
+    for record, severity, icon, _, otlp, *_ in _rows(doc_pages.section(BOOK, "Severity, icon, and color", level=3))[2:]:
+        _, _, types = record.partition("active: ")
+        for transition in ("scheduled", "started", "updated") if types else _quoted(record):
+            for event_type in types.split(", ") if types else ("Freeze", "Preempt"):
+                sent = sample_record(transition=Transition(transition), event=sample_event(event_type=event_type))
+                look = look_of(sent)
+                assert (severity, icon, otlp) == (look.severity.value, look.icon, log_record(sent).severity_text)
+                found[transition, event_type] = severity
+    assert {transition for transition, _ in found} == {each.value for each in Transition}
+    assert found["scheduled", "other types"] == "warning"
 
 
 def test_every_transition_and_every_evidence_is_explained():

@@ -1,11 +1,12 @@
 """What each service that a recipe posts to would have against a request: the rules of its published API, no more.
 
 A rule is a function from a request to the words of what is wrong with it; no words: the service takes it. Sources:
-Slack "Incoming webhooks" and its escapes of mrkdwn; Microsoft "Post to a channel when a webhook request is received"
-and the Adaptive Cards 1.4 schema; Opsgenie "Alert API" (create, close); ServiceNow "Event Management, web service
-API"; Splunk "HTTP Event Collector, format events"; CloudEvents 1.0 and its HTTP binding, Standard Webhooks 1.0;
-Alertmanager's OpenAPI of /api/v2/alerts; PagerDuty "Events API v2" (alert and change events); OTLP/HTTP 1.x; Event Hubs
-"Send event" over REST; Azure Monitor "Logs Ingestion API", with the stream and the columns of logs.bicep.
+Slack "Incoming webhooks", its limits of blocks, and its escapes of mrkdwn; Microsoft "Post to a channel when a webhook
+request is received" and the Adaptive Cards 1.4 schema; Opsgenie "Alert API" (create, close); ServiceNow "Event
+Management, web service API"; Splunk "HTTP Event Collector, format events"; CloudEvents 1.0 and its HTTP binding,
+Standard Webhooks 1.0; Alertmanager's OpenAPI of /api/v2/alerts; PagerDuty "Events API v2" (alert and change events);
+OTLP/HTTP 1.x; Event Hubs "Send event" over REST; Azure Monitor "Logs Ingestion API", with the stream and the columns of
+logs.bicep.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ from bridge.testing.simulator.imds_api import Request
 
 _LOGS_BICEP = Path(__file__).parents[2] / "deploy/azure/logs.bicep"
 _MOST_SLACK_CHARACTERS = 40_000
+_MOST_BLOCK_CHARACTERS = 3_000
+_LINK = re.compile(r"<https://[^<>|\s]+\|[^<>|]+>")
+#: A bare < begins a link or a mention (<!channel>), which no description of a stranger may be.
+_BARE = re.compile(r"[<>]|&(?!(amp|lt|gt);)")
 _MOST_TEAMS_BYTES = 28 * 1024
 _OPSGENIE_FIELDS = {
     "message", "alias", "description", "responders", "visibleTo", "actions", "tags", "details", "entity", "source",
@@ -56,14 +61,18 @@ def slack(request: Request) -> str:
     if not isinstance(body, dict):
         return "invalid_payload"
     text = body.get("text")
-    # A bare < begins a link or a mention (<!channel>), which no description of a stranger may be.
-    bare = re.search(r"[<>]|&(?!(amp|lt|gt);)", text or "")
+    attachments = body.get("attachments", [])
+    blocks = [block for each in attachments for block in each.get("blocks", [])]
+    texts = [block.get("text", {}).get("text", "") for block in blocks]
     return _words(
         method=request.method != "POST",
         no_service=not re.fullmatch(r"/services/T\w+/B\w+/\w+", request.path),
         no_text=not isinstance(text, str) or not text.strip(),
         text_too_long=len(text or "") > _MOST_SLACK_CHARACTERS,
-        not_escaped=bare is not None,
+        not_escaped=any(_BARE.search(_LINK.sub("", each)) for each in [text or "", *texts]),
+        color=not all(re.fullmatch("#[0-9a-f]{6}", each.get("color", "#000000")) for each in attachments),
+        blocks=len(blocks) > 50 or any(each.get("type") != "section" for each in blocks),
+        block_text=not all(0 < len(each) <= _MOST_BLOCK_CHARACTERS for each in texts),
         unknown=not set(body) <= {"text", "blocks", "attachments", "thread_ts", "mrkdwn"},
     )
 
@@ -77,14 +86,18 @@ def teams(request: Request) -> str:
     if not isinstance(attachments, list) or len(attachments) != 1:
         return "attachments"
     card = attachments[0].get("content", {})
-    blocks = card.get("body", [])
-    colours = {"Default", "Dark", "Light", "Accent", "Good", "Warning", "Attention"}
+    blocks, actions = card.get("body", []), card.get("actions", [])
+    colours = {"default", "dark", "light", "accent", "good", "warning", "attention"}
     return _words(
         size=len(request.body) > _MOST_TEAMS_BYTES,
         content_type=attachments[0].get("contentType") != "application/vnd.microsoft.card.adaptive",
         card=card.get("type") != "AdaptiveCard" or not re.fullmatch(r"1\.[0-5]", card.get("version", "")),
         body=not blocks or any(each.get("type") != "TextBlock" or not each.get("text") for each in blocks),
-        colour=any(each.get("color", "Default") not in colours for each in blocks),
+        colour=any(each.get("color", "default") not in colours for each in blocks),
+        actions=not all(
+            each["type"] == "Action.OpenUrl" and each["title"] and each["url"].startswith("https://")
+            for each in actions
+        ),
     )
 
 

@@ -117,7 +117,7 @@ def test_every_url_gets_the_headline_and_the_sentence(library: Library, tmp_path
     assert library.sent[0][1] == {
         "title": "Freeze scheduled: WestNO_0",
         "body": sentence(sample_record()),
-        "notify_type": "warning",
+        "notify_type": "info",
         "body_format": "text",
     }
 
@@ -125,15 +125,16 @@ def test_every_url_gets_the_headline_and_the_sentence(library: Library, tmp_path
 @pytest.mark.parametrize(
     ("transition", "event_type", "notify_type"),
     [
-        ("scheduled", "Freeze", "warning"),
+        ("scheduled", "Freeze", "info"),
         ("started", "Redeploy", "warning"),
         ("scheduled", "Preempt", "failure"),
         ("started", "Terminate", "failure"),
         ("completed", "Preempt", "success"),
-        ("canceled", "Reboot", "info"),
+        ("canceled", "Reboot", "success"),
         ("ended", "Reboot", "info"),
         ("approved", "Freeze", "info"),
-        ("approval_failed", "Freeze", "warning"),
+        ("approval_failed", "Preempt", "warning"),
+        ("test", "Preempt", "info"),
     ],
 )
 def test_how_bad_it_is_shows(

@@ -99,10 +99,10 @@ class TestEventLogSinkContract(LocalSinkContract):
         (Transition.APPROVAL_FAILED, None, WARNING),
         (Transition.APPROVED, "Reboot", INFORMATION),
         (Transition.HEARTBEAT, None, INFORMATION),
-        (Transition.SCHEDULED, "Novelty", INFORMATION),
+        (Transition.SCHEDULED, "Novelty", WARNING),
     ],
 )
-def test_event_has_the_id_of_its_transition_and_the_level_of_its_type(log, transition, event_type, level):
+def test_event_has_the_id_of_its_transition_and_the_level_of_its_severity(log, transition, event_type, level):
     event = None if event_type is None else sample_event(event_type=event_type)
     sink = sink_of()
     sink.send([sample_record(transition=transition, event=event)])

@@ -138,13 +138,31 @@ def test_an_empty_list_of_active_events_is_sent_and_an_unknown_list_is_not(ids, 
         ("Redeploy", 13, "WARN"),
         ("Preempt", 17, "ERROR"),
         ("Terminate", 17, "ERROR"),
-        ("Defenestrate", 9, "INFO"),
-        (None, 9, "INFO"),
+        ("Defenestrate", 13, "WARN"),
+        (None, 13, "WARN"),
     ],
 )
-def test_severity_follows_the_event_type(event_type, number, text):
+def test_severity_of_an_active_event_follows_its_type(event_type, number, text):
     found = log_record(sample_record(event=sample_event(event_type=event_type)))
     assert (found.severity_number, found.severity_text) == (number, text)
+
+
+@pytest.mark.parametrize("event_type", ["Freeze", "Preempt"])
+@pytest.mark.parametrize(
+    ("transition", "text"),
+    [
+        ("completed", "INFO"),
+        ("canceled", "INFO"),
+        ("ended", "INFO"),
+        ("approved", "INFO"),
+        ("approval_refused", "WARN"),
+        ("approval_failed", "WARN"),
+        ("test", "INFO"),
+    ],
+)
+def test_severity_of_any_other_record_follows_its_transition(transition, event_type, text):
+    event = sample_event(event_type=event_type)
+    assert log_record(sample_record(transition=Transition(transition), event=event)).severity_text == text
 
 
 def test_approval_outcome_carries_who_and_why():

@@ -54,13 +54,18 @@ def test_an_alert_says_what_who_and_when() -> None:
     assert alert["startsAt"] == sample_record().observed_at
 
 
-def test_labels_are_the_same_for_the_whole_life_of_an_event() -> None:
+@pytest.mark.parametrize(("event_type", "severity"), [("Freeze", "info"), ("Preempt", "critical")])
+def test_labels_are_the_same_for_the_whole_life_of_an_event(event_type: str, severity: str) -> None:
+    scheduled = sample_event(event_type=event_type, not_before=NOT_BEFORE)
+    started = sample_event(event_type=event_type, event_status="Started", not_before=None)
+    postponed = sample_event(event_type=event_type, not_before=NOT_BEFORE + timedelta(hours=1))
     lives = [
-        alerts(event=sample_event(not_before=NOT_BEFORE)),
-        alerts(transition=Transition.UPDATED, event=sample_event(not_before=NOT_BEFORE + timedelta(hours=1))),
-        alerts(transition=Transition.STARTED, event=sample_event(event_status="Started", not_before=None)),
-        *(alerts(transition=each, event=sample_event(event_status="Started", not_before=None)) for each in ENDS),
+        alerts(event=scheduled),
+        alerts(transition=Transition.UPDATED, event=postponed),
+        alerts(transition=Transition.STARTED, event=started),
+        *(alerts(transition=each, event=started) for each in ENDS),
     ]
+    assert lives[0][0]["labels"]["severity"] == severity
     assert all(life[0]["labels"] == lives[0][0]["labels"] for life in lives)
     assert all(len(life) == 1 for life in lives)
 
@@ -70,7 +75,7 @@ def test_an_alert_links_to_its_vm_in_the_portal_of_its_cloud() -> None:
     for location, host in hosts.items():
         vm = msgspec.structs.replace(VM, location=location, resource_id=f"{VM.resource_id}(1)")
         (alert,) = alerts(vm=vm)
-        assert alert["generatorURL"] == f"https://{host}/#resource{VM.resource_id}%281%29"
+        assert alert["generatorURL"] == f"https://{host}/#@/resource{VM.resource_id}%281%29"
     assert "generatorURL" not in alerts(vm=VmIdentity(name="WestNO_0"))[0]
 
 

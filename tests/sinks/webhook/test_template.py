@@ -52,6 +52,7 @@ def test_a_record_becomes_what_the_template_says() -> None:
         ({"template": "{}", "template_file": "x"}, "template and template_file are both set"),
         ({"template_file": "/no/such/template"}, "/no/such/template cannot be read: No such file"),
         ({"template": "{% if %}"}, "The template is invalid in line 1"),
+        ({"template": "{% if transition == 'nothing' %}{}{% endif %}"}, "blank for every record"),
         ({"template": '{"a": {{ record.evnt | tojson }}}'}, "has no attribute 'evnt'"),
         ({"template": '{"a": {{ nothing | tojson }}}'}, "'nothing' is undefined"),
         ({"template": '{"a": "{{ event.event_type if event }}"'}, "does not create valid JSON"),
@@ -128,6 +129,30 @@ def test_a_template_may_name_what_the_other_formats_say() -> None:
         "warning|Reboot of WestNO_0, WestNO_1 scheduled, not before 2026-11-20 11:15:00 UTC|scheduled: "
     )
     assert made.render(sample_record(transition=Transition.HEARTBEAT, event=None)).startswith(b"info|heartbeat")
+
+
+def test_icon_and_color_follow_the_severity_of_the_transition() -> None:
+    made = TemplateFormat("{{ severity }} {{ icon }} {{ color }} {{ card_color }}", content_type="text/plain")
+    event = sample_event(event_type="Preempt")
+    looks = {each: made.render(sample_record(transition=each, event=event)).decode() for each in Transition}
+    assert looks[Transition.SCHEDULED] == looks[Transition.STARTED] == "critical \U0001f6a8 #d13438 attention"
+    assert looks[Transition.COMPLETED] == looks[Transition.CANCELED] == "info \u2705 #107c10 good"
+    assert looks[Transition.APPROVAL_FAILED].split()[0] == "warning"
+    assert looks[Transition.ENDED].split()[0] == looks[Transition.TEST].split()[0] == "info"
+
+
+def test_a_record_whose_body_is_blank_causes_no_request() -> None:
+    template = "{% if not previous %}{}{% endif %}\n"
+    with HttpPeer() as peer:
+        url = f"http://{peer.address.authority}"
+        sink = WebhookSink(WebhookConfig(url=url, format="template", template=template))
+        sink.send([sample_record(previous={"event_status": "Scheduled"})])
+        assert sink.sent_nothing
+        assert not peer.requests
+        sink.send([sample_record()])
+        assert not sink.sent_nothing
+        assert len(peer.requests) == 1
+        sink.close()
 
 
 OPSGENIE = {
