@@ -245,6 +245,13 @@ class Sink(ABC):
     def send(self, batch: Sequence[TransitionRecord]) -> None:
         """Send *batch* as one request. The batch contains between 1 and `max_batch` records."""
 
+    def warm_up(self) -> None:
+        """Do slow work in advance that does not depend on a record, such as the import of an SDK.
+
+        The agent calls this method once, after the first valid Scheduled Events document, while no record is due. The
+        agent ignores errors, because `send` reports them.
+        """
+
     def prepare_next(self, batch: Sequence[TransitionRecord]) -> None:
         """Prepare the next batch while the destination processes the current batch.
 
