@@ -214,6 +214,12 @@ class Sink(ABC):
         return "the check of the sink found no problem."
 
     @classmethod
+    def check_warnings(cls, config: Any) -> Sequence[str]:
+        """Return sentences that `check-config` prints as warnings. The method must not use the network."""
+        del config
+        return ()
+
+    @classmethod
     def check_labels(cls, config: Any, labels: Mapping[str, str]) -> None:
         """Raise ValueError if this sink cannot send records that have *labels*.
 
