@@ -214,6 +214,12 @@ class Sink(ABC):
         return "the check of the sink found no problem."
 
     @classmethod
+    def check_warnings(cls, config: Any) -> Sequence[str]:
+        """Return sentences that `check-config` prints as warnings. The method must not use the network."""
+        del config
+        return ()
+
+    @classmethod
     def check_labels(cls, config: Any, labels: Mapping[str, str]) -> None:
         """Raise ValueError if this sink cannot send records that have *labels*.
 
@@ -244,6 +250,13 @@ class Sink(ABC):
     @abstractmethod
     def send(self, batch: Sequence[TransitionRecord]) -> None:
         """Send *batch* as one request. The batch contains between 1 and `max_batch` records."""
+
+    def warm_up(self) -> None:
+        """Do slow work in advance that does not depend on a record, such as the import of an SDK.
+
+        The agent calls this method once, after the first valid Scheduled Events document, while no record is due. The
+        agent ignores errors, because `send` reports them.
+        """
 
     def prepare_next(self, batch: Sequence[TransitionRecord]) -> None:
         """Prepare the next batch while the destination processes the current batch.

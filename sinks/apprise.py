@@ -18,6 +18,7 @@ import importlib.util
 import logging
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar
 from urllib.parse import unquote
@@ -41,6 +42,7 @@ _INVALID = "Apprise cannot use this URL. Correct or remove the URL. The Apprise 
 _MOST_REASON_CHARACTERS = 256
 _MOST_REMEMBERED = 1_000
 _SHORTEST_SECRET = 4
+_LONGEST_THROTTLE_SECONDS = 1.0
 #: Most plugins of Apprise log the status of a rejected request in this form.
 _NEEDS_A_PERSON = re.compile(r"error=(401|403|404|407)\b")
 #: Apprise derives the icon and the color of a message from this type.
@@ -116,6 +118,20 @@ class AppriseSink(Sink):
     def shown_by_check(cls, config: AppriseConfig) -> str:
         """Return the result of `check`, which does not contact the services."""
         return f"Apprise can use the URLs. To test the services, send a message with `send-test {config.name}`."
+
+    @classmethod
+    def check_warnings(cls, config: AppriseConfig) -> Sequence[str]:
+        """Return a sentence for each URL to which Apprise sends less than one message per second."""
+        services: dict[str, Any] = {}
+        with suppress(Exception):  # `check` reports the error
+            services = cls(config)._current()  # noqa: SLF001  # an instance of this class
+        return [
+            f"Apprise waits {plugin.request_rate_per_sec:g} s between two messages to URL {number} "
+            f"({plugin.service_name}), so the messages of several records arrive late."
+            for number, service in enumerate(services.values(), 1)
+            for plugin in service
+            if plugin.request_rate_per_sec > _LONGEST_THROTTLE_SECONDS
+        ]
 
     def check(self) -> None:
         """Raise DeliveryFailed if a URL is not valid for Apprise. The check sends nothing."""

@@ -18,7 +18,7 @@ import msgspec
 from bridge.approval.changes import Changes
 from bridge.clock import REAL_CLOCK, Clock
 from bridge.events.event import Incarnation
-from bridge.events.record import Transition, TransitionRecord
+from bridge.events.record import ApprovalResult, Transition, TransitionRecord
 from bridge.metrics.metrics import Metrics
 from bridge.outbox import approvals
 from bridge.outbox.outbox import Outbox
@@ -87,15 +87,19 @@ class ApprovalRecorder:
             if approval is None:
                 continue
             self._metrics.approval(approval.source, approval.result)
+            event_id = None if record.event is None else record.event.event_id
+            message = f"{record.transition.value}: {approval.reason or approval.result}"
+            if approval.result == ApprovalResult.ACCEPTED.value:
+                reason = f" (reason: {approval.reason})" if approval.reason else ""
+                message = f"Azure accepted the approval of event {event_id}{reason}."
             logger.log(
                 logging.INFO if record.transition is Transition.APPROVED else logging.WARNING,
-                "%s: %s",
-                record.transition.value,
-                approval.reason or approval.result,
+                "%s",
+                message,
                 extra={
                     "source": approval.source,
                     "result": approval.result,
-                    "event_id": None if record.event is None else record.event.event_id,
+                    "event_id": event_id,
                     "decision_id": approval.decision_id,
                     "approvers": list(approval.approvers),
                     "jws_sha256": list(approval.jws_sha256),

@@ -195,6 +195,11 @@ class SinkThread:
         """Test the destination."""
         self._call(lambda sink: sink.check())
 
+    def warm_up(self) -> None:
+        """Let the sink do work in advance. The next send reports any error."""
+        with suppress(DeliveryError):
+            self._call(lambda sink: sink.warm_up())
+
     def _call(self, call: Callable[[Sink], T]) -> T:
         with self._changed:
             self._call_began_at = time.monotonic()

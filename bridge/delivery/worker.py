@@ -80,6 +80,7 @@ class DeliveryWorker:
         self._batching = Batching(max_batch=config.max_batch, by_event=sink_class.batch_by_event)
         self._batch_size = 0
         self._prepares_next = sink_class.prepare_next is not Sink.prepare_next
+        self._needs_warm_up = sink_class.warm_up is not Sink.warm_up
         self._has_seen_document = has_seen_document
         every_seconds = sink_class.refresh_seconds(config)
         # All VMs of a fleet get an event in the same second, but their refreshes must not coincide.
@@ -191,10 +192,10 @@ class DeliveryWorker:
         if batch:
             self._send(thread, batch, following, mode)
             return 0.0
-        refresh_seconds = self._refresh()
+        task_seconds = min(self._refresh(), self._warm_up(thread))
         self._clear_attention_if_idle()
         retry_seconds = self._schedule.next_at() - self._clock.monotonic()
-        return min(retry_seconds, _IDLE_WAIT_SECONDS, refresh_seconds, self._outbox.seconds_to_due())
+        return min(retry_seconds, _IDLE_WAIT_SECONDS, task_seconds, self._outbox.seconds_to_due())
 
     def _note_new_rows(self, now: float) -> None:
         """Report up to 64 new records to the schedule."""
@@ -255,6 +256,16 @@ class DeliveryWorker:
         if due:
             self._outbox.change(send_again, self.name, due, now=now)
         return seconds
+
+    def _warm_up(self, thread: SinkThread) -> float:
+        """After the first document, let the sink do work in advance. Return the seconds until the next attempt."""
+        if not self._needs_warm_up or self._stop_at is not None:
+            return _NEVER
+        if not self._has_seen_document():
+            return _NO_DOCUMENT_SECONDS
+        self._needs_warm_up = False
+        thread.warm_up()
+        return 0.0
 
     @property
     def _has_pending(self) -> bool:

@@ -4,11 +4,13 @@ Event Hubs keeps the order of messages only within a partition. The sink therefo
 key, and a consumer reads all records of one event in order. A batch contains only records of one event, because all
 messages of a batch have the same partition key. The available transports are AMQP, AMQP over WebSockets, and HTTPS.
 
-The Azure libraries use 40 MB of memory, so the sink imports them only when it sends the first record.
+The sink imports the Azure libraries and requests its first token while the agent is idle, so that the first record does
+not wait for them.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
@@ -32,19 +34,25 @@ class EventHubsSink(Sink):
     def __init__(self, config: EventHubsConfig) -> None:
         super().__init__(config)
         self._amqp: AmqpSender | None = None
-        access = Access(config)
+        self._access = Access(config)
         if config.transport == "https":
-            self._sender: HttpsSender | AmqpSender = HttpsSender(config, access)
+            self._sender: HttpsSender | AmqpSender = HttpsSender(config, self._access)
         else:
             from sinks.eventhubs.amqp import AmqpSender  # noqa: PLC0415  # imports asyncio
 
-            self._sender = self._amqp = AmqpSender(config, access)
+            self._sender = self._amqp = AmqpSender(config, self._access)
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
         """Send *batch* in one transfer. Raise DeliveryRejected if the batch contains more than one event."""
         if len({record.event_key for record in batch}) > 1:
             raise DeliveryRejected("A batch must contain records of only one event.")
         self._sender.send(batch)
+
+    def warm_up(self) -> None:
+        """Import the Azure libraries, and request the first token in the background."""
+        if self._amqp is not None:
+            importlib.import_module("azure.eventhub.aio")
+        self._access.prepare(wait_seconds=0.0)
 
     def prepare_next(self, batch: Sequence[TransitionRecord]) -> None:
         """Encode *batch* while the event hub processes the current batch."""

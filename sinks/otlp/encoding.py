@@ -6,7 +6,9 @@ exporter is not suitable either, because it reports success for redirects and re
 Each attribute has a fixed type, because some backends reject an attribute whose type changes. For example, the
 incarnation of a document can be a number or text, but this module always sends text.
 
-Sources: OpenTelemetry, "Logs Data Model", "OTLP Specification", and "Semantic Conventions" 1.35.
+Names that are not in the semantic conventions start with ``azure.scheduled_event.``.
+
+Sources: OpenTelemetry, "Logs Data Model", "OTLP Specification", and "Semantic Conventions" 1.44.
 """
 
 from __future__ import annotations
@@ -72,7 +74,10 @@ def rejection(content: bytes) -> tuple[int, str]:
 
 
 def resource_attributes(record: TransitionRecord) -> dict[str, str]:
-    """Return the attributes of the VM and the agent. Labels never replace attributes of the VM."""
+    """Return the attributes of the VM and the agent. Labels never replace attributes of the VM.
+
+    A label with a dot in its name, such as ``deployment.environment.name``, keeps its name.
+    """
     vm = record.vm
     service = {"service.name": SERVICE_NAME, "service.version": _version(), "service.instance.id": record.stream_id}
     known = {
@@ -85,12 +90,12 @@ def resource_attributes(record: TransitionRecord) -> dict[str, str]:
         "host.id": vm.vm_id,
         "host.name": vm.name,
         "azure.resource_group.name": vm.resource_group,
-        "azure.vm.scaleset.name": vm.scale_set,
-        "azure.vm.placement_group.id": vm.placement_group_id,
-        # The Azure detector of the Collector uses the same names.
-        **{f"azure.tag.{name}": value for name, value in vm.tags.items()},
+        f"{PREFIX}vm.scale_set": vm.scale_set,
+        f"{PREFIX}vm.placement_group_id": vm.placement_group_id,
+        **{f"{PREFIX}vm.tags.{name}": value for name, value in vm.tags.items()},
     }
-    found = {**service, **record.labels, **{name: text for name, text in known.items() if text}}
+    labels = {name if "." in name else f"{PREFIX}labels.{name}": value for name, value in record.labels.items()}
+    found = {**service, **labels, **{name: text for name, text in known.items() if text}}
     return {name: text for name, text in found.items() if text}
 
 

@@ -13,6 +13,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from eventhubs_emulator.process import NEEDS, started
+from private_ca import PrivateCa
+
+from bridge.testing import EventSpec, Simulator
+from bridge.testing.simulator.imds_api import TOKEN_PATH
 
 pytestmark = [
     pytest.mark.bench,
@@ -115,6 +119,44 @@ def test_memory_after_1500_records(name, serve, start_agent, figure, tmp_path):
     figure(f"memory {name} {now:.1f} MiB after {_RECORDS} records, {later:.1f} MiB after {2 * _RECORDS}")
     assert now <= setup.limit_mib
     assert later - now <= _MOST_GROWTH_MIB
+
+
+_MANAGED_IDENTITY = """[[sinks]]
+type = "eventhubs"
+fully_qualified_namespace = "127.0.0.1"
+eventhub = "scheduled-events"
+endpoint = "127.0.0.1:{}"
+ca_file = "{}"
+"""
+
+
+def test_memory_and_first_record_of_event_hubs_by_managed_identity(*, start_agent, env, figure, tmp_path, monkeypatch):
+    pytest.importorskip("proton", reason=NEEDS)
+    ca = PrivateCa(tmp_path / "ca")
+    cert_file, key_file = map(str, ca.issue("localhost"))
+    with started(cert_file=cert_file, key_file=key_file) as hub, Simulator(vms=["vm_0"], rate_limit=False) as azure:
+        monkeypatch.setitem(env, "AZURE_POD_IDENTITY_AUTHORITY_HOST", azure.endpoint)
+        sinks = _MANAGED_IDENTITY.format(hub.ports["amqps"], ca.ca_file)
+        agent = start_agent("agent", azure.endpoint, sinks=sinks, poll_interval_seconds=0.2, stdout=None)
+        _wait_for(lambda: sum("scheduledevents" in each.path for each in azure.requests) > 25)  # five seconds
+        has_token = any(each.path == TOKEN_PATH for each in azure.requests)
+        idle = agent.memory_bytes("VmRSS") / _MIB
+        began_at = time.monotonic()
+        azure.world.add_event(EventSpec(event_type="Freeze"))
+        hub.wait_for(lambda state: state["transfers"])
+        seconds = time.monotonic() - began_at
+        after = agent.memory_bytes("VmRSS") / _MIB
+    figure(f"memory eventhubs by managed identity {idle:.1f} MiB idle, {after:.1f} MiB after one record")
+    figure(f"eventhubs by managed identity: {seconds:.2f} s from the change to the first record, with an idle agent")
+    assert has_token
+    assert after <= 60
+
+
+def _wait_for(condition, *, within_seconds=60):
+    deadline, never = time.monotonic() + within_seconds, threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline
+        never.wait(0.02)
 
 
 def _wait_for_lines(path, least, *, within_seconds):

@@ -76,6 +76,8 @@ def test_a_portal_gives_approved_then_started_on_every_sink(agent, azure, tmp_pa
     approval = agent.records[1]["approval"]
     assert (approval["source"], approval["decision_id"], approval["reason"]) == ("portal", "d-1", "night shift")
     assert approval["approvers"] == ["portal"]
+    [line] = [line for line in map(json.loads, agent.log.splitlines()) if line.get("result") == "accepted"]
+    assert f"Azure accepted the approval of event {line['event_id']} (reason: night shift)" in line["message"]
 
 
 def test_the_command_gives_approved_then_started_on_every_sink(agent, azure):

@@ -9,6 +9,7 @@ import http.server
 import json
 import logging
 import socketserver
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -107,7 +108,7 @@ def test_message_arrives_as_it_was_meant(peer: Peer, tmp_path: Path) -> None:
     assert body["message"] == sentence(record)
 
 
-def test_refusal_is_explained_and_every_url_is_tried_again(
+def test_refusal_is_explained_and_only_the_failed_url_is_tried_again(
     peer: Peer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     sink = sink_for(tmp_path, peer.url("/good"), peer.url("/bad"))
@@ -122,9 +123,23 @@ def test_refusal_is_explained_and_every_url_is_tried_again(
     assert "error=503" in str(error)
     peer.statuses = {}
     sink.send([sample_record()])
-    assert sorted(path.rstrip("/") for path, _ in peer.got) == ["/bad"] * 3 + ["/good"] * 3
+    assert sorted(path.rstrip("/") for path, _ in peer.got) == ["/bad"] * 3 + ["/good"]
     for text in (str(error), caplog.text):
         assert "pa55word" not in text
+
+
+def test_check_config_names_the_throttle_of_apprise(tmp_path: Path, agent_env: dict[str, str]) -> None:
+    (tmp_path / "urls").write_text("json://me:pa55word@127.0.0.1:9/\nmailto://me:pa55word@example.net\n")
+    (tmp_path / "urls").chmod(0o600)
+    config = tmp_path / "config.toml"
+    config.write_text(
+        f'[state]\ndirectory = "{tmp_path}/state"\n[[sinks]]\ntype = "apprise"\nurls_file = "{tmp_path}/urls"\n'
+    )
+    argv = [sys.executable, "-m", "bridge", "check-config", "-c", str(config)]
+    done = subprocess.run(argv, env=agent_env, capture_output=True, text=True, timeout=60, check=True)
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("Warning: ")]
+    assert "waits 5.5 s between two messages to URL 2 (E-Mail)" in line
+    assert "pa55word" not in done.stdout + done.stderr
 
 
 class Mailbox(socketserver.StreamRequestHandler):

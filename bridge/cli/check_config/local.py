@@ -61,10 +61,11 @@ def local_problems(settings: Settings, directory: Path) -> list[Problem]:
 
 
 def warnings(settings: Settings) -> list[str]:
-    """Return a sentence for each secret that other users can read, and for each URL that contains a secret."""
+    """Return a sentence for each secret that other users can read, each URL with a secret, and each sink's warning."""
     found = list(readable_secrets(settings.secret_files))
     for sink in settings.sinks:
-        found += [f"Sink {sink.name}: {message}" for message in _secret_urls(sink)]
+        messages = [*_secret_urls(sink), *sink.sink_class.check_warnings(sink.config)]
+        found += [f"Sink {sink.name}: {message}" for message in messages]
     return found
 
 

@@ -25,6 +25,16 @@ class HintedSink(OneEventABatch):
         raise RuntimeError("a hint is not a send")
 
 
+class WarmSink(ScriptedSink):
+    """Counts how often it is told to warm up, and fails at that."""
+
+    count: ClassVar[int] = 0
+
+    def warm_up(self):
+        WarmSink.count += 1
+        raise RuntimeError("the next send reports the error")
+
+
 def ids(records):
     return [record.event.event_id for record in records]
 
@@ -63,6 +73,22 @@ def test_a_sink_is_told_which_batch_comes_next_and_may_fail_at_that(bench, monke
     bench.start()
     bench.until_totals(delivered=6)
     assert hints == [["B", "B"], ["C", "C"]]
+
+
+def test_sink_warms_up_once_after_the_first_document_and_no_record_waits_for_the_document(bench, monkeypatch):
+    monkeypatch.setattr(WarmSink, "count", 0)
+    box = bench.sink(sink_class=WarmSink)
+    bench.has_seen_document = False
+    bench.add("before")
+    bench.start()
+    box.wait_for(1, 10)
+    assert WarmSink.count == 0
+    bench.has_seen_document = True
+    bench.until(lambda: WarmSink.count)
+    bench.add("after")
+    assert ids(box.wait_for(2, 10)) == ["before", "after"]
+    bench.until_totals(delivered=2)
+    assert (WarmSink.count, bench.sample("sink_retries_total", reason="exception")) == (1, None)
 
 
 def test_urgent_records_go_first_and_their_event_in_order(bench):

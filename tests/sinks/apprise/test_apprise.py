@@ -89,7 +89,8 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
     fake = Library()
     monkeypatch.setitem(sys.modules, "apprise", fake)
     log = logging.getLogger("apprise")
-    before = (log.level, log.propagate, list(log.handlers))
+    before = (log.level, log.propagate, log.handlers)
+    log.propagate, log.handlers = True, []  # the real library might have been imported in this process
     yield fake
     fake.release.set()
     log.level, log.propagate, log.handlers = before[0], before[1], before[2]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from datetime import datetime, timedelta, timezone
 from importlib.metadata import version
+from pkgutil import iter_modules
 
 import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
+from opentelemetry.semconv._incubating import attributes as semconv
 
 from bridge.config.loader import read
 from bridge.errors import ConfigurationError
@@ -85,7 +88,7 @@ def test_one_record_whole(peer, sink):
         "service.name": "scheduled-events-bridge",
         "service.version": version("scheduled-events-bridge"),
         "service.instance.id": "01a1f89c-fb80-7000-8000-00000000a5a5",
-        "team": "payments",
+        PREFIX + "labels.team": "payments",
         "cloud.provider": "azure",
         "cloud.platform": "azure.vm",
         "cloud.region": "westeurope",
@@ -202,12 +205,26 @@ def test_labels_set_anything_but_the_identity():
     assert (values["host.id"], values["cloud.region"]) == ("f2a1c5d0-3b7e-4c1a-9d2e-6b8f0a4c7e11", "westeurope")
 
 
-def test_tags_and_the_placement_group_are_of_the_resource():
-    vm = VmIdentity(name="a", placement_group_id="5a7e", tags={"env": "prod", "cost center": "47", "empty": ""})
-    [found] = ExportLogsServiceRequest.FromString(encode_request([sample_record(vm=vm)])).resource_logs
-    values = attributes(found.resource.attributes)
-    assert (values["azure.tag.env"], values["azure.tag.cost center"]) == ("prod", "47")
-    assert values["azure.vm.placement_group.id"] == "5a7e"
+def names_of_the_semantic_conventions():
+    modules = [importlib.import_module(f"{semconv.__name__}.{each.name}") for each in iter_modules(semconv.__path__)]
+    return {value for module in modules for value in vars(module).values() if isinstance(value, str)}
+
+
+def test_every_other_name_than_those_of_the_semantic_conventions_has_the_prefix(peer, sink):
+    """Each field of the VM has a value, so that each attribute of the resource appears."""
+    text = dict.fromkeys(("vm_id", "resource_id", "subscription_id", "resource_group", "location", "zone"), "x")
+    vm = VmIdentity(name="a", scale_set="s", placement_group_id="5a7e", tags={"cost center": "47", "empty": ""}, **text)
+    sink.send([sample_record(vm=vm, labels={"team": "payments", "deployment.environment.name": "prod"})])
+    [found] = sent(peer).resource_logs
+    resource = attributes(found.resource.attributes)
+    names = {*resource, *attributes(found.scope_logs[0].log_records[0].attributes)}
+    assert {name for name in names if not name.startswith(PREFIX)} <= names_of_the_semantic_conventions()
+    assert {name.removeprefix(PREFIX): value for name, value in resource.items() if name.startswith(PREFIX)} == {
+        "labels.team": "payments",
+        "vm.scale_set": "s",
+        "vm.placement_group_id": "5a7e",
+        "vm.tags.cost center": "47",
+    }
 
 
 def test_batch_keeps_its_order():
