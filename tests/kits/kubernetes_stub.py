@@ -268,7 +268,8 @@ class _Handler(BaseHTTPRequestHandler):
         cluster.changes.append((self.command, path, parsed))
         if verb == "patch":
             return cluster.patch_node(names[0], parsed)
-        return cluster.evict(*names, parsed) if resource == "pods/eviction" else cluster.add_event(*names, parsed)
+        is_event = resource == "events"
+        return cluster.add_event(names[0], parsed) if is_event else cluster.evict(names[0], names[1], parsed)
 
     def _route(self, path: str) -> tuple[str, str, tuple[str, ...]] | None:
         """Return the resource, the verb and the names of a request, or None."""
