@@ -127,7 +127,7 @@ class Node:
         self._with_bare_pods = with_bare_pods
 
     def cordon(self, event_id: str, taint: str) -> bool:
-        """Cordon the node, and set *taint* unless it is "". Return False if the node no longer exists."""
+        """Cordon the node, and set *taint* if it is not "". Return False if the node is gone."""
 
         def change(node: Json, spec: Json, annotations: Json) -> None:
             if not node["spec"].get("unschedulable"):  # otherwise, someone else might have cordoned the node
@@ -153,7 +153,7 @@ class Node:
         self._change(change, "uncordon")
 
     def _change(self, change: Callable[[Json, Json, Json], None], verb: str) -> bool:
-        """Patch the node with the spec and annotations that *change* adds. Return False if the node no longer exists.
+        """Patch the node with the result of *change*. Return False if the node is gone.
 
         The patch has the version of the node, because a taint replaces the list of all taints.
         """
@@ -296,7 +296,7 @@ def empty(node: Node, not_before: float | None, *, wait_seconds: float, is_urgen
 
 
 def event_type_of(event: dict[str, str]) -> str:
-    """Return the event type in the form that a taint and the reason of a Kubernetes Event allow."""
+    """Return the event type as a valid value of a taint and reason of an Event."""
     return re.sub("[^A-Za-z0-9]", "", event["EVENT_TYPE"])[:VALUE_CHARACTERS] or "Unknown"
 
 
