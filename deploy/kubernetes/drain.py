@@ -1,13 +1,16 @@
 # ruff: noqa: INP001
 """Cordon and drain this pod's node before a scheduled event, and uncordon the node after the last event.
 
+With options, the program only cordons the node, also sets a taint, or also writes Kubernetes Events.
+
 Two `command` sinks run this program (see docs/howto/kubernetes-drain.md). The program calls the Kubernetes API with the
 pod's service account and needs only the Python standard library. It is safe to run the program again at any time.
 
 Exit code 75 requests a retry, for example if a PodDisruptionBudget prevents an eviction or the API does not respond.
 Exit code 1 means that someone must fix a problem. In both cases, `outbox list` shows the last line of standard error.
 
-The program uncordons only nodes that have its annotation, so a node that someone else cordoned stays cordoned.
+The program uncordons only nodes that have its annotation, so a node that someone else cordoned stays cordoned. It
+removes only the taint with its own key.
 """
 
 from __future__ import annotations
@@ -16,17 +19,27 @@ import argparse
 import http.client
 import json
 import os
+import re
 import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
 ANNOTATION = "scheduled-events-bridge/cordoned-for"
+TAINT = "scheduled-events-bridge/event"
+COMPONENT = "scheduled-events-bridge"
+#: Kubernetes requires this namespace for an Event about a node, because a node has no namespace.
+EVENT_NAMESPACE = "default"
+#: The message of an Event has at most 1,024 bytes.
+MESSAGE_CHARACTERS = 1000
+#: The value of a taint has at most 63 characters.
+VALUE_CHARACTERS = 63
 AGAIN_LATER = 75
 DRAINING = frozenset({"scheduled", "started"})
 ENDS = frozenset({"completed", "canceled", "ended"})
@@ -75,11 +88,11 @@ class Api:
         Read the token before each request, because Kubernetes rotates the token. Retry after a 401.
         """
         status, answer = self._once(method, path, body, kind)
-        if status == http.HTTPStatus.UNAUTHORIZED:
+        if status == HTTPStatus.UNAUTHORIZED:
             status, answer = self._once(method, path, body, kind)
-        if status == http.HTTPStatus.UNAUTHORIZED:
+        if status == HTTPStatus.UNAUTHORIZED:
             raise Later(f"The API does not accept the token of the service account: {said(answer)}")
-        if status == http.HTTPStatus.FORBIDDEN and not is_terminating(answer):
+        if status == HTTPStatus.FORBIDDEN and not is_terminating(answer):
             raise Failed(f"The service account has no permission: {said(answer)}")
         return status, answer
 
@@ -113,42 +126,76 @@ class Node:
         self._name = name
         self._with_bare_pods = with_bare_pods
 
-    def cordon(self, event_id: str) -> bool:
-        """Cordon the node. Return False if the node no longer exists."""
-        for _ in range(CONFLICTS):
-            node = self._read()
-            if node is None or node.get("spec", {}).get("unschedulable"):
-                return node is not None  # someone else might have cordoned the node
-            if self._patch(node, unschedulable=True, annotation=event_id or "unknown"):
-                return True
-        raise Later(f"Node {self._name} was changed by others during each attempt to cordon it.")
+    def cordon(self, event_id: str, taint: str) -> bool:
+        """Cordon the node, and set *taint* if it is not "". Return False if the node is gone."""
+
+        def change(node: Json, spec: Json, annotations: Json) -> None:
+            if not node["spec"].get("unschedulable"):  # otherwise, someone else might have cordoned the node
+                spec["unschedulable"] = True
+                annotations[ANNOTATION] = event_id or "unknown"
+            taints = node["spec"].get("taints") or []
+            if taint and not any(each["key"] == TAINT for each in taints):
+                spec["taints"] = [*taints, {"key": TAINT, "value": taint, "effect": "NoSchedule"}]
+
+        return self._change(change, "cordon")
 
     def uncordon(self) -> None:
-        """Uncordon the node if this program cordoned it."""
+        """Uncordon the node if this program cordoned it, and remove this program's taint."""
+
+        def change(node: Json, spec: Json, annotations: Json) -> None:
+            if ANNOTATION in (node["metadata"].get("annotations") or {}):
+                spec["unschedulable"] = None
+                annotations[ANNOTATION] = None
+            taints = node["spec"].get("taints") or []
+            if any(each["key"] == TAINT for each in taints):
+                spec["taints"] = [each for each in taints if each["key"] != TAINT]
+
+        self._change(change, "uncordon")
+
+    def _change(self, change: Callable[[Json, Json, Json], None], verb: str) -> bool:
+        """Patch the node with the result of *change*. Return False if the node is gone.
+
+        The patch has the version of the node, because a taint replaces the list of all taints.
+        """
         for _ in range(CONFLICTS):
             node = self._read()
-            if node is None or ANNOTATION not in (node["metadata"].get("annotations") or {}):
-                return
-            if self._patch(node, unschedulable=None, annotation=None):
-                return
-        raise Later(f"Node {self._name} was changed by others during each attempt to uncordon it.")
+            if node is None:
+                return False
+            spec: Json = {}
+            annotations: Json = {}
+            change(node, spec, annotations)
+            metadata = {"resourceVersion": node["metadata"]["resourceVersion"], "annotations": annotations}
+            if not spec or self._patch({"metadata": metadata, "spec": spec}):
+                return True
+        raise Later(f"Node {self._name} was changed by others during each attempt to {verb} it.")
 
     def _read(self) -> Json | None:
         status, node = self._api.call("GET", self._path)
-        if status == http.HTTPStatus.NOT_FOUND:
+        if status == HTTPStatus.NOT_FOUND:
             return None
         return expect(status, node, f"Node {self._name} cannot be read")
 
-    def _patch(self, node: Json, *, unschedulable: bool | None, annotation: str | None) -> bool:
+    def _patch(self, body: Json) -> bool:
         """Change the node. Return False if the node has changed since it was read."""
-        metadata = {"resourceVersion": node["metadata"]["resourceVersion"], "annotations": {ANNOTATION: annotation}}
-        body = {"metadata": metadata, "spec": {"unschedulable": unschedulable}}
         status, answer = self._api.call("PATCH", self._path, body, "application/merge-patch+json")
-        if status == http.HTTPStatus.CONFLICT:
+        if status == HTTPStatus.CONFLICT:
             return False
-        if status != http.HTTPStatus.NOT_FOUND:  # a deleted node needs no change
+        if status != HTTPStatus.NOT_FOUND:  # a deleted node needs no change
             expect(status, answer, f"Node {self._name} cannot be changed")
         return True
+
+    def write_event(self, event: dict[str, str]) -> None:
+        """Write a Kubernetes Event for the record. If this fails, print the reason, and continue.
+
+        The name contains the id of the record, so a rerun for the same record does not write a second Event.
+        """
+        path = f"/api/v1/namespaces/{EVENT_NAMESPACE}/events"
+        try:
+            status, answer = self._api.call("POST", path, kubernetes_event(self._name, event))
+            if status != HTTPStatus.CONFLICT:  # an earlier run has written the Event
+                expect(status, answer, "The API rejected the Event")
+        except (Later, Failed) as reason:
+            sys.stderr.write(f"No Kubernetes Event was written: {reason}\n")
 
     def pods(self) -> Iterator[Json]:
         """Yield the pods to evict."""
@@ -190,7 +237,7 @@ class Node:
         }
         status, answer = self._api.call("POST", path, body)
         # 404: the pod is gone. 409: a new pod has the same name. 403: the namespace is being deleted (see `call`).
-        if status < http.HTTPStatus.MULTIPLE_CHOICES or status in {403, 404, 409}:
+        if status < HTTPStatus.MULTIPLE_CHOICES or status in {403, 404, 409}:
             return ""
         return said(answer) or f"HTTP {status}"
 
@@ -208,10 +255,10 @@ def is_terminating(answer: Json) -> bool:
 
 def expect(status: int, answer: Json, what: str) -> Json:
     """Return *answer* if *status* is a success. Raise Later for a temporary error, and Failed otherwise."""
-    if status < http.HTTPStatus.MULTIPLE_CHOICES:
+    if status < HTTPStatus.MULTIPLE_CHOICES:
         return answer
     sentence = f"{what}: HTTP {status}. {said(answer)}"
-    passes = status >= http.HTTPStatus.INTERNAL_SERVER_ERROR or status in {408, 409, 410, 429}
+    passes = status >= HTTPStatus.INTERNAL_SERVER_ERROR or status in {408, 409, 410, 429}
     raise (Later if passes else Failed)(sentence)
 
 
@@ -248,6 +295,37 @@ def empty(node: Node, not_before: float | None, *, wait_seconds: float, is_urgen
         time.sleep(PAUSE_SECONDS)
 
 
+def event_type_of(event: dict[str, str]) -> str:
+    """Return the event type as a valid value of a taint and reason of an Event."""
+    return re.sub("[^A-Za-z0-9]", "", event["EVENT_TYPE"])[:VALUE_CHARACTERS] or "Unknown"
+
+
+def kubernetes_event(node: str, event: dict[str, str]) -> Json:
+    """Return the Kubernetes Event for the record, such as RebootScheduled.
+
+    The UID of the node is the name of the node, as in the Events of the kubelet, because `kubectl describe node` finds
+    these Events in every version.
+    """
+    now = f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
+    not_before = f", not before {event['NOT_BEFORE']}" if event["NOT_BEFORE"] else ""
+    message = f"{event['EVENT_TYPE']} {event['TRANSITION']}{not_before}. {event['DESCRIPTION']}".strip()
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{node}.{event['ID']}", "namespace": EVENT_NAMESPACE},
+        "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node},
+        "type": "Warning" if event["TRANSITION"] in DRAINING else "Normal",
+        "reason": event_type_of(event) + event["TRANSITION"].capitalize(),
+        "message": f"Azure scheduled event {event['EVENT_ID']}: {message}"[:MESSAGE_CHARACTERS],
+        "source": {"component": COMPONENT, "host": node},
+        "reportingComponent": COMPONENT,
+        "reportingInstance": node,
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "count": 1,
+    }
+
+
 def is_still_affected(event_id: str, spared: frozenset[str]) -> bool:
     """Return whether another active event requires a drain of this VM. Raise Later if the events are unknown."""
     command = ["scheduled-events-bridge", "status", "--json"]
@@ -269,6 +347,9 @@ def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--now", action="store_true", help="evict the pods, but do not wait until they end")
     parser.add_argument("--spare", default="Freeze", help="event types without a drain, separated by commas [Freeze]")
+    parser.add_argument("--cordon-only", action="store_true", help="cordon the node, but evict no pods")
+    parser.add_argument("--taint", action="store_true", help=f"also set the taint {TAINT}=EVENT_TYPE:NoSchedule")
+    parser.add_argument("--event", action="store_true", help="also write a Kubernetes Event for each record")
     parser.add_argument("--force", action="store_true", help="also evict pods that have no controller")
     parser.add_argument("--wait-seconds", type=float, help="the time that one run waits for pods [60; with --now 15]")
     parser.add_argument("--node", default=os.environ.get("NODE_NAME", ""), help="the node [$NODE_NAME]")
@@ -290,20 +371,35 @@ def not_before_of(text: str) -> float | None:
     return moment.replace(tzinfo=moment.tzinfo or timezone.utc).timestamp()
 
 
-def prepare(node: Node, event: dict[str, str], options: argparse.Namespace, spared: frozenset[str]) -> None:
-    """Cordon and drain the node if *event* affects it and its type is not in *spared*."""
-    if event["AFFECTS_THIS_VM"] == "false" or event["EVENT_TYPE"] in spared:
-        return
+def prepare(node: Node, event: dict[str, str], options: argparse.Namespace) -> None:
+    """Cordon and drain the node, because *event* affects it."""
     if event["AFFECTS_THIS_VM"] != "true":
         raise Failed(
             f"The agent does not know whether the event affects this node. If it does, drain {options.node} manually."
         )
-    if node.cordon(event["EVENT_ID"]):
-        not_before = not_before_of(event["NOT_BEFORE"])
+    exists = node.cordon(event["EVENT_ID"], event_type_of(event) if options.taint else "")
+    if options.event:
+        node.write_event(event)
+    if exists and not options.cordon_only:
         wait_seconds = URGENT_WAIT_SECONDS if options.now else WAIT_SECONDS
         if options.wait_seconds is not None:
             wait_seconds = options.wait_seconds
-        empty(node, not_before, wait_seconds=wait_seconds, is_urgent=options.now)
+        empty(node, not_before_of(event["NOT_BEFORE"]), wait_seconds=wait_seconds, is_urgent=options.now)
+
+
+def process(node: Node, event: dict[str, str], options: argparse.Namespace) -> None:
+    """Prepare the node for *event*, or uncordon the node after its last event."""
+    transition, affects = event["TRANSITION"], event["AFFECTS_THIS_VM"]
+    spared = frozenset(filter(None, options.spare.split(",")))
+    if transition in DRAINING and affects != "false" and event["EVENT_TYPE"] not in spared:
+        prepare(node, event, options)
+    elif options.event and affects == "true" and transition in DRAINING | ENDS:
+        node.write_event(event)
+    if transition in ENDS and not is_still_affected(event["EVENT_ID"], spared):
+        node.uncordon()
+    elif transition == "test":
+        pods = 0 if options.cordon_only else len(list(node.pods()))
+        sys.stderr.write(f"The program would evict {pods} pods. Nothing was changed.\n")
 
 
 def node_of(options: argparse.Namespace) -> Node:
@@ -318,17 +414,10 @@ def node_of(options: argparse.Namespace) -> Node:
 def main() -> int:
     """Process the transition in the environment, and return the exit code."""
     options = read_options()
-    wanted = ("TRANSITION", "EVENT_ID", "EVENT_TYPE", "NOT_BEFORE", "AFFECTS_THIS_VM")
+    wanted = ("ID", "TRANSITION", "EVENT_ID", "EVENT_TYPE", "NOT_BEFORE", "DESCRIPTION", "AFFECTS_THIS_VM")
     event = {name: os.environ.get(f"SCHEDULED_EVENT_{name}", "") for name in wanted}
-    spared = frozenset(filter(None, options.spare.split(",")))
     try:
-        node = node_of(options)
-        if event["TRANSITION"] in DRAINING:
-            prepare(node, event, options, spared)
-        elif event["TRANSITION"] in ENDS and not is_still_affected(event["EVENT_ID"], spared):
-            node.uncordon()
-        elif event["TRANSITION"] == "test":
-            sys.stderr.write(f"The program would evict {len(list(node.pods()))} pods. Nothing was changed.\n")
+        process(node_of(options), event, options)
     except Later as reason:
         sys.stderr.write(f"{reason}\n")
         return AGAIN_LATER

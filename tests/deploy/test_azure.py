@@ -24,6 +24,7 @@ FUNCTIONS = {
     "base64": 1,
     "deployment": 0,
     "empty": 1,
+    "extensionResourceId": 3,
     "filter": 2,
     "flatten": 1,
     "guid": 3,
@@ -32,6 +33,7 @@ FUNCTIONS = {
     "loadFileAsBase64": 1,
     "loadJsonContent": 1,
     "loadTextContent": 1,
+    "managementGroup": 0,
     "map": 2,
     "replace": 3,
     "resourceGroup": 0,
@@ -40,6 +42,7 @@ FUNCTIONS = {
     "subscription": 0,
     "subscriptionResourceId": 2,
     "take": 2,
+    "tenantResourceId": 2,
     "uniqueString": 1,
     "utcNow": 1,
 }

@@ -102,6 +102,9 @@ RUN = {
     "generated: record": _GENERATED,
     "generated: record short": _GENERATED,
     "alertmanager: route": "tests/interop/test_alertmanager.py::test_route_of_the_page_sends_info_elsewhere",
+    "rollout: duration": (
+        "tests/deploy/test_management_group.py::test_durations_of_the_page_follow_from_its_formula_and_the_template"
+    ),
     "file: rings.json": "tests/deploy/test_fleet.py::test_rings_of_the_page_share_the_vms_out",
     "ansible: rollout": "tests/deploy/test_ansible.py::test_three_machines_in_rings_of_which_the_second_fails",
     "ansible: remove": "tests/deploy/test_ansible.py::test_agent_is_taken_off_three_machines_of_which_one_has_none",

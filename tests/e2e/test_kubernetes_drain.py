@@ -49,6 +49,8 @@ def drain(cluster, tmp_path):
         env = {
             "PATH": f"{tmp_path}:/usr/bin:/bin",
             **in_pod(cluster),
+            "SCHEDULED_EVENT_ID": f"0d0f6d2a-{transition}",
+            "SCHEDULED_EVENT_DESCRIPTION": "Host maintenance",
             "SCHEDULED_EVENT_TRANSITION": transition,
             "SCHEDULED_EVENT_EVENT_ID": EVENT,
             "SCHEDULED_EVENT_EVENT_TYPE": kind,
@@ -91,9 +93,65 @@ def test_node_is_cordoned_and_pods_leave_but_for_those_that_no_drain_takes_away(
     assert drain("scheduled") == (0, "")
     assert cordoned_for(cluster) == (True, EVENT)
     assert set(cluster.evictions) == {"web", "db-0"}
-    assert cluster.used == RIGHTS
+    assert cluster.used == RIGHTS - {("events", "create")}  # only with --event
+    assert "taints" not in cluster.nodes[NODE]["spec"]
     assert drain("started", "--force") == (0, "")
     assert set(cluster.evictions) == {"web", "db-0", "debug"}
+
+
+def test_cordon_only_evicts_no_pods(cluster, drain):
+    cluster.add_pod("web", NODE)
+    assert drain("scheduled", "--cordon-only") == (0, "")
+    assert drain("started", "--cordon-only") == (0, "")
+    assert cordoned_for(cluster) == (True, EVENT)
+    assert cluster.evictions == {}
+    assert drain("completed", "--cordon-only") == (0, "")
+    assert cordoned_for(cluster) == (False, None)
+
+
+def taints(cluster):
+    return [f"{each['key']}={each['value']}:{each['effect']}" for each in cluster.nodes[NODE]["spec"].get("taints", [])]
+
+
+@pytest.mark.parametrize("is_cordoned", [False, True], ids=["schedulable", "cordoned by someone else"])
+def test_taint_shows_the_event_type_and_goes_with_the_last_event(cluster, drain, is_cordoned):
+    cluster.nodes[NODE]["spec"] = {
+        "taints": [{"key": "sku", "value": "gpu", "effect": "NoSchedule"}],
+        **({"unschedulable": True} if is_cordoned else {}),
+    }
+    cluster.conflicts = 2
+    assert drain("scheduled", "--taint") == (0, "")
+    assert drain("started", "--taint", kind="Redeploy") == (0, "")
+    assert taints(cluster) == ["sku=gpu:NoSchedule", "scheduled-events-bridge/event=Reboot:NoSchedule"]
+    assert drain("completed", "--taint", events=[("another", "Redeploy")]) == (0, "")
+    assert len(taints(cluster)) == 2
+    assert drain("completed") == (0, "")  # also without the option, because the configuration may have changed
+    assert taints(cluster) == ["sku=gpu:NoSchedule"]
+    assert cordoned_for(cluster) == (is_cordoned, None)
+
+
+def test_kubernetes_events_report_each_record_once(cluster, drain):
+    for transition in ("scheduled", "scheduled", "started", "completed"):
+        assert drain(transition, "--event") == (0, "")
+    assert drain("started", "--event", kind="Freeze", SCHEDULED_EVENT_ID="freeze") == (0, "")
+    assert drain("scheduled", "--event", affects="false", SCHEDULED_EVENT_ID="another-vm") == (0, "")
+    events = cluster.events.values()
+    assert [(each["type"], each["reason"]) for each in events] == [
+        ("Warning", "RebootScheduled"),
+        ("Warning", "RebootStarted"),
+        ("Normal", "RebootCompleted"),
+        ("Warning", "FreezeStarted"),
+    ]
+    message = next(iter(events))["message"]
+    assert re.fullmatch(rf"Azure scheduled event {EVENT}: Reboot scheduled, not before \S+Z\. Host.*", message)
+
+
+def test_drain_continues_if_the_kubernetes_event_is_refused(cluster, drain):
+    cluster.add_pod("web", NODE)
+    cluster.rights = RIGHTS - {("events", "create")}
+    code, reason = drain("scheduled", "--event")
+    assert (code, "No Kubernetes Event was written: " in reason) == (0, True)
+    assert list(cluster.evictions) == ["web"]
 
 
 def test_pods_get_no_longer_than_the_notice_lasts(cluster, drain):

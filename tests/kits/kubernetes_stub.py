@@ -1,7 +1,7 @@
 """A strict API server of Kubernetes on loopback: nodes, pods and evictions, as much as a drain sees of it.
 
 It answers 401, 403, 404, 405, 409, 415 and 422 where the real one does, with its Status objects, and keeps a list of
-what was changed. Rules: the API reference of Kubernetes 1.31 (Node v1, Pod v1, Eviction policy/v1).
+what was changed. Rules: the API reference of Kubernetes 1.31 (Node v1, Pod v1, Eviction policy/v1, Event v1).
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from private_ca import PrivateCa
 
 Json = dict[str, Any]
 #: Resource and verb: what a drain needs, and nothing else is allowed here.
-RIGHTS = frozenset({("nodes", "get"), ("nodes", "patch"), ("pods", "list"), ("pods/eviction", "create")})
+RIGHTS = frozenset(
+    {("nodes", "get"), ("nodes", "patch"), ("pods", "list"), ("pods/eviction", "create"), ("events", "create")}
+)
 _MERGE_PATCH = "application/merge-patch+json"
 
 
@@ -42,6 +44,8 @@ class KubernetesStub:
         """Method, path and body of every request that may change something, refused ones too."""
         self.evictions: dict[str, Json] = {}
         """The options of each eviction that was accepted, by the pod's name."""
+        self.events: dict[str, Json] = {}
+        """The Events of the namespace "default", by their names."""
         self.refused_tokens: list[str] = []
         self.broken: set[str] = set()
         """Verbs that are answered 500."""
@@ -108,6 +112,9 @@ class KubernetesStub:
             )
         if set(body) - {"metadata", "spec"} or set(body.get("spec", {})) - {"unschedulable", "taints"}:
             return _status(422, "Invalid", "unknown field")
+        for taint in body["spec"].get("taints", []):
+            if set(taint) != {"key", "value", "effect"} or not re.fullmatch("[A-Za-z0-9]{1,63}", taint["value"]):
+                return _status(422, "Invalid", f"spec.taints: Invalid value: {taint}")
         merged = _merged(node, {**body, "metadata": {**body.get("metadata", {}), "resourceVersion": version}})
         _touch(merged)
         self.nodes[name] = merged
@@ -154,6 +161,22 @@ class KubernetesStub:
         pod["metadata"]["deletionTimestamp"] = "2026-11-20T11:00:00Z"
         self.evictions[name] = options
         return 201, {"kind": "Status", "apiVersion": "v1", "status": "Success", "code": 201}
+
+    def add_event(self, namespace: str, body: Json) -> tuple[int, Json]:
+        """Keep an Event about a node, unless an Event of this name exists."""
+        metadata, node = body["metadata"], body["involvedObject"]
+        if namespace != "default" or metadata["namespace"] != namespace:
+            return _status(422, "Invalid", "involvedObject.namespace: Invalid value: does not match event.namespace")
+        if node != {"apiVersion": "v1", "kind": "Node", "name": node["name"], "uid": node["name"]}:
+            return _status(422, "Invalid", "involvedObject")
+        if not re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", metadata["name"]):
+            return _status(422, "Invalid", "metadata.name: a lowercase RFC 1123 subdomain is required")
+        if body["type"] not in {"Normal", "Warning"} or not re.fullmatch("[A-Za-z0-9]+", body["reason"]):
+            return _status(422, "Invalid", "type or reason")
+        if metadata["name"] in self.events:
+            return _status(409, "AlreadyExists", f'events "{metadata["name"]}" already exists')
+        self.events[metadata["name"]] = body
+        return 201, body
 
 
 def _touch(item: Json) -> None:
@@ -245,7 +268,8 @@ class _Handler(BaseHTTPRequestHandler):
         cluster.changes.append((self.command, path, parsed))
         if verb == "patch":
             return cluster.patch_node(names[0], parsed)
-        return cluster.evict(names[0], names[1], parsed)
+        is_event = resource == "events"
+        return cluster.add_event(names[0], parsed) if is_event else cluster.evict(names[0], names[1], parsed)
 
     def _route(self, path: str) -> tuple[str, str, tuple[str, ...]] | None:
         """Return the resource, the verb and the names of a request, or None."""
@@ -254,6 +278,7 @@ class _Handler(BaseHTTPRequestHandler):
             ("PATCH", r"/api/v1/nodes/([^/]+)", "nodes", "patch"),
             ("GET", r"/api/v1/pods()", "pods", "list"),
             ("POST", r"/api/v1/namespaces/([^/]+)/pods/([^/]+)/eviction", "pods/eviction", "create"),
+            ("POST", r"/api/v1/namespaces/([^/]+)/events", "events", "create"),
         )
         for method, pattern, resource, verb in routes:
             found = re.fullmatch(pattern, path)

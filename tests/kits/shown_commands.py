@@ -45,6 +45,8 @@ NEEDED = {
     "artifact: build",  # minutes and a package index; .ci/run makes the archives by the same programs
     "release: rehearse",  # minutes; it is a step of .ci/run itself
 }
+#: Words of the shell before a program, or without a program.
+NO_PROGRAM = frozenset({"{", "}", "sudo", "export", "cd", "for", "do", "done"})
 _HEALTH = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "bridge" / "health").glob("*.py")))
 _INSTALLER = (ROOT / "deploy" / "systemd" / "install.sh").read_text(encoding="utf-8")
 _FUNCTION = re.compile(r"^(?P<name>\w+)\(\) \{(?: (?P<body>.+) \"\$@\"; \})?", re.MULTILINE)
@@ -79,8 +81,8 @@ def called(script: str) -> Iterator[list[str]]:
     bodies = {each["name"]: each["body"] for each in _FUNCTION.finditer(script)}
     for command in simple_commands(script):
         words = list(command)
-        while words and (words[0] in {"{", "}", "sudo", "export", "cd"} or re.match(r"\w+=", words[0])):
-            words = [] if words[0] == "cd" else words[1:]
+        while words and (words[0] in NO_PROGRAM or re.match(r"\w+=", words[0])):
+            words = [] if words[0] in {"cd", "for"} else words[1:]
         if words and words[0] in bodies:
             body = bodies[words[0]]
             words = [*shlex.split(body), *words[1:]] if body and words[1:] else []
@@ -128,6 +130,8 @@ def check(words: list[str]) -> None:
         _check_steps(words[1:])
     elif words[0] in {"python3", "build/bin/python"} and words[1].endswith(".py"):
         _check_script(words[1:])
+    elif program == "sas.sh":
+        _check_script(words, quote="")
     else:
         _check_other(program, words[1:])
 
@@ -146,11 +150,11 @@ def _check_steps(words: list[str]) -> None:
             raise click.UsageError(f"{script} has no step {step}")
 
 
-def _check_script(words: list[str]) -> None:
+def _check_script(words: list[str], quote: str = '"') -> None:
     script, *rest = words
     text = _text_of(script)
     for option in _options(rest):
-        if f'"{option}"' not in text:
+        if f"{quote}{option}{quote}" not in text:
             raise click.UsageError(f"{script} has no option {option}")
 
 

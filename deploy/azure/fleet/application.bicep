@@ -14,11 +14,11 @@ param galleryName string = 'scheduled_events_bridge'
 @description('Version of the application, as 1.2.3. Count it up for each new archive, and for each new configuration.')
 param version string
 
-@description('Where Azure fetches the package from: a block blob, with a signature (SAS) unless it is public.')
+@description('The URL of the package: a block blob, with a SAS (sas.sh) unless the blob is public.')
 @secure()
 param packageUrl string
 
-@description('Where Azure fetches config.toml from, likewise. Empty: each VM keeps the configuration that it has.')
+@description('The URL of config.toml, with a SAS. Empty: each VM keeps its current configuration.')
 @secure()
 param configUrl string = ''
 

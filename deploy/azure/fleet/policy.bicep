@@ -1,8 +1,8 @@
-// Which VMs of a subscription have which version of the agent, ring by ring, by Azure Policy (deployIfNotExists). New VMs
-// get it by themselves; those that exist get it by remediation.bicep. Use: docs/operate/fleet.md
+// Installs the agent on the Linux VMs of one subscription, ring by ring, with Azure Policy (deployIfNotExists). Azure
+// Policy covers new VMs automatically, and remediation.bicep covers existing VMs. Use: docs/operate/fleet.md
 targetScope = 'subscription'
 
-@description('Where Azure keeps the assignments.')
+@description('The region in which Azure stores the assignments.')
 param location string = deployment().location
 
 @description('Output applicationId of application.bicep.')
@@ -14,20 +14,20 @@ param identityId string
 @description('Output identityPrincipalId of application.bicep.')
 param identityPrincipalId string
 
-@description('The rings so far, each {name, version, resourceGroups: [...], everythingElse: true for the last one alone}.')
+@description('The rings, each {name, version, resourceGroups: [...], everythingElse: true only for the last ring}.')
 param rings array
 
-@description('The tag that names the ring of a VM or scale set. A value that is no ring, such as none, keeps it out.')
+@description('The tag with the ring of a VM or scale set. A value that is not a ring, such as none, excludes the VM.')
 param tagName string = 'scheduled-events-bridge'
 
-@description('Resource ids of resource groups that get nothing, such as those that another service manages.')
+@description('Resource ids of excluded subscriptions and resource groups, such as those that another service manages.')
 param notScopes array = []
 
-@description('AuditIfNotExists counts who lacks the agent, and changes nothing.')
+@description('AuditIfNotExists counts the VMs without the agent, and changes nothing.')
 @allowed(['DeployIfNotExists', 'AuditIfNotExists', 'Disabled'])
 param effect string = 'DeployIfNotExists'
 
-// Virtual Machine Contributor, the same in every tenant, and the one that both rules name
+// Virtual Machine Contributor, which has the same id in every tenant. Both rules contain this id.
 var contributorRoleId = '9980e02c-c2be-4d73-94e8-173b1dc7cf3c'
 var parameters = loadJsonContent('parameters.json')
 var passedOn = loadJsonContent('passed-on.json')
@@ -37,7 +37,7 @@ resource virtualMachines 'Microsoft.Authorization/policyDefinitions@2023-04-01' 
   name: 'scheduled-events-bridge-virtual-machines'
   properties: {
     displayName: 'Scheduled Events Bridge on Linux VMs'
-    description: 'VMs of a ring, those of Flexible scale sets too, have the ring\'s version of the application.'
+    description: 'VMs of a ring, including those of Flexible scale sets, have the ring\'s version of the application.'
     policyType: 'Custom'
     mode: 'Indexed'
     metadata: {
@@ -99,7 +99,7 @@ resource contributor 'Microsoft.Authorization/roleAssignments@2022-04-01' = {
 
 resource assignments 'Microsoft.Authorization/policyAssignments@2023-04-01' = [
   for ring in rings: {
-    name: 'scheduled-events-bridge-${ring.name}'
+    name: 'bridge-${ring.name}' // at most 24 characters at the scope of a management group
     location: location
     identity: {
       type: 'UserAssigned'

@@ -1,29 +1,34 @@
-// Gives the VMs and scale sets of one ring that exist already the version that policy.bicep has for it. It is a task of its
-// own each time, and Azure stops it when too many fail. Use: docs/operate/fleet.md
+// Installs the version of policy.bicep or management-group.bicep on the existing VMs and scale sets of one subscription
+// and one ring. Each deployment creates a new task, and Azure stops a task if too many installations fail. The task
+// belongs to the subscription, because Azure cannot evaluate compliance again at the scope of a management group.
+// Use: docs/operate/fleet.md
 targetScope = 'subscription'
 
-@description('The ring, as policy.bicep names it.')
+@description('The ring, as in policy.bicep or management-group.bicep.')
 param ring string
+
+@description('The management group of management-group.bicep. Empty: the policy belongs to this subscription.')
+param managementGroupName string = ''
 
 @description('How many VMs, and how many scale sets, at the same time.')
 @minValue(1)
 @maxValue(30)
 param parallelDeployments int = 10
 
-@description('Which part may fail before Azure stops the task: 0.05 is a twentieth.')
+@description('The part of the deployments that may fail before Azure stops the task: 0.05 is a twentieth.')
 param failureThreshold string = '0.05'
 
-@description('Makes the name of the task one of its own.')
+@description('Makes the name of the task unique.')
 param time string = utcNow('yyyyMMddHHmmss')
 
-resource assignment 'Microsoft.Authorization/policyAssignments@2023-04-01' existing = {
-  name: 'scheduled-events-bridge-${ring}'
-}
+var managementGroupId = tenantResourceId('Microsoft.Management/managementGroups', managementGroupName)
+var policyScope = empty(managementGroupName) ? subscription().id : managementGroupId
+var assignmentId = extensionResourceId(policyScope, 'Microsoft.Authorization/policyAssignments', 'bridge-${ring}')
 
 resource virtualMachines 'Microsoft.PolicyInsights/remediations@2021-10-01' = {
   name: 'scheduled-events-bridge-${ring}-virtual-machines-${time}'
   properties: {
-    policyAssignmentId: assignment.id
+    policyAssignmentId: assignmentId
     policyDefinitionReferenceId: 'virtualMachines'
     resourceDiscoveryMode: 'ReEvaluateCompliance'
     resourceCount: 50000
@@ -37,7 +42,7 @@ resource virtualMachines 'Microsoft.PolicyInsights/remediations@2021-10-01' = {
 resource scaleSets 'Microsoft.PolicyInsights/remediations@2021-10-01' = {
   name: 'scheduled-events-bridge-${ring}-scale-sets-${time}'
   properties: {
-    policyAssignmentId: assignment.id
+    policyAssignmentId: assignmentId
     policyDefinitionReferenceId: 'scaleSets'
     resourceDiscoveryMode: 'ReEvaluateCompliance'
     resourceCount: 50000

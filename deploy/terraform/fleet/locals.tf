@@ -62,7 +62,7 @@ locals {
       body = {
         properties = {
           displayName = "Scheduled Events Bridge on Linux VMs"
-          description = "VMs of a ring, those of Flexible scale sets too, have the ring's version of the application."
+          description = "VMs of a ring, including those of Flexible scale sets, have the ring's version of the application."
           policyType  = "Custom"
           mode        = "Indexed"
           metadata    = { category = "Compute" }
@@ -127,7 +127,7 @@ locals {
       ring = ring.name
       body = {
         properties = {
-          policyAssignmentId          = "${local.scope}/providers/Microsoft.Authorization/policyAssignments/scheduled-events-bridge-${ring.name}"
+          policyAssignmentId          = "${local.scope}/providers/Microsoft.Authorization/policyAssignments/bridge-${ring.name}"
           policyDefinitionReferenceId = reference
           resourceDiscoveryMode       = "ReEvaluateCompliance"
           resourceCount               = 50000

@@ -95,7 +95,7 @@ resource "azapi_resource" "assignment" {
 
   type      = "Microsoft.Authorization/policyAssignments@2023-04-01"
   parent_id = local.scope
-  name      = "scheduled-events-bridge-${each.key}"
+  name      = "bridge-${each.key}" # the name in policy.bicep
   location  = var.location
   body      = each.value
   identity {
