@@ -200,6 +200,33 @@ def test_upgrade_of_the_deb_that_does_not_start_gives_way_to_the_version_before(
     assert "The previous version was restored" in facts["does_not_start_said"]
 
 
+REFUSING = "Sink refusing needs attention. `status` shows its last error."
+DEAD = "Sink dead is stuck: its oldest record has waited N s."
+
+
+@pytest.mark.parametrize(("destination", "reason"), [("refusing", REFUSING), ("dead", DEAD)])
+def test_upgrade_completes_while_a_destination_fails_and_is_as_ready_as_before(facts, destination, reason):
+    assert facts[f"{destination}_before"] == reason
+    assert (facts[f"{destination}_exit"], facts[f"{destination}_switched"]) == ("0", "yes")
+    assert facts[f"{destination}_after"] == reason
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("cannot_start", "The new version does not start."),
+        ("cannot_poll", "The new version is not ready after 4 s: IMDS has not responded yet."),
+        ("cannot_read", f"The state directory /var/lib/{NAME} cannot be created, opened, or locked"),
+    ],
+)
+def test_broken_upgrade_is_rolled_back_also_while_a_destination_fails(facts, fault, words):
+    assert facts[f"{fault}_before"] == DEAD
+    assert (facts[f"{fault}_exit"], facts[f"{fault}_switched"]) == ("1", "no")
+    assert words in facts[f"{fault}_said"]
+    assert "The previous version was restored" in facts[f"{fault}_said"]
+    assert facts[f"{fault}_after"] == DEAD
+
+
 def test_upgrade_of_the_deb_that_was_refused_is_configured_once_the_cause_is_mended(facts):
     assert facts["missing_library_state"] == "half-configured"
     assert (facts["mended_exit"], facts["mended_state"]) == ("0", "installed")
