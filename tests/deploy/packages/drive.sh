@@ -72,7 +72,8 @@ transitions = ["canceled"]
 X
 cp "$config" /run/right.toml
 began=$EPOCHSECONDS
-fact install_exit "$(status_of dpkg -i "$deb")"
+fact install_exit "$(status_of dpkg -i "$deb" 2>/run/driver/said)"
+fact install_problems "$(state_problems)"
 wait_until_ready
 fact seconds_to_ready "$((EPOCHSECONDS - began))"
 fact ready "$(runs)"
@@ -168,7 +169,9 @@ systemctl unmask "$name" >&2
 fact archive_manual "$(is_there "/usr/local/share/man/man1/$name.1")"
 printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d
 chmod +x /usr/sbin/policy-rc.d
-fact over_archive_exit "$(status_of dpkg -i "$deb")"
+rm -r "/var/lib/$name"
+fact over_archive_exit "$(status_of dpkg -i "$deb" 2>/run/driver/said)"
+fact over_archive_problems "$(state_problems)"
 fact over_archive_in_usr_local "$(in_usr_local)"
 fact over_archive_is_active "$(systemctl is-active "$name")"
 rm /usr/sbin/policy-rc.d
