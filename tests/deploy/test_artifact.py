@@ -12,12 +12,8 @@ import sys
 import tarfile
 from pathlib import Path
 
+import doc_pages
 import pytest
-
-if sys.version_info >= (3, 11):
-    pass
-else:
-    pass
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(1500)]
 
@@ -73,6 +69,14 @@ def test_archive_is_small_and_holds_all_that_an_installation_needs(artifacts, ar
     machines = {name for name in held if name.endswith(".whl") and "-any.whl" not in name}
     assert machines
     assert all(ARCHES[arch] in name for name in machines)
+
+
+@pytest.mark.parametrize("page", ["docs/operate/install.md", "docs/start/first-vm.md"])
+def test_commands_of_a_page_find_the_archive_in_the_folder_of_the_build(artifacts, tmp_path, page):
+    for path in artifacts.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    [command] = re.findall(r"^tar -xzf .*-linux-x86_64$", doc_pages.page(page), re.MULTILINE)
+    subprocess.run(["sh", "-euc", f"{command} && test -x install.sh"], cwd=tmp_path, timeout=60, check=True)
 
 
 # ---- the archive for Windows ----------------------------------------------------------------------------------------
@@ -148,7 +152,7 @@ def facts(drive, own_archive):
 
 def test_bare_python_installs_and_the_secrets_are_there_before_the_first_start(facts):
     assert facts["python_has_no_pip"] == "yes"
-    assert facts["prepared_exit"] == "0"
+    assert (facts["prepared_exit"], facts["prepared_problems"]) == ("0", "")
     assert facts["not_started_yet"] == "inactive"
     assert (facts["start_exit"], facts["ready"]) == ("0", "yes")
     assert int(facts["seconds_to_ready"]) < 60

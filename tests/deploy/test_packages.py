@@ -162,7 +162,7 @@ def facts(drive, artifacts, own_archive, later_rpms, tool):
 
 
 def test_deb_is_ready_soon_with_the_secrets_and_the_configuration_that_were_there(facts):
-    assert facts["install_exit"] == "0"
+    assert (facts["install_exit"], facts["install_problems"]) == ("0", "")
     assert facts["ready"] == "yes"
     assert int(facts["seconds_to_ready"]) < 60
     assert facts["configuration_was_left"] == "yes"
@@ -200,6 +200,33 @@ def test_upgrade_of_the_deb_that_does_not_start_gives_way_to_the_version_before(
     assert "The previous version was restored" in facts["does_not_start_said"]
 
 
+REFUSING = "Sink refusing needs attention. `status` shows its last error."
+DEAD = "Sink dead is stuck: its oldest record has waited N s."
+
+
+@pytest.mark.parametrize(("destination", "reason"), [("refusing", REFUSING), ("dead", DEAD)])
+def test_upgrade_completes_while_a_destination_fails_and_is_as_ready_as_before(facts, destination, reason):
+    assert facts[f"{destination}_before"] == reason
+    assert (facts[f"{destination}_exit"], facts[f"{destination}_switched"]) == ("0", "yes")
+    assert facts[f"{destination}_after"] == reason
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("cannot_start", "The new version does not start."),
+        ("cannot_poll", "The new version is not ready after 4 s: IMDS has not responded yet."),
+        ("cannot_read", f"The state directory /var/lib/{NAME} cannot be created, opened, or locked"),
+    ],
+)
+def test_broken_upgrade_is_rolled_back_also_while_a_destination_fails(facts, fault, words):
+    assert facts[f"{fault}_before"] == DEAD
+    assert (facts[f"{fault}_exit"], facts[f"{fault}_switched"]) == ("1", "no")
+    assert words in facts[f"{fault}_said"]
+    assert "The previous version was restored" in facts[f"{fault}_said"]
+    assert facts[f"{fault}_after"] == DEAD
+
+
 def test_upgrade_of_the_deb_that_was_refused_is_configured_once_the_cause_is_mended(facts):
     assert facts["missing_library_state"] == "half-configured"
     assert (facts["mended_exit"], facts["mended_state"]) == ("0", "installed")
@@ -227,7 +254,7 @@ def test_remove_keeps_configuration_and_state_and_purge_leaves_nothing(facts):
 def test_mask_is_left_and_the_deb_takes_over_from_an_archive_and_starts_nothing_where_nothing_may(facts):
     assert (facts["archive_exit"], facts["archive_manual"]) == ("0", "yes")
     assert (facts["mask_was_left"], facts["masked_is_active"]) == ("/dev/null", "inactive")
-    assert facts["over_archive_exit"] == "0"
+    assert (facts["over_archive_exit"], facts["over_archive_problems"]) == ("0", "")
     assert facts["over_archive_in_usr_local"] == ""
     assert facts["over_archive_is_active"] == "inactive"
 

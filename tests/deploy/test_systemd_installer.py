@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -146,6 +147,16 @@ def test_wrong_usage_of_the_installer_is_said(deploy, arguments, said):
     )
     assert done.returncode == 2
     assert said in done.stderr
+
+
+def test_help_of_the_installer_lists_its_options(deploy):
+    done = subprocess.run(
+        [deploy / "systemd/install.sh", "--help"], capture_output=True, text=True, timeout=30, check=True
+    )
+    lines = re.findall(r"^ +(--[a-z| -]+)\)", (deploy / "systemd/install.sh").read_text(), re.MULTILINE)
+    accepted = set(re.findall(r"--[a-z-]+", " ".join(lines)))
+    assert accepted > {"--config", "--no-start", "--purge"}
+    assert accepted <= set(re.findall(r"--[a-z-]+", done.stdout))
 
 
 def test_shell_scripts_are_clean(tool, deploy):

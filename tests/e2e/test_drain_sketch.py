@@ -4,6 +4,8 @@ Played are the scenarios of Microsoft's mock server, which draws a new EventId a
 while another one runs. MOCK_SCENARIOS=all plays the twelve; else two of them.
 """
 
+import itertools
+import json
 import os
 import re
 import sys
@@ -99,6 +101,26 @@ def test_the_end_of_one_event_does_not_undrain_a_vm_while_another_one_runs(agent
     imds.show(freeze(3, "b", "Started"), polls=8)  # the ending of "a" is confirmed after five
     assert "undrain" not in drained()
     assert show(agent, imds, drained, freeze(4, "b", "Completed"), until="undrain") == ["undrain"]
+    assert agent.stop() == 0
+
+
+@pytest.mark.parametrize("stale", [document(4), document(5), document(4, ("a", "Scheduled", "Freeze"))])
+def test_stale_responses_do_not_run_the_script_again(agent, imds, drained, stale):
+    started = document(5, ("a", "Started", "Freeze"))
+    assert show(agent, imds, drained, started, until="drain") == ["drain"]
+    bodies = itertools.cycle(json.dumps(each).encode() for each in (stale, started))
+
+    def alternate(handler):
+        imds.body = next(bodies)
+        imds.answer = None
+        handler.do_GET()
+        imds.answer = alternate
+
+    imds.answer = alternate
+    imds.wait_for_polls(40)
+    imds.answer = None
+    assert drained() == ["drain"]
+    assert show(agent, imds, drained, document(6, ("a", "Completed", "Freeze")), until="undrain") == ["undrain"]
     assert agent.stop() == 0
 
 

@@ -18,6 +18,7 @@ import pytest
 from private_ca import PrivateCa
 
 from bridge.testing.http_peer import HttpPeer
+from bridge.testing.simulator.imds_api import Answer
 
 STDOUT = '[[sinks]]\nname = "out"\ntype = "stdout"\n'
 #: Whether the tests' own directory would survive a redeploy is the machine's business.
@@ -148,6 +149,14 @@ def test_repeated_failures_of_a_sink_are_logged_once_and_counted_at_the_end(agen
         ("INFO", "The sink responds again."),
         ("INFO", "The agent stopped."),
     ]
+
+
+def test_failures_whose_text_differs_each_time_are_logged_once(agent, imds, peer):
+    peer.reply(lambda _: Answer(status=503, body=b"request %d" % len(peer.received)))
+    start(agent, imds, webhook(peer))
+    fail_often(agent, imds, peer)
+    assert agent.stop() == 0
+    assert only(agent, "Sending failed")["level"] == "WARNING"
 
 
 def test_another_reason_and_a_second_outage_are_logged(agent, imds, peer):

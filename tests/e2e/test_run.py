@@ -132,6 +132,34 @@ def test_a_restart_sends_nothing_again_and_misses_nothing(agent, imds):
     assert [record["sequence"] for record in agent.records] == [1, 2, 3]
 
 
+def test_an_event_that_is_announced_again_has_another_id_and_another_key(agent, imds):
+    imds.identity = (200, b'{"name": "EastNO_0", "vmId": "3A4A-BB"}')
+    announced = event(NotBefore=in_minutes(15))
+    run(agent, imds, document(1), document(2, announced), document(3), document(2, announced))
+    assert [transition for transition, _ in agent.transitions] == ["scheduled", "canceled", "scheduled"]
+    assert len({record["id"] for record in agent.records}) == 3
+    assert len({record["transition_key"] for record in agent.records}) == 3
+
+
+def test_a_restart_does_not_wait_150_seconds_for_a_request_that_hangs(agent, imds):
+    agent.configure(imds.url)
+    agent.config.write_text(agent.config.read_text().replace("[imds]", "[imds]\ntimeout_seconds = 1"))
+    imds.body = json.dumps(document(1)).encode()
+    agent.start()
+    imds.wait_for_polls(2)
+    assert agent.stop() == 0
+
+    def hang_once(handler):
+        imds.answer = None
+        handler.server.released.wait()
+
+    imds.answer = hang_once
+    agent.start()
+    imds.wait_for_polls(3)
+    imds.show(document(2, event()))
+    agent.wait_for(lambda: agent.transitions == [("scheduled", "observed")])
+
+
 def redirect(handler):
     handler.send_response(302)
     handler.send_header("Location", "/metadata/elsewhere")

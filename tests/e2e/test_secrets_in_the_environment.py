@@ -1,4 +1,4 @@
-"""Programs that the agent starts do not get the variables with secrets that the configuration names."""
+"""Programs that the agent starts do not get variables with secrets of the configuration or the agent's credentials."""
 
 import json
 import signal
@@ -9,7 +9,7 @@ from portal_stub import PortalStub
 
 from bridge.testing import EventSpec, Simulator
 
-SECRETS = ("CHAT_URL", "PORTAL_TOKEN", "PAGER_KEY")
+SECRETS = ("CHAT_URL", "PORTAL_TOKEN", "PAGER_KEY", "AZURE_CLIENT_SECRET")
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ command = {print_environment_to(directory / "rule.json")}
 """
 
 
-def test_no_program_gets_a_variable_that_an_env_key_of_any_table_names(agent, azure, tmp_path):
+def test_no_program_gets_a_variable_with_a_secret_of_any_table_or_of_the_agents_credentials(agent, azure, tmp_path):
     agent.env = agent.env | {name: f"https://secret.invalid/{name}" for name in SECRETS} | {"CLUSTER": "west"}
     with PortalStub(tmp_path / "portal") as portal:  # on a new database no rule acts before the portal answered once
         agent.configure(azure.endpoints["vm_0"], configuration(tmp_path, portal))

@@ -101,6 +101,7 @@ def test_warnings_and_problems_are_readable_on_light_and_dark_backgrounds(agent,
     shown += terminal("check-config", "-c", agent.config).read_until(lambda _: False)
     assert "\x1b[91mProblem: Sink webhook" in shown
     assert not _PALE.search(shown)
+    assert "\x1b[" not in terminal("check-config", "-c", agent.config, NO_COLOR="1").read_until(lambda _: False)
 
 
 @pytest.mark.parametrize(("columns", "no_color"), [(80, False), (120, True)])

@@ -81,18 +81,38 @@ def test_slow_disk_delays_no_poll(tmp_path, agent_env, tmp_path_factory):
         stage.wait_until_settled(60)
 
 
-@pytest.mark.long
-def test_disk_that_fails_for_thirty_seconds_is_given_up(tmp_path, agent_env, tmp_path_factory):
+@pytest.fixture
+def failing(tmp_path, agent_env, tmp_path_factory):
+    """Return the stage of a killed agent, and a function that returns the file that lets a call on the outbox fail."""
     library = preload.built(tmp_path_factory, preload.FAULTS)
     env = {**agent_env, "FAULTS": str(tmp_path / "faults"), "FAULT_ROOT": str(tmp_path / "state" / "outbox")}
     (tmp_path / "faults").mkdir()
     with killed(tmp_path, env, preload=library) as stage:
-        (tmp_path / "faults" / "open").touch()
-        began, polls = time.monotonic(), len(stage.azure.polled_at)
-        stage.process = stage.new_agent()
-        stage.wait(lambda: len(stage.azure.polled_at) > polls + 1, 45)
-        assert 30 < time.monotonic() - began < 40
-        stage.azure.announce("E-new")
-        stage.wait(lambda: ("E-new", "scheduled") in stage.healthy.transitions())
-        (tmp_path / "faults" / "open").unlink()
-        stage.wait(stage.is_saved, 60)
+        yield stage, (tmp_path / "faults").joinpath
+
+
+@pytest.mark.parametrize("call", ["open", "stat"])
+def test_disk_that_fails_at_the_start_is_read_when_it_recovers(failing, call):
+    stage, fault = failing
+    fault(call).touch()
+    stage.process = stage.new_agent()
+    stage.wait(lambda: "The outbox is still loading." in stage.log)
+    fault(call).unlink()
+    stage.waiting.accepts = True
+    stage.wait_for_records(stage.waiting)
+    assert judge(stage.expected(), stage.waiting.records) == NOTHING
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("call", ["open", "stat"])
+def test_disk_that_fails_for_thirty_seconds_is_given_up(failing, call):
+    stage, fault = failing
+    fault(call).touch()
+    began, polls = time.monotonic(), len(stage.azure.polled_at)
+    stage.process = stage.new_agent()
+    stage.wait(lambda: len(stage.azure.polled_at) > polls + 1, 45)
+    assert 30 < time.monotonic() - began < 40
+    stage.azure.announce("E-new")
+    stage.wait(lambda: ("E-new", "scheduled") in stage.healthy.transitions())
+    fault(call).unlink()
+    stage.wait(stage.is_saved, 60)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime, timedelta, timezone
@@ -118,6 +119,21 @@ def at(seconds: float, *, wall_offset: float = 0.0) -> Instant:
     """Return the instant *seconds* after NOW on both clocks; the wall clock is *wall_offset* ahead."""
     return Instant(wall=NOW + timedelta(seconds=seconds + wall_offset), monotonic=1000.0 + seconds)
 
+
+def _alternating(position: int, _chance: random.Random) -> bool:
+    return position % 2 == 1
+
+
+def _in_pairs(position: int, _chance: random.Random) -> bool:
+    return position % 4 >= 2
+
+
+def _one_in_ten(_position: int, chance: random.Random) -> bool:
+    return chance.random() < 0.1
+
+
+#: Functions that decide by its position whether a response is stale.
+STALE_PATTERNS = (_alternating, _in_pairs, _one_in_ten)
 
 _statuses = st.sampled_from(["Scheduled", "Started", "Completed", "Canceled", "Paused"])
 _events: st.SearchStrategy[ScheduledEvent] = st.builds(

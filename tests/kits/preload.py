@@ -22,8 +22,8 @@ def built(tmp_path_factory: pytest.TempPathFactory, source: str) -> Path:
 
 
 #: Lets calls on files under FAULT_ROOT fail while a file with the name of the fault is in the directory FAULTS:
-#: ``write``, ``fsync``, and ``open`` with EIO, and ``readonly`` with EROFS. ``slow`` delays each fsync by 3 s.
-#: CLOCK_OFFSET sets the wall clock ahead by so many seconds.
+#: ``write``, ``fsync``, ``open``, and ``stat`` with EIO, and ``readonly`` with EROFS. ``slow`` delays each fsync by
+#: 3 s. CLOCK_OFFSET sets the wall clock ahead by so many seconds.
 FAULTS = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -76,6 +76,11 @@ static int may_open(const char *path, int flags) {
     return 1;
 }
 
+static int may_look(const char *path) {
+    if (is_ours(path) && is_on("stat")) { errno = EIO; return 0; }
+    return 1;
+}
+
 static int may_change(const char *path) {
     if (is_ours(path) && is_on("readonly")) { errno = EROFS; return 0; }
     return 1;
@@ -105,6 +110,8 @@ int ftruncate(int descriptor, off_t size) { return may_write(descriptor) ? NEXT(
 int ftruncate64(int descriptor, off64_t size) {
     return may_write(descriptor) ? NEXT(ftruncate64)(descriptor, size) : -1;
 }
+int stat(const char *path, struct stat *found) { return may_look(path) ? NEXT(stat)(path, found) : -1; }
+int stat64(const char *path, struct stat64 *found) { return may_look(path) ? NEXT(stat64)(path, found) : -1; }
 int unlink(const char *path) { return may_change(path) ? NEXT(unlink)(path) : -1; }
 int mkdir(const char *path, mode_t mode) { return may_change(path) ? NEXT(mkdir)(path, mode) : -1; }
 

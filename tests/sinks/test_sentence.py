@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import pytest
 from record_kit import event, record
 
 from bridge.sink import Evidence, Transition
 from sinks.sentence import sentence
+from sinks.webhook.alerts import details, summary
 
 
 def test_sentence_says_who_when_and_how_long() -> None:
@@ -21,6 +23,14 @@ def test_sentence_says_how_sure_an_ending_is() -> None:
     said = sentence(record(transition=Transition.CANCELED, evidence=Evidence.INFERRED))
     assert " canceled (inferred): Freeze of" in said
     assert "not before" not in said
+
+
+@pytest.mark.parametrize("text", [sentence, summary, details])
+def test_messages_do_not_depend_on_the_remaining_time_and_endings_have_no_announced_time(text) -> None:
+    assert len({text(record(notice_seconds=seconds)) for seconds in (900.0, 5.0, -60.0, None)}) == 1
+    endings = [text(record(transition=each)) for each in Transition if each.is_ending]
+    assert len(endings) == 3
+    assert not [ending for ending in endings if "not before" in ending]
 
 
 def test_sentence_advises_to_redeploy_before_a_predicted_failure() -> None:

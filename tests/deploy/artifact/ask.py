@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
 import sys
 import time
 import urllib.error
 import urllib.request
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 
@@ -23,14 +26,16 @@ def status_of(url: str) -> int:
 
 
 def announce(enough: str, url: str) -> None:
-    """Announce events, ten a second, until the file *enough* is there, and print their ids."""
-    while not Path(enough).exists():
+    """Announce one event, and ten more per second until the file *enough* exists. Print their IDs."""
+    while True:
         body = json.dumps({"event_type": "Freeze", "event_source": "Platform"}).encode()
         with urllib.request.urlopen(urllib.request.Request(url, body), timeout=10) as answer:
             said = json.load(answer)
         event_id = said.get("EventId") or said["event_id"]
         sys.stdout.write(f"{event_id}\n")
         sys.stdout.flush()
+        if Path(enough).exists():
+            return
         time.sleep(0.1)
 
 
@@ -51,6 +56,34 @@ def without_library(library: str, path: str) -> None:
     Path(path).write_text(shorter)
 
 
+def reasons(url: str) -> str:
+    """Return the reasons why the agent at *url* is not ready, without their numbers."""
+    try:
+        with urllib.request.urlopen(url, timeout=2) as answer:
+            report = json.load(answer)
+    except urllib.error.HTTPError as error:
+        report = json.load(error)
+    except OSError:
+        return "no response"
+    return " ".join(re.sub("[0-9]+", "N", reason) for reason in report["reasons"])
+
+
+class Refusal(BaseHTTPRequestHandler):
+    """Refuses the credentials of every request."""
+
+    def do_POST(self) -> None:
+        """Respond with 401."""
+        self.send_error(401)
+
+
+def make_older(seconds: str, *paths: str) -> None:
+    """Add *seconds* to the age of the undelivered records in the outbox files *paths*."""
+    older = "json_set(rest, '$.aged_from', json_extract(rest, '$.aged_from') - ?)"
+    for path in paths:
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute(f"UPDATE deliveries SET rest = {older}", [seconds])
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "--announce":
         announce(*sys.argv[2:])
@@ -58,5 +91,11 @@ if __name__ == "__main__":
         sys.stdout.write(f"{lost(*sys.argv[2:])}\n")
     elif sys.argv[1] == "--without-library":
         without_library(*sys.argv[2:])
+    elif sys.argv[1] == "--reasons":
+        sys.stdout.write(f"{reasons(sys.argv[2])}\n")
+    elif sys.argv[1] == "--refuse":
+        HTTPServer(("127.0.0.1", int(sys.argv[2])), Refusal).serve_forever()
+    elif sys.argv[1] == "--make-older":
+        make_older(*sys.argv[2:])
     else:
         sys.stdout.write(f"{status_of(sys.argv[1])}\n")

@@ -46,6 +46,11 @@ refused() { # fact $1: the rest must end with 1 and leave the version that runs 
   fact "${fact}_said" "$(tr '\n' ' ' </run/driver/said)"
 }
 
+state_problems() { # what the installer said of the state directory, which the unit makes at the start
+  cat /run/driver/said >&2
+  grep '^Problem: State' /run/driver/said
+}
+
 start_imds() {
 cat >/etc/systemd/system/imds.service <<X
 [Service]

@@ -32,7 +32,8 @@ bearer_token_file = "/etc/$name/token"
 transitions = ["canceled"]
 X
 began=$EPOCHSECONDS
-fact prepared_exit "$(status_of "$tree/install.sh" --config /run/first.toml --extras template --no-start)"
+fact prepared_exit "$(status_of "$tree/install.sh" --config /run/first.toml --extras template --no-start 2>/run/driver/said)"
+fact prepared_problems "$(state_problems)"
 fact not_started_yet "$(systemctl is-active "$name")"
 printf 'a-secret\n' >/run/token
 install -m 0640 -g "$name" /run/token "/etc/$name/token"

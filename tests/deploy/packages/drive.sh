@@ -20,6 +20,33 @@ is_there() { [[ -e $1 ]] && printf 'yes\n' || printf 'no\n'; }
 in_usr_local() { find /usr/local -name "*$name*" | tr "\n" " "; }
 has_switched() { [[ $(version) != "$1" ]] && printf 'yes\n' || printf 'no\n'; } # from the tree $1
 
+not_ready() { page --reasons http://127.0.0.1:9464/readyz; }
+wait_until_not_ready() { # because of the sink $1
+  for _ in {1..150}; do [[ $(not_ready) == *"Sink $1 "* ]] && break; sleep 0.2; done
+}
+send_to() { # the sink $1 at the address $2, with one record
+  printf '[[sinks]]\ntype = "stdout"\n[[sinks]]\ntype = "webhook"\nname = "%s"\nurl = "%s"\n' "$1" "$2" >"$config"
+  systemctl restart "$name"
+  page --announce / "http://$imds/control/events" >&2
+}
+upgrade_while_failing() { # to what was edited; fact $1, while the sink $2 fails
+  local before
+  wait_until_not_ready "$2"
+  before=$(version)
+  fact "$1_before" "$(not_ready)"
+  fact "$1_exit" "$(status_of upgrade 2>/run/driver/said)"
+  cat /run/driver/said >&2
+  fact "$1_said" "$(tr '\n' ' ' </run/driver/said)"
+  fact "$1_switched" "$(has_switched "$before")"
+  wait_until_not_ready "$2"
+  fact "$1_after" "$(not_ready)"
+}
+edited_unit() { # the .deb with the version $1 whose unit has the line $2; its installer waits for 4 s
+  edited "$1"
+  sed -i "/^User=/i $2" "/run/driver/edited/usr/lib/$name/$name.service"
+  sed -i 's/ wait=180 / wait=4 /' "/run/driver/edited/usr/lib/$name/install.sh"
+}
+
 set -x
 start_imds
 deb=$(echo /run/goods/*.deb) rpm=$(echo /run/goods/"$name"-*.rpm)
@@ -45,7 +72,8 @@ transitions = ["canceled"]
 X
 cp "$config" /run/right.toml
 began=$EPOCHSECONDS
-fact install_exit "$(status_of dpkg -i "$deb")"
+fact install_exit "$(status_of dpkg -i "$deb" 2>/run/driver/said)"
+fact install_problems "$(state_problems)"
 wait_until_ready
 fact seconds_to_ready "$((EPOCHSECONDS - began))"
 fact ready "$(runs)"
@@ -88,6 +116,28 @@ fact mended_switched "$(has_switched "$old")"
 fact mended_state "$(state_of)"
 fact mended_runs "$(runs)"
 
+# A destination that fails before an upgrade does not prevent it. What only the new version can cause still does.
+systemd-run --quiet --unit refusing python3 /run/goods/ask.py --refuse 8401
+send_to refusing http://127.0.0.1:8401/hook
+edited 9.4.1
+upgrade_while_failing refusing refusing
+send_to dead http://127.0.0.1:9/hook
+for _ in {1..100}; do [[ -n $("$name" outbox list --sink dead --json) ]] && break; sleep 0.2; done
+systemctl stop "$name"
+page --make-older 1200 /var/lib/"$name"/outbox-*.db
+systemctl start "$name"
+edited 9.4.2
+upgrade_while_failing dead dead
+edited_unit 9.4.3 'ExecStartPre=/bin/false'
+upgrade_while_failing cannot_start dead
+printf '[imds]\nendpoint = "http://127.0.0.1:1"\n' | cat "$config" - >/run/deaf.toml
+edited_unit 9.4.4 'Environment=SCHEDULED_EVENTS_BRIDGE_CONFIG=/run/deaf.toml'
+upgrade_while_failing cannot_poll dead
+edited_unit 9.4.5 "InaccessiblePaths=/var/lib/$name"
+upgrade_while_failing cannot_read dead
+cp /run/right.toml "$config"
+systemctl restart "$name"
+
 # What somebody switched off stays off.
 systemctl --quiet disable --now "$name"
 edited 9.5
@@ -119,7 +169,9 @@ systemctl unmask "$name" >&2
 fact archive_manual "$(is_there "/usr/local/share/man/man1/$name.1")"
 printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d
 chmod +x /usr/sbin/policy-rc.d
-fact over_archive_exit "$(status_of dpkg -i "$deb")"
+rm -r "/var/lib/$name"
+fact over_archive_exit "$(status_of dpkg -i "$deb" 2>/run/driver/said)"
+fact over_archive_problems "$(state_problems)"
 fact over_archive_in_usr_local "$(in_usr_local)"
 fact over_archive_is_active "$(systemctl is-active "$name")"
 rm /usr/sbin/policy-rc.d

@@ -1,11 +1,14 @@
 """The poller with a real outbox. Responses of IMDS come from a list, and time from a manual clock."""
 
 import logging
+import random
+import sys
 import threading
 import time
 from datetime import datetime, timedelta, timezone
 
 import pytest
+from document_kit import STALE_PATTERNS
 from outbox_kit import RouteAll
 
 from bridge.errors import DocumentInvalid, ImdsStatus, ImdsUnreachable, OutboxError
@@ -14,6 +17,7 @@ from bridge.metrics.metrics import Metrics
 from bridge.outbox.outbox import Outbox
 from bridge.polling.poller import Poller
 from bridge.testing import ManualClock
+from sinks.command import CommandConfig, CommandSink
 
 START = datetime(2026, 11, 20, 11, 0, tzinfo=timezone.utc)
 VM = "spot-node_3"
@@ -93,10 +97,10 @@ class Bench:
         self.clock.advance(after_seconds)
         self.start(boot_id=boot_id, seconds_since_boot=seconds_since_boot, identify=identify)
 
-    def poll(self, answer, *, times=1):
+    def poll(self, answer, *, times=1, after_seconds=1.0):
         self.imds.answer = answer
         for _ in range(times):
-            self.clock.advance(1)
+            self.clock.advance(after_seconds)
             delay = self.poller.poll_once()
         return delay
 
@@ -173,6 +177,41 @@ def test_a_stale_front_end_ends_nothing_again_and_again_over_restarts_of_the_age
     assert len(endings) <= 1
     bench.poll(document(5), times=302)
     assert bench.told[-1] == ("completed", "inferred")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the drain script is a shell script")
+@pytest.mark.parametrize("interval", [1.0, 60.0])
+@pytest.mark.parametrize("is_stale", STALE_PATTERNS)
+@pytest.mark.parametrize("incarnation", [4, 5, None])
+@pytest.mark.parametrize("status", [None, "Scheduled"])
+def test_a_drain_script_runs_once_in_ten_minutes_of_stale_responses(bench, status, incarnation, is_stale, interval):
+    chance, stale = random.Random(24), document(incarnation, *([event(status)] if status else []))
+    true, came_back, position = document(5, event("Started")), False, 0
+    bench.poller.reconfigure(bench.imds, bench.identity, poll_interval_seconds=interval)
+    delay, until_seconds = bench.poll(true), bench.clock.monotonic() + 600
+    while bench.clock.monotonic() < until_seconds:
+        position += 1
+        is_behind = is_stale(position, chance)
+        came_back |= is_behind and not stale.events
+        delay = bench.poll(stale if is_behind else true, after_seconds=delay)
+    delay = bench.poll(true, after_seconds=delay)
+    assert runs_of_a_drain_script(bench) == ["started"]
+    delay, gone_at = bench.poll(document(6), after_seconds=delay), bench.clock.monotonic()
+    while len(bench.told) == 1 and bench.clock.monotonic() < gone_at + 600:
+        delay = bench.poll(document(6), after_seconds=delay)
+    assert runs_of_a_drain_script(bench) == ["started", "completed"]
+    assert bench.clock.monotonic() - gone_at <= (300 if came_back else 6)
+
+
+def runs_of_a_drain_script(bench):
+    """Run the program of a command sink for each record; return the transitions that the program received."""
+    runs = bench.directory / "runs"
+    runs.write_text("")
+    sink = CommandSink(CommandConfig(command=("/bin/sh", "-c", f'echo $SCHEDULED_EVENT_TRANSITION >>"{runs}"')))
+    for record in bench.stored:
+        sink.send([record])
+    sink.close()
+    return runs.read_text().split()
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import msgspec
 import pytest
-from document_kit import DOCUMENTS, NOW, SOON, Agent, at, document, event, same_content
+from document_kit import DOCUMENTS, NOW, SOON, STALE_PATTERNS, Agent, at, document, event, same_content
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -309,20 +309,8 @@ STALE_DOCUMENTS = [
 ]
 
 
-def alternating(position, _chance):
-    return position % 2 == 1
-
-
-def in_pairs(position, _chance):
-    return position % 4 >= 2
-
-
-def one_in_ten(_position, chance):
-    return chance.random() < 0.1
-
-
 @pytest.mark.parametrize("interval", POLL_SECONDS)
-@pytest.mark.parametrize("is_stale", [alternating, in_pairs, one_in_ten])
+@pytest.mark.parametrize("is_stale", STALE_PATTERNS)
 @pytest.mark.parametrize("stale", STALE_DOCUMENTS)
 def test_stale_responses_end_nothing_for_ten_minutes_and_the_true_ending_is_recorded(stale, is_stale, interval):
     chance = random.Random(24)
