@@ -252,10 +252,11 @@ class Sink(ABC):
         """Send *batch* as one request. The batch contains between 1 and `max_batch` records."""
 
     def warm_up(self) -> None:
-        """Do slow work in advance that does not depend on a record, such as the import of an SDK.
+        """Do slow work that every first `send` needs, such as the import of an SDK.
 
-        The agent calls this method once, after the first valid Scheduled Events document, while no record is due. The
-        agent ignores errors, because `send` reports them.
+        The agent calls this method once, when it has read the first valid Scheduled Events document and the sink has
+        no records to send. The agent ignores exceptions from this method. The first `send` meets the same problem and
+        reports it.
         """
 
     def prepare_next(self, batch: Sequence[TransitionRecord]) -> None:

@@ -1,7 +1,8 @@
 """The severity, icon, and color of each record. Every sink takes them from the table in this module.
 
-The transition decides. A record of an active event (`scheduled`, `started`, `updated`) is as severe as the type of the
-event. A record that ends an event is informational, even if a spot eviction ends.
+The severity of a `scheduled`, `started`, or `updated` record depends on the type of the event. For example, a spot
+eviction is critical. The severity of all other records depends only on the transition. The end of an event is always
+informational.
 """
 
 from __future__ import annotations

@@ -196,7 +196,7 @@ class SinkThread:
         self._call(lambda sink: sink.check())
 
     def warm_up(self) -> None:
-        """Let the sink do work in advance. The next send reports any error."""
+        """Call the sink's `warm_up` and ignore its errors."""
         with suppress(DeliveryError):
             self._call(lambda sink: sink.warm_up())
 

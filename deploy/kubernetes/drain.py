@@ -1,7 +1,8 @@
 # ruff: noqa: INP001
 """Cordon and drain this pod's node before a scheduled event, and uncordon the node after the last event.
 
-With options, the program only cordons the node, also sets a taint, or also writes Kubernetes Events.
+The option `--cordon-only` leaves the pods on the node. `--taint` adds a taint to the node, and `--event` writes a
+Kubernetes Event for each record.
 
 Two `command` sinks run this program (see docs/howto/kubernetes-drain.md). The program calls the Kubernetes API with the
 pod's service account and needs only the Python standard library. It is safe to run the program again at any time.
@@ -155,7 +156,8 @@ class Node:
     def _change(self, change: Callable[[Json, Json, Json], None], verb: str) -> bool:
         """Patch the node with the result of *change*. Return False if the node is gone.
 
-        The patch has the version of the node, because a taint replaces the list of all taints.
+        A patch of the taints replaces the whole list. The patch therefore names the resource version of the node, and
+        Kubernetes rejects the patch if another program has changed the node in the meantime.
         """
         for _ in range(CONFLICTS):
             node = self._read()
@@ -303,8 +305,8 @@ def event_type_of(event: dict[str, str]) -> str:
 def kubernetes_event(node: str, event: dict[str, str]) -> Json:
     """Return the Kubernetes Event for the record, such as RebootScheduled.
 
-    The UID of the node is the name of the node, as in the Events of the kubelet, because `kubectl describe node` finds
-    these Events in every version.
+    The Event refers to the node by its name instead of its UID. The kubelet does the same, and every version of
+    `kubectl describe node` shows such Events.
     """
     now = f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
     not_before = f", not before {event['NOT_BEFORE']}" if event["NOT_BEFORE"] else ""
