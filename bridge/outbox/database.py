@@ -23,6 +23,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
@@ -188,13 +189,16 @@ def read_file(path: Path) -> Loaded | None:
         return Loaded(rows=rows, file=path, fingerprint=found, missing=missing)
 
 
+def _uri(path: Path, mode: str) -> str:
+    return f"file:///{quote(os.fsencode(path.absolute()))}?{mode}"  # Path.as_uri imports ssl on Python 3.14
+
+
 def connect_read_only(path: Path) -> sqlite3.Connection:
     """Open *path* for reading. On a read-only disk, ignore the WAL. Raise sqlite3.Error if the file is unreadable."""
     # mode=ro creates a missing WAL. A file without a WAL is complete, and immutable=1 creates no WAL.
     modes = ("mode=ro", "immutable=1") if path.with_name(f"{path.name}-wal").exists() else ("immutable=1",)
     for mode in modes:
-        uri = f"{path.absolute().as_uri()}?{mode}"
-        connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(_uri(path, mode), uri=True, isolation_level=None, check_same_thread=False)
         connection.text_factory = lambda text: text.decode(errors="replace")  # the JSON decoder finds damaged text
         try:
             connection.execute("SELECT count(*) FROM sqlite_master")
@@ -248,7 +252,7 @@ class Database:
     def __init__(self, path: Path) -> None:
         self.path = path
         # mode=rw does not create a deleted file again. The new file would be empty.
-        uri = f"{path.absolute().as_uri()}?mode=rw"
+        uri = _uri(path, "mode=rw")
         self._connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=1.0)
         for setting in _SETTINGS:
             self._connection.execute(f"PRAGMA {setting}")

@@ -47,7 +47,7 @@ ROOT = HERE.parents[1]
 SYSTEMD = HERE.parent / "systemd"
 WINDOWS = HERE.parent / "windows"
 NAME = "scheduled-events-bridge"
-PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 #: The name of each architecture in the archives, and in the output of `uname -m`.
 MACHINES = {"x86_64": "x86_64", "arm64": "aarch64"}
 #: The value of `platform.machine()` on Windows.

@@ -9,7 +9,7 @@
 #   --extras A,B       apprise, template, websocket. An upgrade keeps the extras. `--extras none` removes them
 #   --no-start         do not start or restart the service, for example to install secrets first
 #   --wait SECONDS     the time until /readyz must report ready (180; the first poll alone may take 150)
-#   --python PYTHON    the Python of the service, 3.10 or newer (default: the first match of python3, python3.13 ...)
+#   --python PYTHON    the Python of the service, 3.10 or newer (default: the first match of python3, python3.14 ...)
 #   --root DIR         install below DIR and start nothing, to build an image
 #   --uninstall        remove the program, the unit, and the command; keep the configuration and the state
 #   --purge            with --uninstall: also remove the configuration, the state (with undelivered records), drop-ins,
@@ -177,7 +177,7 @@ minor_of() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])'; }
 
 if [ -z "$python" ]; then
   python=python3
-  for candidate in python3 python3.13 python3.12 python3.11 python3.10; do
+  for candidate in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do
     if fits "$candidate" && has_libraries "$candidate"; then
       python=$candidate
       break
@@ -205,8 +205,8 @@ if [ -z "$source" ]; then
   has_libraries "$python" ||
     fail 1 "$python is Python $(minor_of "$python"), but this archive has libraries for $pythons. $advice"
 else
-  "$python" -c 'import sys; sys.exit(sys.version_info >= (3, 14))' ||
-    say 'The agent is tested with Python 3.10 to 3.13 only.' >&2
+  "$python" -c 'import sys; sys.exit(sys.version_info >= (3, 15))' ||
+    say 'The agent is tested with Python 3.10 to 3.14 only.' >&2
 fi
 
 # ---- the new version, next to the running one -----------------------------------------------------------------------

@@ -95,9 +95,9 @@ function Find-BasePython {
     $base = Invoke-Native $Python @('-I', '-c', 'import sys; print(sys._base_executable)')
     $code = 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 10))'
     Invoke-Native $base @('-I', '-c', $code)
-    $isNewer = Invoke-Native $base @('-I', '-c', 'import sys; print(sys.version_info >= (3, 14))')
+    $isNewer = Invoke-Native $base @('-I', '-c', 'import sys; print(sys.version_info >= (3, 15))')
     if ($isNewer -eq 'True') {
-        Write-Warning 'The agent has not been tested on a Python beyond 3.13. It may well work.'
+        Write-Warning 'The agent has not been tested on a Python beyond 3.14. It may well work.'
     }
     if ($base -like "$env:SystemDrive\Users\*" -or $base -like '*\WindowsApps\*') {
         throw "$base belongs to one user, and the service is another. Install Python for all users, or name one: -Python."

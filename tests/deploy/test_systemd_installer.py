@@ -104,26 +104,26 @@ def test_told_not_to_start_it_leaves_what_runs_alone_and_says_so(onto_this_machi
 
 @pytest.mark.parametrize(
     ("version", "code", "said"),
-    [((3, 9, 20), 1, "3.10 or newer"), ((3, 13, 9), 0, ""), ((3, 14, 0), 0, "tested with Python 3.10 to 3.13 only")],
+    [((3, 9, 20), 1, "3.10 or newer"), ((3, 14, 8), 0, ""), ((3, 15, 0), 0, "tested with Python 3.10 to 3.14 only")],
 )
 def test_newer_python_is_taken_with_a_word_and_an_older_one_is_not(onto_this_machine, version, code, said):
     done, _ = onto_this_machine(version=version)
     assert done.returncode == code, done.stderr
     assert said in done.stderr
-    assert ("tested" in done.stderr) == (version >= (3, 14))
+    assert ("tested" in done.stderr) == (version >= (3, 15))
 
 
 def test_python_that_the_archive_has_libraries_for_is_taken_though_a_newer_one_comes_first(
     on_this_machine, stand_in, archive, tmp_path
 ):
-    newer = stand_in(tmp_path / "bin/python3", (3, 14, 0))
+    newer = stand_in(tmp_path / "bin/python3", (3, 15, 0))
     stand_in(tmp_path / "bin/python3.10", (3, 10, 4))
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
     done, _ = on_this_machine(archive / "install.sh", PATH=path)
     assert done.returncode == 0, done.stderr
     done, _ = on_this_machine(archive / "install.sh", "--python", newer, PATH=path)
     assert done.returncode == 1
-    assert f"{newer} is Python 3.14, but this archive has libraries for 3.10." in done.stderr
+    assert f"{newer} is Python 3.15, but this archive has libraries for 3.10." in done.stderr
 
 
 @pytest.mark.parametrize(

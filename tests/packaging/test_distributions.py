@@ -84,7 +84,7 @@ def test_metadata_names_the_distribution_and_the_pythons_it_supports(metadata):
     assert metadata["Name"] == "scheduled-events-bridge"
     assert metadata["Requires-Python"] == ">=3.10"
     classifiers = metadata.get_all("Classifier") or []
-    for version in ("3.10", "3.11", "3.12", "3.13"):
+    for version in ("3.10", "3.11", "3.12", "3.13", "3.14"):
         assert f"Programming Language :: Python :: {version}" in classifiers
 
 
