@@ -122,7 +122,7 @@ class _Response(http.client.HTTPResponse):
             if line in {b"\r\n", b"\n", b""}:
                 return headers
             name, _, value = line.decode("iso-8859-1").partition(":")
-            headers[name] = value.strip()
+            headers.set_raw(name, value.strip())  # setting an item of Python 3.14 raises for an invalid name
         raise http.client.HTTPException(f"got more than {_MAX_HEADERS} headers")
 
 
