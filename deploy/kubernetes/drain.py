@@ -391,7 +391,7 @@ def prepare(node: Node, event: dict[str, str], options: argparse.Namespace) -> N
 
 
 def process(node: Node, event: dict[str, str], options: argparse.Namespace) -> None:
-    """Prepare the node for *event*, or uncordon the node after its last event."""
+    """Prepare the node if *event* is announced or starts. Uncordon the node if its last event has ended."""
     transition, affects = event["TRANSITION"], event["AFFECTS_THIS_VM"]
     spared = frozenset(filter(None, options.spare.split(",")))
     if transition in DRAINING and affects != "false" and event["EVENT_TYPE"] not in spared:
