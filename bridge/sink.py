@@ -252,11 +252,10 @@ class Sink(ABC):
         """Send *batch* as one request. The batch contains between 1 and `max_batch` records."""
 
     def warm_up(self) -> None:
-        """Do slow work that every first `send` needs, such as the import of an SDK.
+        """Do slow work before the first `send`, such as the import of an SDK.
 
-        The agent calls this method once, when it has read the first valid Scheduled Events document and the sink has
-        no records to send. The agent ignores exceptions from this method. The first `send` meets the same problem and
-        reports it.
+        The agent calls this method once, after it has read the first valid Scheduled Events document, and only while
+        the sink has no records to send. The agent ignores exceptions from this method.
         """
 
     def prepare_next(self, batch: Sequence[TransitionRecord]) -> None:

@@ -1,7 +1,7 @@
 """The sink `eventlog`, which writes each record to the Windows event log.
 
 Each entry contains a readable sentence, followed by the record as JSON. Each transition has its own Windows event ID,
-so a scheduled task can select one transition. An entry's level follows the severity of the record.
+so a scheduled task can react to one transition. The severity of the record determines the level of the entry.
 
 The sink requires the Python package pywin32, which the Windows service installer includes. If the event source is not
 registered with Windows, the event log shows a warning above the text (docs/howto/windows.md).

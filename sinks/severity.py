@@ -1,4 +1,4 @@
-"""The severity, icon, and color of each record. Every sink takes them from the table in this module.
+"""Defines the severity, icon, and color of each record. All sinks use the table in this module.
 
 The severity of a `scheduled`, `started`, or `updated` record depends on the type of the event. For example, a spot
 eviction is critical. The severity of all other records depends only on the transition. The end of an event is always
@@ -22,7 +22,7 @@ class Severity(str, Enum):
 
 
 class Look(NamedTuple):
-    """The severity of a record, and the icon and color that show it."""
+    """The severity, icon, and color of a record."""
 
     severity: Severity
     icon: str

@@ -123,6 +123,7 @@ class Agent:
             directory,
             self.outbox,
             readiness=self.health.report,
+            sinks=lambda: tuple(sink.name for sink in self._settings.sinks),
             on_retry=self.pool.resume,
             on_decision=self.approvals.wake,
         )

@@ -59,11 +59,13 @@ class Source:
         outbox: Outbox | None = None,
         *,
         readiness: Callable[[], Readiness | None] = lambda: None,
+        sinks: Callable[[], tuple[str, ...] | None] = lambda: None,
         on_retry: Callable[[str | None], object] = lambda _sink: None,
         on_decision: Callable[[], object] = lambda: None,
     ) -> None:
         self.directory = directory
-        self.readiness, self.on_retry, self.on_decision = readiness, on_retry, on_decision
+        self.readiness, self.sinks = readiness, sinks
+        self.on_retry, self.on_decision = on_retry, on_decision
         self._outbox = outbox
         self._state = State()
         self._file: Path | None = None
@@ -133,6 +135,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     approvals: tuple[PendingApproval, ...]
     readiness: Readiness | None
     """None if no agent runs."""
+    sinks: tuple[str, ...] | None
+    """The sinks in the configuration that the agent has loaded. None if no agent runs."""
     active_event_ids: tuple[str, ...] | None
     """The EventIds of the open events, as in a record. None if no agent runs, or if the open events are unknown."""
     older_files: tuple[str, ...]
@@ -168,6 +172,7 @@ def read_status(source: Source) -> Status:
             decisions=decided.decisions,
             approvals=tuple(decided.approvals.values()),
             readiness=readiness,
+            sinks=source.sinks(),
             active_event_ids=active_event_ids,
             older_files=tuple(path.name for path in older),
             used_bytes=used_bytes,

@@ -155,6 +155,9 @@ def _warnings(report: StatusReport) -> Iterator[str]:
     if agent is not None and is_known and agent.configuration != (found.file or ""):
         own = found.file or "no file, so the defaults"
         yield f"The agent uses another configuration than this command ({own}). Add --config to name the other file."
+    loaded = {sink.name for sink in report.sinks if sink.configured}
+    if agent is not None and found.sinks is not None and loaded != set(found.sinks):
+        yield "The agent has not loaded the sinks of this file. Run `check-config`, and then reload the service."
     if state.approvals_disabled:
         yield "Nothing is approved, because the file approvals.disabled exists."
     yield from (f"Nothing is approved. {why}" for why in found.approvals_unsafe)

@@ -160,7 +160,7 @@ def _holds(decision: StoredDecision, event: ScheduledEvent) -> bool:
 
 
 def _sinks(answer: Status, configuration: ConfigurationReport, now: datetime) -> Iterator[SinkReport]:
-    totals, configured = answer.totals, configuration.sinks
+    totals, configured = answer.totals, configuration.sinks if answer.sinks is None else answer.sinks
     live = {} if answer.readiness is None else answer.readiness.sinks
     for name in dict.fromkeys([*(configured or ()), *totals.sinks]):
         row, error = totals.sinks.get(name) or SinkRow(name=name), answer.last_errors.get(name)

@@ -53,11 +53,15 @@ def _why_readable(file: str) -> str | None:
         found = Path(file).stat()
     except OSError:
         return None  # the reader of the file reports this
-    is_foreign_group = found.st_gid not in {0, os.getegid(), *os.getgroups()}
-    if found.st_mode & (stat.S_IROTH | (stat.S_IRGRP if is_foreign_group else 0)):
-        mode = stat.S_IMODE(found.st_mode)
-        return f"{file} contains a secret, and other users can read it: its mode is {mode:04o}. Run chmod 0600."
-    return None
+    # Root does not know the groups of the agent's user.
+    is_foreign_group = os.geteuid() != 0 and found.st_gid not in {0, os.getegid(), *os.getgroups()}
+    foreign = "".join(
+        who for who, bit in (("g", stat.S_IRGRP * is_foreign_group), ("o", stat.S_IROTH)) if found.st_mode & bit
+    )
+    if not foreign:
+        return None
+    mode = stat.S_IMODE(found.st_mode)
+    return f"{file} contains a secret, and other users can read it: its mode is {mode:04o}. Run chmod {foreign}-r."
 
 
 def _named(value: Any, ending: str, path: str) -> Iterator[tuple[str, str]]:

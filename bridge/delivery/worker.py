@@ -258,7 +258,7 @@ class DeliveryWorker:
         return seconds
 
     def _warm_up(self, thread: SinkThread) -> float:
-        """Call the sink's `warm_up` once, after the first poll that succeeds. Return the seconds until the next try."""
+        """Call `warm_up` once after the first successful poll. Return the seconds until this worker checks again."""
         if not self._needs_warm_up or self._stop_at is not None:
             return _NEVER
         if not self._has_seen_document():

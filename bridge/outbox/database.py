@@ -279,7 +279,7 @@ class Database:
         return database
 
     def save(self, changes: Changes) -> None:
-        """Write *changes* in one transaction. After power loss, the agent repeats sends whose results were lost."""
+        """Write *changes* in one transaction. If a power failure loses results, the agent sends the records again."""
         is_results = all(name in _RESULTS or not rows for name, rows in changes.tables.items())
         if is_results:
             self._connection.execute("PRAGMA synchronous = NORMAL")

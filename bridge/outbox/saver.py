@@ -36,11 +36,9 @@ _CHECK_SECONDS = 5.0
 _FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.5, 30.0
 _STOP_RETRY_SECONDS = 0.2
 _UNREADABLE_SECONDS = 30.0
-_MOST_UNSAVED = 10_000
-"""The largest number of unsaved records. The limit protects the memory if the disk fails for weeks."""
+_MOST_UNSAVED = 10_000  # limits the memory if the disk fails for weeks
 _CLEAN_SECONDS = 600.0
 _KEPT_GENERATIONS = 2
-#: The saver frees space above this share of the limit.
 _FULL_SHARE = 0.95
 #: On a small volume, the limit is this share of the volume, because the WAL and a new file need space, too.
 _VOLUME_SHARE = 1 / 3
@@ -88,13 +86,11 @@ class Saver:
         self._older_bytes = 0
         self._limit: float = max_bytes
         self.loaded = threading.Event()
-        self.saved_through = 0
-        """The file contains all records up to this sequence."""
+        self.saved_through = 0  # the sequence of the newest record in the file
         self.file: Path | None = None
         self.used_bytes = 0
         """The size of all files. Near the limit, the current file counts with its used pages only."""
-        self.file_changes = 0
-        """The number of new files that the saver wrote because of a failure."""
+        self.file_changes = 0  # the number of new files because of failures
         self._thread = threading.Thread(target=self._run, name="saver", daemon=True)
         self._thread.start()
 

@@ -96,8 +96,9 @@ class Secret:
             return file.value()
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            action = "Create it" if isinstance(error, FileNotFoundError) else "Make it readable for the agent"
             raise SecretUnavailable(
-                f"The file {file.path} of {self._key}_file cannot be read: {reason}. Make it readable for the agent."
+                f"The file {file.path} of {self._key}_file cannot be read: {reason}. {action}."
             ) from error
 
 

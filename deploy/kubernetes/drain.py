@@ -10,8 +10,8 @@ pod's service account and needs only the Python standard library. It is safe to 
 Exit code 75 requests a retry, for example if a PodDisruptionBudget prevents an eviction or the API does not respond.
 Exit code 1 means that someone must fix a problem. In both cases, `outbox list` shows the last line of standard error.
 
-The program uncordons only nodes that have its annotation, so a node that someone else cordoned stays cordoned. It
-removes only the taint with its own key.
+The program uncordons only nodes that have its annotation, so a node that someone else cordoned stays cordoned. The
+program removes no taints except its own.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Node:
         self._with_bare_pods = with_bare_pods
 
     def cordon(self, event_id: str, taint: str) -> bool:
-        """Cordon the node, and set *taint* if it is not "". Return False if the node is gone."""
+        """Cordon the node and set *taint*, unless *taint* is empty. Return False if the node no longer exists."""
 
         def change(node: Json, spec: Json, annotations: Json) -> None:
             if not node["spec"].get("unschedulable"):  # otherwise, someone else might have cordoned the node
@@ -154,10 +154,10 @@ class Node:
         self._change(change, "uncordon")
 
     def _change(self, change: Callable[[Json, Json, Json], None], verb: str) -> bool:
-        """Patch the node with the result of *change*. Return False if the node is gone.
+        """Apply *change* to the node. Return False if the node no longer exists.
 
-        A patch of the taints replaces the whole list. The patch therefore names the resource version of the node, and
-        Kubernetes rejects the patch if another program has changed the node in the meantime.
+        Because a patch replaces all taints, it contains the node's resource version. Kubernetes then rejects the patch
+        if another program has changed the node in the meantime.
         """
         for _ in range(CONFLICTS):
             node = self._read()
@@ -189,7 +189,8 @@ class Node:
     def write_event(self, event: dict[str, str]) -> None:
         """Write a Kubernetes Event for the record. If this fails, print the reason, and continue.
 
-        The name contains the id of the record, so a rerun for the same record does not write a second Event.
+        The name of the Event contains the ID of the record. If the program runs again for the same record, Kubernetes
+        rejects the second Event.
         """
         path = f"/api/v1/namespaces/{EVENT_NAMESPACE}/events"
         try:
@@ -390,7 +391,7 @@ def prepare(node: Node, event: dict[str, str], options: argparse.Namespace) -> N
 
 
 def process(node: Node, event: dict[str, str], options: argparse.Namespace) -> None:
-    """Prepare the node for *event*, or uncordon the node after its last event."""
+    """Prepare the node if *event* is announced or starts. Uncordon the node if its last event has ended."""
     transition, affects = event["TRANSITION"], event["AFFECTS_THIS_VM"]
     spared = frozenset(filter(None, options.spare.split(",")))
     if transition in DRAINING and affects != "false" and event["EVENT_TYPE"] not in spared:

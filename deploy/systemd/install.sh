@@ -17,7 +17,8 @@
 #
 # An upgrade never leaves a VM in a worse state. Before anything is changed, the service's user loads every library of
 # the new version and checks the configuration. If the service then does not start, or if /readyz does not report ready
-# in time, the script restores and starts the previous version, unit, and configuration, and exits with 1.
+# in time, the script restores and starts the previous version, unit, and configuration, and exits with 1. A sink that
+# was not ready before the upgrade does not count.
 #
 # To install secrets before the first start, use --no-start (this creates the group), install the secrets, and run
 # systemctl start. A disabled service stays disabled and is restarted only if it runs. A masked service is not changed.
@@ -411,6 +412,8 @@ else
       go_back "The new version is not ready after $wait s: $reasons"
     elif [ "$status" -ne 0 ]; then
       systemctl is-active --quiet "$name.service" || go_back "The new version does not keep running: $reasons"
+    elif [ -n "$old" ] && [ -s "$before/reasons" ]; then
+      say "The service was not ready before the upgrade. To see whether it is ready now, run $name status"
     fi
   fi
 fi

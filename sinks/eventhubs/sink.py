@@ -4,8 +4,8 @@ Event Hubs keeps the order of messages only within a partition. The sink therefo
 key, and a consumer reads all records of one event in order. A batch contains only records of one event, because all
 messages of a batch have the same partition key. The available transports are AMQP, AMQP over WebSockets, and HTTPS.
 
-The sink imports the Azure libraries and requests its first token while the agent is idle, so that the first record does
-not wait for them.
+The sink imports the Azure libraries and requests its first token while the agent is idle. Otherwise, the first record
+would have to wait for both.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def rejection(content: bytes) -> tuple[int, str]:
 def resource_attributes(record: TransitionRecord) -> dict[str, str]:
     """Return the attributes of the VM and the agent. Labels never replace attributes of the VM.
 
-    A label with a dot in its name, such as ``deployment.environment.name``, keeps its name.
+    If the name of a label contains a dot, such as ``deployment.environment.name``, the attribute has the same name.
     """
     vm = record.vm
     service = {"service.name": SERVICE_NAME, "service.version": _version(), "service.instance.id": record.stream_id}

@@ -1,4 +1,4 @@
-"""The texts and the link of alerts, which the webhook formats share.
+"""Provides the summary, the details, and the link of an alert for the webhook formats.
 
 A `scheduled` or `started` record creates an alert, an `updated` record refreshes it, and a `completed`, `canceled`, or
 `ended` record resolves it. Records about heartbeats and approvals do not change alerts.

@@ -12,13 +12,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from alert_stories.busy import busy_phase
-from alert_stories.timeline import Timeline
+from busy_agent import busy_scrapes, series_of
 
 pytestmark = pytest.mark.deploy
 
 ROOT = Path(__file__).parents[2]
-RULES = ROOT / "deploy" / "prometheus" / "rules.yml"
+PROMETHEUS = ROOT / "deploy" / "prometheus"
+RULES = PROMETHEUS / "rules.yml"
 DASHBOARD = ROOT / "deploy" / "grafana" / "scheduled-events-bridge.json"
 
 MINUTES = 40
@@ -50,7 +50,7 @@ def queries(panels):
 def busy(tmp_path_factory):
     hidden = ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "STATE_DIRECTORY", "SCHEDULED_EVENTS_BRIDGE_CONFIG")
     env = {name: value for name, value in os.environ.items() if name not in hidden}
-    return busy_phase(tmp_path_factory.mktemp("busy"), env, minutes=MINUTES)
+    return busy_scrapes(tmp_path_factory.mktemp("busy"), env)
 
 
 def filled(expression):
@@ -74,8 +74,7 @@ def run(*command):
 
 def test_every_query_finds_something_in_what_a_busy_agent_exported(tool, tmp_path, queries, busy):
     """promtool shows what a query gives only where it expected something else, so it is told to expect nothing."""
-    names = {"up", *busy.scrapes[1].names}
-    lines = Timeline("vm-0", [busy]).lines(names)
+    lines = series_of(busy, minutes=MINUTES)
     checks = [{"expr": query, "eval_time": f"{MINUTES - 1}m", "exp_samples": []} for _, query in queries]
     lines = ["tests:", "- interval: 1m", "  input_series:", *(f"  {line}" for line in lines)]
     path = tmp_path / "panels.yml"
@@ -90,9 +89,18 @@ def test_every_metric_of_an_agent_is_looked_at_somewhere_and_no_other_is(package
     groups = package("yaml").safe_load(RULES.read_text())["groups"]
     rules = [rule["expr"] for group in groups for rule in group["rules"]]
     used = names_in([*rules, *(query for _, query in queries)])
-    exported = busy.scrapes[1].names
+    exported = {name for name, _ in busy[1].values}
     assert used - exported == set()
     assert {family(name) for name in exported} - {family(name) for name in used} == set(UNUSED)
+
+
+def test_the_tests_of_the_alerts_use_the_series_of_an_agent(busy):
+    exported = {(name, frozenset(dict(labels))) for name, labels in busy[1].values}
+    used = set()
+    for path in (PROMETHEUS / "tests").glob("*.yml"):
+        for name, labels in re.findall(r"series: '(\w+)\{(.*?)\}'", path.read_text()):
+            used.add((name, frozenset(re.findall(r'(\w+)="', labels)) - {"instance", "job"}))
+    assert used - exported == {("up", frozenset())}
 
 
 def family(name):

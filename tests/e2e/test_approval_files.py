@@ -200,12 +200,15 @@ def test_a_token_that_others_may_read_is_warned_of(agent, azure, tmp_path):
     token.write_text("secret-4711")
     sink = f'[[sinks]]\ntype = "webhook"\nurl = "http://127.0.0.1:9/"\nbearer_token_file = "{token}"\n'
     agent.configure(azure.endpoint, sink)
-    for mode, is_warned in ((0o644, True), (0o600, False)):
+    group = 0 if os.geteuid() else 4711  # root warns of no group, because only the agent's user knows its groups
+    for mode, is_warned in ((0o644, True), (0o640, False), (0o600, False)):
         token.chmod(mode)
+        if group:
+            os.chown(token, -1, group)
         _, out, _ = agent.call("check-config", "--config", agent.config)
         assert ("Warning: sinks[0].bearer_token_file" in out, str(token) in out) == (is_warned, is_warned)
     token.chmod(0o604)
     agent.start()
     agent.wait_for(lambda: "The agent is running" in agent.log)
-    assert f"{token} contains a secret, and other users can read it: its mode is 0604" in agent.log
+    assert f"{token} contains a secret, and other users can read it: its mode is 0604. Run chmod o-r." in agent.log
     assert "secret-4711" not in agent.log

@@ -152,7 +152,7 @@ def test_root_gets_the_command_that_checks_as_the_owner_of_the_state_directory(a
     (warning,) = starting(lines, "Warning")
     assert code == 0
     assert "the state directory belongs to nobody." in warning
-    assert ": runuser -u nobody -- " in warning
+    assert ": runuser -u nobody -- env STATE_DIRECTORY=/" in warning
 
 
 def test_usable_files_and_variables_are_no_problems(agent, check):

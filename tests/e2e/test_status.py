@@ -272,6 +272,16 @@ def test_records_of_a_renamed_sink_are_reported_and_moved(agent, azure, peer):
     assert (code, err) == (1, "Unknown sink 'unknown'. Known sinks: old, new, other.\n")
 
 
+def test_sinks_that_the_agent_has_not_loaded_are_not_shown(agent, azure, peer):
+    agent.configure(azure.endpoint, webhook("loaded", f"{peer}/200"))
+    agent.start()
+    wait_for_status(agent, is_ready)
+    agent.configure(azure.endpoint, webhook("written", f"{peer}/200"))
+    report = json.loads(status(agent, "--json"))
+    assert [sink["name"] for sink in report["sinks"]] == ["loaded"]
+    assert "The agent has not loaded the sinks of this file." in " ".join(status(agent).split())
+
+
 @pytest.mark.parametrize(
     ("spec", "shown"),
     [

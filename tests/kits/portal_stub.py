@@ -190,10 +190,6 @@ class PortalStub:
             self._faults.add(Fault(kind=kind, target="all", vm=vm_id, **details))
             self._changed.notify_all()
 
-    def heal(self) -> None:
-        """Forget every fault; a request that is being ignored stays so."""
-        self._faults.clear()
-
     def down(self) -> None:
         """Break every connection and refuse new ones."""
         server, self._server = self._server, None

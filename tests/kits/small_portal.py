@@ -79,11 +79,6 @@ class SmallPortal:
         """Return where it takes records."""
         return f"{self.url}/records"
 
-    @property
-    def is_closed(self) -> bool:
-        """Return whether it has ended."""
-        return self._server.is_stopped
-
     def close(self) -> None:
         """End it; requests that are held get their answer now."""
         self._server.is_stopped = True

@@ -29,11 +29,6 @@ def gap(tries, *, ahead=None, urgent=False, retry_after=None, random=longest, ou
     )
 
 
-def test_windows_double_from_the_base_to_the_cap():
-    windows = [full_jitter(n, base_seconds=1, cap_seconds=300, random=longest) for n in range(1, 12)]
-    assert windows == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
-
-
 @given(attempt=attempts, chance=chances)
 def test_jitter_stays_between_floor_and_cap(attempt, chance):
     assert 0.1 <= full_jitter(attempt, base_seconds=1, cap_seconds=300, random=lambda: chance) <= 300
@@ -50,12 +45,6 @@ def test_while_not_before_is_ahead_fifteen_seconds_or_a_quarter_of_the_time_left
 @pytest.mark.parametrize(("ahead", "expected"), [(None, 300), (0, 300), (2, 1), (12, 3), (20, 5), (900, 5)])
 def test_in_the_first_minute_of_an_outage_five_seconds_is_the_most(ahead, expected):
     assert gap(50, ahead=ahead, outage_seconds=59.9) == expected
-
-
-@pytest.mark.parametrize(("retry_after", "expected"), [(0, 1), (120, 120), (86_400, 3600), (float("inf"), 3600)])
-def test_retry_after_is_a_floor_of_at_most_an_hour_and_wins(retry_after, expected):
-    assert gap(1, retry_after=retry_after) == expected
-    assert gap(1, ahead=4, retry_after=retry_after) == expected
 
 
 @given(tries=attempts, chance=chances, retry_after=st.none() | st.floats(min_value=0), ahead=st.none() | st.floats())

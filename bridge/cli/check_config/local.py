@@ -91,7 +91,8 @@ def advice_for_root(directory: Path) -> Iterator[str]:
     if name != user_name():
         yield (
             f"Root can read every file, but the state directory belongs to {name}. If the agent runs as {name}, check "
-            f"as that user: runuser -u {name} -- {shlex.join(sys.orig_argv)}"
+            f"as that user: runuser -u {name} -- env STATE_DIRECTORY={shlex.quote(str(directory))} "
+            f"{shlex.join(sys.orig_argv)}"
         )
 
 

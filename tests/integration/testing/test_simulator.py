@@ -1,17 +1,14 @@
 """The simulator over HTTP: documents, identities, approvals, faults, and access."""
 
-import json
 import socket
 import threading
 import time
 from urllib.parse import urlsplit
 
-import msgspec
 import pytest
 import requests
 from simulator_requests import EVENTS, METADATA, approve, get
 
-from bridge.errors import DeliveryFailed, DeliveryRejected
 from bridge.testing import (
     EventSpec,
     Fault,
@@ -22,7 +19,6 @@ from bridge.testing import (
     parse_scenario,
     serve,
 )
-from bridge.testing.sinks import Box, ScriptedSink
 
 COMPUTE = "/metadata/instance/compute?api-version=2021-02-01"
 
@@ -251,20 +247,6 @@ def test_a_drip_defeats_a_timeout_that_counts_each_read(simulator):
     assert first.startswith(b"HTTP/1.1 200 OK\r\n")
 
 
-def test_requests_and_approvals_can_be_gone_through_while_more_come(simulator, session):
-    event_id = simulator.world.add_event(EventSpec(event_type="Freeze"))
-
-    def approve():
-        body = {"StartRequests": [{"EventId": event_id}]}
-        session.post(simulator.endpoint + EVENTS, json=body, headers=METADATA, timeout=5)
-
-    approve()
-    for seen in (simulator.requests, simulator.world.approvals):
-        going_through = iter(seen)
-        approve()
-        assert len(list(going_through)) == len(seen)
-
-
 def test_the_first_call_may_be_slow_and_the_second_is_not(session):
     with Simulator(first_call_seconds=0.4) as simulator:
         started = time.monotonic()
@@ -351,27 +333,3 @@ def test_serve_prints_every_change():
     assert [line.split("] ")[1].split()[0] for line in said[3:]] == ["scheduled", "started", "completed"]
     assert "Preempt" in said[3]
     assert "for a, b, NotBefore in 30 s (incarnation 2)" in said[3]
-
-
-def test_a_script_decides_the_result_of_each_send(request):
-    box = Box.named(request.node.name)
-    box.script("fail:2.5", "reject", "raise")
-    config = ScriptedSink.Config(box=request.node.name)
-    with pytest.raises(DeliveryFailed) as failed:
-        ScriptedSink(config).send([])
-    assert failed.value.retry_after == 2.5
-    rebuilt = ScriptedSink(config)
-    with pytest.raises(DeliveryRejected):
-        rebuilt.send([])
-    with pytest.raises(RuntimeError):
-        rebuilt.send([])
-    rebuilt.send([])
-    assert len(box.tries) == 4
-
-
-def test_a_box_keeps_records_beyond_the_life_of_its_sink(request):
-    record = msgspec.json.decode(json.dumps({"a": 1}))
-    ScriptedSink(ScriptedSink.Config(box=request.node.name)).send([record])
-    assert Box.named(request.node.name).wait_for(1, timeout_seconds=1) == (record,)
-    Box.forget(request.node.name)
-    assert Box.named(request.node.name).records == ()

@@ -64,14 +64,6 @@ def test_module_and_class_need_no_packaging(package: str) -> None:
     assert sink_class(f"{package}:Good").__name__ == "Good"
 
 
-def test_unknown_type_names_the_nearest_and_the_installed() -> None:
-    listed = ", ".join(installed())
-    assert message("stdot", UnknownSinkType) == (
-        f"No sink type is called 'stdot'. Did you mean 'stdout'? Installed: {listed}."
-    )
-    assert message("zzzzzz", UnknownSinkType) == f"No sink type is called 'zzzzzz'. Installed: {listed}."
-
-
 def test_listing_and_choosing_import_no_other_sink(package: str) -> None:
     installed()
     sink_class("acme-good")

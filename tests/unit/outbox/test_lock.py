@@ -90,14 +90,6 @@ def test_lock_needs_no_file(state):
 
 
 @ON_POSIX
-def test_directory_in_place_is_not_claimed_again(state):
-    lock = DirectoryLock(state)
-    assert not lock.claim()
-    lock.release()
-    assert not lock.claim()
-
-
-@ON_POSIX
 @pytest.mark.parametrize("is_recreated", [False, True])
 def test_deleted_directory_is_created_and_locked_again(state, caplog, is_recreated):
     lock = DirectoryLock(state)

@@ -141,14 +141,6 @@ def test_a_canceled_event_vanishes_and_the_incarnation_is_one_higher(world, cloc
     assert world.incarnation == 3
 
 
-def test_a_hardware_failure_begins_as_started(world):
-    world.add_event(EventSpec(event_type="Reboot", status="Started"))
-    document = read(world)
-    assert document["DocumentIncarnation"] == 2
-    assert document["Events"][0]["EventStatus"] == "Started"
-    assert document["Events"][0]["NotBefore"] == ""
-
-
 def test_what_happens_at_one_instant_is_one_change_of_the_document(world, clock):
     world.schedule(60, lambda: world.add_event(freeze()))
     world.schedule(60, lambda: world.add_event(EventSpec(event_type="Reboot")))
@@ -176,14 +168,6 @@ def test_an_update_moves_not_before_and_may_change_the_type(world, clock):
     assert event["NotBefore"] == "Mon, 06 May 2030 07:48:09 GMT"
     clock.advance(1799)
     assert world.events()[0].status == "Scheduled"
-
-
-def test_the_incarnation_may_start_over_while_the_events_stay(world):
-    world.add_event(freeze())
-    world.add_event(freeze())
-    world.reset_incarnation()
-    assert read(world)["DocumentIncarnation"] == 1
-    assert len(read(world)["Events"]) == 2
 
 
 def test_a_replaced_document_is_served_byte_for_byte_and_its_events_can_be_approved(world):
