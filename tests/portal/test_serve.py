@@ -43,7 +43,7 @@ def test_portal_does_not_start_without_the_secrets_that_it_is_told_of(tmp_path):
 def test_portal_does_not_start_if_other_users_can_read_the_token_of_the_readers(tmp_path):
     table = portal_table(tmp_path)
     (tmp_path / "readers").chmod(0o644)
-    with pytest.raises(ConfigurationError, match=r"readers.token_file: .*other users can read it.*chmod 0600"):
+    with pytest.raises(ConfigurationError, match=r"readers.token_file: .*other users can read it.*chmod o-r"):
         Portal(read(table)).run()
 
 
