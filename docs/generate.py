@@ -1,7 +1,7 @@
-"""Generates the parts of the documentation that describe the configuration, commands, and records.
+"""Generates the parts of the documentation that describe the configuration, commands, and records, and its drawings.
 
-Run `python docs/generate.py` after you change a setting, a command, or a record field. The program also generates the
-JSON schemas. With ``--check``, it only lists outdated files, and exits with 1 if it finds any.
+Run `python docs/generate.py` after you change a setting, a command, a record field, or a drawing. The program also
+generates the JSON schemas. With ``--check``, it only lists outdated files, and exits with 1 if it finds any.
 
 Generated parts start with ``<!-- generated: NAME -->`` or ``<!-- recipe: NAME -->``, and end with ``<!-- end -->``.
 """
@@ -20,6 +20,8 @@ from typing import Any
 import click
 import msgspec
 from configuration_tables import Key, Table, tables
+from drawing import PALETTES
+from pictures import PICTURES
 
 from bridge.cli.commands import commands
 from bridge.cli.help import EXAMPLES
@@ -41,6 +43,7 @@ _STRUCTS: dict[str, type[msgspec.Struct]] = {
     "approval": Approval,
 }
 ROOT = Path(__file__).parents[1]
+IMAGES = ROOT / "docs" / "images"
 CHART_SCHEMA = ROOT / "deploy" / "helm" / "scheduled-events-bridge" / "values.schema.json"
 _MARK = re.compile(r"^<!-- (generated|recipe): ([\w: .-]+) -->\n.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
 
@@ -224,6 +227,8 @@ def wanted() -> dict[Path, str]:
     """Return the correct text of every generated file and of every page with generated parts."""
     texts = {path: filled(path.read_text(encoding="utf-8")) for path in pages()}
     texts |= {path: f"{json.dumps(schema(), indent=2)}\n" for path, schema in _FILES.items()}
+    for name, draw in PICTURES.items():
+        texts |= {IMAGES / f"{name}-{palette}.svg": draw().svg(palette) for palette in PALETTES}
     return texts | {CHART_SCHEMA: with_configuration(CHART_SCHEMA.read_text(encoding="utf-8"))}
 
 
