@@ -41,6 +41,7 @@ from bridge.errors import (
 )
 from bridge.events.environment import ENVIRONMENT_PREFIX, environment_of
 from bridge.events.event import URGENT_EVENT_TYPES, ScheduledEvent, VmIdentity, encode
+from bridge.events.otel_resource import OTEL_PREFIX, SERVICE_NAME, own_version, resource_attributes
 from bridge.events.record import Evidence, Transition, TransitionRecord
 from bridge.http.connection import DeadlineConnection, HttpResponse
 from bridge.http.failures import causes, is_loopback, root_cause
@@ -61,7 +62,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ENVIRONMENT_PREFIX",
+    "OTEL_PREFIX",
     "PASSING_ERRORS",
+    "SERVICE_NAME",
     "URGENT_EVENT_TYPES",
     "AccessToken",
     "AttestedTokens",
@@ -103,7 +106,9 @@ __all__ = [
     "is_loopback",
     "masked",
     "one_line",
+    "own_version",
     "parse_time",
+    "resource_attributes",
     "retry_after_seconds",
     "root_cause",
     "run_daemon",

@@ -18,10 +18,12 @@ from bridge.config.approval import ApprovalSettings, KeySettings, RemoteSettings
 from bridge.config.mistakes import in_words
 from bridge.config.settings import TopSettings, documented
 from bridge.config.sinks import base_rules, installed, sink_class
+from bridge.config.telemetry import TelemetrySettings
 from bridge.sink import SinkConfig
 
 #: Path, struct, and header of each table.
-_APPROVAL_TABLES: tuple[tuple[str, type[msgspec.Struct], str], ...] = (
+_OPTIONAL_TABLES: tuple[tuple[str, type[msgspec.Struct], str], ...] = (
+    ("telemetry", TelemetrySettings, "[telemetry]"),
     ("approval", ApprovalSettings, "[approval]"),
     ("approval.rules", RuleSettings, "[[approval.rules]]"),
     ("approval.remote", RemoteSettings, "[approval.remote]"),
@@ -66,7 +68,7 @@ class Table(NamedTuple):
 @cache
 def tables() -> tuple[Table, ...]:
     """Return the tables for the agent, for approvals, for all sinks, and for each sink type."""
-    return (*_agent_tables(), *_approval_tables(), _common_table(), *_sink_tables())
+    return (*_agent_tables(), *_optional_tables(), _common_table(), *_sink_tables())
 
 
 def keys_of(struct: type[msgspec.Struct], prefix: str, *, stricter: Mapping[str, Any] | None = None) -> tuple[Key, ...]:
@@ -104,7 +106,13 @@ def toml_value(value: object) -> str:
 
 def _is_table(field: msgspec.structs.FieldInfo) -> bool:
     """Return whether *field* is a separate table."""
-    return isinstance(field.default, msgspec.Struct) or field.name in {"approval", "rules", "remote", "keys"}
+    return isinstance(field.default, msgspec.Struct) or field.name in {
+        "approval",
+        "telemetry",
+        "rules",
+        "remote",
+        "keys",
+    }
 
 
 def _first_line(struct: type) -> str:
@@ -119,8 +127,8 @@ def _agent_tables() -> Iterator[Table]:
             yield Table(field.name, f"[{field.name}]", _purpose(struct), keys_of(struct, f"{field.name}."))
 
 
-def _approval_tables() -> Iterator[Table]:
-    for path, struct, header in _APPROVAL_TABLES:
+def _optional_tables() -> Iterator[Table]:
+    for path, struct, header in _OPTIONAL_TABLES:
         yield Table(path, header, _purpose(struct), keys_of(struct, f"{path}."))
 
 

@@ -26,6 +26,7 @@ from pathlib import Path
 from bridge.agent.control_requests import Source, read_status
 from bridge.agent.control_socket import ControlClient, ControlServer, RequestRefused
 from bridge.agent.heartbeat import send_heartbeat
+from bridge.agent.telemetry import Telemetry
 from bridge.approval.service import ApprovalService
 from bridge.clock import parse_time
 from bridge.config.loader import Settings
@@ -115,6 +116,7 @@ class Agent:
         )
         self.outbox.on_due = self.pool.notify
         self.approvals = ApprovalService(self.outbox, self.metrics, vm=lambda: self.identity.vm, directory=directory)
+        self._telemetry = Telemetry(self.metrics, self.outbox, vm=lambda: self.identity.vm)
         self._loop_watch = LoopWatch()
         self.health = self._new_health_reporter()
         address = settings.status.address
@@ -173,6 +175,7 @@ class Agent:
         self.pool.start_missing(self._settings.sinks)
         self._start_approvals()
         self.poll_thread.start()
+        self._telemetry.configure(self._settings)
         self._notifier.ready(f"Watching {self.vm_name() or 'this VM'} for {len(self._settings.sinks)} sinks")
         self._warn_unconfigured_sinks()
         for sentence in readable_secrets(self._settings.secret_files):
@@ -313,6 +316,7 @@ class Agent:
         if stop():
             return
         self.pool.start_missing(settings.sinks)
+        self._telemetry.configure(settings)
         self._in_force = settings
         self._warn_unconfigured_sinks()
         self.metrics.reloaded(is_right=True)
@@ -375,6 +379,7 @@ class Agent:
         self._notifier.stopping(self._settings.stop_grace_seconds + _STOP_MARGIN_SECONDS)
         self._loop_watch.idle()
         self._stop_parts(deadline)
+        self._telemetry.stop()  # the last push runs while the outbox is saved
         logger.info("The agent stopped.", extra={"pending": self._pending()})
         if self.outbox.close(_time_left(end, at_most=math.inf)):
             self._control.close()
@@ -382,6 +387,7 @@ class Agent:
         else:  # the saver may still write, so the lock stays; a file access may hang, so the socket stays, too
             why = self.outbox.saver.behind_reason or "The disk is slow."
             logger.error("The outbox could not be saved. The next start does not have the last changes. %s", why)
+        self._telemetry.close(_time_left(end))
         if self._health_server is not None:
             self._health_server.close()
         self._notifier.close()

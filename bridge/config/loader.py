@@ -18,6 +18,7 @@ from bridge.config.approval import read_approval
 from bridge.config.mistakes import Problems
 from bridge.config.secret_keys import CREDENTIAL_VARIABLES, secret_files, secret_variables
 from bridge.config.settings import Settings, SinkSettings, TopSettings, documented
+from bridge.config.telemetry import push_settings
 from bridge.config.toml import convert
 from bridge.errors import ConfigurationError
 from bridge.text import one_line
@@ -49,10 +50,11 @@ def load(path: Path | None, environ: Mapping[str, str] = _NO_ENVIRONMENT) -> Set
     """
     try:
         settings = read(_overridden({} if path is None else parsed(path), environ))
+        push = None if settings.telemetry is None else push_settings(settings.telemetry, environ)
     except ConfigurationError as error:
         raise ConfigurationError(*error.mistakes, file=path) from error
     overrides = tuple((key, variable) for variable, key in OVERRIDES.items() if environ.get(variable))
-    return msgspec.structs.replace(settings, file=path, overrides=overrides)
+    return msgspec.structs.replace(settings, file=path, overrides=overrides, push=push)
 
 
 def load_top(path: Path | None, environ: Mapping[str, str] = _NO_ENVIRONMENT) -> TopSettings:

@@ -18,7 +18,7 @@ _FILE, _VARIABLE = "_file", "_env"
 _PUBLIC = frozenset({"ca_file", "public_key_file", "template_file"})
 _CERTIFICATE, _KEY = "client_cert_file", "client_key_file"
 #: The variables with secrets that the agent's own credentials read (azure-identity: EnvironmentCredential, managed
-#: identity of App Service and Azure Arc).
+#: identity of App Service and Azure Arc), and those of `[telemetry]`.
 CREDENTIAL_VARIABLES = frozenset(
     {
         "AZURE_CLIENT_SECRET",
@@ -26,6 +26,8 @@ CREDENTIAL_VARIABLES = frozenset(
         "AZURE_PASSWORD",
         "IDENTITY_HEADER",
         "MSI_SECRET",
+        "OTEL_EXPORTER_OTLP_HEADERS",
+        "OTEL_EXPORTER_OTLP_METRICS_HEADERS",
     }
 )
 

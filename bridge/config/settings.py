@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from bridge.config.approval import ApprovalSettings
+from bridge.config.telemetry import PushSettings, TelemetrySettings
 from bridge.config.toml import Check, check_url
 from bridge.events.event import VmIdentity
 
@@ -195,6 +196,8 @@ class TopSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Health and metrics."""
     heartbeat: HeartbeatSettings = HeartbeatSettings()
     """Heartbeat records."""
+    telemetry: TelemetrySettings | None = None
+    """A push of the agent's own metrics over OTLP. Without this table, the agent pushes nothing."""
     approval: ApprovalSettings | None = None
     """Early approval of events. Without this table, the agent approves nothing."""
 
@@ -206,6 +209,8 @@ class Settings(TopSettings, frozen=True, kw_only=True):
     """The destinations of records, one table each. Default: one sink of type stdout."""
     file: Path | None = None
     """The file of these settings; None for the defaults."""
+    push: PushSettings | None = None
+    """The settings of ``[telemetry]``, completed from the environment. None without the table."""
     overrides: tuple[tuple[str, str], ...] = ()
     """The keys that the environment overrides, each with its variable."""
     has_default_sinks: bool = False

@@ -114,6 +114,8 @@ class OutboxCollector(Collector):
         "discarded": "Records discarded by a person.",
         "expired": "Records older than max_age_seconds, or replaced by a newer record of their event.",
     }
+    FROM_DISK = frozenset(f"{PREFIX}sink_{field}" for field in (*_COUNTERS, "expired_by_reason"))
+    """The counters that continue across restarts, because the outbox stores them."""
     _GAUGES: Mapping[str, str] = {
         "pending": "Records that are not sent yet.",
         "parked": "Records that the destination rejected permanently.",

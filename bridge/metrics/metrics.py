@@ -7,11 +7,9 @@ EventId, because the number of EventIds is unlimited.
 
 from __future__ import annotations
 
-import functools
 import platform
 import threading
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 
 from prometheus_client import (
     CollectorRegistry,
@@ -25,6 +23,7 @@ from prometheus_client import (
 
 from bridge.clock import REAL_CLOCK, Clock
 from bridge.events.event import Document
+from bridge.events.otel_resource import own_version
 from bridge.events.record import Transition
 from bridge.metrics.collectors import PREFIX, OutboxCollector, OutboxReader, OutboxReading, StateCollector
 
@@ -105,6 +104,8 @@ class Metrics:
         # The creation times of counters would double the number of series and are not useful.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
+        self.created_at = clock.timestamp()
+        """The start of all totals that do not come from the disk, in Unix seconds."""
         ProcessCollector(registry=self.registry)
         self._lock = threading.Lock()
         self._sinks: dict[str, SinkMetrics] = {}
@@ -282,12 +283,3 @@ class Metrics:
     def exposition(self) -> bytes:
         """Return all metrics in the text format of Prometheus (`CONTENT_TYPE`)."""
         return generate_latest(self.registry)
-
-
-@functools.cache
-def own_version() -> str:
-    """Return the version of the agent."""
-    try:
-        return version("scheduled-events-bridge")
-    except PackageNotFoundError:
-        return "unknown"

@@ -16,8 +16,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
-from functools import cache
-from importlib.metadata import version
 from typing import Any
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
@@ -26,12 +24,19 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, Instr
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeLogs, SeverityNumber
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
-from bridge.sink import TransitionRecord, encode, parse_time
+from bridge.sink import (
+    OTEL_PREFIX as PREFIX,
+)
+from bridge.sink import (
+    SERVICE_NAME,
+    TransitionRecord,
+    encode,
+    own_version,
+    parse_time,
+    resource_attributes,
+)
 from sinks.sentence import sentence
 from sinks.severity import Severity, look_of
-
-PREFIX = "azure.scheduled_event."
-SERVICE_NAME = "scheduled-events-bridge"
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _INT64 = range(-(2**63), 2**63)
@@ -46,10 +51,12 @@ _ELSEWHERE = frozenset({"id", "incarnation", "previous_incarnation", "event", "p
 
 def encode_request(batch: Sequence[TransitionRecord]) -> bytes:
     """Return *batch* as one ExportLogsServiceRequest with the records in the same order."""
-    scope = InstrumentationScope(name=SERVICE_NAME, version=_version())
+    scope = InstrumentationScope(name=SERVICE_NAME, version=own_version())
     logs = [
         ResourceLogs(
-            resource=Resource(attributes=_attributes(resource_attributes(record))),
+            resource=Resource(
+                attributes=_attributes(resource_attributes(record.vm, record.labels, instance_id=record.stream_id))
+            ),
             scope_logs=[ScopeLogs(scope=scope, log_records=[log_record(record)])],
         )
         for record in batch
@@ -71,37 +78,6 @@ def rejection(content: bytes) -> tuple[int, str]:
         return 0, ""
     refused = response.partial_success
     return refused.rejected_log_records, refused.error_message
-
-
-def resource_attributes(record: TransitionRecord) -> dict[str, str]:
-    """Return the attributes of the VM and the agent. Labels never replace attributes of the VM.
-
-    If the name of a label contains a dot, such as ``deployment.environment.name``, the attribute has the same name.
-    """
-    vm = record.vm
-    service = {"service.name": SERVICE_NAME, "service.version": _version(), "service.instance.id": record.stream_id}
-    known = {
-        "cloud.provider": "azure",
-        "cloud.platform": "azure.vm",
-        "cloud.region": vm.location,
-        "cloud.availability_zone": vm.zone,
-        "cloud.account.id": vm.subscription_id,
-        "cloud.resource_id": vm.resource_id,
-        "host.id": vm.vm_id,
-        "host.name": vm.name,
-        "azure.resource_group.name": vm.resource_group,
-        f"{PREFIX}vm.scale_set": vm.scale_set,
-        f"{PREFIX}vm.placement_group_id": vm.placement_group_id,
-        **{f"{PREFIX}vm.tags.{name}": value for name, value in vm.tags.items()},
-    }
-    labels = {name if "." in name else f"{PREFIX}labels.{name}": value for name, value in record.labels.items()}
-    found = {**service, **labels, **{name: text for name, text in known.items() if text}}
-    return {name: text for name, text in found.items() if text}
-
-
-@cache
-def _version() -> str:
-    return version("scheduled-events-bridge")
 
 
 def log_record(record: TransitionRecord) -> LogRecord:

@@ -160,6 +160,7 @@ def test_every_mark_is_that_of_a_block():
 
 #: What a heading of the reference, which is the name of a table alone, needs beside it.
 COMPLETED = {
+    "[telemetry]": 'otlp_endpoint = "http://127.0.0.1:4318"',
     "[[approval.rules]]": 'name = "a"\naction = "hold"',
     "[approval.remote]": """
 url = "https://portal.example.net"

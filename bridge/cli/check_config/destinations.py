@@ -20,6 +20,7 @@ from bridge.cli.terminal import counted
 from bridge.config.approval import RemoteSettings
 from bridge.config.loader import Settings, SinkSettings
 from bridge.config.settings import ImdsSettings
+from bridge.config.telemetry import PushSettings
 from bridge.delivery.sender import Sender
 from bridge.errors import BridgeError
 from bridge.imds.client import attested_document, attested_tokens, client_of
@@ -51,6 +52,8 @@ def try_destinations(settings: Settings, *, is_running: bool, broken: Collection
     if remote is not None:
         limit = imds_seconds + _PORTAL_SECONDS + TOKEN_DEADLINE_SECONDS
         trials.append(("Portal", limit, partial(_portal, settings, remote)))
+    if settings.push is not None:
+        trials.append(("Telemetry", settings.push.timeout_seconds, partial(_telemetry, settings.push)))
     for sink in settings.sinks:
         seconds = min(sink.config.timeout_seconds, _MOST_SECONDS)
         attempt = partial(_sink, sink, seconds, settings.imds, is_broken=f"Sink {sink.name}" in broken)
@@ -99,6 +102,14 @@ def _portal(settings: Settings, remote: RemoteSettings) -> str:
     with closing(PortalClient(quick, document=document, grace_seconds=_PORTAL_SECONDS)) as client:
         answer = client.poll(vm_id, index=0)
     return f"reached; {counted(len(answer.decisions), 'decision')} for this VM."
+
+
+def _telemetry(push: PushSettings) -> str:
+    from bridge.metrics.otlp_push import OtlpClient  # noqa: PLC0415  # imports requests
+
+    with closing(OtlpClient(push)) as client:
+        client.post(b"", deadline_seconds=push.timeout_seconds)
+        return f"{client.shown} accepted an empty request."
 
 
 def _sink(sink: SinkSettings, seconds: float, imds: ImdsSettings, *, is_broken: bool) -> str:

@@ -51,6 +51,8 @@ def local_problems(settings: Settings, directory: Path) -> list[Problem]:
     problems = [Problem("State", message) for message in _state(directory.absolute())]
     for sink in settings.sinks:
         problems += [Problem(f"Sink {sink.name}", message) for message in _sink(sink)]
+    if settings.push is not None and settings.push.headers_file is not None:
+        problems += [Problem("Telemetry", message) for message in _secret("headers", file=settings.push.headers_file)]
     if settings.approval is not None:
         for rule in settings.approval.rules:
             problems += [Problem(f"Rule {rule.name}", message) for message in _program(rule.command)]
@@ -121,13 +123,16 @@ def _sink(sink: SinkSettings) -> Iterator[str]:
             yield f"{name} still contains the placeholder {found[0]} of `init`. Replace it with your own value."
         if not isinstance(value, str) or name in _PEM_KEYS or not key or kind not in {"file", "env"}:
             continue
-        secret = Secret(key=key, file=value) if kind == "file" else Secret(key=key, env=value)
-        try:
-            secret.values()
-        except SecretUnavailable as error:
-            yield f"{error}{'' if kind == 'file' else _ENVIRONMENT_HINT}"
+        yield from _secret(key, **{kind: value})
     if sink.sink_class.send_test_by_name_only:
         yield from _program(getattr(config, "command", None))
+
+
+def _secret(key: str, *, file: str | None = None, env: str | None = None) -> Iterator[str]:
+    try:
+        Secret(key=key, file=file, env=env).values()
+    except SecretUnavailable as error:
+        yield f"{error}{'' if env is None else _ENVIRONMENT_HINT}"
 
 
 def _program(command: Sequence[str] | None) -> Iterator[str]:

@@ -42,6 +42,8 @@ def check_configuration(path: Path | None, *, connect: bool) -> int:
     if settings.has_default_sinks:
         _show("The configuration has no [[sinks]] table. `scheduled-events-bridge init --sink webhook` prints one.")
     _show(_approvals(settings.approval))
+    if settings.push is not None:
+        _show(f"Telemetry: metrics to {settings.push.url} every {settings.push.interval_seconds:g} s.")
     for warning in warnings(settings):
         _show(f"Warning: {warning}", bold=True)
     for advice in advice_for_root(directory):  # contains a command, which must stay on one line

@@ -1,0 +1,48 @@
+"""The OpenTelemetry resource of the agent, which is the same for logs, metrics, and traces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+
+from bridge.events.event import VmIdentity
+
+OTEL_PREFIX = "azure.scheduled_event."
+"""The prefix of attributes that are not in the semantic conventions."""
+SERVICE_NAME = "scheduled-events-bridge"
+
+
+@cache
+def own_version() -> str:
+    """Return the version of the agent."""
+    try:
+        return version(SERVICE_NAME)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def resource_attributes(vm: VmIdentity, labels: Mapping[str, str], *, instance_id: str) -> dict[str, str]:
+    """Return the attributes of the VM and the agent. Labels never replace attributes of the VM.
+
+    *instance_id* is the stream ID, which is new at each start. If the name of a label contains a dot, such as
+    ``deployment.environment.name``, the attribute has the same name.
+    """
+    service = {"service.name": SERVICE_NAME, "service.version": own_version(), "service.instance.id": instance_id}
+    known = {
+        "cloud.provider": "azure",
+        "cloud.platform": "azure.vm",
+        "cloud.region": vm.location,
+        "cloud.availability_zone": vm.zone,
+        "cloud.account.id": vm.subscription_id,
+        "cloud.resource_id": vm.resource_id,
+        "host.id": vm.vm_id,
+        "host.name": vm.name,
+        "azure.resource_group.name": vm.resource_group,
+        f"{OTEL_PREFIX}vm.scale_set": vm.scale_set,
+        f"{OTEL_PREFIX}vm.placement_group_id": vm.placement_group_id,
+        **{f"{OTEL_PREFIX}vm.tags.{name}": value for name, value in vm.tags.items()},
+    }
+    named = {name if "." in name else f"{OTEL_PREFIX}labels.{name}": value for name, value in labels.items()}
+    found = {**service, **named, **{name: text for name, text in known.items() if text}}
+    return {name: text for name, text in found.items() if text}
