@@ -315,7 +315,8 @@ fi
 
 as_the_service() { # run the new version's Python with the environment of the service
   if [ -n "$user" ] && [ -z "$root" ]; then
-    runuser -u "$user" -- env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin "STATE_DIRECTORY=$state" "$root$new/bin/python" -I "$@"
+    runuser -u "$user" -- env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin "STATE_DIRECTORY=$state" \
+      ${NO_COLOR:+"NO_COLOR=$NO_COLOR"} "$root$new/bin/python" -I "$@"
   else
     "$root$new/bin/python" -I "$@"
   fi
