@@ -214,7 +214,8 @@ def discard() -> None:
 def move() -> None:
     """Move undelivered records from the sink OLD to the sink NEW, for example after renaming a sink.
 
-    Moved records count as discarded in the metrics of OLD. Records that NEW has already received are not sent again.
+    Moved records count as discarded in the metrics of OLD. Records that NEW has received in the last 7 days
+    (state.keep_delivered_seconds) are not sent again.
     """
 
 
