@@ -1,1 +1,1 @@
-"""The Scheduled Events Bridge forwards Azure scheduled events as durable transition records."""
+"""Forwards Azure scheduled events as durable transition records."""

@@ -38,7 +38,9 @@ def full_jitter(attempt: int, *, base_seconds: float, cap_seconds: float, random
 
 
 def delivery_cap(seconds_to_not_before: float | None, *, outage_seconds: float = math.inf) -> float:
-    """Return the maximum delay between two attempts to send a record. The maximum decreases toward NotBefore.
+    """Return the maximum delay between two attempts to send a record.
+
+    The maximum decreases toward NotBefore.
 
     Before NotBefore, the maximum is a quarter of the remaining time, but at least 1 s and at most 15 s. In the first
     minute of an outage, it is at most 5 s. The limits are short, because Azure announces a Freeze or a Reboot only 15
@@ -59,7 +61,7 @@ def delivery_gap(
     random: Callable[[], float],
     outage_seconds: float = math.inf,
 ) -> float:
-    """Return the delay before the next attempt to send a record that has failed *attempts* times.
+    """Return the delay before the next attempt for a record that failed *attempts* times.
 
     The delay is random, and its upper limit doubles from 1 s to `delivery_cap`. *retry_after* sets a minimum delay of
     up to one hour, even if it exceeds this limit. If *urgent* is true, the delay never exceeds 2 s.

@@ -44,7 +44,10 @@ class Instant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Clock(msgspec.Struct, frozen=True, kw_only=True):
-    """Provides the time and random numbers to the agent. Tests replace this object to control the time."""
+    """Provides the time and random numbers to the agent.
+
+    Tests replace this object to control the time.
+    """
 
     now: Callable[[], datetime] = utc_now
     """Return the wall-clock time as a timezone-aware UTC datetime."""

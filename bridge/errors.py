@@ -16,6 +16,7 @@
     │   └── KeyMissing          the key file does not exist
     ├── SigningFailed           a decision cannot be signed
     ├── PortalFailed            the ops portal sent no usable response
+    ├── TelemetryFailed         the OTLP receiver of [telemetry] accepted no metrics
     ├── CredentialFailed        a token cannot be obtained
     └── DeliveryError           a send failed
         ├── DeliveryFailed      temporary failure: the batch is retried
@@ -40,7 +41,10 @@ class BridgeError(Exception):
 
 
 class ConfigurationError(BridgeError):
-    """The configuration in *file* is invalid. *mistakes* contains one sentence for each error in the file."""
+    """The configuration in *file* is invalid.
+
+    *mistakes* contains one sentence for each error in the file.
+    """
 
     def __init__(self, *mistakes: str, file: Path | None = None) -> None:
         self.mistakes = mistakes
@@ -53,11 +57,11 @@ class UnknownSinkType(ConfigurationError):
 
 
 class ImdsError(BridgeError):
-    """The metadata service did not return a usable response, so the state of the events is unknown."""
+    """The metadata service returned no usable response, so the state is unknown."""
 
 
 class ImdsUnreachable(ImdsError):
-    """The metadata service did not respond: the connection was refused, was reset, or timed out."""
+    """The metadata service did not respond: refused, reset, or timed out."""
 
 
 class ImdsStatus(ImdsError):
@@ -73,7 +77,7 @@ class ImdsStatus(ImdsError):
 
 
 class DocumentInvalid(ImdsError):
-    """The metadata service returned status 200, but the body is not a valid Scheduled Events document."""
+    """The status is 200, but the body is not a valid Scheduled Events document."""
 
 
 class DeadlineExceeded(BridgeError):
@@ -89,7 +93,10 @@ class OutboxError(BridgeError):
 
 
 class StreamChanged(OutboxError):
-    """The outbox was reset after the caller read its state, so the caller must read the state again."""
+    """The outbox was reset after the caller read its state.
+
+    The caller must read the state again.
+    """
 
 
 class ScenarioError(BridgeError):
@@ -117,7 +124,9 @@ class RetryReason(str, Enum):
 
 
 class DeliveryFailed(DeliveryError):
-    """The destination did not accept any record in the batch. The agent retries the batch later.
+    """The destination did not accept any record in the batch.
+
+    The agent retries the batch later.
 
     - *retry_after*: the delay in seconds that the destination requests. The delay applies to the whole sink and is
       limited to one hour.
@@ -145,7 +154,10 @@ class DeliveryFailed(DeliveryError):
 
 
 class SecretUnavailable(DeliveryFailed):
-    """The configured file or environment variable does not contain a secret, so someone must add it."""
+    """The configured file or environment variable contains no secret.
+
+    A person must add the secret.
+    """
 
     def __init__(self, message: str) -> None:
         super().__init__(message, needs_attention=True)
@@ -184,11 +196,17 @@ class DeliveryRejected(DeliveryError):
 
 
 class KeyUnusable(BridgeError):
-    """A key file cannot be read or does not contain an Ed25519 key. The message names the file and says what to do."""
+    """A key file cannot be read or does not contain an Ed25519 key.
+
+    The message names the file and says what to do.
+    """
 
 
 class KeyMissing(KeyUnusable):
-    """The key file does not exist. The agent ignores decisions that are signed with the missing key."""
+    """The key file does not exist.
+
+    The agent ignores decisions that are signed with the missing key.
+    """
 
 
 class SigningFailed(BridgeError):
@@ -196,7 +214,10 @@ class SigningFailed(BridgeError):
 
 
 class PortalFailed(BridgeError):
-    """The portal did not return a usable response. If *needs_attention* is true, someone must fix the problem."""
+    """The portal did not return a usable response.
+
+    If *needs_attention* is true, someone must fix the problem.
+    """
 
     def __init__(
         self, message: str, *, needs_attention: bool = False, retry_after_seconds: float | None = None
@@ -206,8 +227,19 @@ class PortalFailed(BridgeError):
         self.retry_after_seconds = retry_after_seconds
 
 
+class TelemetryFailed(BridgeError):
+    """The metrics were not accepted. *kind* classifies the failure, such as ``status_503``."""
+
+    def __init__(self, message: str, *, kind: str, retry_after_seconds: float | None = None) -> None:
+        self.kind = kind
+        self.retry_after_seconds = retry_after_seconds
+        super().__init__(message)
+
+
 class CredentialFailed(BridgeError):
-    """An access token cannot be obtained. If *needs_attention* is true, someone must fix the problem.
+    """An access token cannot be obtained.
+
+    If *needs_attention* is true, someone must fix the problem.
 
     *retry_after_seconds* is the delay that the token issuer requests, or None.
     """

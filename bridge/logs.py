@@ -1,4 +1,4 @@
-"""Writes structured logs to standard error as JSON, as text, or in the format of the systemd journal.
+"""Writes structured logs to standard error as JSON, text, or for the journal.
 
 INFO messages report a change of state. WARNING means that an operation failed and will be retried. ERROR means that
 someone must intervene.
@@ -53,7 +53,9 @@ _DEEPEST = 6
 
 
 def configure(*, form: str = "auto", level: int | str = logging.INFO, stream: TextIO | None = None) -> None:
-    """Write all log lines to *stream*, by default standard error. A second call replaces the configuration.
+    """Write all log lines to *stream*, by default standard error.
+
+    A second call replaces the configuration.
 
     *form* is ``json``, ``text``, ``journal``, or ``auto``. The form ``auto`` means ``text`` on a terminal, ``journal``
     if the systemd journal reads *stream*, and ``json`` otherwise.
@@ -94,7 +96,7 @@ def _is_terminal(stream: TextIO | None) -> bool:
 
 
 def _is_journal(stream: TextIO | None) -> bool:
-    """Return whether the systemd journal reads *stream*, according to $JOURNAL_STREAM (systemd.exec)."""
+    """Return whether the journal reads *stream*, by $JOURNAL_STREAM (systemd.exec)."""
     try:
         status = os.fstat(stream.fileno()) if stream is not None else None
     except (OSError, ValueError, AttributeError):
@@ -109,7 +111,10 @@ def _wants_colour() -> bool:
 
 
 class QueuedHandler(logging.Handler):
-    """A logging handler that never blocks the caller, because a separate thread writes the lines."""
+    """A logging handler that never blocks the caller.
+
+    A separate thread writes the lines.
+    """
 
     def __init__(self, stream: TextIO | None) -> None:
         super().__init__()
@@ -137,7 +142,10 @@ class QueuedHandler(logging.Handler):
                 self._lines.all_tasks_done.wait(deadline - time.monotonic())
 
     def close(self) -> None:
-        """Write the queued lines and stop the writer thread. Continue after 0.1 s if the thread does not stop."""
+        """Write the queued lines and stop the writer thread.
+
+        Continue after 0.1 s if the thread does not stop.
+        """
         try:
             self._lines.put_nowait(None)
         except queue.Full:
@@ -207,7 +215,7 @@ class _Logged:
 
 
 class ThrottledLog:
-    """Logs a repeated failure once, counts the repetitions, and logs a reminder every hour until recovery.
+    """Logs a repeated failure once, then hourly with a count, until recovery.
 
     *key* identifies the failing component, such as a sink or the poll. Failures with the same key and *kind*, such as
     ``timeout`` or ``status_503``, count as repetitions. The kind defaults to the log message, so pass a kind if the
@@ -230,7 +238,10 @@ class ThrottledLog:
         exc_info: BaseException | None = None,
         **fields: Any,
     ) -> None:
-        """Log *message* at the first failure of *key* with this *kind*. Otherwise, only count the failure."""
+        """Log *message* at the first failure of *key* with this *kind*.
+
+        Otherwise, only count the failure.
+        """
         now = self._clock.monotonic()
         with self._lock:
             trouble = self._troubles.setdefault(key, _Trouble(now))
@@ -247,7 +258,7 @@ class ThrottledLog:
         self._logger.log(level, "%s", message, exc_info=exc_info, extra=_safe(fields))
 
     def recovered(self, key: Hashable, message: str, **fields: Any) -> None:
-        """If a failure of *key* was logged, log *message* with the number and the duration of the failures."""
+        """Log *message* with the number and duration of the failures of *key*, if logged."""
         with self._lock:
             trouble = self._troubles.pop(key, None)
         if trouble is None:
@@ -300,7 +311,10 @@ class LineFormatter(logging.Formatter):
 
 
 class JournalFormatter(logging.Formatter):
-    """Formats a log record for the systemd journal. A line starts with a priority (sd-daemon) and contains no time."""
+    """Formats a log record for the systemd journal.
+
+    A line starts with a priority (sd-daemon) and contains no time.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the priority, the message, and the fields."""
@@ -318,7 +332,7 @@ def _lines(formatter: logging.Formatter, record: logging.LogRecord) -> list[str]
 
 
 def _shown(plain: object) -> str:
-    """Return *plain* as JSON without the brackets of a list and without the quotes of a single word."""
+    """Return *plain* as JSON, without list brackets and without quotes for one word."""
     if isinstance(plain, list):
         return ",".join(map(_shown, plain))
     is_word = isinstance(plain, str) and " " not in plain and bool(plain)

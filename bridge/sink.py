@@ -1,4 +1,6 @@
-"""The interface between the agent and its sinks. If you write a sink, import all names from this module.
+"""The interface between the agent and its sinks.
+
+If you write a sink, import all names from this module.
 
 A sink sends records to one kind of destination, such as a webhook or an event hub. The agent creates one instance of
 the sink class for each `[[sinks]]` table in the configuration and calls the instance from a single thread. To cancel a
@@ -119,7 +121,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Import the HTTP session only when a sink uses it, because the library requests takes time and memory."""
+    """Import the HTTP session only when a sink uses it.
+
+    The library requests takes time and memory.
+    """
     if name in {"DeadlineSession", "ResponseUnread"}:
         from bridge.http import session  # noqa: PLC0415
 
@@ -128,10 +133,12 @@ def __getattr__(name: str) -> object:
 
 
 class AttestedTokens(Protocol):
-    """Requests access tokens from a portal that uses Azure's attested document to identify the VM."""
+    """Requests access tokens from a portal with Azure's attested document."""
 
     def __call__(self, post: Callable[[str, bytes], requests.Response], *, portal: str) -> RenewedToken:
-        """Return a renewable access token. The first call of its method `current` requests the token.
+        """Return a renewable access token.
+
+        The first call of its method `current` requests the token.
 
         *post* sends a JSON body to a path below the portal's URL and returns the HTTP response, whatever its status. It
         is called in a separate thread and raises a BridgeError if the portal does not respond. Error messages refer to
@@ -140,7 +147,10 @@ class AttestedTokens(Protocol):
 
 
 class SinkConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings that every sink supports. The configuration class of a sink can add more settings."""
+    """The settings that every sink supports.
+
+    The configuration class of a sink can add more settings.
+    """
 
     name: str = ""
     """Name of this sink in logs, metrics, and the outbox. Default: the type. A new name creates a new sink."""
@@ -170,7 +180,10 @@ class SinkConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sink(ABC):
-    """A destination for transition records. The agent creates one instance for each `[[sinks]]` table."""
+    """A destination for transition records.
+
+    The agent creates one instance for each `[[sinks]]` table.
+    """
 
     Config: ClassVar[type[SinkConfig]] = SinkConfig
     """The settings of the sink. Each field is a key in the `[[sinks]]` table."""
@@ -201,7 +214,7 @@ class Sink(ABC):
 
     @classmethod
     def refresh_seconds(cls, config: Any) -> float | None:
-        """Return the interval in seconds between refreshes of active events, or None for no refreshes.
+        """Return the seconds between refreshes of active events, or None for no refreshes.
 
         Use refreshes for a destination that can lose its data when it restarts. At each refresh, the agent resends the
         latest record of every active event with the same `id`, except for events that have a pending record.
@@ -220,7 +233,10 @@ class Sink(ABC):
 
     @classmethod
     def check_warnings(cls, config: Any) -> Sequence[str]:
-        """Return sentences that `check-config` prints as warnings. The method must not use the network."""
+        """Return sentences that `check-config` prints as warnings.
+
+        The method must not use the network.
+        """
         del config
         return ()
 
@@ -234,7 +250,7 @@ class Sink(ABC):
 
     @classmethod
     def withholding(cls, config: Any, variables: frozenset[str]) -> Any:
-        """Return a copy of *config* that removes *variables* from the environment of the sink's programs.
+        """Return a copy of *config* that removes *variables* from its programs' environment.
 
         *variables* are the environment variables that contain the secrets of all sinks. If your sink starts programs,
         override this method so that they do not inherit these variables. Other sinks return *config* unchanged.
@@ -274,4 +290,7 @@ class Sink(ABC):
         """Test the destination without writing data to it. Raise DeliveryFailed if the test fails."""
 
     def close(self) -> None:
-        """Close every connection. The agent can call this method more than once, or during a `send`."""
+        """Close every connection.
+
+        The agent can call this method more than once, or during a `send`.
+        """

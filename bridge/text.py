@@ -23,12 +23,12 @@ _UNSEEN = re.compile(
 
 
 def one_line(text: str, limit: int | None = None) -> str:
-    """Return the first *limit* characters of *text*, with spaces in place of unprintable characters."""
+    """Return the first *limit* characters of *text*, with unprintable ones as spaces."""
     return "".join(character if character.isprintable() else " " for character in text[:limit])
 
 
 def escaped(text: str) -> str:
-    """Return *text* on one line, with Python escape sequences in place of invisible characters."""
+    """Return *text* on one line, with invisible characters as Python escape sequences."""
     return _UNSEEN.sub(lambda found: found.group().encode("unicode_escape", "surrogatepass").decode("ascii"), text)
 
 
@@ -38,7 +38,7 @@ def excerpt(body: bytes) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return *seconds* in words with at most two units, such as "45 s", "12 min 30 s", or "2 d 4 h"."""
+    """Return *seconds* with at most two units, such as "45 s" or "12 min 30 s"."""
     whole = max(int(seconds), 0)
     for unit, size, next_unit, next_size in _UNITS:
         if whole >= size:
@@ -48,7 +48,7 @@ def duration(seconds: float) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return " Did you mean 'x'?", where x is the known word that is most similar to *word*, or "" if none is."""
+    """Return " Did you mean 'x'?" for the most similar known word, or "" if none is."""
     from difflib import get_close_matches  # noqa: PLC0415  # needed only for a mistake
 
     spelled = {_folded(each): each for each in known}

@@ -1,4 +1,4 @@
-"""Builds the tables in the configuration reference, which list the keys of the agent and of each installed sink.
+"""Builds the tables of the configuration reference, for the agent and each sink.
 
 The tables are generated from the configuration structs. The description of each key is the docstring of the
 corresponding field (`bridge.config.settings.documented`).
@@ -88,7 +88,7 @@ def keys_of(struct: type[msgspec.Struct], prefix: str, *, stricter: Mapping[str,
 
 
 def default_of(field: msgspec.structs.FieldInfo) -> str | None:
-    """Return the default of *field* as TOML, "" if it has no default, or None if the key is required."""
+    """Return the default of *field* as TOML, "" without one, None if it is required."""
     if field.required:
         return None
     default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()

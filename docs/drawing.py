@@ -49,7 +49,7 @@ _LINE_HEIGHT = 1.35
 
 
 class Drawing:
-    """Shapes and texts in a picture of *width* x *height* pixels, drawn in the order of the calls."""
+    """Shapes and texts of a picture, drawn in the order of the calls."""
 
     def __init__(self, width: int, height: int, title: str) -> None:
         self._size = (width, height)
@@ -108,7 +108,10 @@ class Drawing:
         self._add(f'<polyline points="{path}" fill="none" stroke="{{}}" stroke-width="1.5"{dashes}/>', color)
 
     def arrow(self, *points: tuple[float, float], color: str = "line", is_dashed: bool = False) -> None:
-        """Draw a line through *points* with an arrowhead at its end. The last part is horizontal or vertical."""
+        """Draw a line through *points* with an arrowhead at its end.
+
+        The last part is horizontal or vertical.
+        """
         (from_x, from_y), (x, y) = points[-2:]
         along = (
             ((x > from_x) - (x < from_x)) * _HEAD,

@@ -1,4 +1,4 @@
-"""Generates the parts of the documentation that describe the configuration, commands, and records, and its drawings.
+"""Generates the documentation of the configuration, commands, records, and drawings.
 
 Run `python docs/generate.py` after you change a setting, a command, a record field, or a drawing. The program also
 generates the JSON schemas. With ``--check``, it only lists outdated files, and exits with 1 if it finds any.
@@ -153,7 +153,10 @@ def _leaves(group: click.Group, path: tuple[str, ...]) -> list[tuple[tuple[str, 
 
 
 def _record(which: str) -> str:
-    """Return a sample record as JSON. If *which* is "short", return only the most important fields."""
+    """Return a sample record as JSON.
+
+    If *which* is "short", return only the most important fields.
+    """
     value = msgspec.json.decode(encode(sample_record()))
     if which == "short":
         value = {key: value[key] for key in _SHORT} | {
@@ -164,7 +167,10 @@ def _record(which: str) -> str:
 
 
 def _pretty(value: dict[str, Any]) -> str:
-    """Return *value* as JSON with one top-level key per line. Nested objects are wrapped at the page width."""
+    """Return *value* as JSON with one top-level key per line.
+
+    Nested objects are wrapped at the page width.
+    """
     lines = []
     for key, item in value.items():
         text = json.dumps(item, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""The sink `apprise`, which sends records to chat, email, and other services with the Apprise library.
+"""The sink `apprise`, which sends records to chat, email, and other services.
 
 Each Apprise URL names one service and usually contains a secret. The URLs are therefore stored in a file or in an
 environment variable, not in the configuration. If a service fails, the agent sends the record again, but only to the
@@ -91,7 +91,10 @@ class AppriseSink(Sink):
         self._calls = BlockingCalls(f"apprise:{config.name}", target="Apprise")
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
-        """Send the record in *batch*. Raise DeliveryFailed unless every service accepted the record."""
+        """Send the record in *batch*.
+
+        Raise DeliveryFailed unless every service accepted the record.
+        """
         (record,) = batch
         work = partial(self._notify, self._current(), record)
         self._calls.run(work, timeout_seconds=self.config.timeout_seconds)
@@ -150,7 +153,10 @@ class AppriseSink(Sink):
 
 
 def _services(urls: Sequence[str], *, timeout_seconds: float) -> dict[str, Any]:
-    """Return one Apprise object for each of *urls*, so that a service that is down affects no other service."""
+    """Return one Apprise object for each of *urls*.
+
+    A service that is down then affects no other service.
+    """
     apprise = _apprise()
     # async_mode uses threads that would delay the end of the process.
     asset = apprise.AppriseAsset(async_mode=False)

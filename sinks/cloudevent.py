@@ -1,4 +1,4 @@
-"""Converts a transition record to a CloudEvent 1.0 in structured JSON, for webhooks and Event Hubs.
+"""Converts a record to a CloudEvent 1.0 in JSON, for webhooks and Event Hubs.
 
 The attributes follow version 1.0.2 of the CloudEvents specification. Attributes without a value are omitted, because
 the specification does not allow null.
@@ -42,7 +42,10 @@ def _attributes(record: TransitionRecord) -> dict[str, str]:
 
 
 def _source(vm: VmIdentity) -> str:
-    """Return the resource ID of the VM. If the resource ID is unknown, return a URI with the name of the VM."""
+    """Return the resource ID of the VM.
+
+    If the resource ID is unknown, return a URI with the name of the VM.
+    """
     if vm.resource_id:
         return quote(vm.resource_id, safe="/:@!$&'()*+,;=~")
     return f"/vm/{quote(vm.name or vm.vm_id or 'unknown', safe='')}"

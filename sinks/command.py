@@ -19,9 +19,8 @@ The sink runs one program at a time, so other records must wait. To avoid delayi
 The program's standard output is discarded. `outbox list` shows the end of its standard error as the reason for a
 failure, so the program must not write secrets to standard error.
 
-The program inherits the agent's environment variables, except those in `unset_environment`, those that a `*_env` key
-names, and those with secrets of the agent's own credentials, such as AZURE_CLIENT_SECRET
-(`bridge.config.secret_keys.CREDENTIAL_VARIABLES`). Variables in `pass_environment` are passed to the program.
+The program inherits the agent's environment variables, except those in `unset_environment` and those that contain
+secrets from the configuration.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class CommandConfig(SinkConfig, frozen=True, kw_only=True):
     """Environment variables for the program, in addition to SCHEDULED_EVENT_*."""
     unset_environment: tuple[str, ...] = ()
     """Environment variables of the agent to remove. The agent also removes the variables named by `*_env` keys, and the
-    variables with secrets of its own credentials, such as AZURE_CLIENT_SECRET."""
+    variables with secrets for credentials, such as AZURE_CLIENT_SECRET."""
     pass_environment: tuple[str, ...] = ()
     """Environment variables to pass to the program although they contain secrets."""
     directory: str | None = None
@@ -107,7 +106,7 @@ class CommandSink(Sink):
 
     @classmethod
     def withholding(cls, config: CommandConfig, variables: frozenset[str]) -> CommandConfig:
-        """Return a copy of *config* that adds *variables* to `unset_environment`, except those to pass."""
+        """Return a copy of *config* that unsets *variables*, except those to pass."""
         unset = dict.fromkeys([*config.unset_environment, *sorted(variables.difference(config.pass_environment))])
         return msgspec.structs.replace(config, unset_environment=tuple(unset))
 

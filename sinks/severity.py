@@ -1,4 +1,6 @@
-"""Defines the severity, icon, and color of each record. All sinks use the table in this module.
+"""Defines the severity, icon, and color of each record.
+
+All sinks use the table in this module.
 
 The severity of a `scheduled`, `started`, or `updated` record depends on the type of the event. For example, a spot
 eviction is critical. The severity of all other records depends only on the transition. The end of an event is always

@@ -26,6 +26,7 @@ from pathlib import Path
 from bridge.agent.control_requests import Source, read_status
 from bridge.agent.control_socket import ControlClient, ControlServer, RequestRefused
 from bridge.agent.heartbeat import send_heartbeat
+from bridge.agent.telemetry import Telemetry
 from bridge.approval.service import ApprovalService
 from bridge.clock import parse_time
 from bridge.config.loader import Settings
@@ -33,13 +34,11 @@ from bridge.config.secret_keys import readable_secrets
 from bridge.delivery.pool import CUT_SECONDS, WorkerPool
 from bridge.delivery.router import Router
 from bridge.errors import BridgeError, StateDirectoryError
-from bridge.events.event import VmIdentity
 from bridge.health.reporter import HealthReporter
 from bridge.health.server import HealthServer
 from bridge.imds.client import attested_tokens, client_of
 from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import Metrics, own_version
-from bridge.metrics.otlp_push import MetricsPush
 from bridge.outbox import deliveries, retention
 from bridge.outbox.lock import DirectoryLock
 from bridge.outbox.outbox import Outbox
@@ -70,7 +69,10 @@ _STOP_MARGIN_SECONDS = 5.0
 
 
 class Agent:
-    """Runs the agent for one VM. Raises StateDirectoryError if the state directory is unusable."""
+    """Runs the agent for one VM.
+
+    Raises StateDirectoryError if the state directory is unusable.
+    """
 
     def __init__(self, settings: Settings, directory: Path) -> None:
         self._settings = self._started_with = settings
@@ -117,7 +119,7 @@ class Agent:
         )
         self.outbox.on_due = self.pool.notify
         self.approvals = ApprovalService(self.outbox, self.metrics, vm=lambda: self.identity.vm, directory=directory)
-        self._push: MetricsPush | None = None
+        self._telemetry = Telemetry(self.metrics, self.outbox, vm=lambda: self.identity.vm)
         self._loop_watch = LoopWatch()
         self.health = self._new_health_reporter()
         address = settings.status.address
@@ -158,7 +160,10 @@ class Agent:
     # Start.
 
     def start(self, stop: Callable[[], bool] = lambda: False) -> None:
-        """Load the outbox, and start the workers, the approver, and the poller. Return early if *stop* returns True."""
+        """Load the outbox, and start the workers, the approver, and the poller.
+
+        Return early if *stop* returns True.
+        """
         self.metrics.watch_outbox(self.health.outbox)
         self.metrics.watch_vm(self.vm_name)
         self._control.open()
@@ -176,7 +181,7 @@ class Agent:
         self.pool.start_missing(self._settings.sinks)
         self._start_approvals()
         self.poll_thread.start()
-        self._start_push()
+        self._telemetry.configure(self._settings)
         self._notifier.ready(f"Watching {self.vm_name() or 'this VM'} for {len(self._settings.sinks)} sinks")
         self._warn_unconfigured_sinks()
         for sentence in readable_secrets(self._settings.secret_files):
@@ -214,20 +219,6 @@ class Agent:
         self.approvals.configure(self._settings, self.imds)
         self.poller.approvals = self.approvals.approver
         self.approvals.start()
-
-    def _start_push(self) -> None:
-        """Start, replace, or end the push of metrics, unless its settings are the same."""
-        settings, push = self._settings.push, self._push
-        if settings == (None if push is None else push.settings):
-            return
-        if push is not None:
-            push.close()
-        self._push = None
-        if settings is not None:
-            self._push = MetricsPush(settings, self.metrics, self.outbox, about=self._vm_and_labels)
-
-    def _vm_and_labels(self) -> tuple[VmIdentity, Mapping[str, str]]:
-        return self.identity.vm, self._settings.labels
 
     def _log_running(self) -> None:
         logger.info(
@@ -316,7 +307,10 @@ class Agent:
     # Reload.
 
     def reload(self, settings: Settings, stop: Callable[[], bool] = lambda: False) -> None:
-        """Apply *settings*, and warn about changes that need a restart. Return early if *stop* returns True."""
+        """Apply *settings*, and warn about changes that need a restart.
+
+        Return early if *stop* returns True.
+        """
         before, self._in_force = self._in_force, None
         self._loop_watch.expect_call_within(max(self._settings.imds.timeout_seconds, settings.imds.timeout_seconds) * 2)
         self._settings = settings
@@ -331,14 +325,17 @@ class Agent:
         if stop():
             return
         self.pool.start_missing(settings.sinks)
-        self._start_push()
+        self._telemetry.configure(settings)
         self._in_force = settings
         self._warn_unconfigured_sinks()
         self.metrics.reloaded(is_right=True)
         logger.info("The configuration was reloaded.", extra={"sinks": [sink.name for sink in settings.sinks]})
 
     def _exchange_imds(self, stop: Callable[[], bool]) -> None:
-        """Replace the IMDS client. If no thread can be started, keep the old client and raise RuntimeError."""
+        """Replace the IMDS client.
+
+        If no thread can be started, keep the old client and raise RuntimeError.
+        """
         settings = self._settings
         imds = client_of(settings.imds)
         imds.answered_at = self.imds.answered_at
@@ -383,7 +380,9 @@ class Agent:
     # Stop.
 
     def stop(self, *, spent_seconds: float = 0.0) -> None:
-        """Stop polling, drain the sinks for up to `stop_grace_seconds`, save the outbox, and unlock the directory.
+        """Stop polling, drain the sinks, save the outbox, and unlock the directory.
+
+        The sinks drain for up to `stop_grace_seconds`.
 
         *spent_seconds* is how much of the grace period has already passed. The grace period is skipped if another agent
         has locked the state directory.
@@ -394,8 +393,7 @@ class Agent:
         self._notifier.stopping(self._settings.stop_grace_seconds + _STOP_MARGIN_SECONDS)
         self._loop_watch.idle()
         self._stop_parts(deadline)
-        if self._push is not None:
-            self._push.stop()  # the last push runs while the outbox is saved
+        self._telemetry.stop()  # the last push runs while the outbox is saved
         logger.info("The agent stopped.", extra={"pending": self._pending()})
         if self.outbox.close(_time_left(end, at_most=math.inf)):
             self._control.close()
@@ -403,8 +401,7 @@ class Agent:
         else:  # the saver may still write, so the lock stays; a file access may hang, so the socket stays, too
             why = self.outbox.saver.behind_reason or "The disk is slow."
             logger.error("The outbox could not be saved. The next start does not have the last changes. %s", why)
-        if self._push is not None:
-            self._push.close(_time_left(end))
+        self._telemetry.close(_time_left(end))
         if self._health_server is not None:
             self._health_server.close()
         self._notifier.close()

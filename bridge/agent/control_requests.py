@@ -95,11 +95,17 @@ class Source:
         return self._file if self._outbox is None else self._outbox.saver.file
 
     def read(self, work: Callable[Concatenate[State, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return the result of *work* for the state and the given arguments. *work* must not change the state."""
+        """Return the result of *work* for the state and the given arguments.
+
+        *work* must not change the state.
+        """
         return work(self._state, *args, **kwargs) if self._outbox is None else self._outbox.read(work, *args, **kwargs)
 
     def answer(self, name: str, arguments: Mapping[str, msgspec.Raw]) -> object:
-        """Run the request *name* and return its result. Raises BridgeError or MsgspecError if the request fails."""
+        """Run the request *name* and return its result.
+
+        Raises BridgeError or MsgspecError if the request fails.
+        """
         if not self.outbox.wait_loaded(SAVE_SECONDS):
             raise OutboxError("The agent is still loading its state. Try again in a few seconds.")
         function = _REQUESTS.get(name)
@@ -225,7 +231,10 @@ def read_events(
     before: int = LAST,
     limit: int = PAGE_ROWS,
 ) -> EventsPage:
-    """Return the newest records whose sequence is between *after* and *before*, including the history in the file."""
+    """Return the newest records with a sequence between *after* and *before*.
+
+    The records include the history in the file.
+    """
     in_memory = source.read(
         lambda state: [(row.sequence, row.body) for row in state.records.rows.values() if after < row.sequence < before]
     )
@@ -333,7 +342,10 @@ def read_undelivered(
 
 
 def retry_records(source: Source, *, sink: str | None = None, record_id: str | None = None) -> int:
-    """Resume *sink* and retry its parked records, or those of all sinks if *sink* is None. Return their number."""
+    """Resume *sink* and retry its parked records, or those of all sinks if *sink* is None.
+
+    Return their number.
+    """
     if sink is not None:
         _require_sinks(source, sink)
     count = source.outbox.change(deliveries.retry, sink, record_id=record_id, now=time.time())
@@ -344,21 +356,30 @@ def retry_records(source: Source, *, sink: str | None = None, record_id: str | N
 def discard_records(
     source: Source, *, sink: str, states: frozenset[DeliveryState] = NEEDED, record_id: str | None = None
 ) -> int:
-    """Discard all undelivered records of *sink*, or only *record_id*. Return the number of discarded records."""
+    """Discard all undelivered records of *sink*, or only *record_id*.
+
+    Return the number of discarded records.
+    """
     _require_sinks(source, sink)
     return source.outbox.change(deliveries.discard, sink, states=states, record_id=record_id, now=time.time())
 
 
 def move_records(source: Source, *, old: str, new: str) -> int:
-    """Move the undelivered records of the sink *old* to the sink *new*. Return the number of moved records."""
+    """Move the undelivered records of the sink *old* to the sink *new*.
+
+    Return the number of moved records.
+    """
     _require_sinks(source, old, new)
     if old == new:
         raise OutboxError("The two sinks are the same sink.")
-    return source.outbox.move(old, new)
+    return source.outbox.change(deliveries.move, old, new, now=time.time())
 
 
 def import_records(source: Source, *, path: str) -> int:
-    """Import pending records and holds from the outbox file at the absolute *path*. Return the number of records."""
+    """Import pending records and holds from the outbox file at the absolute *path*.
+
+    Return the number of records.
+    """
     from bridge.outbox.database import read_file  # noqa: PLC0415
 
     with _disk_errors(f"The file {path} cannot be read"):
@@ -371,7 +392,9 @@ def import_records(source: Source, *, path: str) -> int:
 
 
 def decide(source: Source, *, decision: StoredDecision, overruled: tuple[int, ...] = ()) -> tuple[StoredDecision, ...]:
-    """Store a decision made on this VM, and end the holds that *overruled* lists by arrival number.
+    """Store a decision made on this VM, and end the holds of *overruled*.
+
+    *overruled* lists holds by arrival number.
 
     If the event has other holds, store nothing and return them.
     """

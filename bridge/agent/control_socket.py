@@ -1,4 +1,4 @@
-"""The control socket, which connects commands such as `status` and `approve` to the running agent.
+"""The control socket, which connects commands to the running agent.
 
 The socket accepts these requests, which are functions in `bridge.agent.control_requests`:
 
@@ -97,7 +97,10 @@ def addresses(directory: Path) -> list[str]:
 
 
 class ControlServer:
-    """Accepts connections on the control socket for *directory*. *answer* (`Source.answer`) handles each request."""
+    """Accepts connections on the control socket for *directory*.
+
+    *answer* (`Source.answer`) handles each request.
+    """
 
     def __init__(self, directory: Path, answer: Callable[[str, dict[str, msgspec.Raw]], object]) -> None:
         self._directory, self._answer_to = directory, answer
@@ -208,13 +211,18 @@ class _UnixListener:
 
 
 class ControlClient:
-    """Sends requests to the agent that uses the state *directory*, and waits up to *seconds* for each response."""
+    """Sends requests to the running agent of the state *directory*.
+
+    Each request waits up to *seconds* for its response.
+    """
 
     def __init__(self, directory: Path, *, seconds: float = ANSWER_SECONDS) -> None:
         self._directory, self._seconds = directory, seconds
 
     def ask(self, request: Callable[Concatenate[Source, P], A], /, *_: P.args, **arguments: P.kwargs) -> A:
-        """Send *request* (a function in `bridge.agent.control_requests`) to the agent, and return the response.
+        """Send *request* to the agent, and return the response.
+
+        *request* is the name of a function in `bridge.agent.control_requests`.
 
         Raises NoAgent if no agent uses the directory, AgentSilent if the agent does not respond in time, AccessDenied
         if this user is not allowed to use the agent, and RequestRefused if the agent refuses the request.
@@ -238,7 +246,10 @@ class ControlClient:
         return found
 
     def change(self, request: Callable[Concatenate[Source, P], A], /, *args: P.args, **arguments: P.kwargs) -> A:
-        """Send *request*, wait until the change is saved, and return the response. Raises NotSaved after 5 seconds."""
+        """Send *request*, wait until the change is saved, and return the response.
+
+        Raises NotSaved after 5 seconds.
+        """
         deadline = time.monotonic() + self._seconds
         found = self.ask(request, *args, **arguments)
         while (why := self.ask(why_unsaved)) is not None:
@@ -280,7 +291,9 @@ class ControlClient:
 
 
 def _peer(connection: Connection[Any, Any], directory: Path | None = None) -> int | None:
-    """Return the process ID of the peer, or None if the operating system does not report it. Set timeouts.
+    """Return the process ID of the peer, or None if the operating system does not report it.
+
+    Set timeouts.
 
     Raises PermissionError unless the peer process belongs to root, this user, or the owner of *directory*.
     """

@@ -50,7 +50,7 @@ class _Command(msgspec.Struct, frozen=True, kw_only=True):
     began_at: float
 
     def problem(self) -> str | None:
-        """Return why the ended command allows no approval; None if the program exited with 0 in time."""
+        """Return why the ended command allows no approval, or None if it succeeded."""
         owner = _owner(self.settings)
         try:
             finished = self.finished.result()
@@ -92,7 +92,7 @@ class ApprovalCommands:
         return len(self._commands) >= _MOST_AT_ONCE
 
     def is_running(self, approval: PendingApproval) -> bool:
-        """Return whether a command for this approval is running, or `take` has not returned its result yet."""
+        """Return whether a command for this approval runs, or its result is not taken yet."""
         known = [each.approval for each in self._commands]
         return any((each.key, each.source) == (approval.key, approval.source) for each in known)
 

@@ -151,7 +151,9 @@ class Approver:
         unsettled: frozenset[str] = frozenset(),
         tracked: Document | None = None,
     ) -> None:
-        """Store a valid response from the metadata service. Wake the thread if the document has changed.
+        """Store a valid response from the metadata service.
+
+        Wake the thread if the document has changed.
 
         *asked_at* (monotonic seconds, default: *instant*) is the time of the request, and *instant* is the time of the
         response. *unsettled* contains the EventIds of events with an unconfirmed change. *tracked* is the document that
@@ -271,7 +273,7 @@ class Approver:
             self._post(approval, state.stream_id)
 
     def _post(self, approval: PendingApproval, stream_id: str) -> None:
-        """Save the attempt, request the document again, send StartRequests, and record the outcome."""
+        """Save the attempt, check the document, send StartRequests, and record the outcome."""
         now = self._clock.timestamp()
         ready = self._outbox.change(approvals.begin_attempt, stream_id, [approval], now=now)
         if not ready:
@@ -370,7 +372,7 @@ class Approver:
                 self._commands.start(approval, settings, record)
 
     def _command_for(self, approval: PendingApproval, state: ApprovalState, context: Context) -> CommandSettings | None:
-        """Return the settings with the command of *approval*, or None while the command may not start."""
+        """Return the settings with the command of *approval*; None while it may not start."""
         if not self._postable(state, context, [approval]) or not self._may_approve():
             return None
         put_off = self._submitter.put_off([approval])

@@ -49,7 +49,7 @@ class Changes(msgspec.Struct, kw_only=True):
         decisions: DecisionStage,
         message: str,
     ) -> None:
-        """Add a record with *result*, and set the stage of the approval's decisions to *decisions*."""
+        """Add a record with *result*, and move the approval's decisions to *decisions*."""
         self.records.append(approval_record(approval, transition, result, message=message))
         self.update_decisions(approval.arrivals, decisions, result.value, message)
 
@@ -61,7 +61,10 @@ def approval_record(
     *,
     message: str | None = None,
 ) -> ApprovalRecord:
-    """Return a record with the *result* of *approval*. The reason contains *message* and the approver's own reason."""
+    """Return a record with the *result* of *approval*.
+
+    The reason contains *message* and the approver's own reason.
+    """
     reason = f"{message} ({approval.reason})" if message and approval.reason else message or approval.reason
     return ApprovalRecord(
         transition=transition,

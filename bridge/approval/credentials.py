@@ -19,7 +19,10 @@ _KEY = "approval.remote.token"
 
 
 class SecretCredential:
-    """Reads the token from an environment variable or a file, and rereads the file when it changes."""
+    """Reads the token from an environment variable or a file.
+
+    The file is read again when it changes.
+    """
 
     def __init__(
         self, *, file: str | None = None, env: str | None = None, environ: Mapping[str, str] = os.environ
@@ -42,7 +45,10 @@ class SecretCredential:
         return token
 
     def forget(self) -> bool:
-        """Reread the file before the next request. Return False, because the file might contain the same token."""
+        """Reread the file before the next request.
+
+        Return False, because the file might contain the same token.
+        """
         self._secret = self._unread()
         return False
 
@@ -66,7 +72,9 @@ class RenewedCredential:
         return self._shown.token
 
     def forget(self) -> bool:
-        """Discard a token that the portal refused. Return whether the next request will use a different token.
+        """Discard a token that the portal refused.
+
+        Return whether the next request will use a different token.
 
         The agent requests a new token at most every five minutes, even if the portal also refuses the new token.
         """

@@ -130,7 +130,7 @@ class RefusedDecision(BridgeError):
 
 
 class ClaimsMalformed(ValueError):
-    """Raised if the payload of a token is not a JSON object, or if a claim is missing or invalid."""
+    """The payload of a token is not a JSON object, or a claim is missing or invalid."""
 
 
 def verify(token: str, *, keys: Sequence[TrustedKey], audience: str, now: datetime, created_at: datetime) -> Claims:
@@ -157,7 +157,10 @@ def verify_for_any_vm(token: str, *, keys: Sequence[TrustedKey], now: datetime) 
 
 
 def read_header(token: str) -> dict[str, Any]:
-    """Return the header of *token* without verifying the signature; raise RefusedDecision for an invalid form."""
+    """Return the header of *token* without verifying the signature.
+
+    Raise RefusedDecision if the form is invalid.
+    """
     if type(token) is not str or len(token) > MAX_TOKEN_CHARACTERS:
         raise _unread(RefusalReason.MALFORMED, f"is not a text of at most {MAX_TOKEN_CHARACTERS} characters")
     parts = _THREE_PARTS.fullmatch(token)
@@ -306,7 +309,10 @@ def _date(name: str, value: Any) -> datetime | None:
 
 
 def _printable(reason: Any) -> Any:
-    """Return *reason* on one printable line. A line break in the reason must not invalidate a hold."""
+    """Return *reason* on one printable line.
+
+    A line break in the reason must not invalidate a hold.
+    """
     return one_line(reason, MAX_REASON_CHARACTERS) if type(reason) is str else reason
 
 

@@ -10,7 +10,10 @@ from bridge.events.event import Document, ScheduledEvent
 
 
 class DocumentIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """Maps each EventId to its event. The agent never approves an event with a duplicate EventId."""
+    """Maps each EventId to its event.
+
+    The agent never approves an event with a duplicate EventId.
+    """
 
     events: dict[str, ScheduledEvent]
     digests: dict[str, str]
@@ -21,7 +24,7 @@ class DocumentIndex(msgspec.Struct, frozen=True, kw_only=True):
     """The document that the agent tracks, if it differs from this document."""
 
     def why_not(self, event_id: str, event_digest: str) -> RefusalReason | None:
-        """Return the reason why this version of the event cannot be approved, or None if it can be approved."""
+        """Return why this version of the event cannot be approved, or None if it can be."""
         event = self.events.get(event_id)
         if event is None or event_id in self.ambiguous:
             return RefusalReason.EVENT_UNKNOWN
@@ -30,7 +33,7 @@ class DocumentIndex(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.digests[event_id] == event_digest else RefusalReason.EVENT_CHANGED
 
     def is_confirmed(self, event_id: str, event_digest: str) -> bool:
-        """Return whether this document and the tracked document show this version of the event as Scheduled."""
+        """Return whether both documents show this version of the event as Scheduled."""
         if event_id in self.unsettled or self.why_not(event_id, event_digest) is not None:
             return False
         return self.tracked is None or self.tracked.why_not(event_id, event_digest) is None
@@ -39,7 +42,10 @@ class DocumentIndex(msgspec.Struct, frozen=True, kw_only=True):
 def index_document(
     document: Document, *, unsettled: frozenset[str] = frozenset(), tracked: Document | None = None
 ) -> DocumentIndex:
-    """Return the index of *document*, a response of the metadata service, and of the *tracked* document."""
+    """Return the index of *document* and of the *tracked* document.
+
+    *document* is a response of the metadata service.
+    """
     events: dict[str, ScheduledEvent] = {}
     ambiguous = set()
     for event in document.events:

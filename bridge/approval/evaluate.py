@@ -72,7 +72,10 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def evaluate(state: ApprovalState, context: Context) -> Changes:
-    """Return the changes of the next step. Call again after each write, until the changes are empty."""
+    """Return the changes of the next step.
+
+    Call again after each write, until the changes are empty.
+    """
     step = _Step(state, context)
     for approval in state.approvals.values():
         if approval.state in OPEN_STAGES:
@@ -157,7 +160,7 @@ class _Step:
         return self._index.why_not(*decision.key)
 
     def check_waiting(self, decision: StoredDecision) -> None:
-        """Close a waiting decision if it no longer counts or if the event has already been approved."""
+        """Close a waiting decision that no longer counts or whose event is approved."""
         approval = self._state.approvals.get(decision.key)
         if approval is not None and approval.state in OPEN_STAGES:
             return
@@ -200,7 +203,10 @@ class _Step:
         self.result.refusals.append(refusal_of(decision, why, message, event))
 
     def want_if_enough(self, key: EventVersion) -> None:
-        """Start an approval if enough people approved this event version and no other approval is in progress."""
+        """Start an approval if enough people approved this version of the event.
+
+        An event has at most one approval in progress.
+        """
         if self._index.why_not(*key) is not None:
             return
         approval = self._state.approvals.get(key)
@@ -332,7 +338,7 @@ class _Step:
         self.result.approvals.append(msgspec.structs.replace(approval, state=stage, changed_at=self._context.now))
 
     def _why_over(self, key: EventVersion) -> RefusalReason | None:
-        """Return the reason why this version of the event cannot be approved, or None while it can or may."""
+        """Return why this version of the event cannot be approved; None while it can or may."""
         return None if key[0] in self._index.unsettled else self._index.why_not(*key)
 
     def _behind(self, approval: PendingApproval) -> list[StoredDecision]:

@@ -32,7 +32,10 @@ logger = logging.getLogger(__name__)
 
 
 def is_disabled(directory: Path) -> bool:
-    """Return whether ``approvals.disabled`` is in the state *directory*. If the check fails, return True."""
+    """Return whether ``approvals.disabled`` is in the state *directory*.
+
+    If the check fails, return True.
+    """
     try:
         (directory / DISABLED_FILE).lstat()
     except FileNotFoundError:
@@ -43,7 +46,10 @@ def is_disabled(directory: Path) -> bool:
 
 
 def agent_user(directory: Path) -> int:
-    """Return the uid of the agent's user: the current user, or for root the owner of the state *directory*."""
+    """Return the uid of the agent's user.
+
+    For root, this is the owner of the state *directory*; otherwise, it is the current user.
+    """
     if sys.platform == "win32":
         return 0
     if os.geteuid() != 0:

@@ -1,4 +1,4 @@
-"""Sends requests to the ops portal and interprets the responses (PROTOCOL.md, sections 2 to 4).
+"""Sends requests to the ops portal (PROTOCOL.md, sections 2 to 4).
 
 The client raises PortalFailed if a response is malformed. Error messages never quote the portal, because a response
 could contain the bearer token or a decision. Repeated failures produce the same message, so that it is logged only
@@ -70,7 +70,7 @@ class PortalAnswer(msgspec.Struct, frozen=True):
 
 
 def agent_header(settings: ApprovalSettings, keys: Sequence[TrustedKey], *, version: str, directory: Path) -> str:
-    """Return the header that describes the agent to the portal, as a JSON object (PROTOCOL.md, section 2).
+    """Return the header that describes the agent to the portal (PROTOCOL.md, section 2).
 
     Only keys with a valid key file are listed. *directory* is the state directory.
     """
@@ -155,7 +155,10 @@ class PortalClient:
         return self._credential.bearer()
 
     def drop_connections(self) -> None:
-        """Close idle connections after a failure, because a new connection might reach a working server."""
+        """Close idle connections after a failure.
+
+        A new connection might reach a working server.
+        """
         self._session.close()
 
     def stop_waiting(self) -> None:

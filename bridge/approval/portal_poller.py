@@ -1,4 +1,4 @@
-"""Requests signed decisions from the ops portal by long polling (PROTOCOL.md, sections 2 to 4).
+"""Requests decisions from the ops portal by long polling (PROTOCOL.md, sections 2 to 4).
 
 The portal poller runs on its own thread, so that it does not delay other parts of the agent. It passes each token to
 the inbox for verification.
@@ -53,7 +53,7 @@ def _is_full(answer: PortalAnswer) -> bool:
 
 
 class PortalPoller:
-    """Requests decisions through *client*, and passes the tokens in each response to *receive*.
+    """Requests decisions through *client*, and passes the tokens to *receive*.
 
     *vm* returns the identity of this VM. The poller sends no request while the vmId is unknown. *receive* runs on the
     poller thread and can receive the same token again. If *receive* raises an exception, the poller requests the same
@@ -196,7 +196,9 @@ class PortalPoller:
         return self._backoff(error.retry_after_seconds)
 
     def _backoff(self, retry_after_seconds: float | None) -> float:
-        """Return the delay after a failure: the Retry-After of the portal, up to an hour, or a growing random delay.
+        """Return the delay after a failure.
+
+        This is the Retry-After of the portal, up to an hour, or a growing random delay.
 
         The poller ignores a Retry-After of 0, because all VMs would otherwise retry at the same time.
         """

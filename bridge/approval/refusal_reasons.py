@@ -13,7 +13,9 @@ from enum import Enum
 
 
 class RefusalReason(str, Enum):
-    """The reason for a refusal. Never rename a value, because records, metrics, and alert rules depend on it.
+    """The reason for a refusal.
+
+    Never rename a value, because records, metrics, and alert rules depend on it.
 
     The first group of checks runs before the signature is verified. If one of these checks fails, the sender is
     unknown, so the agent does not store any part of the token.

@@ -29,7 +29,10 @@ _PREFIX = "rule:"
 
 
 class RuleEngine:
-    """Applies the rules in *settings* to events with the status Scheduled. *vm* returns this VM's identity."""
+    """Applies the rules in *settings* to events with the status Scheduled.
+
+    *vm* returns this VM's identity.
+    """
 
     def __init__(self, settings: ApprovalSettings, *, vm: Callable[[], VmIdentity], clock: Clock = REAL_CLOCK) -> None:
         self._settings = settings
@@ -48,7 +51,10 @@ class RuleEngine:
         return rule if rule is not None and _PREFIX + rule.name == approval.source else None
 
     def apply(self, state: ApprovalState, index: DocumentIndex, *, may_begin: Callable[[], bool]) -> Changes:
-        """Return the changes that the rules cause. If *may_begin* returns False, no rule begins an approval."""
+        """Return the changes that the rules cause.
+
+        If *may_begin* returns False, no rule begins an approval.
+        """
         result = Changes()
         now = self._clock.monotonic()
         doubted = {key: seen_at for key, seen_at in self._first_seen.items() if key[0] in index.unsettled}
@@ -122,7 +128,7 @@ def may_run_command(rule: RuleSettings, event: ScheduledEvent, vm_name: str | No
 def act_delay_seconds(
     rule: RuleSettings, event: ScheduledEvent, *, vm_name: str | None, fallback_seconds: float
 ) -> float | None:
-    """Return the seconds that this VM waits before it follows *rule*, or None if it never does.
+    """Return the seconds before this VM follows *rule*, or None if it never does.
 
     If ``act`` is ``each``, the delay is 0. If ``act`` is ``leader``, the delay is 0 for the first VM in Resources, and
     increases by *fallback_seconds* for each subsequent VM. A VM that is not in Resources never acts.

@@ -33,7 +33,10 @@ _JOIN_SECONDS = 1.0
 
 
 class ApprovalService:
-    """Manages one VM's approvals. *vm* returns the VM's identity. *directory* is the state directory."""
+    """Manages one VM's approvals.
+
+    *vm* returns the VM's identity. *directory* is the state directory.
+    """
 
     def __init__(
         self,
@@ -162,7 +165,7 @@ class ApprovalService:
             self.approver.join(timeout_seconds)
 
     def drain(self, post_seconds: float, stop: Callable[[], bool]) -> None:
-        """Wait until the approver ends or *stop* returns True, but not much longer than *post_seconds*."""
+        """Wait until the approver ends or *stop* returns True, about *post_seconds* at most."""
         deadline = time.monotonic() + post_seconds * 1.1 + _JOIN_SECONDS
         while self.approver is not None and self.approver.is_running and not stop() and time.monotonic() < deadline:
             self.approver.join(_STOP_POLL_SECONDS)

@@ -77,7 +77,10 @@ class Submitter:
         return None if why is None else (ApprovalResult.UNSAFE_FILES, f"Nothing is approved. {why}")
 
     def put_off(self, due: Sequence[PendingApproval]) -> Changes | None:
-        """If approvals are disabled, postpone *due* and return the changes. Otherwise, return None."""
+        """If approvals are disabled, postpone *due* and return the changes.
+
+        Otherwise, return None.
+        """
         disabled = self.why_disabled()
         if disabled is None:
             return None
@@ -101,7 +104,7 @@ class Submitter:
         return result
 
     def last_look(self) -> tuple[Document, Instant] | None:
-        """Return the current document and the time of the response, or None if the metadata service does not respond.
+        """Return the current document and its time; None if the service does not respond.
 
         The response time is the wall-clock time of the request plus the monotonic duration of the call. If the VM is
         paused during the call, the response counts as old.

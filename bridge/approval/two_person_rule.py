@@ -1,4 +1,4 @@
-"""The two-person rule of the agent: an approval can require decisions from more than one person.
+"""The two-person rule: an approval can require decisions from several people.
 
 If ``required_approvals`` is 2, the agent follows the portal only after two people have approved the same version of
 the event. Two decisions count as two people only if their key IDs (``kid``), their keys, and their approvers all
@@ -17,7 +17,7 @@ from bridge.outbox.rows import StoredDecision
 
 
 def sufficient_decisions(approves: Iterable[StoredDecision], required_approvals: int) -> list[StoredDecision]:
-    """Return the decisions that together allow an approval, or an empty list if there are too few.
+    """Return the decisions that together allow an approval; [] if there are too few.
 
     *approves* contains the trusted, unexpired approve decisions on one event version, in order of arrival. A single
     decision made on the VM is sufficient, because anyone who can write to the outbox already controls the VM.

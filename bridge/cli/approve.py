@@ -87,7 +87,10 @@ def cli_decision(
     reason: str | None = None,
     issued_at: float | None = None,
 ) -> StoredDecision:
-    """Return an approval by a person. A hold that is newer than *issued_at* (Unix seconds) overrides the approval."""
+    """Return an approval by a person.
+
+    A hold that is newer than *issued_at* (Unix seconds) overrides the approval.
+    """
     now = time.time()
     return StoredDecision(
         source="cli",

@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def _end_of_output(error: OSError) -> int:
-    """Return the exit code after a failed write. A closed pipe, as in `events | head`, is no failure."""
+    """Return the exit code after a failed write. A closed pipe is not a failure."""
     if sys.stdout is not None:
         # The interpreter would fail again when it flushes the buffer at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -68,7 +68,7 @@ def _end_of_output(error: OSError) -> int:
 @click.group(cls=GroupedCommands, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name=_NAME, prog_name=_NAME)
 def commands() -> None:
-    """Forward Azure scheduled events from this VM to Event Hubs, webhooks, OTLP, and other sinks."""
+    """Forward Azure scheduled events to Event Hubs, webhooks, OTLP, and other sinks."""
 
 
 @commands.command(short_help="Run the agent.")
@@ -120,7 +120,7 @@ def check_config() -> None:
 @option("--json", "as_json", is_flag=True, help="Print one JSON object on one line.")
 @runs("status.show_status")
 def status() -> None:
-    """Show the state of the agent, the scheduled events, and the sinks with their undelivered records.
+    """Show the agent's state, the scheduled events, and undelivered records of sinks.
 
     If no agent is running, the command shows the last saved state. The exit code is 1 if the agent does not respond
     within 5 seconds, or if no state has been saved. To check whether the agent is healthy, use `/readyz`.
@@ -147,7 +147,9 @@ def events() -> None:
 @option("--overrule", is_flag=True, help="With --yes: approve despite holds or missing approvers.")
 @runs("approve.approve")
 def approve() -> None:
-    """Approve the event EVENT_ID for all VMs that it affects. Azure can then start the event immediately.
+    """Approve the event EVENT_ID for all VMs that it affects.
+
+    Azure can then start the event immediately.
 
     The running agent posts the approval to Azure. The exit code is 1 if no agent is running, or if the event is not
     approved within 30 seconds.
@@ -167,7 +169,10 @@ def send_test() -> None:
 
 @commands.group(short_help="List, retry, discard, move, or import undelivered records.")
 def outbox() -> None:
-    """List, retry, discard, move, or import undelivered records, with or without a running agent."""
+    """List, retry, discard, move, or import undelivered records.
+
+    The commands work with or without a running agent.
+    """
 
 
 _sink = option("--sink", help="Only records of this sink, which need not be configured.")
@@ -212,10 +217,11 @@ def discard() -> None:
 @click.argument("new")
 @runs("outbox.move")
 def move() -> None:
-    """Move undelivered records from the sink OLD to the sink NEW, for example after renaming a sink.
+    """Move undelivered records from the sink OLD to the sink NEW.
 
-    Moved records count as discarded in the metrics of OLD. Records that NEW has received in the last 7 days
-    (state.keep_delivered_seconds) are not sent again.
+    Use this command after you rename a sink.
+
+    Moved records count as discarded in the metrics of OLD. Records that NEW has already received are not sent again.
     """
 
 
@@ -224,7 +230,9 @@ def move() -> None:
 @click.argument("file", type=FILE)
 @runs("outbox.import_file")
 def import_() -> None:
-    """Import undelivered records and holds from another outbox FILE, such as the output of `sqlite3 .recover`.
+    """Import undelivered records and holds from another outbox FILE.
+
+    The file can be the output of `sqlite3 .recover`.
 
     Records that are already in the outbox are skipped. The agent's user must be able to read FILE.
     """
@@ -274,7 +282,10 @@ def schema(*, of_config: bool) -> None:
 @option("--list", "list_recipes", is_flag=True, help="List the recipes, and exit.")
 @runs("init.init")
 def init() -> None:
-    """Write a first configuration with comments. Each sink is a recipe, such as eventhubs or webhook:slack."""
+    """Write a first configuration with comments.
+
+    Each sink is a recipe, such as eventhubs or webhook:slack.
+    """
 
 
 @commands.command(short_help="Create a key pair for signing decisions.")
@@ -284,7 +295,9 @@ def init() -> None:
 @option("--approver", default="portal", help="The approver who signs with the key.")
 @runs("decide.keygen")
 def keygen() -> None:
-    """Create an Ed25519 key pair for signing decisions, and print the configuration for VMs that trust the key.
+    """Create an Ed25519 key pair for signing decisions.
+
+    The command prints the configuration for VMs that trust the key.
 
     The private key is written to PRIVATE_FILE and the public key to PRIVATE_FILE.pub. Existing files are never
     overwritten.
@@ -312,7 +325,9 @@ def keygen() -> None:
 @option("--json", "as_json", is_flag=True, help="Print one requirement per line.")
 @runs("portal_check.portal_check")
 def portal_check() -> None:
-    """Test whether a portal follows PROTOCOL.md. URL has the same format as approval.remote.url in the configuration.
+    """Test whether a portal follows PROTOCOL.md.
+
+    URL has the same format as approval.remote.url in the configuration.
 
     The command sends the same requests as an agent. The exit code is 1 if the portal does not meet a requirement.
 
@@ -335,7 +350,9 @@ def portal_check() -> None:
 @option("--all", "for_all", is_flag=True, help="Sign a decision for each VM in the file.")
 @runs("decide.print_decisions")
 def decide() -> None:
-    """Sign a decision on an event, and print the signed token. Your portal must return the token to the agent.
+    """Sign a decision on an event, and print the signed token.
+
+    Your portal must return the token to the agent.
 
     With --all, sign a decision for every VM in the file, except VMs on which the event has ended. Approvals also skip
     VMs on which the event has already started.

@@ -1,4 +1,4 @@
-"""Implements the commands `keygen` and `decide`, which create signing keys and sign decisions.
+"""Implements `keygen` and `decide`, which create signing keys and sign decisions.
 
 Approvers run these commands on their own machines, without the agent's configuration or outbox. `keygen` prints the
 configuration that VMs need to trust the new key. `decide` prints one signed token per VM to standard output and a

@@ -1,4 +1,4 @@
-"""Displays `demo` on a terminal, with an explanation of each record and a countdown to NotBefore.
+"""Displays `demo` on a terminal, with an explanation of each record and a countdown.
 
 The explanations are based on Microsoft's page "Scheduled Events for Linux VMs".
 """

@@ -28,7 +28,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
 def moment(text: str, now: datetime) -> datetime:
-    """Return the time in *text*, which is an ISO 8601 time or a duration before *now*, such as 90s, 30m, 1h, or 2d.
+    """Return the time in *text*: ISO 8601, or a duration before *now*, such as 90s or 2d.
 
     A time without an offset is in UTC. Raises ValueError if *text* is invalid.
     """

@@ -1,4 +1,4 @@
-"""Implements the command `init`, which writes a first configuration with comments and the chosen sinks.
+"""Implements `init`, which writes a first configuration with the chosen sinks.
 
 The recipes in `bridge/config/recipes` are also part of the documentation. For each recipe, a test sends a record to a
 simulated destination.

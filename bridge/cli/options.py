@@ -40,7 +40,7 @@ state_directory = option(
 
 
 def runs(target: str) -> Callable[[Callable[[], None]], Any]:
-    """Return a decorator that runs the function *target*, such as ``events.list_events``, for a command.
+    """Return a decorator that runs *target*, such as ``events.list_events``, for a command.
 
     To keep `--help` fast, the module that contains *target* is imported only when the command runs. The decorated
     function only provides the help text.

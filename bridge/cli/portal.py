@@ -1,4 +1,7 @@
-"""Defines the command `portal` and its subcommands. Each subcommand imports the portal only when it runs."""
+"""Defines the command `portal` and its subcommands.
+
+Each subcommand imports the portal only when it runs.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +99,10 @@ def backup(path: Path | None, target: Path) -> None:
 @click.argument("what", type=click.Choice(["verify"]))
 @config
 def audit(what: str, path: Path | None) -> int:  # noqa: ARG001  # `verify` is the only choice
-    """Verify every entry in the audit log. The exit code is 1 if an entry was changed or removed."""
+    """Verify every entry in the audit log.
+
+    The exit code is 1 if an entry was changed or removed.
+    """
     found = library().verify(path)
     if found.fault is not None:
         click.echo(f"Entry {found.fault.entry} of {found.entries} is invalid: {found.fault.why}.", err=True)
@@ -116,7 +122,10 @@ def export(path: Path | None, form: str) -> None:
 
 @portal.group(short_help="Manage the users of the portal.")
 def users() -> None:
-    """Manage the users of the portal. Viewers can see events. Approvers can also approve and hold events."""
+    """Manage the users of the portal.
+
+    Viewers can see events. Approvers can also approve and hold events.
+    """
 
 
 @users.command("add", short_help="Add or replace a user.")
@@ -152,7 +161,10 @@ def list_users(path: Path | None) -> None:
 @_scope
 @option("--all-vms", is_flag=True, help="Remove the scope. The user can then see all VMs.")
 def change_user(name: str, path: Path | None, role: str | None, scope: tuple[str, ...], *, all_vms: bool) -> None:
-    """Change the role or the scopes of the user NAME, and end the user's sessions. --scope replaces all scopes."""
+    """Change the role or the scopes of the user NAME, and end the user's sessions.
+
+    --scope replaces all scopes.
+    """
     if scope and all_vms:
         raise click.UsageError("--scope and --all-vms are mutually exclusive. Use only one of them.")
     _print_user(library().change_user(path, name, role=role, scope=scope if scope or all_vms else None))
@@ -192,7 +204,10 @@ def enable_user(name: str, path: Path | None) -> None:
 @click.argument("name")
 @config
 def sign_out_user(name: str, path: Path | None) -> None:
-    """End all sessions of the user NAME, for example after the user has lost a laptop. The user can sign in again."""
+    """End all sessions of the user NAME, for example after the user has lost a laptop.
+
+    The user can sign in again.
+    """
     library().sign_out_user(path, name)
     click.echo(f"The sessions of {name} have ended.")
 

@@ -1,4 +1,4 @@
-"""Implements the command `run`, which starts and stops the agent and reloads the configuration on SIGHUP.
+"""Implements `run`, which starts, stops, and reloads the agent (SIGHUP).
 
 The main thread waits for a stop signal and notifies the service manager's watchdog. A second thread runs the periodic
 tasks and reloads the configuration. While the agent is running, the main thread does not open any files, because an
@@ -104,7 +104,10 @@ def _freeze_start_objects() -> None:
 
 
 def reload_configuration(agent: Agent, config: Path | None, stop: Callable[[], bool]) -> None:
-    """Reload the configuration. If it is invalid, log each error and continue with the old configuration."""
+    """Reload the configuration.
+
+    If it is invalid, log each error and continue with the old configuration.
+    """
     try:
         settings = _read_again(config)
         warnings = readable_secrets(settings.secret_files)

@@ -1,4 +1,6 @@
-"""Handles signals. SIGTERM and SIGINT stop a command, and SIGHUP reloads the configuration of `run`.
+"""Handles signals.
+
+SIGTERM and SIGINT stop a command, and SIGHUP reloads the configuration of `run`.
 
 On SIGHUP, the agent rereads its configuration and applies all new settings except `[state]` and `[status]`, which need
 a restart. If the new configuration is invalid, the agent logs the errors and keeps the old settings. See
@@ -57,7 +59,10 @@ def set_by_signals() -> threading.Event:
 
 
 class RunSignals:
-    """Handles the signals of `run`. Until `wake` is called, a stop signal ends the process at once."""
+    """Handles the signals of `run`.
+
+    Until `wake` is called, a stop signal ends the process at once.
+    """
 
     def __init__(self) -> None:
         self.stop = threading.Event()
@@ -79,14 +84,20 @@ class RunSignals:
 
     @staticmethod
     def ignore() -> None:
-        """Ignore further signals. Otherwise, a second signal during the exit would look like a crash."""
+        """Ignore further signals.
+
+        Otherwise, a second signal during the exit would look like a crash.
+        """
         for number in (_RELOAD, *STOP_SIGNALS):
             if number is not None:
                 signal.signal(number, signal.SIG_IGN)
 
 
 def exit_on_stop_while_importing() -> None:
-    """Exit with 0 on a stop signal, because a service manager treats any other exit code as a failure."""
+    """Exit with 0 on a stop signal.
+
+    A service manager treats any other exit code as a failure.
+    """
     for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: os._exit(0))
     if _RELOAD is not None:

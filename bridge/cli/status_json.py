@@ -1,4 +1,6 @@
-"""Builds the report that `status` displays. `status --json` prints the report as a JSON object.
+"""Builds the report that `status` displays.
+
+`status --json` prints the report as a JSON object.
 
 The keys are stable. If no agent is running, values that only an agent can report are null.
 """
@@ -25,7 +27,10 @@ SCHEMA_VERSION = 1
 
 
 class ConfigurationReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The configuration that the command found. The running agent might use a different configuration."""
+    """The configuration that the command found.
+
+    The running agent might use a different configuration.
+    """
 
     file: str | None = None
     """Null if no file was found, or if only the state directory was given."""

@@ -1,4 +1,6 @@
-"""Prints tables, wrapped lines, colors, and messages on a terminal. Output to a pipe has no formatting.
+"""Prints tables, wrapped lines, colors, and messages on a terminal.
+
+Output to a pipe has no formatting.
 
 The tables are not printed with the rich library, because it would split long EventIds on a narrow terminal, and you
 could then not copy them.
@@ -56,7 +58,7 @@ class Table:
 
 def styled(text: str, *, bold: bool = False, colour: Colour | None = None, to: TextIO | None = None) -> str:
     """Return *text* with a style if the stream *to* is a terminal."""
-    if not (is_terminal(to) and not os.environ.get("NO_COLOR")):
+    if not (is_terminal(to) and "NO_COLOR" not in os.environ):
         return text
     return click.style(text, bold=bold or None, fg=colour)
 
@@ -68,7 +70,9 @@ def is_terminal(to: TextIO | None = None) -> bool:
 
 
 def wrapped(text: str, *, indent: str = "", first: str | None = None, to: TextIO | None = None) -> list[str]:
-    """Wrap *text* at the width of the terminal *to*. If *to* is not a terminal, return one line.
+    """Wrap *text* at the width of the terminal *to*.
+
+    If *to* is not a terminal, return one line.
 
     *first* is the prefix of the first line, and *indent* is the prefix of the other lines.
     """
@@ -81,14 +85,17 @@ def wrapped(text: str, *, indent: str = "", first: str | None = None, to: TextIO
 
 
 def countdown(seconds: float) -> str:
-    """Describe a time that is *seconds* from now, such as "in 12 min 30 s", "now", or "4 min ago"."""
+    """Describe a time *seconds* from now, such as "in 12 min 30 s", "now", or "4 min ago"."""
     if abs(seconds) < 1:
         return "now"
     return f"in {duration(seconds)}" if seconds > 0 else ago(-seconds)
 
 
 def ago(seconds: float) -> str:
-    """Describe a time that is *seconds* in the past, such as "4 min ago". Show whole minutes below one hour."""
+    """Describe a time that is *seconds* in the past, such as "4 min ago".
+
+    Show whole minutes below one hour.
+    """
     if _MINUTE <= seconds < _HOUR:
         return f"{int(seconds // _MINUTE)} min ago"
     return f"{seconds:.1f} s ago" if 0 <= seconds < 1 else f"{duration(seconds)} ago"
@@ -107,7 +114,7 @@ def size(count: int) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return *number* with *noun* in the singular or plural, such as "1 record" or "2 records"."""
+    """Return *number* with *noun* in the singular or plural, such as "2 records"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 

@@ -1,4 +1,4 @@
-"""Generates a JSON schema (draft 2020-12) for the configuration file from the settings structs.
+"""Generates a JSON schema (draft 2020-12) for the configuration file.
 
 The schema is meant for editors, the Helm chart, and programs that generate configurations. Because a JSON schema cannot
 express every rule, such as two mutually exclusive keys, use `check-config` to find all errors.
@@ -21,7 +21,7 @@ _DEFS = "#/$defs/"
 
 
 def configuration_schema() -> dict[str, Any]:
-    """Return the schema of the complete file, including the sinks that are installed on this machine."""
+    """Return the schema of the complete file, including the installed sinks."""
     sinks = {name: cls.Config for name, cls in _classes().items()}
     structs = [TopSettings, *sinks.values()]
     roots, defs = msgspec.json.schema_components(structs, ref_template=f"{_DEFS}{{name}}")

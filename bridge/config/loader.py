@@ -44,7 +44,9 @@ OVERRIDES: Mapping[str, str] = {
 
 
 def load(path: Path | None, environ: Mapping[str, str] = _NO_ENVIRONMENT) -> Settings:
-    """Return the settings of the file at *path*, with the overrides of *environ* (`OVERRIDES`).
+    """Return the settings of the file at *path*, with overrides from *environ*.
+
+    `OVERRIDES` lists the variables.
 
     If *path* is None, return the defaults with one stdout sink. Raises ConfigurationError, which lists all errors.
     """
@@ -58,7 +60,9 @@ def load(path: Path | None, environ: Mapping[str, str] = _NO_ENVIRONMENT) -> Set
 
 
 def load_top(path: Path | None, environ: Mapping[str, str] = _NO_ENVIRONMENT) -> TopSettings:
-    """Return the settings of the file at *path* without its sinks and approvals, with the overrides of *environ*.
+    """Return the settings of *path* without sinks and approvals, with overrides.
+
+    The overrides come from *environ*.
 
     The sink and approval tables are not validated, and no sink types are imported.
     """
@@ -70,7 +74,10 @@ def load_top(path: Path | None, environ: Mapping[str, str] = _NO_ENVIRONMENT) ->
 
 
 def _overridden(table: Mapping[str, Any], environ: Mapping[str, str]) -> Mapping[str, Any]:
-    """Return *table* with the values of `OVERRIDES` in *environ*. An empty variable has no effect."""
+    """Return *table* with the values of `OVERRIDES` in *environ*.
+
+    An empty variable has no effect.
+    """
     for variable, path in OVERRIDES.items():
         section, _, key = path.partition(".")
         value, keys = environ.get(variable), table.get(section, {})
@@ -112,7 +119,10 @@ def _withholding(sink: SinkSettings, variables: frozenset[str]) -> SinkSettings:
 
 
 def parsed(path: Path) -> dict[str, Any]:
-    """Return the file at *path* as parsed TOML; raise ConfigurationError if it cannot be read or is not TOML."""
+    """Return the file at *path* as parsed TOML.
+
+    Raise ConfigurationError if the file cannot be read or is not TOML.
+    """
     try:
         # Some Windows editors write a byte order mark.
         text = path.read_bytes().decode("utf-8-sig")
@@ -134,7 +144,9 @@ def parsed(path: Path) -> dict[str, Any]:
 
 
 def find_config(explicit: Path | None, environ: Mapping[str, str], *, windows: bool = _WINDOWS) -> Path | None:
-    """Return the file to read: *explicit*, else the file of *environ*, else the system's, else None.
+    """Return the file to read: *explicit*, else that of *environ*, else the system's.
+
+    Return None if no file exists.
 
     Raises ConfigurationError if the requested file does not exist.
     """

@@ -1,4 +1,4 @@
-"""Creates error messages for unknown keys, missing keys, and wrong values in the configuration.
+"""Creates messages for unknown keys, missing keys, and wrong values.
 
 Each message contains the path of the key, its value with secrets masked, and the expected value. If a key is unknown,
 the message suggests the most similar valid key. The agent reports all errors at once and exits with code 78.
@@ -68,7 +68,7 @@ def missing(path: str, wanted: Any) -> Problem:
 
 
 def unknown(path: str, key: str, known: Sequence[str]) -> Problem:
-    """Return the problem that the table *path* contains *key*, which is none of the *known* keys."""
+    """Return the problem that *path* contains *key*, which is none of the *known* keys."""
     name = key.lower().replace("-", "_")
     outside = [each for each in known if each.endswith(("_file", "_env")) and name in each]
     if outside and is_secret_name(name):
@@ -79,7 +79,10 @@ def unknown(path: str, key: str, known: Sequence[str]) -> Problem:
 
 
 def wrong_type(path: str, value: object, wanted: Any, core: Any) -> Problem:
-    """Return the problem that *value* does not have the type *wanted*. *core* is the type inside ``Annotated``."""
+    """Return the problem that *value* does not have the type *wanted*.
+
+    *core* is the type inside ``Annotated``.
+    """
     info = types.type_info(core)
     choices = _choices(info) if isinstance(value, str) and not is_secret_name(path) else []
     return wrong(path, value, in_words(wanted), nearest(value, choices) if isinstance(value, str) else "")

@@ -38,7 +38,10 @@ def secret_variables(table: object) -> frozenset[str]:
 
 
 def secret_files(table: object) -> tuple[tuple[str, str], ...]:
-    """Return each key of *table* that names a file with a secret, such as ``sinks[0].url_file``, with the file."""
+    """Return each key of *table* that names a secret file, with the file.
+
+    A key is a path such as ``sinks[0].url_file``.
+    """
     return tuple(_named(table, _FILE, ""))
 
 

@@ -150,7 +150,10 @@ class StatusSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def address(self) -> tuple[str, int] | None:
-        """Return the host, without the brackets of IPv6, and the port. Return None if the pages are off."""
+        """Return the host, without the brackets of IPv6, and the port.
+
+        Return None if the pages are off.
+        """
         host, _, port = self.listen.rpartition(":")
         return (host.strip("[]"), int(port)) if self.listen else None
 
@@ -163,7 +166,7 @@ class HeartbeatSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SinkSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """A ``[[sinks]]`` table with its sink type, its sink class, and its validated configuration."""
+    """A ``[[sinks]]`` table with its type, its class, and its validated configuration."""
 
     type_name: str
     sink_class: type[Sink]
@@ -222,7 +225,10 @@ class Settings(TopSettings, frozen=True, kw_only=True):
 
 
 def documented(struct: type[msgspec.Struct]) -> dict[str, str]:
-    """Return the text below each field of *struct* and its base classes. Each text is on one line."""
+    """Return the text below each field of *struct* and its base classes.
+
+    Each text is on one line.
+    """
     import ast  # noqa: PLC0415  # only for help and tests
     import inspect  # noqa: PLC0415
     import textwrap  # noqa: PLC0415

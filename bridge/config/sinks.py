@@ -1,4 +1,4 @@
-"""Reads the ``[[sinks]]`` tables, finds the class of each sink type, and validates the settings.
+"""Reads the ``[[sinks]]`` tables, finds their classes, and validates the settings.
 
 A sink declares its settings as fields and validates settings that depend on each other in ``__post_init__``. This
 module validates the settings that all sinks share. A filter that can never match is an error, because the sink would
@@ -113,7 +113,10 @@ def _check_labels(sink: SinkSettings, labels: Mapping[str, str], path: str, mist
 
 
 def _default_name(type_name: object) -> str:
-    """Return the default name of a sink: its type, with a dot instead of the colon in ``module:Class``."""
+    """Return the default name of a sink: its type, with a dot for a colon.
+
+    The type ``module:Class`` becomes ``module.Class``.
+    """
     return type_name.replace(":", ".") if isinstance(type_name, str) else ""
 
 

@@ -41,7 +41,10 @@ def check_name(value: str) -> None:
 
 
 def check_url(value: str, wanted: str) -> SplitResult:
-    """Return the parts of an HTTP URL without user, query, and fragment. Raises ValueError(*wanted*) for other text."""
+    """Return the parts of an HTTP URL without user, query, and fragment.
+
+    Raises ValueError(*wanted*) for other text.
+    """
     try:
         parts = urlsplit(value)
         is_usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
@@ -55,7 +58,9 @@ def check_url(value: str, wanted: str) -> SplitResult:
 def convert(
     table: object, struct: type[_StructT], path: str, problems: Problems, *, stricter: Mapping[str, Any] = _NONE
 ) -> _StructT | None:
-    """Return *table* as a *struct*. If the table has mistakes, add them to *problems* and return None.
+    """Return *table* as a *struct*.
+
+    If the table has mistakes, add them to *problems* and return None.
 
     A ValueError or TypeError from ``__post_init__`` is reported as an error in the table. *stricter* overrides the
     declared types of fields. ``__post_init__`` runs even if these fields are invalid, so it must not depend on them.
@@ -94,7 +99,10 @@ def _convert_table(
 
 
 def convert_value(value: object, wanted: Any, path: str) -> tuple[Any, list[Problem]]:
-    """Return *value* as the type *wanted*, and a list of problems. With problems, the returned value is None."""
+    """Return *value* as the type *wanted*, and a list of problems.
+
+    With problems, the returned value is None.
+    """
     core = _core(wanted)
     if isinstance(core, type) and issubclass(core, msgspec.Struct):
         return _convert_table(value, core, path)

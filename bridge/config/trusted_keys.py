@@ -66,7 +66,7 @@ class TrustedKey:
 
 
 def key_mistakes(keys: Sequence[TrustedKey]) -> tuple[str, ...]:
-    """Return a sentence for each invalid name in *keys*, and for each key that occurs under two names.
+    """Return a sentence for each invalid name in *keys*, and each key with two names.
 
     A key with two names would let one person approve as two people.
     """
@@ -88,7 +88,9 @@ def key_mistakes(keys: Sequence[TrustedKey]) -> tuple[str, ...]:
 
 
 def unusable_keys(keys: Sequence[TrustedKey]) -> tuple[str, ...]:
-    """Return a sentence for each key whose file cannot be used. Decisions with such a key do not count.
+    """Return a sentence for each key whose file cannot be used.
+
+    Decisions with such a key do not count.
 
     The agent starts even if a key file is missing, because administrators revoke a key by deleting its file.
     """

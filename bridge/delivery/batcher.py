@@ -39,7 +39,7 @@ def next_batch(
     fresh_event: str | None = None,
     after: Collection[Delivery] = (),
 ) -> list[Delivery]:
-    """Return the rows for the next request, or for the request after the rows in *after*; [] if no row is due.
+    """Return the rows for the next request, or for the one after *after*; [] if none is due.
 
     If *fresh_event* is not None, return only the first row of this event.
     """
@@ -81,7 +81,9 @@ def _first(rows: Iterable[Delivery], blocked: Collection[str], taken: Collection
 
 
 def _probe(rows: Iterable[Delivery], blocked: Collection[str]) -> list[Delivery]:
-    """Return the first row of the event for the next probe: urgent first, then fewest attempts, then oldest.
+    """Return the first row of the event to probe next.
+
+    Urgent rows are first, then the rows with the fewest attempts, then the oldest.
 
     Events with fewer attempts come first, because an event that always fails would otherwise be probed every time. Only
     the first 2,000 rows are compared, to keep the probe fast.

@@ -98,7 +98,10 @@ class WorkerPool:
                 self._metrics.forget_sink(name)
 
     def drain(self, deadline: float) -> None:
-        """Let the workers send due records until *deadline* (monotonic), then cancel the remaining workers."""
+        """Let the workers send due records until *deadline*, then cancel the rest.
+
+        *deadline* is a monotonic time.
+        """
         workers = [worker for _, worker in list(self._workers.values())]
         for worker in workers:
             worker.stop(grace_seconds=max(deadline - time.monotonic(), 0.0))

@@ -16,7 +16,7 @@ from bridge.outbox.state import State
 
 
 def find_refreshes(state: State, sink: str, *, now: float, every_seconds: float) -> tuple[list[int], float]:
-    """Return the sequences of the records to send again, and the seconds until the next refresh."""
+    """Return the sequences to send again, and the seconds until the next refresh."""
     due, next_seconds = [], every_seconds
     for delivery in _current(state, sink):
         age = now - delivery.changed_at

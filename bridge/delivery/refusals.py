@@ -26,7 +26,10 @@ from bridge.system.secrets import ChangingFile
 
 
 class Refusals:
-    """The rejections by one sink. *accepted_under* is the digest of the last working configuration."""
+    """The rejections by one sink.
+
+    *accepted_under* is the digest of the last working configuration.
+    """
 
     def __init__(self, *, accepted_under: str | None) -> None:
         self._accepted_under = accepted_under
@@ -49,7 +52,10 @@ class Refusals:
         return is_first
 
     def are_about_endpoint(self, events: Mapping[int, str], *, under: str) -> bool:
-        """Return whether the endpoint caused a rejection. *events* maps each rejected sequence to its event key."""
+        """Return whether the endpoint caused a rejection.
+
+        *events* maps each rejected sequence to its event key.
+        """
         has_accepted = self._accepted_under == under
         sequence = next(iter(events))
         if has_accepted and len(events) == 1 and self._refused.get(sequence, self._acceptances) < self._acceptances:
@@ -64,7 +70,7 @@ class Refusals:
         return self._is_blamed
 
     def take_back(self) -> list[int]:
-        """Return the sequences of the records that were parked since the last acceptance, and forget them."""
+        """Return the sequences parked since the last acceptance, and forget them."""
         sequences = list(self._in_a_row)
         self._refused.update(dict.fromkeys(sequences, self._acceptances))
         self._in_a_row.clear()

@@ -103,7 +103,10 @@ class RetrySchedule:
 
     @property
     def is_troubled(self) -> bool:
-        """Return whether an event or the sink is delayed. Only then must the worker report new records."""
+        """Return whether an event or the sink is delayed.
+
+        Only then must the worker report new records.
+        """
         return self._probe_at is not None or bool(self._delays)
 
     @property
@@ -147,7 +150,7 @@ class RetrySchedule:
         return SendMode.WAIT
 
     def next_at(self) -> float:
-        """Return when `mode` or `blocked` changes, or infinity if only a new record can change them."""
+        """Return when `mode` or `blocked` changes; infinity if only a record changes them."""
         if self.is_gone:
             return _NEVER
         if self._probe_at is None:
@@ -162,7 +165,10 @@ class RetrySchedule:
     def record_arrived(
         self, event_key: str, now: float, *, urgent: bool, seconds_to_not_before: float | None = None
     ) -> None:
-        """Note a new record, and make its event due. Only urgent events ignore a Retry-After delay."""
+        """Note a new record, and make its event due.
+
+        Only urgent events ignore a Retry-After delay.
+        """
         delay = self._delays.get(event_key)
         if delay is not None:
             delay.until = _LONG_AGO

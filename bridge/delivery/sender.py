@@ -41,7 +41,9 @@ _NO_THREAD = "No thread can be started: raise the limit of tasks (TasksMax, pids
 
 
 class Sender:
-    """Runs calls on the thread of one sink. Use a Sender from one thread only, except for `cut`.
+    """Runs calls on the thread of one sink.
+
+    Use a Sender from one thread only, except for `cut`.
 
     *build* creates the sink before the first call. *configuration* returns a digest of the sink's configuration, and
     can read files. *attested* provides the access tokens that an ops portal issues for this VM.
@@ -67,7 +69,10 @@ class Sender:
         """True after `cut`. The Sender then sends nothing more."""
 
     def run(self, work: Callable[[SinkThread], T]) -> T:
-        """Run *work* on the sink's thread. Raise DeliveryFailed if a call is overdue or no thread can start."""
+        """Run *work* on the sink's thread.
+
+        Raise DeliveryFailed if a call is overdue or no thread can start.
+        """
         began_at = time.monotonic()
         if self._abandoned:
             self._reap_abandoned()
@@ -94,7 +99,10 @@ class Sender:
         self.run(lambda thread: thread.check())
 
     def cut(self) -> None:
-        """Reject further calls, and close the sink to end the current call. This method is thread-safe."""
+        """Reject further calls, and close the sink to end the current call.
+
+        This method is thread-safe.
+        """
         self.is_cut = True  # before the next line, because `run` sets its thread before it reads this value
         current = self._current
         if current is not None:
@@ -121,7 +129,10 @@ class Sender:
             raise DeliveryFailed(_NO_THREAD, needs_attention=True) from error
 
     def _reap_abandoned(self) -> None:
-        """Wait for the most recently abandoned sink to close. Raise DeliveryFailed if too many threads remain."""
+        """Wait for the most recently abandoned sink to close.
+
+        Raise DeliveryFailed if too many threads remain.
+        """
         until = time.monotonic() + min(_CLOSE_SECONDS, self._timeout_seconds * _CLOSE_SHARE)
         self._abandoned[-1].wait_closed(until - time.monotonic())
         self._abandoned = [each for each in self._abandoned if not each.is_gone(0)]
@@ -141,7 +152,10 @@ class _Overdue(Exception):
 
 
 class _Abandoned(BaseException):
-    """Ends work on an abandoned thread. It is a BaseException because the work catches every Exception."""
+    """Ends work on an abandoned thread.
+
+    It is a BaseException because the work catches every Exception.
+    """
 
 
 class SinkThread:
@@ -250,7 +264,10 @@ class SinkThread:
     # On the watching thread.
 
     def run(self, work: Callable[[SinkThread], T]) -> T:
-        """Run *work* on the sink's thread, and return its result. Raise _Overdue if a call exceeds its deadline."""
+        """Run *work* on the sink's thread, and return its result.
+
+        Raise _Overdue if a call exceeds its deadline.
+        """
         done: Future[T] = Future()
 
         def run() -> None:
@@ -290,7 +307,10 @@ class SinkThread:
                 self._changed.wait(waited)
 
     def cut(self) -> None:
-        """Reject further calls, and close the sink to end the current call. This method is thread-safe."""
+        """Reject further calls, and close the sink to end the current call.
+
+        This method is thread-safe.
+        """
         self._is_cut = True
         self.begin_closing()
 

@@ -226,7 +226,10 @@ class DeliveryWorker:
         return SendMode.WAIT, [], []
 
     def _choose(self, rows: DueRows, *, now: float, mode: SendMode, fresh_event: str | None) -> list[Delivery]:
-        """Return the rows of the next request. For some sinks, also return the rows of the request after it."""
+        """Return the rows of the next request.
+
+        For some sinks, also return the rows of the request after it.
+        """
         batch = next_batch(rows, self._schedule, now, batching=self._batching, fresh_event=fresh_event)
         self._batch_size = len(batch)
         if not batch or not self._prepares_next or mode is not SendMode.ALL:
@@ -258,7 +261,10 @@ class DeliveryWorker:
         return seconds
 
     def _warm_up(self, thread: SinkThread) -> float:
-        """Call `warm_up` once after the first successful poll. Return the seconds until this worker checks again."""
+        """Call `warm_up` once after the first successful poll.
+
+        Return the seconds until this worker checks again.
+        """
         if not self._needs_warm_up or self._stop_at is not None:
             return _NEVER
         if not self._has_seen_document():
@@ -313,7 +319,10 @@ class DeliveryWorker:
         self._outbox.record_results(self.name, results, accepted_under=accepted_under)
 
     def _delivered(self, batch: list[Delivery], *, under: str | None) -> None:
-        """Mark *batch* as delivered. *under* is the configuration digest, or None if the sink made no request."""
+        """Mark *batch* as delivered.
+
+        *under* is the configuration digest, or None if the sink made no request.
+        """
         is_first = under is not None and self._refusals.accepted([row.sequence for row in batch], under=under)
         self._store(batch, DeliveryState.DELIVERED, accepted_under=under if is_first else None)
         now = self._clock.now()
@@ -399,7 +408,7 @@ class DeliveryWorker:
 def _urgency(
     state: State, sink: str, events: Iterable[str], *, now: float
 ) -> tuple[bool, float | None, dict[str, float]]:
-    """Return whether an urgent row is pending, the next NotBefore of all rows, and the next NotBefore per event."""
+    """Return whether a row is urgent, and the next NotBefore of all rows and per event."""
     queue = state.queue(sink)
     ahead = (row.not_before for row in queue.pending.values() if row.not_before is not None and row.not_before > now)
     soonest = min(ahead, default=None)

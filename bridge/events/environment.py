@@ -1,4 +1,4 @@
-"""Converts a transition record to environment variables for the programs that the agent runs.
+"""Converts a record to environment variables for programs that the agent runs.
 
 The command sink and the commands in approval rules receive the same variables (docs/reference/sinks.md). Every variable
 is set, even if its value is empty, so that scripts can use ``set -u``.
@@ -26,7 +26,10 @@ _NO_EVENT = ScheduledEvent(event_status="")
 
 
 def environment_of(record: TransitionRecord, *, rule: str | None = None) -> dict[str, str]:
-    """Return the variables for *record*. The command of an approval also receives the name of its *rule*."""
+    """Return the variables for *record*.
+
+    The command of an approval also receives the name of its *rule*.
+    """
     vm, approval = record.vm, record.approval
     values: dict[str, str | None] = {
         "ID": record.id,

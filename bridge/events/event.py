@@ -24,7 +24,10 @@ URGENT_EVENT_TYPES = frozenset({"Preempt", "Terminate"})
 
 
 class ScheduledEvent(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """One event in a document. A field is null if it is missing or has the wrong type in the document."""
+    """One event in a document.
+
+    A field is null if it is missing or has the wrong type in the document.
+    """
 
     event_id: str | None = None
     """Azure's EventId: the same for the whole life of an event."""
@@ -56,7 +59,10 @@ class ScheduledEvent(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def key(self) -> str:
-        """Return the EventId. Without an EventId, return the type and the sorted Resources as JSON."""
+        """Return the EventId.
+
+        Without an EventId, return the type and the sorted Resources as JSON.
+        """
         if self.event_id is not None:
             return self.event_id
         return compact_json([self.event_type, sorted(set(self.resources or ()))])
@@ -95,7 +101,7 @@ class VmIdentity(msgspec.Struct, frozen=True, kw_only=True):
     tags: dict[str, str] = {}
 
     def with_overrides(self, configured: VmIdentity) -> VmIdentity:
-        """Return this identity, with the values that *configured* contains in place of the original values."""
+        """Return this identity, with the values of *configured* in place of the original values."""
         values = {name: getattr(configured, name) for name in self.__struct_fields__}
         return msgspec.structs.replace(self, **{name: value for name, value in values.items() if value})
 
@@ -117,22 +123,31 @@ _compact = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=
 
 
 def compact_json(value: object) -> str:
-    """Return *value* as JSON with sorted keys, no spaces, and only ASCII characters, as all IDs require."""
+    """Return *value* as ASCII JSON with sorted keys and no spaces, as all IDs require."""
     return _compact.encode(value)
 
 
 def format_not_before(moment: datetime | None) -> str | None:
-    """Return NotBefore as in the record, such as ``2022-04-11T22:26:58Z``. Return None if NotBefore is unknown."""
+    """Return NotBefore as in the record, such as ``2022-04-11T22:26:58Z``.
+
+    Return None if NotBefore is unknown.
+    """
     return None if moment is None else str(msgspec.to_builtins(moment))
 
 
 def normal_name(name: str) -> str:
-    """Return *name* for a comparison: case-folded, and without the leading ``_`` of the 2017 API versions."""
+    """Return *name* for a comparison: case-folded, without a leading ``_``.
+
+    The 2017 API versions add the ``_``.
+    """
     return name.removeprefix("_").casefold()
 
 
 def names_vm(event: ScheduledEvent | None, vm_name: str | None) -> bool | None:
-    """Return whether Resources contains this VM, or None if Resources is empty or the name of this VM is unknown."""
+    """Return whether Resources contains this VM.
+
+    Return None if Resources is empty or the name of this VM is unknown.
+    """
     if event is None or not event.resources or not vm_name:
         return None
     wanted = normal_name(vm_name)
@@ -151,12 +166,18 @@ EVENT_SOURCES = ("Platform", "User")
 
 
 def check_event_type(value: str) -> None:
-    """Raise ValueError with the correct name if *value* is a known event type with the wrong case."""
+    """Raise ValueError if *value* is a known event type with the wrong case.
+
+    The message contains the correct name.
+    """
     _check_case(value, EVENT_TYPES)
 
 
 def check_event_source(value: str) -> None:
-    """Raise ValueError with the correct name if *value* is a known event source with the wrong case."""
+    """Raise ValueError if *value* is a known event source with the wrong case.
+
+    The message contains the correct name.
+    """
     _check_case(value, EVENT_SOURCES)
 
 

@@ -1,46 +1,16 @@
-"""The OpenTelemetry resource and times of the agent, which are the same for logs, metrics, and traces."""
+"""The OpenTelemetry resource of the agent, shared by logs, metrics, and traces."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta, timezone
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
-from bridge.clock import parse_time
 from bridge.events.event import VmIdentity
 
 OTEL_PREFIX = "azure.scheduled_event."
 """The prefix of attributes that are not in the semantic conventions."""
 SERVICE_NAME = "scheduled-events-bridge"
-#: Labels with these names of the semantic conventions (1.44, "Resource") are attributes of the same name.
-CONVENTIONAL_LABELS = frozenset(
-    {
-        "deployment.environment.name",
-        "host.image.id",
-        "host.type",
-        "k8s.cluster.name",
-        "k8s.cluster.uid",
-        "k8s.namespace.name",
-        "k8s.node.name",
-        "k8s.node.uid",
-        "k8s.pod.name",
-        "k8s.pod.uid",
-        "os.name",
-        "os.type",
-        "os.version",
-        "service.criticality",
-        "service.name",
-        "service.namespace",
-    }
-)
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-
-
-def unix_nanoseconds(moment: str) -> int:
-    """Return *moment*, a time in a record, in Unix nanoseconds."""
-    # The number in protobuf is unsigned, but a clock that was never set can be before 1970.
-    return max(0, (parse_time(moment) - _EPOCH) // timedelta(microseconds=1)) * 1000
 
 
 @cache
@@ -53,10 +23,12 @@ def own_version() -> str:
 
 
 def resource_attributes(vm: VmIdentity, labels: Mapping[str, str], *, instance_id: str) -> dict[str, str]:
-    """Return the attributes of the VM and the agent. Labels never replace attributes of the VM.
+    """Return the attributes of the VM and the agent.
 
-    *instance_id* is the stream ID, which is new at each start. Labels whose names are not in `CONVENTIONAL_LABELS`
-    become attributes with the prefix ``azure.scheduled_event.labels.``.
+    Labels never replace attributes of the VM.
+
+    *instance_id* is the stream ID, which is new at each start. If the name of a label contains a dot, such as
+    ``deployment.environment.name``, the attribute has the same name.
     """
     service = {"service.name": SERVICE_NAME, "service.version": own_version(), "service.instance.id": instance_id}
     known = {
@@ -73,8 +45,6 @@ def resource_attributes(vm: VmIdentity, labels: Mapping[str, str], *, instance_i
         f"{OTEL_PREFIX}vm.placement_group_id": vm.placement_group_id,
         **{f"{OTEL_PREFIX}vm.tags.{name}": value for name, value in vm.tags.items()},
     }
-    named = {
-        name if name in CONVENTIONAL_LABELS else f"{OTEL_PREFIX}labels.{name}": value for name, value in labels.items()
-    }
+    named = {name if "." in name else f"{OTEL_PREFIX}labels.{name}": value for name, value in labels.items()}
     found = {**service, **named, **{name: text for name, text in known.items() if text}}
     return {name: text for name, text in found.items() if text}

@@ -30,7 +30,10 @@ _REPEAT_KEY_LENGTH = 16
 
 
 class Transition(str, Enum):
-    """The kind of record. The first six report changes that Azure made, and the others come from the agent."""
+    """The kind of record.
+
+    The first six report changes that Azure made, and the others come from the agent.
+    """
 
     SCHEDULED = "scheduled"
     STARTED = "started"
@@ -76,7 +79,10 @@ class Verdict(str, Enum):
 
 
 class ApprovalResult(str, Enum):
-    """The result of an approval. For a refused decision, records and metrics contain the reason for the refusal."""
+    """The result of an approval.
+
+    For a refused decision, records and metrics contain the reason for the refusal.
+    """
 
     ACCEPTED = "accepted"
     ALREADY_APPROVED = "already_approved"
@@ -201,7 +207,10 @@ def transition_key(event_key: str, transition: Transition, event: ScheduledEvent
 
 
 def repeat_key(transition: Transition, event: ScheduledEvent | None) -> str:
-    """Return a short hash of the transition and the event. Records with the same hash count as repetitions."""
+    """Return a short hash of the transition and the event.
+
+    Records with the same hash count as repetitions.
+    """
     return hashlib.sha256(_name([transition.value], event).encode()).hexdigest()[:_REPEAT_KEY_LENGTH]
 
 
@@ -211,5 +220,5 @@ def _name(before: Sequence[object], event: ScheduledEvent | None, after: Sequenc
 
 
 def vm_key(vm: VmIdentity) -> str:
-    """Return the part of the ID that identifies the VM: the vmId in lower case, or else the name, or else ""."""
+    """Return the VM's part of the ID: the vmId in lower case, else the name, else ""."""
     return vm.vm_id.lower() if vm.vm_id else vm.name or ""

@@ -1,4 +1,7 @@
-"""Creates stream IDs. Each time the agent starts, it gets a new UUIDv7, which sorts after all earlier stream IDs."""
+"""Creates stream IDs.
+
+Each time the agent starts, it gets a new UUIDv7, which sorts after all earlier stream IDs.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ _LATEST_MILLISECONDS = 2**48 - 1
 
 
 def new_stream_id(now: datetime, after: str | None) -> str:
-    """Return a UUIDv7 with the time *now*, or with the time of *after* plus 1 ms if that time is later."""
+    """Return a UUIDv7 with the later of the time *now* and the time of *after* plus 1 ms."""
     milliseconds = max(int(now.timestamp() * 1000), _milliseconds(after) + 1)
     value = min(milliseconds, _LATEST_MILLISECONDS) << 80 | secrets.randbits(80)
     value = value & ~(0xF << 76) | _VERSION_7 << 76

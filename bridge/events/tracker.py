@@ -133,7 +133,10 @@ class DocumentTracker:
 
     @property
     def has_unconfirmed(self) -> bool:
-        """Return whether any change is unconfirmed. While this is true, the agent polls at least every second."""
+        """Return whether any change is unconfirmed.
+
+        While this is true, the agent polls at least every second.
+        """
         return bool(self._state.candidates)
 
     @property
@@ -149,7 +152,7 @@ class DocumentTracker:
         return listed_event_ids(state.document) if self._agreement.is_known(instant) else None
 
     def is_settled(self, instant: Instant) -> bool:
-        """Return whether the outbox can store the time of the last good response and the boot identity."""
+        """Return whether the outbox can store the last good time and the boot identity."""
         return not self.has_unconfirmed and not _is_recent(self._state.turned_on, instant)
 
     def observe(
@@ -160,7 +163,9 @@ class DocumentTracker:
         vm_name: str | None = None,
         approved: frozenset[str] = frozenset(),
     ) -> Update | None:
-        """Return the effect of *document*, a good response. Return None if nothing changed since the last response.
+        """Return the effect of *document*, a good response.
+
+        Return None if nothing changed since the last response.
 
         *approved* contains the keys of the events that this agent approved. Store the returned update in the outbox
         before you call `commit`.
@@ -187,7 +192,10 @@ class DocumentTracker:
         return self._apply(step, instant, turned_on=turned_on)
 
     def commit(self, update: Update) -> None:
-        """Apply *update* to the tracker. Call this method only after *update* is stored in the outbox."""
+        """Apply *update* to the tracker.
+
+        Call this method only after *update* is stored in the outbox.
+        """
         self._state = update.state
 
     def _seconds_since_good(self, instant: Instant) -> float:

@@ -1,4 +1,4 @@
-"""Classifies each difference between two documents as a transition, such as completed or canceled.
+"""Classifies differences between documents as transitions, such as completed.
 
 When an event disappears from the document, Azure does not report whether it was completed or canceled. The agent infers
 the transition from other facts, and reports the certainty as *evidence*. The first matching row applies:
@@ -75,7 +75,10 @@ _COMPARED = (
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """Two consecutive good responses, and facts about the time between them, such as whether this VM booted."""
+    """Two consecutive good responses, and facts about the time between them.
+
+    One of these facts is whether this VM booted.
+    """
 
     before: Document | None
     """The previous response, or the stored document after a start. None if *after* is the first response ever."""
@@ -126,7 +129,10 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_over(event: ScheduledEvent) -> bool:
-    """Return whether the document shows that *event* has ended. Its later absence then produces no record."""
+    """Return whether the document shows that *event* has ended.
+
+    Its later absence then produces no record.
+    """
     return event.event_status in _ENDING_STATUSES
 
 
@@ -141,7 +147,9 @@ def is_step_back(was: ScheduledEvent, now: ScheduledEvent) -> bool:
 def match_events(
     before: Sequence[ScheduledEvent], after: Sequence[ScheduledEvent]
 ) -> tuple[list[tuple[ScheduledEvent | None, ScheduledEvent]], list[ScheduledEvent]]:
-    """Return (old event or None, new event) for each event of *after*, and the vanished events of *before*.
+    """Return (old or None, new) for each event of *after*, and the vanished events.
+
+    The vanished events are those of *before*.
 
     Events with the same key form a pair. If a key is not unique, events with equal type and Resources are paired first,
     and the other events are paired by position. An old event has vanished only if *after* contains no event with its
@@ -188,7 +196,10 @@ def _position_only(_event: ScheduledEvent) -> Hashable:
 
 
 def classify_shown(was: ScheduledEvent | None, now: ScheduledEvent, step: Step) -> Change | None:
-    """Return the change from *was* to *now*, or None if the content is equal. A *was* of None means a new event."""
+    """Return the change from *was* to *now*, or None if the content is equal.
+
+    A *was* of None means a new event.
+    """
     changed = () if was is None else changed_fields(was, now)
     if was is not None and not changed:
         return None

@@ -17,7 +17,10 @@ def directory_text(directory: Path) -> str:
 
 
 class SinkReadiness(msgspec.Struct, frozen=True, kw_only=True):
-    """Reports the record counts of one sink, the age of its oldest record, and whether the sink needs attention."""
+    """Reports the record counts of a sink, its oldest record, and its health.
+
+    A sink can need attention.
+    """
 
     accepted: int
     delivered: int
@@ -32,7 +35,10 @@ class SinkReadiness(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):
-    """The response body of /readyz. Clients must ignore unknown members, because later versions might add members."""
+    """The response body of /readyz.
+
+    Clients must ignore unknown members, because later versions might add members.
+    """
 
     status: str
     """``ready`` or ``not_ready``."""
@@ -62,7 +68,7 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
 def why_polling_is_not_ready(
     silent_seconds: float | None, *, gap_seconds: float, refused_answer: str | None = None
 ) -> list[str]:
-    """Return a sentence if the last good response is older than *gap_seconds*, or if no good response has arrived.
+    """Return a sentence if no good response arrived within *gap_seconds*, or ever.
 
     *silent_seconds* is the time since the last valid response from IMDS, or None before the first one. *refused_answer*
     describes what was wrong with the last response, or is None if IMDS did not respond.

@@ -54,7 +54,10 @@ Pages = Mapping[str, Callable[[], Response]]
 
 
 class HealthServer:
-    """Serves *pages* on *host* and *port* between `open` and `close`. Port 0 selects a free port."""
+    """Serves *pages* on *host* and *port* between `open` and `close`.
+
+    Port 0 selects a free port.
+    """
 
     def __init__(self, host: str, port: int, pages: Pages, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._address = (host, port)
@@ -70,7 +73,10 @@ class HealthServer:
         return None if self._server is None else int(self._server.server_address[1])
 
     def open(self) -> None:
-        """Start listening unless the server is already listening. Try at most once every ten seconds."""
+        """Start listening unless the server is already listening.
+
+        Try at most once every ten seconds.
+        """
         if self._server is not None or self._monotonic() < self._next_try:
             return
         self._next_try = self._monotonic() + _RETRY_SECONDS
@@ -129,7 +135,10 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         super().__init__(("127.0.0.1" if host == "localhost" else host, port), _Handler)
 
     def get_request(self) -> tuple[Any, Any]:
-        """Accept a connection. Wait briefly after a failure, because the loop would otherwise use 100% of a CPU."""
+        """Accept a connection.
+
+        Wait briefly after a failure, because the loop would otherwise use 100% of a CPU.
+        """
         try:
             return super().get_request()
         except OSError:

@@ -1,4 +1,4 @@
-"""Provides DeadlineConnection, an HTTP client for one server with a deadline for each request.
+"""Provides DeadlineConnection, an HTTP client for one server with deadlines.
 
 The IMDS poll and the built-in sinks use this client instead of the `requests` library, because it needs half the CPU
 time and saves 3 MB of memory. For the same reason, it does not read headers with the email parser of `http.client`. The
@@ -34,7 +34,9 @@ class HttpResponse(NamedTuple):
 
 
 class DeadlineConnection:
-    """A connection to *host*. Threads can share the connection, which handles one request at a time.
+    """A connection to *host*.
+
+    Threads can share the connection, which handles one request at a time.
 
     *tls* returns the context of each new connection, so that it can have new certificates. Without *tls*, the
     connection is not encrypted. *proxy* is the host and the port of an HTTP proxy, and *proxy_headers* are sent to it.
@@ -161,7 +163,10 @@ class _Connection(Watched):
             self._unsent.append(data)
 
     def _send_collected(self) -> None:
-        """Send the request. Ignore an early close, because the server might already have responded."""
+        """Send the request.
+
+        Ignore an early close, because the server might already have responded.
+        """
         request, self._unsent = b"".join(self._unsent or ()), None
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             super().send(request)

@@ -13,7 +13,7 @@ from email.utils import parsedate_to_datetime
 
 
 def retry_after_seconds(headers: Mapping[str, str] | Message, *, now: datetime | None = None) -> float | None:
-    """Return the value of the Retry-After header in seconds, or None if the header is missing or invalid.
+    """Return the Retry-After header in seconds, or None if it is missing or invalid.
 
     The header contains a number of seconds or an HTTP date (RFC 9110 section 10.2.3). A past date counts as 0.
     """

@@ -27,7 +27,7 @@ class ResponseUnread(requests.RequestException):
 
 
 class DeadlineSession(requests.Session):
-    """A `requests.Session` that enforces a deadline for each request and limits the response size.
+    """A `requests.Session` with a deadline for each request and a response size limit.
 
     The session does not follow redirects, retry requests, store cookies, or run response hooks, and it rejects
     compressed bodies. It ignores environment variables (``trust_env`` is False). Threads can share a session.
@@ -141,7 +141,10 @@ class _DeadlineAdapter(requests.adapters.HTTPAdapter):
 
 
 def _without_secrets(url: str | None) -> str:
-    """Return the scheme, host, and port of *url*, because every other part can contain a secret."""
+    """Return the scheme, host, and port of *url*.
+
+    Every other part can contain a secret.
+    """
     parsed = urllib3.util.parse_url(url or "")
     return urllib3.util.Url(scheme=parsed.scheme, host=parsed.host, port=parsed.port).url
 

@@ -1,4 +1,6 @@
-"""Ends HTTP requests that exceed their deadline. One watchdog thread serves the whole process.
+"""Ends HTTP requests that exceed their deadline.
+
+One watchdog thread serves the whole process.
 
 The timeout in the `requests` library applies to each read, so a server that sends one byte at a time can keep a request
 open indefinitely. When a request reaches its deadline, the watchdog shuts down its sockets, and any blocked send, TLS
@@ -118,7 +120,10 @@ class _Watchdog:
 
 
 class _InFlight(threading.local):
-    """Stores the request of the current thread, because urllib3 cannot pass a request to a connection."""
+    """Stores the request of the current thread.
+
+    urllib3 cannot pass a request to a connection.
+    """
 
     call: Call | None = None
 
@@ -160,7 +165,7 @@ class Watched(http.client.HTTPConnection):
             self._watched_for = call
 
     def is_readable(self) -> bool:
-        """Return whether the peer has closed the idle connection, or sent bytes that no request asked for."""
+        """Return whether the peer closed the idle connection or sent unexpected bytes."""
         if self._duplicate is None:
             return True
         self._duplicate.settimeout(0)
@@ -183,7 +188,10 @@ class Watched(http.client.HTTPConnection):
 
 
 def connected_socket(call: Call, host: str, port: int) -> socket.socket:
-    """Return a socket connected to one address of *host*. Each address gets an equal share of the time left."""
+    """Return a socket connected to one address of *host*.
+
+    Each address gets an equal share of the time left.
+    """
     error = OSError("the name has no address")
     name = host.strip("[]")
     encoded = name.encode() if name.isascii() else name.encode("idna")  # bytes: the codec for a str needs 1 MB

@@ -83,7 +83,9 @@ class ImdsClient:
         return self._timeout_seconds if is_on else max(self._timeout_seconds, self._first_timeout_seconds)
 
     def scheduled_events(self) -> Document:
-        """Return the Scheduled Events document. While its bytes do not change, return the same object.
+        """Return the Scheduled Events document.
+
+        While its bytes do not change, return the same object.
 
         Raises ImdsUnreachable if IMDS does not respond, ImdsStatus if the status is not 200, and DocumentInvalid if the
         body is not a document. The current events are then unknown, so never treat an error as an empty document.
@@ -110,7 +112,7 @@ class ImdsClient:
         return parse_identity(self._send(self._identity_connection, "GET", _IDENTITY_PATH).content)
 
     def attested_document(self, nonce: str) -> str:
-        """Return the document in which Azure signs the identity of this VM and the *nonce*, in base64.
+        """Return the document in which Azure signs this VM's identity and *nonce*, in base64.
 
         IMDS might return an earlier document with a different nonce. Raises the same errors as `scheduled_events`, but
         the messages do not contain the nonce. Any thread can call this method.
@@ -192,7 +194,10 @@ class ImdsClient:
 
 
 def client_of(settings: ImdsSettings, *, at_most_seconds: float | None = None) -> ImdsClient:
-    """Return a client for *settings*. *at_most_seconds* limits all requests, including the first."""
+    """Return a client for *settings*.
+
+    *at_most_seconds* limits all requests, including the first.
+    """
     within = settings.timeout_seconds if at_most_seconds is None else min(settings.timeout_seconds, at_most_seconds)
     return ImdsClient(
         endpoint=settings.endpoint,
@@ -209,7 +214,10 @@ def attested_document(settings: ImdsSettings, nonce: str) -> str:
 
 
 def attested_tokens(document: Callable[[str], str]) -> AttestedTokens:
-    """Return a function that gives sinks the token of a portal. *document* returns the attested document."""
+    """Return a function that gives sinks the token of a portal.
+
+    *document* returns the attested document.
+    """
 
     def make(post: Callable[[str, bytes], requests.Response], *, portal: str) -> RenewedToken:
         from bridge.system.access_tokens import AttestedToken  # noqa: PLC0415  # only this credential needs it

@@ -93,7 +93,7 @@ def parse_identity(body: bytes) -> VmIdentity:
 
 
 def parse_attested(body: bytes) -> str:
-    """Return the signed document, in base64, from a response of ``/metadata/attested/document``.
+    """Return the signed document of a ``/metadata/attested/document`` response, in base64.
 
     Raises DocumentInvalid if the signed document is missing or too long. Only the portal verifies the signature.
     """
@@ -206,7 +206,10 @@ def _event(value: Any, position: int, body: bytes) -> ScheduledEvent:
 
 
 def _take(rest: dict[str, Any], name: str, read: Callable[[Any], Any]) -> Any:
-    """Remove the field *name* from *rest* and convert it with *read*. If *read* returns None, keep the field."""
+    """Remove the field *name* from *rest* and convert it with *read*.
+
+    If *read* returns None, keep the field.
+    """
     field = rest.get(name)
     value = None if field is None else read(field)
     if field is None or value is not None:
@@ -225,7 +228,10 @@ def _as_names(field: Any) -> tuple[str, ...] | None:
 
 
 def _resources(rest: dict[str, Any]) -> tuple[str, ...] | None:
-    """Return Resources. In api-version 2017-03-01, the field is ResourceName, and its value can be a text."""
+    """Return Resources.
+
+    In api-version 2017-03-01, the field is ResourceName, and its value can be a text.
+    """
     if rest.get("Resources") is not None:
         return _take(rest, "Resources", _as_names)  # type: ignore[no-any-return]
     rest.pop("Resources", None)

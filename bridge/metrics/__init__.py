@@ -1,1 +1,4 @@
-"""Defines the agent's metrics. Other packages use `Metrics` and `OutboxReading` from `metrics`."""
+"""Defines the agent's metrics.
+
+Other packages use `Metrics` and `OutboxReading` from `metrics`.
+"""

@@ -38,7 +38,7 @@ class OutboxReading(msgspec.Struct, frozen=True, kw_only=True):
     new_files: int = 0
 
     def oldest_pending_seconds(self, sink: str) -> float:
-        """Return the age of the oldest pending record of *sink* in seconds, or 0 without pending records."""
+        """Return the age of the oldest pending record of *sink* in seconds; 0 if none."""
         return max(self.now - self.totals.oldest_pending_at.get(sink, self.now), 0.0)
 
 

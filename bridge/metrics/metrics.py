@@ -58,7 +58,10 @@ class SinkMetrics:
         self._latencies.observe(max(0.0, latency_seconds))
 
     def retried(self, reason: str) -> None:
-        """Count a failed attempt that the agent will repeat. *reason* comes from a small fixed set of words."""
+        """Count a failed attempt that the agent will repeat.
+
+        *reason* comes from a small fixed set of words.
+        """
         child = self._by_reason.get(reason)
         if child is None:
             child = self._by_reason[reason] = self._retries.labels(self._name, reason)
@@ -76,7 +79,10 @@ class SinkMetrics:
 
 
 class ChannelMetrics:
-    """Metrics for the connection to the ops portal. `Metrics.approval_channel` creates this object."""
+    """Metrics for the connection to the ops portal.
+
+    `Metrics.approval_channel` creates this object.
+    """
 
     def __init__(self, *, up: Gauge, last_answer: Gauge) -> None:
         self._up = up
@@ -204,16 +210,19 @@ class Metrics:
         self._approvals.labels(source, result).inc()
 
     def approval_files(self, *, unsafe: int, unusable_keys: int) -> None:
-        """Set the number of approval files that other users can change, and the number of unusable keys."""
+        """Set the number of approval files open to other users, and of unusable keys."""
         self._unsafe_files.set(unsafe)
         self._unusable_keys.set(unusable_keys)
 
     def watch_approved(self, seconds: Callable[[], float]) -> None:
-        """Register *seconds*, which returns the age of the oldest approval that Azure has not acted on."""
+        """Register *seconds*, the age of the oldest approval that Azure has not acted on."""
         self._approved_waiting.set_function(seconds)
 
     def sink(self, name: str) -> SinkMetrics:
-        """Return the metrics of the sink *name*. The result is the same object for each call with the same name."""
+        """Return the metrics of the sink *name*.
+
+        The result is the same object for each call with the same name.
+        """
         with self._lock:
             if name not in self._sinks:
                 self._sinks[name] = SinkMetrics(
@@ -231,7 +240,10 @@ class Metrics:
             return name in self._sinks and self._sinks[name].needs_attention
 
     def forget_sink(self, name: str) -> None:
-        """Remove the metrics of a sink that is no longer configured, because they would keep alerts firing."""
+        """Remove the metrics of a removed sink.
+
+        They would keep alerts firing.
+        """
         with self._lock:
             sink = self._sinks.pop(name, None)
         if sink is not None:
@@ -241,7 +253,9 @@ class Metrics:
                 self._retries.remove(name, reason)
 
     def approval_channel(self) -> ChannelMetrics:
-        """Return the metrics of the connection to the ops portal. The result is always the same object.
+        """Return the metrics of the connection to the ops portal.
+
+        The result is always the same object.
 
         These metrics exist only if a portal is configured, because a missing portal would otherwise look like a failing
         one.

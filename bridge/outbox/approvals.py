@@ -71,7 +71,10 @@ def find_decision(state: State, source: str, approver: str, decision_id: str) ->
 
 
 def token_digests(state: State, arrivals: Iterable[int]) -> tuple[str, ...]:
-    """Return the SHA-256 of the signed text of each decision. A local decision has no signed text."""
+    """Return the SHA-256 of the signed text of each decision.
+
+    A local decision has no signed text.
+    """
     tokens = (row.token for arrival in arrivals if (row := state.decisions.rows.get(arrival)) is not None)
     return tuple(hashlib.sha256(token.encode()).hexdigest() for token in tokens if token is not None)
 
@@ -79,7 +82,9 @@ def token_digests(state: State, arrivals: Iterable[int]) -> tuple[str, ...]:
 def keep_decisions(
     state: State, decisions: Sequence[StoredDecision], *, created_at: float
 ) -> tuple[list[KeepResult], list[StoredDecision]]:
-    """Store new decisions. Return the results, and the decisions closed to enforce `MOST_OPEN_DECISIONS`.
+    """Store new decisions.
+
+    Return the results, and the decisions closed to enforce `MOST_OPEN_DECISIONS`.
 
     Approvals issued before the outbox was created (*created_at*, Unix seconds) are rejected, because the agent might
     have acted on them before it lost an earlier outbox. Holds are stored regardless of their age.
@@ -118,7 +123,10 @@ def _close_surplus(state: State, key: tuple[str, str, str | None]) -> list[Store
 
 
 def keep_overruling(state: State, decision: StoredDecision, overruled: Collection[int]) -> tuple[StoredDecision, ...]:
-    """Store a local *decision*, unless the event has holds that are not in *overruled*. Return any such holds."""
+    """Store a local *decision*, unless the event has holds that are not in *overruled*.
+
+    Return any such holds.
+    """
     holds = [
         each for each in open_decisions(state) if each.event_id == decision.event_id and each.verdict is Verdict.HOLD
     ]
@@ -138,7 +146,10 @@ def write_changes(
     approvals: Sequence[PendingApproval] = (),
     decisions: Sequence[DecisionUpdate] = (),
 ) -> None:
-    """Store changed approvals and decisions. Raise StreamChanged if *stream_id* is not the current stream."""
+    """Store changed approvals and decisions.
+
+    Raise StreamChanged if *stream_id* is not the current stream.
+    """
     if state.get("stream_id") != stream_id:
         raise StreamChanged("The outbox now belongs to another machine. Approvals are evaluated again.")
     for approval in approvals:
@@ -158,7 +169,10 @@ def update_decisions(state: State, updates: Iterable[DecisionUpdate]) -> None:
 def begin_attempt(
     state: State, stream_id: str, approvals: Sequence[PendingApproval], *, now: float
 ) -> list[PendingApproval]:
-    """Count an attempt for each approval that is still wanted and not on hold. Return those approvals."""
+    """Count an attempt for each approval that is still wanted and not on hold.
+
+    Return those approvals.
+    """
     held = {
         each.event_id
         for each in open_decisions(state)

@@ -1,4 +1,6 @@
-"""Tracks the delivery of each record to each sink. The functions change only the `State` in memory.
+"""Tracks the delivery of each record to each sink.
+
+The functions change only the `State` in memory.
 
 A delivery is pending until the sink confirms the record (delivered) or permanently rejects it (parked). The agent can
 also abandon a delivery (expired or evicted), and an operator can discard it (discarded).
@@ -20,11 +22,12 @@ from bridge.outbox import approvals
 from bridge.outbox.rows import NEEDED, DecisionStage, Delivery, DeliveryState, RecordRow, SinkRow
 from bridge.outbox.state import State
 
-_REPLACED = "A newer record of the event replaced it."
-
 
 class DeliveryResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of sending one record to a sink. *state* is None if the agent must resend the record."""
+    """The result of sending one record to a sink.
+
+    *state* is None if the agent must resend the record.
+    """
 
     sequence: int
     state: DeliveryState | None
@@ -44,7 +47,10 @@ class OutboxTotals(msgspec.Struct, frozen=True, kw_only=True):
 def record_results(
     state: State, sink: str, results: Sequence[DeliveryResult], *, now: float, accepted_under: str | None = None
 ) -> None:
-    """Store the results of sending records to *sink*. Ignore results for records that are no longer pending."""
+    """Store the results of sending records to *sink*.
+
+    Ignore results for records that are no longer pending.
+    """
     row = state.sinks.rows.get(sink)
     if accepted_under is not None and row is not None and row.accepted_under != accepted_under:
         state.sinks.put(msgspec.structs.replace(row, accepted_under=accepted_under))
@@ -58,7 +64,10 @@ def record_results(
 
 
 def expire(state: State, sink: str, *, now: float, older_than: float) -> int:
-    """Expire the pending records of *sink* that date from before *older_than*. Return their number."""
+    """Expire the pending records of *sink* that date from before *older_than*.
+
+    Return their number.
+    """
     old = [row for row in state.queue(sink).pending.values() if row.aged_from < older_than]
     for row in old:
         change_state(state, row, DeliveryState.EXPIRED, now=now)
@@ -66,11 +75,14 @@ def expire(state: State, sink: str, *, now: float, older_than: float) -> int:
 
 
 def replace_older(state: State, sink: str, record: RecordRow, *, now: float) -> None:
-    """Expire the event's older pending records, because a `current_state_only` sink needs only the newest one."""
+    """Expire older pending records of the event.
+
+    A `current_state_only` sink needs only the newest record.
+    """
     for row in list(state.queue(sink).of_event(record.event_key)):
         if row.sequence < record.sequence:
             state.count(sink, event_over=1)
-            change_state(state, row, DeliveryState.EXPIRED, now=now, error=_REPLACED)
+            change_state(state, row, DeliveryState.EXPIRED, now=now, error="A newer record of the event replaced it.")
 
 
 def retry(
@@ -81,7 +93,7 @@ def retry(
     sequences: Collection[int] | None = None,
     now: float,
 ) -> int:
-    """Make the parked records of *sink* pending again, and return the number of retried records.
+    """Make the parked records of *sink* pending again, and return their number.
 
     If *sink* is None, retry the records of all sinks. By default, the age of the records restarts at zero. If
     *sequences* is given, retry only those records without resetting their age, because a failing endpoint rejected
@@ -103,41 +115,27 @@ def retry(
 
 
 def discard(state: State, sink: str, *, states: Collection[DeliveryState], record_id: str | None, now: float) -> int:
-    """Discard the records of *sink* in the given *states*. If *record_id* is set, discard only that record."""
+    """Discard the records of *sink* in the given *states*.
+
+    If *record_id* is set, discard only that record.
+    """
     rows = needed_records(state, sink, states, record_id=record_id)
     for row in rows:
         change_state(state, row, DeliveryState.DISCARDED, now=now)
     return len(rows)
 
 
-def expire_outdated(state: State, sinks: Iterable[str], *, now: float) -> None:
-    """Expire each pending record of the `current_state_only` *sinks* if its sink has the event's newest record."""
-    for sink in sinks:
-        for row in list(state.queue(sink).pending.values()):
-            event = state.events.rows.get(row.event_key)
-            newest = 0 if event is None else event.last_state_sequence or 0
-            if row.sequence < newest and (newest, sink) in state.deliveries.rows:
-                state.count(sink, event_over=1)
-                change_state(state, row, DeliveryState.EXPIRED, now=now, error=_REPLACED)
+def move(state: State, old: str, new: str, *, now: float) -> int:
+    """Move all undelivered records from the sink *old* to the sink *new*.
 
-
-def move(state: State, old: str, new: str, *, now: float, current_state_only: Collection[str] = ()) -> int:
-    """Move all undelivered records from the sink *old* to the sink *new*. Return the number of moved records.
-
-    The sink *new* then also receives the later records of each moved event, whatever their type.
+    Return the number of moved records.
     """
     moved = 0
     for row in needed_records(state, old):
         if (row.sequence, new) not in state.deliveries.rows:
             state.put_delivery(msgspec.structs.replace(row, sink=new, attempts=0, error=None, changed_at=now))
             moved += 1
-            event = state.events.rows.get(row.event_key)
-            is_state = state.records.rows[row.sequence].record.approval is None
-            if event is not None and event.ended_at is None and is_state:
-                told = {**event.sinks, new: max(row.sequence, event.sinks.get(new, 0))}
-                state.put_event(msgspec.structs.replace(event, sinks=told))
         change_state(state, row, DeliveryState.DISCARDED, now=now)
-    expire_outdated(state, {new}.intersection(current_state_only), now=now)
     return moved
 
 
@@ -156,7 +154,10 @@ def totals(state: State) -> OutboxTotals:
 
 
 def make_event_urgent(state: State, event_key: str) -> None:
-    """Mark an event's pending records as urgent, because a sink receives an event's records in order."""
+    """Mark an event's pending records as urgent.
+
+    A sink receives an event's records in order.
+    """
     for queue in state.queues.values():
         for row in list(queue.of_event(event_key)):
             if not row.urgent:
@@ -191,7 +192,10 @@ def change_state(
 def needed_records(
     state: State, sink: str | None, states: Collection[DeliveryState] = NEEDED, *, record_id: str | None = None
 ) -> list[Delivery]:
-    """Return the rows in *states* by sink and sequence. None as *sink* or *record_id* selects all."""
+    """Return the rows in *states* by sink and sequence.
+
+    None as *sink* or *record_id* selects all.
+    """
     queues = state.queues.values() if sink is None else [state.queue(sink)]
     rows = [row for queue in queues for row in (*queue.pending.values(), *queue.parked.values()) if row.state in states]
     if record_id is not None:
@@ -200,7 +204,10 @@ def needed_records(
 
 
 def import_rows(state: State, rows: Mapping[str, Iterable[Any]], known: Collection[tuple[str, int]]) -> int:
-    """Import the undelivered records and holds from another file. Skip records that are in *known* or in memory."""
+    """Import the undelivered records and holds from another file.
+
+    Skip records that are in *known* or in memory.
+    """
     other = State()
     other.load(rows)
     present = {*known, *(_place(row) for row in state.records.rows.values())}

@@ -63,7 +63,9 @@ class DirectoryLock:
                 ) from error
 
     def claim(self) -> bool:
-        """If the directory was deleted, moved, or replaced, lock the new directory at the same path and return True.
+        """Lock the new directory if the old one was deleted, moved, or replaced.
+
+        Return True if so.
 
         Any thread can call this method. Raises StateDirectoryError if another agent has locked the new directory, and
         OSError if the new directory cannot be locked.
@@ -100,7 +102,7 @@ class DirectoryLock:
 
 
 def is_locked(directory: Path) -> bool | None:
-    """Return whether an agent holds the lock of *directory*, or None if this user cannot check the lock."""
+    """Return whether an agent locks *directory*; None if this user cannot check."""
     try:
         os.close(_open_locked(directory, shared=True, create=False))
     except _Taken:

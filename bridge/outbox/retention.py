@@ -1,4 +1,6 @@
-"""Evicts records when the outbox is full, and deletes events that ended long ago. The functions do no I/O.
+"""Evicts records when the outbox is full, and deletes events that ended long ago.
+
+The functions do no I/O.
 
 Parked records are evicted first, because the agent does not retry them. Pending records are evicted next, and urgent
 pending records last. Within each group, the oldest records are evicted first.
@@ -18,7 +20,9 @@ REMEMBER_SECONDS = 7 * 86_400.0
 
 
 def make_room(state: State, excess_bytes: int, *, newest: int, sending: Collection[int], now: float) -> int:
-    """Evict undelivered records with a total size of at least *excess_bytes*. Return the number of evicted deliveries.
+    """Evict undelivered records with a total size of at least *excess_bytes*.
+
+    Return the number of evicted deliveries.
 
     *excess_bytes* is the amount by which memory or the files exceed their size limit.
     """
@@ -47,7 +51,7 @@ def _in_order(state: State) -> Iterator[RecordRow]:
 
 
 def forget_old(state: State, now: float) -> None:
-    """Delete events that ended more than 7 days ago, with their old approvals and expired decisions."""
+    """Delete events that ended over 7 days ago, with their approvals and decisions."""
     before = now - REMEMBER_SECONDS
     for event in list(state.events.rows.values()):
         if event.ended_at is not None and event.ended_at < before:

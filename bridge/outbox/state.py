@@ -1,4 +1,4 @@
-"""Keeps the agent's tables in memory, with indexes for each sink and a list of unsaved rows.
+"""Keeps the agent's tables in memory, with indexes and a list of unsaved rows.
 
 All threads share one `State`, protected by the lock in `bridge.outbox.outbox`. The functions in this module do not take
 the lock, read a clock, or do I/O, so tests can call them directly.
@@ -34,7 +34,7 @@ R = TypeVar("R")
 
 
 class _Table(Generic[K, R]):
-    """The rows of one table, indexed by key, and the rows that have changed since the last save."""
+    """The rows of one table by key, and the rows that changed since the last save."""
 
     def __init__(self, key_of: Callable[[R], K]) -> None:
         self._key_of = key_of
@@ -122,7 +122,10 @@ def _update(rows: dict[int, Delivery], row: Delivery, *, belongs: bool) -> None:
 
 
 class DueRows:
-    """The rows that a sink can send now. Valid only during the call of `Outbox.select` that created them."""
+    """The rows that a sink can send now.
+
+    Valid only during the call of `Outbox.select` that created them.
+    """
 
     def __init__(self, queue: SinkQueue, *, after: float, through: int) -> None:
         self._queue, self._after, self._through = queue, after, through
@@ -219,7 +222,7 @@ class State:
 
     @property
     def vm(self) -> VmIdentity | None:
-        """Return the identity of the machine of this state, or None if the identity was never known."""
+        """Return the identity of the state's machine, or None if it was never known."""
         text = self.get("vm")
         return None if text is None else msgspec.json.decode(text, type=VmIdentity)
 

@@ -1,4 +1,6 @@
-"""Requests this VM's identity from IMDS on a separate thread, so that a slow response does not delay polling.
+"""Requests this VM's identity from IMDS on a separate thread.
+
+A slow response does not delay polling.
 
 At startup, the agent requests the identity. If IMDS does not return it within 2 s, the agent uses the stored identity
 and retries every minute. There are two exceptions:
@@ -42,7 +44,10 @@ _PLAIN_REFUSALS = frozenset({400, 403, 404, 405, 501})
 
 
 class IdentityResolver:
-    """Requests this VM's identity and saves it in the outbox. Values in *configured* override values from IMDS."""
+    """Requests this VM's identity and saves it in the outbox.
+
+    Values in *configured* override values from IMDS.
+    """
 
     def __init__(
         self,
@@ -74,7 +79,7 @@ class IdentityResolver:
         """The known part of the identity."""
 
     def start(self, stop: Callable[[], bool] = lambda: False, *, timeout_seconds: float = math.inf) -> None:
-        """Wait for the identity for up to *timeout_seconds* (at most 2 s), and then use the stored identity.
+        """Wait up to *timeout_seconds* (at most 2 s), and then use the stored identity.
 
         Returns early if *stop* returns True. The thread keeps requesting the identity.
         """

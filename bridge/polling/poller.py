@@ -1,4 +1,6 @@
-"""Polls the Scheduled Events document, every second by default, and stores the changes in the outbox.
+"""Polls the Scheduled Events document, and stores the changes in the outbox.
+
+The default interval is one second.
 
 If a poll fails, the agent keeps the last known events and polls again. It never treats a failed poll as an empty
 document. Errors never end the poll thread, because an agent that has stopped polling looks like an agent without
@@ -49,7 +51,10 @@ _MOST_NAMES = 5
 
 
 class PollResult(str, Enum):
-    """The result of a poll, used as a metric label. HTTP errors have labels such as ``status_404``."""
+    """The result of a poll, used as a metric label.
+
+    HTTP errors have labels such as ``status_404``.
+    """
 
     OK = "ok"
     INVALID = "invalid"
@@ -84,7 +89,9 @@ class Approvals(Protocol):
 
 
 class Poller:
-    """Polls *imds* and stores the changes in *outbox*. If *approvals* is None, the agent never approves events.
+    """Polls *imds* and stores the changes in *outbox*.
+
+    If *approvals* is None, the agent never approves events.
 
     *boot_id* identifies the current boot, which started *seconds_since_boot* ago.
     """
@@ -267,7 +274,7 @@ class Poller:
     # State that might belong to another machine.
 
     def _trusted_tracker(self) -> DocumentTracker | None:
-        """Return the tracker of the stored document, or None while the agent waits for the identity of this VM."""
+        """Return the tracker of the stored document; None while the identity is awaited."""
         outbox = self._outbox
         if not outbox.is_trusted or (self._tracker is None and self._identity.is_waiting):
             return None

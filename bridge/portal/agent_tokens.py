@@ -150,5 +150,8 @@ def _mac(secret: str, said: bytes) -> bytes:
 
 
 def _key(secret: str, purpose: str = "agent-token") -> bytes:
-    """Return a key for one *purpose*. A signature for one purpose is invalid for every other purpose."""
+    """Return a key for one *purpose*.
+
+    A signature for one purpose is invalid for every other purpose.
+    """
     return hmac.digest(secret.encode(), purpose.encode(), hashlib.sha256)

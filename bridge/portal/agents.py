@@ -1,4 +1,4 @@
-"""Issues a token to each agent that proves the identity of its VM (PROTOCOL.md, section 2).
+"""Issues a token to each agent that proves its VM's identity (PROTOCOL.md, section 2).
 
 One route returns a challenge. The other route accepts an attested document that contains the challenge, and returns a
 token. Neither route requires credentials, so the portal limits each body to 64 KiB and verifies at most four documents
@@ -113,7 +113,7 @@ class AgentRoutes:
         return json_answer({"nonce": nonce, "expires_in": CHALLENGE_SECONDS})
 
     async def token(self, request: Request) -> Response:
-        """Return a token for the VM of the document in *request*, or the reason why the portal refuses it."""
+        """Return a token for the VM of the document in *request*, or the refusal reason."""
         try:
             body = await body_of(request, most_bytes=MAX_BODY_BYTES)
             token = await self._token_for(_document_in(body))
@@ -155,7 +155,10 @@ class AgentRoutes:
 
 
 def secrets_of(secret: Secret) -> Callable[[], Sequence[str]]:
-    """Return a function that reads *secret*, or raises SecretUnavailable if it is too short or unreadable."""
+    """Return a function that reads *secret*.
+
+    The function raises SecretUnavailable if the secret is too short or unreadable.
+    """
 
     def read() -> Sequence[str]:
         found = secret.values()

@@ -71,7 +71,10 @@ class Api:
         return json_answer({"event": event, "records": [msgspec.Raw(each.encode()) for each in records]})
 
     async def _records(self, request: Request) -> Response:
-        """Return the records of an event, one per line. With ``vm_id``, return only the newest record of that VM."""
+        """Return the records of an event, one per line.
+
+        With ``vm_id``, return only the newest record of that VM.
+        """
         key, vm_id = _key(request), request.query_params.get("vm_id")
         if vm_id is None:
             found = await self._store.read(records_of, key)

@@ -175,7 +175,10 @@ class DocumentVerifier:
 
 @contextlib.contextmanager
 def _malformed(what: str) -> Iterator[None]:
-    """Convert every exception to DocumentRefused, because malicious input can cause any exception."""
+    """Convert every exception to DocumentRefused.
+
+    Malicious input can cause any exception.
+    """
     try:
         yield
     except DocumentRefused:
@@ -234,7 +237,7 @@ def _check_signature(signed: _Signed, certificate: x509.Certificate) -> None:
 
 
 def _message(signed: _Signed, digest: str) -> bytes:
-    """Return the signed bytes, which are the content or the signed attributes (RFC 5652, section 5.4)."""
+    """Return the signed bytes: the content or the signed attributes (RFC 5652, 5.4)."""
     attributes = signed.signer["signed_attrs"]
     if not attributes or not len(attributes):
         if signed.content_type != cms.ContentType.unmap("data"):
@@ -256,7 +259,7 @@ def _message(signed: _Signed, digest: str) -> bytes:
 
 
 def _check_usage(certificate: x509.Certificate) -> None:
-    """Raise DocumentRefused unless the certificate permits signatures (RFC 5280, section 4.2.1.3)."""
+    """Raise DocumentRefused unless the certificate permits signatures (RFC 5280, 4.2.1.3)."""
     try:
         uses = certificate.extensions.get_extension_for_class(x509.KeyUsage).value
     except x509.ExtensionNotFound:

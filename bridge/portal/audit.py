@@ -68,7 +68,10 @@ def chained(new: NewEntry, *, entry: int, at: str, previous_hash: str) -> Entry:
 
 
 def first_fault(entries: Iterable[Entry], *, count: int) -> Fault | None:
-    """Return the first fault of the sorted *entries*. *count* is the expected number of entries."""
+    """Return the first fault of the sorted *entries*.
+
+    *count* is the expected number of entries.
+    """
     last, last_hash = 0, NO_HASH
     for found in entries:
         if found.entry != last + 1:

@@ -104,7 +104,10 @@ class IntermediateCertificates:
         return None
 
     def _certificate_at(self, url: str) -> x509.Certificate | None:
-        """Return the certificate at *url*, or None if it is unavailable. Only one download runs at a time."""
+        """Return the certificate at *url*, or None if it is unavailable.
+
+        Only one download runs at a time.
+        """
         with self._lock:
             now = self._clock.monotonic()
             until, kept = self._fetched.get(url, (float("-inf"), None))
@@ -138,7 +141,10 @@ def azure_roots() -> tuple[x509.Certificate, ...]:
 
 
 def certificates_in(path: Path) -> tuple[x509.Certificate, ...]:
-    """Return the certificates in the PEM file at *path*. Raise ConfigurationError if the file has none."""
+    """Return the certificates in the PEM file at *path*.
+
+    Raise ConfigurationError if the file has none.
+    """
     try:
         return tuple(x509.load_pem_x509_certificates(path.read_bytes()))
     except OSError as error:
@@ -156,7 +162,10 @@ def _has_issued(issuer: x509.Certificate, certificate: x509.Certificate) -> bool
 
 
 def _fetch(url: str) -> x509.Certificate:
-    """Return the certificate at *url*. Errors contain only the host, because anyone can choose the path."""
+    """Return the certificate at *url*.
+
+    Errors contain only the host, because anyone can choose the path.
+    """
     where = "{0.scheme}://{0.netloc}".format(urlsplit(url))
     try:
         with DeadlineSession() as session:

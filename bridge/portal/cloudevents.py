@@ -42,7 +42,10 @@ _several = msgspec.json.Decoder(list[_Envelope]).decode
 
 
 def received_records(headers: Mapping[str, str], body: bytes) -> list[ReceivedRecord]:
-    """Return the records of a request, or raise RequestMalformed. *headers* have lowercase names."""
+    """Return the records of a request, or raise RequestMalformed.
+
+    *headers* have lowercase names.
+    """
     content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     try:
         if content_type == _STRUCTURED:

@@ -1,4 +1,7 @@
-"""The commands of `scheduled-events-bridge portal`. `bridge.cli.portal` defines their options."""
+"""The commands of `scheduled-events-bridge portal`.
+
+`bridge.cli.portal` defines their options.
+"""
 
 from __future__ import annotations
 

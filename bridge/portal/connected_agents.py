@@ -109,7 +109,10 @@ class ConnectedAgents:
             self._unshared.add(vm_key)
 
     def of(self, vm_keys: Iterable[str]) -> dict[str, AgentSeen]:
-        """Return the agents of *vm_keys* that have polled. Threads of the store also call this method."""
+        """Return the agents of *vm_keys* that have polled.
+
+        Threads of the store also call this method.
+        """
         found = {key: [each for each in (self._here.get(key), self._elsewhere.get(key)) if each] for key in vm_keys}
         return {key: self._agent_seen(known) for key, known in found.items() if known}
 

@@ -114,7 +114,7 @@ class VerdictService:
             await self._pending_decisions.catch_up()
 
     def _allow(self, person: Person) -> Allow:
-        """Return the check that runs inside the transaction, with the current role, scope, and VMs."""
+        """Return the check inside the transaction, with the current role, scope, and VMs."""
 
         def check(connection: Connection, event: EventState) -> None:
             now = still(person, connection, at=format_time(self._clock.now()))

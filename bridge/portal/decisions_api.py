@@ -60,7 +60,10 @@ class DecisionsApi:
         self._log = ThrottledLog(logger, clock=clock)
 
     async def post(self, request: Request) -> Response:
-        """Return the number of each decision, or the reason for its refusal. The status is 400 if all are refused."""
+        """Return the number of each decision, or the reason for its refusal.
+
+        The status is 400 if all are refused.
+        """
         if not self._keys:
             return error_answer(403, "This portal has no [[keys]].")
         try:

@@ -75,7 +75,7 @@ class VmState(msgspec.Struct, frozen=True, kw_only=True):
     active_event_ids: tuple[str, ...] = ()
 
     def has_ended(self, view: View) -> bool:
-        """Return whether a record after *view* has a list of active events without the event of *view*."""
+        """Return whether a record after *view* lists active events without its event."""
         is_newer = self.listed_at is not None and self.listed_at > view.position
         return is_newer and view.event.event_id not in self.active_event_ids
 
@@ -149,7 +149,10 @@ def vm_key(record: TransitionRecord) -> str:
 
 
 def event_key(event: ScheduledEvent, vm: VmIdentity) -> str:
-    """Return the key of *event*: from the EventId, else from its type, VMs, and resource group."""
+    """Return the key of *event*.
+
+    The key comes from the EventId, or else from the type, the VMs, and the resource group.
+    """
     name: list[object] = [event.event_id]
     if event.event_id is None:
         group = [(vm.subscription_id or "").casefold(), (vm.resource_group or "").casefold()]
@@ -209,7 +212,10 @@ class Fleet:
         return {key: state_of(each, self.vms) for key, each in views.items()}
 
     def ended_by_list(self) -> set[tuple[str, str]]:
-        """Return the event and VM of each view whose event is missing from the VM's newer list of active events."""
+        """Return the event and VM of each view whose event is missing from the newer list.
+
+        The VM's newest list of active events counts.
+        """
         return {key for key, view in self.views.items() if self.vms[view.vm_key].has_ended(view)}
 
     def _add_vm(self, vm: VmState) -> None:
@@ -228,7 +234,9 @@ class Fleet:
 
 
 def state_of(views: Sequence[View], vms: Mapping[str, VmState]) -> EventState:
-    """Return the state of an event. *views* contains the view of each VM that has reported the event.
+    """Return the state of an event.
+
+    *views* contains the view of each VM that has reported the event.
 
     The event is over if all of its VMs have reported that it has ended, or if a VM observed that it ended after the
     latest report that it was open. Otherwise, the event is open and has the most advanced state reported by any VM.
@@ -262,7 +270,10 @@ def state_of(views: Sequence[View], vms: Mapping[str, VmState]) -> EventState:
 
 
 def _report_of(view: View, vm: VmState | None) -> VmOfEvent:
-    """Return the report of one VM. The state is ENDED if the VM's newest list does not contain the event."""
+    """Return the report of one VM.
+
+    The state is ENDED if the VM's newest list does not contain the event.
+    """
     state, evidence = view.state, view.evidence
     if state.is_open and vm is not None and vm.has_ended(view):
         state, evidence = State.ENDED, Evidence.UNKNOWN
@@ -301,7 +312,7 @@ def groups_of(vm: VmState | VmOfEvent) -> tuple[str, ...]:
 
 
 def _stream_milliseconds(stream_id: str, first_received_at: str) -> int:
-    """Return the time in the UUIDv7 of a stream, or the time of its first arrival if that is earlier.
+    """Return the time of a stream: of its UUIDv7, or of its first arrival if earlier.
 
     If the VM's clock was ahead, the time in the UUIDv7 is in the future. Without the arrival time as an upper limit, an
     old stream could then take precedence over newer streams.

@@ -42,7 +42,10 @@ def one(form: Form, name: str) -> str:
 
 
 def group_of(request: Request) -> str | None:
-    """Return the requested group of VMs, or None for all VMs. Raise RequestRefused if the group is invalid."""
+    """Return the requested group of VMs, or None for all VMs.
+
+    Raise RequestRefused if the group is invalid.
+    """
     group = request.query_params.get("group") or None
     if group is not None and not _GROUP.fullmatch(group):
         raise RequestRefused(400, "A group is resource_group:NAME or labels.NAME:VALUE.")
@@ -52,7 +55,10 @@ def group_of(request: Request) -> str | None:
 
 
 def part_of(request: Request) -> frozenset[str] | None:
-    """Return the events of a requested part of the page. An empty set means all events. None means the whole page."""
+    """Return the events of a requested part of the page.
+
+    An empty set means all events. None means the whole page.
+    """
     text = request.query_params.get("part")
     return None if text is None else frozenset(key for key in text.split(",") if KEY.fullmatch(key))
 
@@ -63,7 +69,7 @@ def cursor_of(event: EventState) -> str:
 
 
 def place_of(request: Request, name: str) -> tuple[str, str] | None:
-    """Return the position in the list of events that the parameter *name* contains, or None for the start."""
+    """Return the position in the list of events that *name* contains; None for the start."""
     text = request.query_params.get(name)
     if text is None:
         return None
@@ -74,5 +80,8 @@ def place_of(request: Request, name: str) -> tuple[str, str] | None:
 
 
 def own_page(text: str) -> str:
-    """Return *text* if it is the address of a page of this portal. Otherwise, return the first page."""
+    """Return *text* if it is the address of a page of this portal.
+
+    Otherwise, return the first page.
+    """
     return text if _NEXT.fullmatch(text) else "/"

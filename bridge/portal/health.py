@@ -1,4 +1,6 @@
-"""Serves ``/healthz``, ``/readyz``, and ``/metrics`` without authentication on a separate listener.
+"""Serves ``/healthz``, ``/readyz``, and ``/metrics`` on a separate listener.
+
+These pages need no authentication.
 
 If the portal listens on a loopback address, it rejects requests unless their Host header is localhost or a loopback
 address. The agent applies the same rule to its status listener.

@@ -36,7 +36,7 @@ class LoginPages:
         self.renderer = Renderer()
 
     def requires_login(self, answer: Answer) -> Callable[[Request], Awaitable[Response]]:
-        """Return a page that calls *answer* after login, and redirects other requests to the login page."""
+        """Return a page that calls *answer* for a user, and redirects others to the login."""
 
         async def page(request: Request) -> Response:
             return await self._guarded(request, lambda person: answer(request, person))

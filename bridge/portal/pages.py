@@ -235,7 +235,10 @@ class Pages:
         return _back_to(form, taken.verdict.event_key)
 
     async def _result(self, request: VerdictRequest, result: AcceptedVerdict | Exception) -> Result:
-        """Return the result for a page. For a refused verdict, include the changes since the page was loaded."""
+        """Return the result for a page.
+
+        For a refused verdict, include the changes since the page was loaded.
+        """
         if isinstance(result, AcceptedVerdict):
             return Result(event=result.event, is_accepted=True, sentence=_effect(result))
         event = result.event if isinstance(result, VerdictRefused) else None

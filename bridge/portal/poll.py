@@ -1,4 +1,6 @@
-"""Serves the agents' long poll, ``GET /api/v1/vms/{vmId}/decisions`` (PROTOCOL.md, sections 2 to 4).
+"""Serves the agents' long poll for decisions (PROTOCOL.md, sections 2 to 4).
+
+The path is ``GET /api/v1/vms/{vmId}/decisions``.
 
 A portal process serves thousands of open polls, so each poll must be cheap. An open poll needs only a future and a
 timer, and reads decisions from memory. For the same reason, this module does not use a web framework.

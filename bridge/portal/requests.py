@@ -36,7 +36,10 @@ class BodyRefused(RequestRefused):
 
 
 def headers_of(request: Request) -> dict[str, str]:
-    """Return the headers with lowercase names. The values of a repeated header are joined with a comma."""
+    """Return the headers with lowercase names.
+
+    The values of a repeated header are joined with a comma.
+    """
     found: dict[str, str] = {}
     for name, value in request.headers.items():
         found[name] = f"{found[name]},{value}" if name in found else value
@@ -63,7 +66,10 @@ async def body_of(request: Request, *, most_bytes: int = MAX_BODY_BYTES) -> byte
 def whole_number(
     parameters: Mapping[str, str], name: str, default: int | None = None, *, lowest: int, highest: int
 ) -> int:
-    """Return the parameter *name*. Raise RequestRefused unless it is a number from *lowest* to *highest*."""
+    """Return the parameter *name*.
+
+    Raise RequestRefused unless it is a number from *lowest* to *highest*.
+    """
     text = parameters.get(name, "")
     if not text and name not in parameters and default is not None:
         return default
@@ -83,7 +89,10 @@ def json_answer(value: object, *, status: int = 200, headers: Mapping[str, str] 
 
 
 def error_answer(status: int, message: str, *, ends: bool = False) -> Response:
-    """Return an error response with *message*. If *ends* is true, the server then closes the connection."""
+    """Return an error response with *message*.
+
+    If *ends* is true, the server then closes the connection.
+    """
     headers = {}
     if status == 401:  # noqa: PLR2004  # RFC 9110, section 15.5.2
         headers["WWW-Authenticate"] = "Bearer"

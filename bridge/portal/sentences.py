@@ -62,7 +62,10 @@ class Buttons(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def vm_names(event: EventState) -> tuple[str, ...]:
-    """Return the names in Resources. Without Resources, return the VMs that have reported the event."""
+    """Return the names in Resources.
+
+    Without Resources, return the VMs that have reported the event.
+    """
     return tuple(dict.fromkeys(event.event.resources or ())) or tuple(vm.vm.name or vm.vm_key for vm in event.vms)
 
 
@@ -77,7 +80,7 @@ def these(names: Sequence[str]) -> str:
 
 
 def differences(before: ScheduledEvent, now: ScheduledEvent) -> tuple[str, ...]:
-    """Return a sentence for each difference between *before* and *now* that changes the digest."""
+    """Return a sentence for each difference that changes the digest."""
     found = []
     for field, name in _FIELDS.items():
         old, new = getattr(before, field), getattr(now, field)
@@ -89,7 +92,10 @@ def differences(before: ScheduledEvent, now: ScheduledEvent) -> tuple[str, ...]:
 
 
 def clock_text(event: EventState) -> str:
-    """Return NotBefore as "at 11:15:00 UTC". Include the date if the event was announced over 12 h earlier."""
+    """Return NotBefore as "at 11:15:00 UTC".
+
+    Include the date if the event was announced over 12 h earlier.
+    """
     at = event.event.not_before
     if at is None:
         return "at an unknown time"

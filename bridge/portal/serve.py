@@ -195,7 +195,10 @@ class Portal:
 
 
 def _called_on(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> Callable[[], None]:
-    """Return a function that any thread can call to run *function* on *loop*. A closed loop ignores the call."""
+    """Return a function that any thread can call to run *function* on *loop*.
+
+    A closed loop ignores the call.
+    """
 
     def call() -> None:
         with contextlib.suppress(RuntimeError):

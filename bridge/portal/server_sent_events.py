@@ -63,7 +63,10 @@ class Subscriber:
         self._woken.set()
 
     async def changes(self, seconds: float) -> set[str]:
-        """Return the keys of the next message. Return an empty set if nothing changes within *seconds*."""
+        """Return the keys of the next message.
+
+        Return an empty set if nothing changes within *seconds*.
+        """
         await _wait(self._woken, seconds)
         self._woken.clear()
         found, self._pending = self._pending, set()

@@ -134,7 +134,10 @@ class DatabaseSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _mistake_of(url: str) -> str | None:
-    """Return the error in *url*. The text never quotes *url*, because *url* can contain a password."""
+    """Return the error in *url*.
+
+    The text never quotes *url*, because *url* can contain a password.
+    """
     try:
         parts = urlsplit(url)
         has_password = parts.password is not None or "password" in parts.query.casefold()
@@ -330,7 +333,7 @@ def load(path: Path) -> PortalSettings:
 
 
 def find(explicit: Path | None, environ: Mapping[str, str] = os.environ) -> Path:
-    """Return *explicit*, the path from the environment, or the default path of the configuration file."""
+    """Return the configuration file: *explicit*, from the environment, or the default."""
     if explicit is not None:
         return explicit
     named = environ.get(CONFIG_VARIABLE, "")

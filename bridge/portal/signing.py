@@ -45,7 +45,7 @@ def addressees(event: EventState, agents: Mapping[str, AgentSeen], kid: str) -> 
 
 
 def why_unreachable(event: EventState, agents: Mapping[str, AgentSeen], kid: str) -> str:
-    """Return the reason for each VM why no agent would act on an approval, or "" if an agent would."""
+    """Return, for each VM, why no agent would act on an approval; "" if one would."""
     if addressees(event, agents, kid):
         return ""
     found = []
@@ -70,7 +70,7 @@ class PortalKey:
     def approvals(
         self, event: EventState, ruling: Ruling, vms: Iterable[VmOfEvent], *, now: datetime
     ) -> tuple[NewDecision, ...]:
-        """Return an approval of *event* for each of *vms*, valid until the first of its verdicts expires."""
+        """Return an approval of *event* for each of *vms*, until its first verdict expires."""
         until = min(each.expires_at for each in ruling.verdicts)
         seconds = (datetime.fromisoformat(until) - now).total_seconds()
         return tuple(self._new(event, ruling, vm.vm_key, Choice.APPROVE, seconds=seconds, now=now) for vm in vms)
@@ -78,7 +78,10 @@ class PortalKey:
     def holds(
         self, event: EventState, ruling: Ruling, vm_keys: Sequence[str], *, now: datetime
     ) -> tuple[NewDecision, ...]:
-        """Return a hold of *event* for each of *vm_keys*. VMs without a vmId get no hold, because they never poll."""
+        """Return a hold of *event* for each of *vm_keys*.
+
+        VMs without a vmId get no hold, because they never poll.
+        """
         asked = [key for key in vm_keys if _has_vm_id(key)]
         return tuple(self._new(event, ruling, key, Choice.HOLD, seconds=_HOLD_SECONDS, now=now) for key in asked)
 

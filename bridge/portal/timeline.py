@@ -42,7 +42,7 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def chart(events: Sequence[EventState], *, now: datetime) -> Chart | None:
-    """Return the picture of *events* with the first event at the top, or None if no events exist."""
+    """Return the picture of *events*, the first one at the top; None without events."""
     if not events:
         return None
     starts = [parse_time(event.first_observed_at) for event in events]

@@ -27,7 +27,7 @@ def counting(verdicts: Iterable[Verdict], barred: Container[str]) -> tuple[Verdi
 
 
 def rule(verdicts: Iterable[Verdict], *, digest: str, at: str, required: int) -> Ruling:
-    """Return the ruling at the time *at* on an event with *digest*, which needs *required* approvals."""
+    """Return the ruling at *at* on an event with *digest* and *required* approvals."""
     standing = sorted(
         (each for each in verdicts if each.withdrawn_at is None), key=lambda each: (each.made_at, each.verdict_id)
     )
@@ -47,7 +47,10 @@ def rule(verdicts: Iterable[Verdict], *, digest: str, at: str, required: int) ->
 
 
 def too_few(required: int, approvers: int | None) -> str:
-    """Return a warning if fewer people can approve than the rule requires. Otherwise, return ""."""
+    """Return a warning if fewer people can approve than the rule requires.
+
+    Otherwise, return "".
+    """
     if approvers is None or approvers >= required:
         return ""
     people = "person" if required == 1 else "different people"

@@ -17,7 +17,10 @@ _VARIANTS = re.compile("[\ufe00-\ufe0f]")
 
 
 def user_name_in(text: str) -> str | None:
-    """Return the normalized name, or None if *text* is empty, is too long, or has invisible characters."""
+    """Return the normalized name, or None if *text* is not a valid name.
+
+    A name is invalid if it is empty, too long, or has invisible characters.
+    """
     if len(text) > MOST_CHARACTERS:
         return None
     name = unicodedata.normalize("NFC", text).strip()

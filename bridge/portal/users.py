@@ -99,7 +99,10 @@ class Person(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def still(person: Person, connection: Connection, *, at: str) -> Person:
-    """Return *person* with the current role and scope. Raise AccessDenied if the access has ended."""
+    """Return *person* with the current role and scope.
+
+    Raise AccessDenied if the access has ended.
+    """
     if person.session_sha256 is not None:
         found = store_users.session_of(connection, person.session_sha256, at=at)
         if found is None:
@@ -146,7 +149,10 @@ class Users:
         return await self.person(headers_of(request), request.cookies, _peer_of(request))
 
     async def person(self, headers: Mapping[str, str], cookies: Mapping[str, str], address: str) -> Person:
-        """Return the person of a request from *address*. Raise AccessDenied (401) for an unknown person."""
+        """Return the person of a request from *address*.
+
+        Raise AccessDenied (401) for an unknown person.
+        """
         if self._proxy_header is not None and self._proxy_header in headers and address in self._proxies:
             return await self._proxied(headers[self._proxy_header])
         session_id = cookies.get(COOKIE, "")

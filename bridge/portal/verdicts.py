@@ -64,6 +64,9 @@ def people_of(verdicts: Iterable[Verdict]) -> str:
 
 
 def reason_of(ruling: Ruling, *, most_characters: int = 256) -> str:
-    """Return the names and reasons of the verdicts as the reason of a decision, with at most *most_characters*."""
+    """Return the verdicts' names and reasons, with at most *most_characters*.
+
+    The text is the reason of a decision.
+    """
     said = "; ".join(f"{each.user_name}: {each.reason}" if each.reason else each.user_name for each in ruling.verdicts)
     return said if len(said) <= most_characters else f"{said[: most_characters - 1]}…"

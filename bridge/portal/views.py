@@ -122,7 +122,7 @@ def view_of(details: EventDetails, context: PageContext) -> EventView:
 
 
 def _order(event: EventState) -> str:
-    """Return a key that sorts open events by NotBefore, and ended events by their end, newest first."""
+    """Return a sort key: open events by NotBefore, then ended events, newest first."""
     if not event.is_open:
         seconds = int(parse_time(event.observed_at).timestamp() * 1000)
         return f"{10**15 - seconds:016d} {event.key}"

@@ -25,7 +25,10 @@ def usable_keys(secrets: Iterable[str]) -> list[bytes]:
 
 
 def is_signed(headers: Mapping[str, str], body: bytes, keys: Iterable[bytes], now: float) -> bool:
-    """Return whether *headers* contain a signature of *body* by one of *keys*, at most five minutes before *now*."""
+    """Return whether *headers* contain a recent signature of *body* by one of *keys*.
+
+    A signature is valid for five minutes before *now*.
+    """
     sent_at = headers.get("webhook-timestamp", "")
     if not (sent_at.isascii() and sent_at.isdecimal() and len(sent_at) < len(str(2**63))):
         return False

@@ -64,14 +64,16 @@ _STALE = (
 
 
 class AccessToken(NamedTuple):
-    """A token and its expiry in Unix seconds, with the field names of azure-core's AccessToken."""
+    """A token and its expiry in Unix seconds, as azure-core's AccessToken names them."""
 
     token: str
     expires_on: int
 
 
 class RenewedToken:
-    """A token that a background thread renews. *fetch* requests a token, and can hang or raise any exception.
+    """A token that a background thread renews.
+
+    *fetch* requests a token, and can hang or raise any exception.
 
     Error messages name *source* as the issuer, and suggest *advice* if *fetch* fails.
     """
@@ -104,7 +106,10 @@ class RenewedToken:
         self._token = None
 
     def refuse(self, token: AccessToken) -> bool:
-        """Drop the refused *token*, at most once every five minutes. Return False if the token is kept."""
+        """Drop the refused *token*, at most once every five minutes.
+
+        Return False if the token is kept.
+        """
         now = self._clock.monotonic()
         if token == self._token and now - self._refused_at >= _REPLACEMENT_SECONDS:
             self._refused_at = now
@@ -150,7 +155,10 @@ class RenewedToken:
 
 
 def token_of(scope: str, *, key: str) -> RenewedToken:
-    """Return the token for *scope* of the VM's identity. Error messages name the setting *key*."""
+    """Return the token for *scope* of the VM's identity.
+
+    Error messages name the setting *key*.
+    """
     return RenewedToken(
         partial(fetch_token, scope, client_id=os.environ.get("AZURE_CLIENT_ID") or None),
         source=f"Entra ID ({key})",
@@ -159,7 +167,9 @@ def token_of(scope: str, *, key: str) -> RenewedToken:
 
 
 def fetch_token(scope: str, *, client_id: str | None = None, is_default: bool = False) -> AccessToken:
-    """Return a new token for *scope*, from the VM's managed identity or from workload identity in Kubernetes.
+    """Return a new token for *scope*.
+
+    The token comes from the VM's managed identity, or from workload identity in Kubernetes.
 
     *client_id* selects a user-assigned identity. If *is_default* is True, azure-identity uses the first credential that
     it finds. Tokens are not cached, because a rejected token must not be returned again.
@@ -190,7 +200,7 @@ def fetch_token(scope: str, *, client_id: str | None = None, is_default: bool = 
 
 
 class DocumentRefusal(str, Enum):
-    """The reasons why a portal refuses a document, in the order of the portal's checks (PROTOCOL.md)."""
+    """The reasons why a portal refuses a document, in the order of its checks (PROTOCOL.md)."""
 
     TOO_LARGE = "too_large"
     MALFORMED = "malformed"
@@ -332,7 +342,10 @@ class AttestedToken(RenewedToken):
 
 
 def _has_nonce(document: str, nonce: str) -> bool:
-    """Return whether *document* contains *nonce*. The signed content of a document is plain text."""
+    """Return whether *document* contains *nonce*.
+
+    The signed content of a document is plain text.
+    """
     try:
         return nonce.encode() in base64.b64decode(document)
     except ValueError:

@@ -29,7 +29,7 @@ _CONFIG_MAP = b"/volumes/kubernetes.io~configmap/"
 
 
 def why_writable(path: Path, *, users: Collection[int], mounts: Path = _MOUNTS) -> str | None:
-    """Return a sentence about the part of *path* that an untrusted user can change, or None if there is none.
+    """Return what an untrusted user can change in *path*, or None if nothing.
 
     Root and *users* are trusted. If *path* does not exist, the function checks its existing parent directories. Tests
     can replace the list of *mounts*.
@@ -77,7 +77,10 @@ def _why(here: Path, found: os.stat_result, trusted: Collection[int], mounts: Pa
 
 
 def user_name(uid: int | None = None) -> str:
-    """Return the name of the user *uid*, by default the current user, or the number if there is no name."""
+    """Return the name of the user *uid*, or the number if there is no name.
+
+    The default is the current user.
+    """
     if sys.platform == "win32":
         return getpass.getuser()
     uid = os.geteuid() if uid is None else uid

@@ -72,7 +72,10 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Runner:
-    """Runs one program at a time. Any thread can call `close`, which prevents further programs from starting."""
+    """Runs one program at a time.
+
+    Any thread can call `close`, which prevents further programs from starting.
+    """
 
     def __init__(self) -> None:
         self._starting = threading.Lock()
@@ -89,7 +92,9 @@ class Runner:
         without: Collection[str] = (),
         directory: str | None = None,
     ) -> Finished:
-        """Run *argv* without a shell for at most *deadline_seconds*, not counting freezes of the VM.
+        """Run *argv* without a shell for at most *deadline_seconds*.
+
+        Freezes of the VM do not count.
 
         The program inherits this process's environment variables, except those in *without*, and also receives
         *environment*. Raise OSError if the program cannot start.
@@ -120,7 +125,7 @@ class Runner:
 
 
 def find_program(name: str, environment: Mapping[str, str] | None = None) -> str | None:
-    """Return the path of the program that `Runner.run` starts as *name*, or None if there is none."""
+    """Return the path of the program that `Runner.run` starts as *name*, or None."""
     path = (environment or {}).get("PATH")
     return shutil.which(name, path=os.environ.get("PATH", os.defpath) if path is None else path)
 
@@ -159,7 +164,7 @@ class _Program:
         )
 
     def end(self, ending: Ending, *, notice_seconds: float) -> None:
-        """Send SIGTERM to the process group, and SIGKILL to all remaining processes after *notice_seconds*."""
+        """Send SIGTERM to the process group, and SIGKILL after *notice_seconds*."""
         until = time.monotonic() + notice_seconds
         with self._lock:
             if self._ending is None and self._process.poll() is not None:
@@ -229,7 +234,10 @@ def _start(
 
 
 def _scratch_file() -> IO[bytes]:
-    """Return a temporary file. On Linux, the file is in memory, because the disk might be full."""
+    """Return a temporary file.
+
+    On Linux, the file is in memory, because the disk might be full.
+    """
     try:
         return os.fdopen(os.memfd_create("stdin"), "w+b")
     except (AttributeError, OSError):

@@ -57,7 +57,7 @@ class ChangingFile(Generic[_T]):
 
 
 class Secret:
-    """The secret of the setting *key*, read from *file* or from the environment variable *env*."""
+    """The secret of the setting *key*, from *file* or the environment variable *env*."""
 
     def __init__(
         self, *, key: str, file: str | None = None, env: str | None = None, environ: Mapping[str, str] = os.environ
@@ -112,7 +112,10 @@ def _secrets_in(text: str) -> tuple[str, ...]:
 
 
 def masked(text: str, secrets: Iterable[str]) -> str:
-    """Return *text* with each secret replaced, because a server can repeat the request in its response."""
+    """Return *text* with each secret replaced.
+
+    A server can repeat the request in its response.
+    """
     for secret in sorted((secret for secret in secrets if len(secret) >= _SHORTEST_MASKED), key=len, reverse=True):
         text = text.replace(secret, MASK)
     return text

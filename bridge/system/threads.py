@@ -85,7 +85,7 @@ class RunningTime:
         self._longest = 0.0
 
     def next_wait(self, at_most: float = _LONGEST_WAIT_SECONDS) -> float:
-        """Return the length of the next wait, after subtracting the time since the last call; 0 at the end."""
+        """Return the next wait, less the time since the last call; 0 at the end."""
         now = time.monotonic()
         elapsed, self._at = now - self._at, now
         if elapsed - self._longest > _STALL_SECONDS and self._longest:

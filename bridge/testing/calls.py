@@ -1,4 +1,4 @@
-"""Helpers for the contract suite, which call a sink as the agent does and fail or skip tests."""
+"""Helpers for the contract suite, which call a sink as the agent does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _Error = TypeVar("_Error", bound=BaseException)
 
 
 class Host:
-    """Calls a sink through `Sender`, as the agent does. Each method returns an error instead of raising it."""
+    """Calls a sink through `Sender`, as the agent does.
+
+    Each method returns an error instead of raising it.
+    """
 
     def __init__(self, settings: SinkSettings) -> None:
         self._sender = Sender(settings.build, name=settings.name, timeout_seconds=settings.config.timeout_seconds)

@@ -90,7 +90,10 @@ class SinkContract:
     # For the sink author.
 
     def table(self, address: Address) -> Mapping[str, Any]:
-        """Return the sink's ``[[sinks]]`` table for a peer at *address*. Omit the type, name, and timeout."""
+        """Return the sink's ``[[sinks]]`` table for a peer at *address*.
+
+        Omit the type, name, and timeout.
+        """
         raise NotImplementedError
 
     def peer(self) -> Peer:
@@ -323,7 +326,10 @@ class SinkContract:
             yield peer.address
 
     def _warm_up(self) -> None:
-        """Send once with a long timeout, because importing an SDK can take longer than the deadline."""
+        """Send once with a long timeout.
+
+        Importing an SDK can take longer than the deadline.
+        """
         with self.peer() as peer, self._host(peer.address) as host:
             expect_accepted(host.send(self._batch()))
 

@@ -129,7 +129,10 @@ class HttpPeer(Peer):
 
 
 def _echo(request: Request) -> bytes:
-    """Return *request* as text. The secrets come first, because error messages contain only the start of a response."""
+    """Return *request* as text.
+
+    The secrets come first, because error messages contain only the start of a response.
+    """
     headers = {name: value for name, value in request.headers.items() if name not in _DULL_HEADERS}
     authorization = headers.pop("authorization", None)
     seen = {"authorization": authorization, "path": request.path, "query": dict(request.query), "headers": headers}

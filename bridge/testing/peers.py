@@ -41,7 +41,10 @@ class Address:
 
 
 class Peer(ABC):
-    """A destination whose responses a test controls. Each setting applies until the test changes it."""
+    """A destination whose responses a test controls.
+
+    Each setting applies until the test changes it.
+    """
 
     address: Address = Address(host="127.0.0.1", port=9)
     """The address of the peer. A sink that uses no network does not need this address."""

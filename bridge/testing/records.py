@@ -38,7 +38,9 @@ def sample_event(**fields: Any) -> ScheduledEvent:
 
 
 def sample_record(number: int = 1, **fields: Any) -> TransitionRecord:
-    """Return the sample record with the sequence *number*. *fields* replaces fields of the record.
+    """Return the sample record with the sequence *number*.
+
+    *fields* replaces fields of the record.
 
     The same arguments always return the same record. All sample records belong to one event and have different IDs.
     """

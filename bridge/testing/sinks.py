@@ -1,4 +1,6 @@
-"""A sink for tests that stores records in memory. A test can make the sends of this sink fail.
+"""A sink for tests that stores records in memory.
+
+A test can make the sends of this sink fail.
 
 The agent creates a sink from its configuration and replaces the sink if a send hangs, so a test cannot access the sink.
 The records and scripted results are kept in a `Box` instead. The configuration contains the name of the box:
@@ -22,7 +24,10 @@ Outcome = str | Callable[[Sequence[TransitionRecord]], None]
 
 
 class Box:
-    """The records and the scripted results of the sinks that use one box name. Threads can share a box."""
+    """The records and the scripted results of the sinks that use one box name.
+
+    Threads can share a box.
+    """
 
     _boxes: ClassVar[dict[str, Box]] = {}
     _boxes_lock: ClassVar[threading.Lock] = threading.Lock()
@@ -71,7 +76,10 @@ class Box:
             self._outcomes = list(outcomes)
 
     def wait_for(self, count: int, timeout_seconds: float) -> tuple[TransitionRecord, ...]:
-        """Wait until the sinks have accepted *count* records. Raise TimeoutError after *timeout_seconds*."""
+        """Wait until the sinks have accepted *count* records.
+
+        Raise TimeoutError after *timeout_seconds*.
+        """
         with self._changed:
             if not self._changed.wait_for(lambda: len(self._records) >= count, timeout_seconds):
                 raise TimeoutError(f"{len(self._records)} of {count} records came within {timeout_seconds} s.")

@@ -49,7 +49,10 @@ class Census:
         return cls.taken()
 
     def settled(self) -> Census:
-        """Repeat the count for up to 5 s until no value exceeds this census, and return the last counts."""
+        """Repeat the count for up to 5 s until no value exceeds this census.
+
+        Return the last counts.
+        """
         never = threading.Event()
         deadline = time.monotonic() + _SETTLE_SECONDS
         while (now := Census.taken()).exceeds(self) and time.monotonic() < deadline:
@@ -74,7 +77,10 @@ def _sockets() -> int:
 
 
 class Lag:
-    """Measures how late a thread wakes from a 5 ms sleep. A busy machine misses every deadline by this time."""
+    """Measures how late a thread wakes from a 5 ms sleep.
+
+    A busy machine misses every deadline by this time.
+    """
 
     def __init__(self) -> None:
         self._worst_seconds = 0.0
@@ -83,7 +89,9 @@ class Lag:
 
     @property
     def seconds(self) -> float:
-        """Return the delay that a busy machine might have added to one send, based on the longest measured delay.
+        """Return the delay that a busy machine might have added to one send.
+
+        The value comes from the longest measured delay.
 
         The result is at most 0.5 s, so that the test still detects a sink that blocks all threads.
         """
@@ -112,7 +120,9 @@ def in_time(
     seconds_of: Callable[[_Result], float] | None = None,
     was_cut: Callable[[_Result], bool] = lambda _result: False,
 ) -> _Result:
-    """Repeat *call* until the deadline is met, and return the result. Raise AssertionError after four late calls.
+    """Repeat *call* until the deadline is met, and return the result.
+
+    Raise AssertionError after four late calls.
 
     A call is late if *was_cut* reports that the host canceled it, or if it takes longer than 1.1 times
     *deadline_seconds* plus the delay of a busy machine. Late calls are repeated, because a busy machine causes only
@@ -135,7 +145,10 @@ def in_time(
 
 @contextmanager
 def agent_logs() -> Iterator[Callable[[], str]]:
-    """Configure logging as the agent does, at level DEBUG. Yield a function that returns all log lines."""
+    """Configure logging as the agent does, at level DEBUG.
+
+    Yield a function that returns all log lines.
+    """
     root = logging.getLogger()
     known = [root, *(each for each in root.manager.loggerDict.values() if isinstance(each, logging.Logger))]
     levels = [(logger, logger.level) for logger in known]

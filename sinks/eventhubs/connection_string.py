@@ -31,7 +31,7 @@ class ConnectionString:
 
 
 def parse(text: str, *, eventhub: str | None) -> ConnectionString:
-    """Return the values of *text*, with *eventhub* instead of the EntityPath unless *eventhub* is None."""
+    """Return the values of *text*, with *eventhub* as the EntityPath unless it is None."""
     parts = {}
     for part in text.split(";"):
         name, _, value = part.strip().partition("=")
@@ -56,7 +56,7 @@ def parse(text: str, *, eventhub: str | None) -> ConnectionString:
 
 
 def shared_access_signature(uri: str, *, key_name: str, key: str, expires_on: int) -> str:
-    """Return a shared access signature for *uri* that expires at *expires_on*, in Unix seconds."""
+    """Return a shared access signature for *uri* that expires at *expires_on* (Unix time)."""
     resource = quote_plus(uri)
     signed = f"{resource}\n{expires_on}".encode()
     signature = base64.b64encode(hmac.new(key.encode(), signed, hashlib.sha256).digest()).decode()

@@ -55,7 +55,7 @@ def delivery_error(error: BaseException, *, peer: str, secrets: tuple[str, ...])
 
 
 def link_error(client: Any) -> BaseException | None:
-    """Return the reason why the event hub closed the link of *client*, or None if the link is open.
+    """Return why the event hub closed the link of *client*, or None if it is open.
 
     When the event hub closes a link, the SDK raises an "unknown error" and keeps the reason in a private attribute. If
     a future version of the SDK stores the reason elsewhere, error messages will not contain it.
@@ -76,7 +76,10 @@ def is_about_access(error: BaseException) -> bool:
 
 
 def is_answer(error: BaseException) -> bool:
-    """Return whether *error* is a response of the event hub to a transfer. The connection is then usable."""
+    """Return whether *error* is a response of the event hub to a transfer.
+
+    The connection is then usable.
+    """
     return _is_a(error, "EventDataSendError") and _condition(error) not in _MADE_UP
 
 

@@ -69,7 +69,9 @@ class LoopThread:
         return self._has_ended
 
     def call(self, work: Callable[[], Coroutine[Any, Any, _T]], *, seconds: float, end_seconds: float) -> _T:
-        """Return the result of *work*. Raise Overdue at the deadline, or Ended if the loop has ended.
+        """Return the result of *work*.
+
+        Raise Overdue at the deadline, or Ended if the loop has ended.
 
         After the deadline, this method waits up to *end_seconds* for the loop to end.
         """
@@ -151,7 +153,7 @@ class LoopThread:
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """An event loop that can reset its connections and that resolves host names in daemon threads.
+    """An event loop with resettable connections and host name lookups in daemon threads.
 
     The threads of asyncio's default resolver can keep the process from exiting.
     """

@@ -11,7 +11,10 @@ _SHORTEST_SECRET = 6
 
 
 def http_url(url: str, *, key: str) -> SplitResult:
-    """Return the parts of *url*. Raise ValueError if the URL is invalid. The message does not contain *url*."""
+    """Return the parts of *url*.
+
+    Raise ValueError if the URL is invalid. The message does not contain *url*.
+    """
     try:
         parts = urlsplit(url)
         is_usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
@@ -25,7 +28,10 @@ def http_url(url: str, *, key: str) -> SplitResult:
 
 
 def plain_url(url: str, *, key: str) -> SplitResult:
-    """Return the parts of *url*. Raise ValueError if the URL is invalid or contains a password."""
+    """Return the parts of *url*.
+
+    Raise ValueError if the URL is invalid or contains a password.
+    """
     parts = http_url(url, key=key)
     if parts.username is not None or parts.password is not None:
         raise ValueError(f"{key} contains a user name or a password. Put the whole URL into {key}_file or {key}_env.")
@@ -33,7 +39,10 @@ def plain_url(url: str, *, key: str) -> SplitResult:
 
 
 def proxy_url(url: str, *, key: str) -> SplitResult:
-    """Return the parts of *url*. Raise ValueError unless the URL is a valid URL of an HTTP proxy."""
+    """Return the parts of *url*.
+
+    Raise ValueError unless the URL is a valid URL of an HTTP proxy.
+    """
     parts = http_url(url, key=key)
     if parts.scheme != "http":
         raise ValueError(f"{key} must be a URL such as http://proxy:3128. Proxies over TLS are not supported.")
@@ -52,7 +61,7 @@ def origin(url: str) -> str:
 
 
 def url_secrets(url: str) -> Iterator[str]:
-    """Yield the parts of *url* that can be secret: all parts except the scheme, the host, and the port."""
+    """Yield the parts of *url* that can be secret: all except scheme, host, and port."""
     parts = urlsplit(url)
     has_more = parts.path.strip("/") or parts.query or parts.fragment or "@" in parts.netloc
     yield from (url if has_more else "", parts.path, parts.query, parts.username or "", parts.password or "")

@@ -81,7 +81,10 @@ def rejection(content: bytes) -> tuple[int, str]:
 
 
 def log_record(record: TransitionRecord) -> LogRecord:
-    """Return *record* as a log record. A retry has the same bytes, because both times are `observed_at`."""
+    """Return *record* as a log record.
+
+    A retry has the same bytes, because both times are `observed_at`.
+    """
     # The number in protobuf is unsigned, but a clock that was never set can be before 1970.
     nanoseconds = max(0, (parse_time(record.observed_at) - _EPOCH) // timedelta(microseconds=1)) * 1000
     number, text = _SEVERITIES[look_of(record).severity]

@@ -1,4 +1,4 @@
-"""The sink `otlp`, which sends records as OpenTelemetry logs over HTTP to a Collector or another OTLP receiver.
+"""The sink `otlp`, which sends records as OpenTelemetry logs over HTTP.
 
 An OTLP receiver can accept a request but reject some of its records (`partial_success`). Because the response does not
 name the rejected records, and OTLP does not allow clients to resend the request, the agent parks all of its records.

@@ -27,7 +27,7 @@ def alerting_event(record: TransitionRecord) -> ScheduledEvent | None:
 
 
 def summary(record: TransitionRecord) -> str:
-    """Return a summary such as `Reboot of WestNO_0 scheduled, not before 2026-11-20 11:15:00 UTC`."""
+    """Return a summary such as `Reboot of WestNO_0 scheduled, not before 11:15:00 UTC`."""
     event = record.event
     if event is None:
         return escaped(f"{record.transition.value} from {record.vm.name or 'an Azure VM'}")

@@ -63,7 +63,7 @@ class TemplateFormat(Format):
         self._url: jinja2.Template | None = None
 
     def message(self, url: str, record: TransitionRecord, now: datetime) -> Message | None:
-        """Return the request with the rendered body and the rendered URL, or None if the body is blank."""
+        """Return the request with rendered body and URL, or None if the body is blank."""
         del now
         body = self.render(record)
         return Message(self.url(url, record), body, self._content_type) if body.strip() else None
@@ -73,7 +73,10 @@ class TemplateFormat(Format):
         endpoint_of(self.url(url, sample(Transition.TEST))).check()
 
     def render(self, record: TransitionRecord) -> bytes:
-        """Return the body for *record*. Raise DeliveryRejected if the template cannot render the record."""
+        """Return the body for *record*.
+
+        Raise DeliveryRejected if the template cannot render the record.
+        """
         text = self._filled(self._body, record, "The template")
         try:
             if self._is_json and text.strip():
@@ -109,7 +112,7 @@ class TemplateFormat(Format):
         return made
 
     def try_out(self, records: Iterable[TransitionRecord], url: str | None) -> None:
-        """Raise ValueError if the templates cannot render one of *records*, or if every body is blank."""
+        """Raise ValueError if the templates fail for a record, or every body is blank."""
         messages = []
         for record in records:
             try:
@@ -163,7 +166,7 @@ def _environment() -> jinja2.sandbox.SandboxedEnvironment:
 
 
 def variables(record: TransitionRecord) -> dict[str, Any]:
-    """Return the variables of a template: `record`, each field of the record, and its texts, link, and look."""
+    """Return the variables of a template: `record`, its fields, texts, link, and look."""
     fields: dict[str, Any] = msgspec.to_builtins(record)
     look = look_of(record)
     words = {
@@ -178,7 +181,7 @@ def variables(record: TransitionRecord) -> dict[str, Any]:
 
 def _not_json(value: object) -> str:
     """Raise TypeError for a value that has no JSON form, such as an undefined variable."""
-    raise TypeError(f"{value} is no JSON")
+    raise TypeError(f"{value} is not JSON")
 
 
 def _says_json(content_type: str) -> bool:

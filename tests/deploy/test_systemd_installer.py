@@ -2,7 +2,6 @@
 
 import os
 import platform
-import pty
 import re
 import shutil
 import subprocess
@@ -16,12 +15,12 @@ UNIT = f"{NAME}.service"
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(600)]
 
 #: Stands in for a Python of another version, and makes venvs that hold nothing but itself. An agent of such a venv
-#: refuses a configuration with the word "refused", and uses colors on a terminal unless NO_COLOR has a value.
+#: refuses a configuration with the word "refused".
 PYTHON = """#!/bin/sh
 for last; do :; done
 case "$*" in
   *"-m venv "*) mkdir -p "$last/bin" && cp "$0" "$last/bin/python" ;;
-  *check-config*) [ ! -t 2 ] || [ -n "$NO_COLOR" ] || echo colors >&2; ! grep -q refused "$last" || exit 78 ;;
+  *check-config*) ! grep -q refused "$last" || exit 78 ;;
   -c*) exec {python} -c "import sys; sys.version_info = {version}; exec(sys.argv[1])" "$2" ;;
 esac
 """
@@ -59,11 +58,10 @@ def on_this_machine(tool, unable, tmp_path):
     if probe.returncode:
         unable("no namespaces and overlays make a machine here that forgets what is installed", probe.stderr)
 
-    def run(*command, stderr=subprocess.PIPE, **environment):
+    def run(*command, **environment):
         done = subprocess.run(
-            [*within, *command], env=os.environ | environment, stdout=subprocess.PIPE, stderr=stderr,
-            text=True, timeout=60, check=False,
-        )  # fmt: skip
+            [*within, *command], env=os.environ | environment, capture_output=True, text=True, timeout=60, check=False
+        )
         return done, notes.read_text().splitlines() if notes.exists() else []
 
     return run
@@ -75,9 +73,9 @@ def onto_this_machine(on_this_machine, stand_in, deploy, tmp_path):
     wheel = tmp_path / "agent.whl"
     wheel.touch()
 
-    def install(*arguments, version=(3, 12, 0), **options):
+    def install(*arguments, version=(3, 12, 0)):
         python = stand_in(tmp_path / "python", version)
-        return on_this_machine(deploy / "systemd/install.sh", "--python", python, *arguments, wheel, **options)
+        return on_this_machine(deploy / "systemd/install.sh", "--python", python, *arguments, wheel)
 
     return install
 
@@ -102,19 +100,6 @@ def test_told_not_to_start_it_leaves_what_runs_alone_and_says_so(onto_this_machi
     assert done.returncode == 0, done.stderr
     assert asked == ["daemon-reload", f"--quiet enable {UNIT}"]
     assert f"systemctl restart {NAME}" in done.stdout
-
-
-@pytest.mark.parametrize(("no_color", "has_colors"), [("", True), ("1", False)])
-def test_no_color_applies_to_the_commands_that_the_installer_runs(onto_this_machine, no_color, has_colors):
-    ours, theirs = pty.openpty()
-    try:
-        done, _ = onto_this_machine(stderr=theirs, NO_COLOR=no_color)
-        os.write(theirs, b"END\n")
-        shown = os.read(ours, 65536).decode()
-    finally:
-        os.close(theirs)
-        os.close(ours)
-    assert (done.returncode, "colors" in shown) == (0, has_colors), shown
 
 
 @pytest.mark.parametrize(

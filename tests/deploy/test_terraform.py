@@ -58,7 +58,9 @@ def test_both_make_the_same_resources(made, bicep):
 
 
 def test_module_is_given_on_the_page_what_it_takes(module, package):
-    shown = package("hcl2").loads(doc_pages.marked(doc_pages.page("docs/operate/fleet.md"), "terraform: module"))
+    shown = package("hcl2").loads(
+        doc_pages.marked(doc_pages.page("docs/operate/fleet-terraform.md"), "terraform: module")
+    )
     [given] = (arguments for named in shown["module"] for arguments in named.values())
     variables = {
         plain(name): inner

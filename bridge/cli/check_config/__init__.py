@@ -1,1 +1,4 @@
-"""Implements `check-config`, which checks the configuration, this machine, and optionally the destinations."""
+"""Implements `check-config`, which checks the configuration and this machine.
+
+With `--connect`, it also checks the destinations.
+"""

@@ -1,4 +1,4 @@
-"""Tests the connections to IMDS, to the portal, and to the destinations of the sinks (`check-config --connect`).
+"""Tests the connections to IMDS, the portal, and the sinks (`check-config --connect`).
 
 The tests run in parallel and do not write to any destination. Because the first request for the Scheduled Events
 document turns on Scheduled Events for the VM, the command requests the document only if an agent is already running.

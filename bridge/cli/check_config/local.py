@@ -1,4 +1,4 @@
-"""Checks the configured files, variables, programs, and state directory without using the network.
+"""Checks files, variables, programs, and the state directory without the network.
 
 The checks do not change anything on the machine, and they run with the current user's permissions. Because root can
 read every file, `check-config` also tells root how to repeat the checks as the agent's user.
@@ -40,7 +40,10 @@ _ENVIRONMENT_HINT = " (This command's environment can differ from the agent's en
 
 
 class Problem(NamedTuple):
-    """A problem on this machine. *where* is the affected part of the configuration, such as ``Sink sre-alerts``."""
+    """A problem on this machine.
+
+    *where* is the affected part of the configuration, such as ``Sink sre-alerts``.
+    """
 
     where: str
     message: str
@@ -63,7 +66,7 @@ def local_problems(settings: Settings, directory: Path) -> list[Problem]:
 
 
 def warnings(settings: Settings) -> list[str]:
-    """Return a sentence for each secret that other users can read, each URL with a secret, and each sink's warning."""
+    """Return a sentence for each exposed secret, URL with a secret, and sink warning."""
     found = list(readable_secrets(settings.secret_files))
     for sink in settings.sinks:
         messages = [*_secret_urls(sink), *sink.sink_class.check_warnings(sink.config)]

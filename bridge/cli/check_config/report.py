@@ -1,4 +1,4 @@
-"""Prints the report of `check-config`, which lists the settings in effect and the problems on this machine.
+"""Prints the report of `check-config`: the settings in effect and the problems.
 
 If the configuration is invalid, `check-config` exits with 78 and does not print a report. If the report lists any
 problems, `check-config` exits with 1, although the agent can start despite most of them.

@@ -1,1 +1,1 @@
-"""Example configurations for the `init` command and the documentation, with one sink in each file."""
+"""Example configurations for `init` and the documentation, one sink in each file."""

@@ -54,7 +54,10 @@ class Store:
 
     @classmethod
     def of_file(cls, path: Path) -> Store:
-        """Return the SQLite database at *path*. Create the file and its directory for the owner only."""
+        """Return the SQLite database at *path*.
+
+        Create the file and its directory for the owner only.
+        """
         return cls(Sqlite(path, busy_seconds=_BUSY_SECONDS))
 
     @classmethod

@@ -88,7 +88,10 @@ def decisions_after(connection: Connection, index: int, *, now_seconds: float) -
 
 
 def live_decisions(connection: Connection, *, now_seconds: float) -> Decisions:
-    """Return all valid decisions. A hold is valid until its event has ended, even after it has expired."""
+    """Return all valid decisions.
+
+    A hold is valid until its event has ended, even after it has expired.
+    """
     return _read(connection, _counts(now_seconds))
 
 

@@ -73,7 +73,10 @@ class Postgresql:
         return create_engine("postgresql+psycopg://", creator=self.connect, pool_pre_ping=True, **pool)
 
     def connect(self, **parameters: Any) -> psycopg.Connection[Any]:
-        """Return a new connection. The password is read each time, so a changed password needs no restart."""
+        """Return a new connection.
+
+        The password is read each time, so a changed password needs no restart.
+        """
         password = self._secret.value()
         secret = {} if password is None else {"password": password}
         connection = psycopg.connect(**{**self._parameters, **secret, **parameters})

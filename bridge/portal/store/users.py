@@ -90,7 +90,7 @@ def add_session(
 
 
 def session_of(connection: Connection, session_sha256: str, *, at: str) -> tuple[User, str] | None:
-    """Return the user and the CSRF token of a session, or None if the session or its user is invalid."""
+    """Return a session's user and CSRF token; None if the session or user is invalid."""
     query = select(sessions.c.csrf_token, users).join_from(sessions, users)
     is_live = (sessions.c.session_sha256 == session_sha256) & (sessions.c.expires_at > at)
     row = connection.execute(query.where(is_live, users.c.disabled_at.is_(None))).first()

@@ -117,7 +117,7 @@ def _counting(connection: Connection, event_key: str) -> tuple[Verdict, ...]:
 
 
 def _has_decisions(connection: Connection, verdict: Verdict) -> bool:
-    """Return whether the portal has signed a decision for *verdict*, alone or with other approvals.
+    """Return whether the portal signed a decision for *verdict*, alone or with others.
 
     A decision row refers only to its last verdict.
     """

@@ -1,4 +1,7 @@
-"""Reads the responses of a portal. If an agent would reject a response, the response violates PROTOCOL.md."""
+"""Reads the responses of a portal.
+
+If an agent would reject a response, the response violates PROTOCOL.md.
+"""
 
 from __future__ import annotations
 
@@ -145,7 +148,10 @@ class AnswerReader:
 
 
 def _json(body: bytes) -> tuple[Any, str | None]:
-    """Return the JSON value in *body* and None. If *body* is not valid JSON, return None and the reason."""
+    """Return the JSON value in *body* and None.
+
+    If *body* is not valid JSON, return None and the reason.
+    """
     if not body:
         return None, "it is empty"
     if body.startswith(codecs.BOM_UTF8):

@@ -1,4 +1,4 @@
-"""Checks the tokens that a portal issues for attested documents (section 2 of PROTOCOL.md).
+"""Checks the tokens that a portal issues for attested documents (PROTOCOL.md, section 2).
 
 If a portal accepted a modified document, an attacker could get a token for any VM. A portal must also reject documents
 that have been used before. The check results do not contain tokens.
@@ -39,7 +39,10 @@ _AnswerT = TypeVar("_AnswerT", bound=msgspec.Struct)
 
 
 class AttestedChecks:
-    """Sends requests with *asker*, and adds the results to *report*. *document* returns a document with a nonce."""
+    """Sends requests with *asker*, and adds the results to *report*.
+
+    *document* returns a document with a nonce.
+    """
 
     def __init__(self, asker: CheckClient, report: Report, document: Callable[[str], str]) -> None:
         self._asker = asker
@@ -59,7 +62,10 @@ class AttestedChecks:
                 self._report.untried(requirement, f"The metadata service returned no document: {error}")
 
     def _genuine(self) -> None:
-        """Send a modified document and then the real document. A rejected document must not use up the challenge."""
+        """Send a modified document and then the real document.
+
+        A rejected document must not use up the challenge.
+        """
         nonce = self._challenge()
         if nonce is None:
             return
@@ -166,7 +172,10 @@ def _is_in(nonce: str, document: str) -> bool:
 
 
 def _tampered(document: str, vm_id: str) -> str:
-    """Return *document* with a different vmId. This works because the content of a document is plain text."""
+    """Return *document* with a different vmId.
+
+    This works because the content of a document is plain text.
+    """
     found = base64.b64decode(document)
     for own in (vm_id.encode(), vm_id.upper().encode()):
         if own in found:

@@ -67,7 +67,10 @@ class CheckSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_portal(settings: CheckSettings) -> Report:
-    """Check the portal in *settings*, and return the report. Raise CredentialFailed if no token can be obtained."""
+    """Check the portal in *settings*, and return the report.
+
+    Raise CredentialFailed if no token can be obtained.
+    """
     report = Report()
     asker = CheckClient(settings.remote, settings.vm_id, document=settings.document)
     try:
@@ -182,7 +185,10 @@ class _Play:
         send(self._asker, self._report, url, Requirement.OUTCOME, self._told.outcome(claims))
 
     def _decided(self, decider: Decider, verdict: Verdict, index: int) -> tuple[Claims | None, PollAnswer] | None:
-        """Request a decision during a long poll. Return the decision and the response that contains it, or None."""
+        """Request a decision during a long poll.
+
+        Return the decision and the response that contains it, or None.
+        """
         made = run_daemon("decide", self._have_decided, decider, verdict)
         answer = self._await(made, decider, index)
         if answer is None:
@@ -207,7 +213,7 @@ class _Play:
         return time.monotonic()
 
     def _await(self, made: Future[float], decider: Decider, index: int) -> PollAnswer | None:
-        """Return the response that contains a new decision, or None if no decision arrives in time."""
+        """Return the response with a new decision, or None if none arrives in time."""
         give_up_at = time.monotonic() + decider.timeout_seconds
         while time.monotonic() < give_up_at:
             exchange = self._asker.poll(index, self._settings.remote.wait_seconds)

@@ -1,4 +1,4 @@
-"""Checks the long poll of a portal (sections 2 to 4 of PROTOCOL.md), except for new decisions."""
+"""Checks a portal's long poll (PROTOCOL.md, sections 2 to 4), except new decisions."""
 
 from __future__ import annotations
 
@@ -121,7 +121,9 @@ class PollChecks:
             self._report.broken(Requirement.LONGEST_WAIT, exchange, "The portal refuses a wait of 600 s.")
 
     def hold(self, index: int, take: Callable[[PollAnswer], None]) -> int:
-        """Check that the portal holds a long poll until a decision after *index* exists. Return the new index.
+        """Check that the portal holds a long poll until a decision after *index* exists.
+
+        Return the new index.
 
         If an operator makes a decision during the long poll, call *take* with the response.
         """
@@ -149,7 +151,10 @@ class PollChecks:
         return index
 
     def ahead(self, index: int) -> None:
-        """Send an index that the portal has not used yet, as agents do after a portal is restored from a backup."""
+        """Send an index that the portal has not used yet.
+
+        Agents do this after a portal is restored from a backup.
+        """
         asked = min(index + _FAR_AHEAD, MAX_INDEX)
         exchange = self._asker.poll(asked, self._wait_seconds)
         answer = self.read(exchange)
@@ -162,7 +167,7 @@ class PollChecks:
             self._expect_at_once(Requirement.INDEX_AHEAD, exchange)
 
     def kept(self, before: PollAnswer, *, only: frozenset[str]) -> None:
-        """Check that the decisions *only*, which the response *before* contained, are still available."""
+        """Check that the decisions *only* of the response *before* are still available."""
         answer = self.read(exchange := self._asker.poll(0, self._wait_seconds))
         if answer is None:
             return

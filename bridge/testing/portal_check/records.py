@@ -101,7 +101,10 @@ def cloudevent(record: TransitionRecord) -> bytes:
 
 
 def send(asker: CheckClient, report: Report, url: str, requirement: Requirement, record: TransitionRecord) -> bool:
-    """Send *record*, and report the result for *requirement*. Return whether the portal accepted the record."""
+    """Send *record*, and report the result for *requirement*.
+
+    Return whether the portal accepted the record.
+    """
     exchange = asker.post(url, cloudevent(record))
     if exchange.status in _SUCCESS:
         report.met(requirement)

@@ -55,7 +55,9 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckClient:
-    """Sends requests to the portal in *remote* for the VM *vm_id*. Do not share a client between threads.
+    """Sends requests to the portal in *remote* for the VM *vm_id*.
+
+    Do not share a client between threads.
 
     *document* returns an attested document that contains a nonce, for `credential = "attested"`.
     """
@@ -75,7 +77,10 @@ class CheckClient:
         self._proxies = {} if is_local else requests.utils.get_environ_proxies(self._url)
 
     def poll(self, index: int, wait_seconds: int, *, vm_id: str | None = None, token: str | None = None) -> Exchange:
-        """Request the decisions after *index*. *token* replaces the VM's token, and "" sends no credential."""
+        """Request the decisions after *index*.
+
+        *token* replaces the VM's token, and "" sends no credential.
+        """
         vm_id = self.vm_id if vm_id is None else vm_id
         return self._ask(
             "GET",
@@ -96,7 +101,10 @@ class CheckClient:
         return self._ask("POST", self._url + path, deadline_seconds=_POST_SECONDS, headers=headers, token="", body=body)
 
     def bearer(self) -> str | None:
-        """Return the VM's token, or None if the VM uses a client certificate. Raises CredentialFailed."""
+        """Return the VM's token, or None if the VM uses a client certificate.
+
+        Raises CredentialFailed.
+        """
         self._own = self._client.bearer()
         return self._own
 

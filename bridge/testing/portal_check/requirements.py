@@ -16,7 +16,7 @@ class Needs(Enum):
 
 
 class Sentence(NamedTuple):
-    """A requirement in one sentence, and the section of PROTOCOL.md that contains the requirement."""
+    """A requirement in one sentence, and its section of PROTOCOL.md."""
 
     section: int
     text: str

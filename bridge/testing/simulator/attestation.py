@@ -74,7 +74,10 @@ class AttestationAuthority:
         return _pem(self._chain.intermediate)
 
     def document(self, machine: Machine, nonce: str, *, kind: str | None = None) -> str:
-        """Return the document of *machine* with *nonce* in base64. *kind* is a fault to add to the document."""
+        """Return the document of *machine* with *nonce* in base64.
+
+        *kind* is a fault to add to the document.
+        """
         with self._lock:
             if kind == "cached_nonce":
                 return self._last.get(machine.vm_id) or self._signed(machine, "")

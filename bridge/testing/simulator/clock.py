@@ -19,7 +19,10 @@ class ManualClock:
 
     @property
     def clock(self) -> Clock:
-        """Return this clock as a `Clock` for the agent. The random numbers of this `Clock` are always 0.0."""
+        """Return this clock as a `Clock` for the agent.
+
+        The random numbers of this `Clock` are always 0.0.
+        """
         return Clock(now=self.now, monotonic=self.monotonic, random=lambda: 0.0)
 
     def advance(self, seconds: float) -> None:

@@ -1,4 +1,6 @@
-"""Implements the control endpoint, which reads and changes a running simulator. All bodies are JSON.
+"""Implements the control endpoint, which reads and changes a running simulator.
+
+All bodies are JSON.
 
     GET    /control                         the whole state
     GET    /control/events                  the events in the document

@@ -10,7 +10,10 @@ class SimulatorError(BridgeError):
 
 
 class WrongRequest(SimulatorError):
-    """A request to the simulator is invalid. The message contains one line for each error in the request."""
+    """A request to the simulator is invalid.
+
+    The message contains one line for each error in the request.
+    """
 
 
 class UnknownEvent(SimulatorError):

@@ -41,7 +41,10 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=_MOST_SECONDS)]
 
 
 class EventChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of an event that can change while the event is in the document. Durations are in scenario seconds."""
+    """The fields of an event that can change while the event is in the document.
+
+    Durations are in scenario seconds.
+    """
 
     event_type: str = ""
     resources: tuple[str, ...] | None = None
@@ -101,7 +104,7 @@ def new_event_id() -> str:
 
 
 def shown_event(event: Event, api_version: str, not_before: datetime) -> dict[str, Any] | None:
-    """Return *event* in the format of *api_version*, or None if this version does not support the event type."""
+    """Return *event* in the format of *api_version*; None if the type is not supported."""
     spec = event.spec
     if api_version < _TYPE_SINCE.get(spec.event_type, ""):
         return None

@@ -1,4 +1,4 @@
-"""Simulates faulty responses, such as late, slow, invalid, incomplete, or missing responses.
+"""Simulates faulty responses: late, slow, invalid, incomplete, or missing.
 
 A delay ends early if the server stops or the client closes its connection. If a fault replaces or suppresses the
 response, the request itself is not processed. For example, an approval then has no effect.

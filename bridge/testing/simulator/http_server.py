@@ -1,4 +1,4 @@
-"""The HTTP server of the simulator, which closes all connections and threads when it stops.
+"""The simulator's HTTP server, which ends all connections and threads on stop.
 
 The HTTP server in the standard library leaves the threads of open connections running when it is closed. This server
 closes every connection and waits for every thread, so tests do not leak sockets. Each response is sent in one write,
@@ -90,7 +90,10 @@ class Connection(BaseHTTPRequestHandler):
 
 
 class HttpServer(ThreadingHTTPServer):
-    """An HTTP server with one thread per connection. `close` ends all threads and closes all sockets."""
+    """An HTTP server with one thread per connection.
+
+    `close` ends all threads and closes all sockets.
+    """
 
     daemon_threads = True
     allow_reuse_address = True
@@ -132,7 +135,10 @@ class HttpServer(ThreadingHTTPServer):
         self._acceptor.start()
 
     def close(self) -> None:
-        """Stop the server, close every connection, and wait for the threads. A second call has no effect."""
+        """Stop the server, close every connection, and wait for the threads.
+
+        A second call has no effect.
+        """
         self.stop.set()
         if self._acceptor is not None:
             self.shutdown()

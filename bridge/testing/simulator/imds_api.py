@@ -64,7 +64,7 @@ class RateLimit:
         self._taken: deque[float] = deque(maxlen=_REQUESTS_A_SECOND)
 
     def admits(self, now_seconds: float) -> bool:
-        """Return whether a request at *now_seconds* is within the limit, and count an allowed request."""
+        """Return whether a request at *now_seconds* is allowed, and count it if so."""
         with self._lock:
             if len(self._taken) == _REQUESTS_A_SECOND and now_seconds - self._taken[0] < 1.0:
                 return False
@@ -151,7 +151,7 @@ class ImdsApi:
 
 
 def target_of(path: str) -> str:
-    """Return the fault target of *path*, or "other" if *path* is not a path of the metadata service."""
+    """Return the fault target of *path*, or "other" outside the metadata service."""
     path = path.rstrip("/").lower()
     if path == EVENTS_PATH:
         return "scheduledevents"

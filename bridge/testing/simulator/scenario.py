@@ -1,4 +1,4 @@
-"""Loads scenarios, which describe the events and the faults of a simulated Azure over time.
+"""Loads scenarios, which describe a simulated Azure's events and faults over time.
 
 The built-in scenarios are TOML files next to this module. They have the same format as your own scenarios (see
 `scenario_file`), so you can use them as examples.
@@ -64,6 +64,9 @@ def load_scenario(name_or_path: str | Path) -> Scenario:
 
 
 def parse_scenario(text: str, *, name: str) -> Scenario:
-    """Return the scenario in the TOML *text*. Raises ScenarioError with one line for each error in *text*."""
+    """Return the scenario in the TOML *text*.
+
+    Raises ScenarioError with one line for each error in *text*.
+    """
     description, demo_speed, steps = parse_steps(text, name=name)
     return Scenario(name=name, description=description, demo_speed=demo_speed, steps=steps)

@@ -117,7 +117,9 @@ def placed(spec: EventSpec, vm_names: Sequence[str]) -> EventSpec:
 
 
 def parse_steps(text: str, *, name: str) -> tuple[str, float, tuple[Step, ...]]:
-    """Return the description, the demo speed, and the steps in *text*. The steps are in the order of their times.
+    """Return the description, the demo speed, and the steps in *text*.
+
+    The steps are in the order of their times.
 
     Raises ScenarioError with one line for each error and its position.
     """

@@ -1,4 +1,6 @@
-"""The simulator is an Instance Metadata Service for one VM or for a fleet. Each VM has its own port.
+"""The simulator is an Instance Metadata Service for one VM or for a fleet.
+
+Each VM has its own port.
 
     with Simulator("live-migration", speed=90) as simulator:
         requests.get(simulator.endpoint + "/metadata/scheduledevents?api-version=2020-07-01", ...)
@@ -57,7 +59,9 @@ class Simulator:
         allow_remote: bool = False,
         clock: Clock | ManualClock = REAL_CLOCK,
     ) -> None:
-        """Bind one port for each VM. The ports are consecutive, or any free ports if the given port is 0.
+        """Bind one port for each VM.
+
+        The ports are consecutive, or any free ports if the given port is 0.
 
         *speed* is the number of scenario seconds per real second. *first_call_seconds* delays the first response with
         events, in real seconds. In Azure, this response can take two minutes.
@@ -208,7 +212,10 @@ class Simulator:
 
 
 def parse_listen(listen: str, *, allow_remote: bool) -> tuple[str, int]:
-    """Return the host and port in *listen*. Raise WrongRequest if *listen* is invalid or not allowed."""
+    """Return the host and port in *listen*.
+
+    Raise WrongRequest if *listen* is invalid or not allowed.
+    """
     host, colon, port = listen.rpartition(":")
     host = host.strip("[]")
     if not colon or not host or not port.isdecimal() or int(port) > _LARGEST_PORT:

@@ -1,4 +1,4 @@
-"""Runs a simulator for the command `simulate`, and prints every change of the simulated events."""
+"""Runs a simulator for `simulate`, and prints every change of its events."""
 
 from __future__ import annotations
 

@@ -98,7 +98,10 @@ class World:
         return self._origin + timedelta(seconds=at_seconds / self.speed)
 
     def schedule(self, at_seconds: float, action: Callable[[], object]) -> None:
-        """Run *action* at the scenario time *at_seconds*. If *action* fails, send a message to the listeners."""
+        """Run *action* at the scenario time *at_seconds*.
+
+        If *action* fails, send a message to the listeners.
+        """
         with self._lock:
             heapq.heappush(self._actions, (at_seconds, next(self._order), action))
 
@@ -113,7 +116,10 @@ class World:
                     self._run_due(at)
 
     def add_event(self, spec: EventSpec) -> str:
-        """Add an event and return its EventId. If the status is Started, the event starts immediately."""
+        """Add an event and return its EventId.
+
+        If the status is Started, the event starts immediately.
+        """
         with self._change() as at:
             event_id = spec.event_id or new_event_id()
             if self._find(event_id) is not None:
@@ -151,7 +157,10 @@ class World:
             self._remove(self._in_status(event_id, "Scheduled"), "canceled")
 
     def update(self, event_id: str, **changes: Any) -> None:
-        """Change fields of an event. New values of notice_seconds and impact_seconds count from now."""
+        """Change fields of an event.
+
+        New values of notice_seconds and impact_seconds count from now.
+        """
         with self._change() as at:
             event = self._known(event_id)
             event.spec = msgspec.structs.replace(event.spec, **changes)
@@ -166,7 +175,10 @@ class World:
             self._note("updated", event)
 
     def approve(self, event_ids: Sequence[str], *, vm: str) -> None:
-        """Approve the events in one request from *vm*. If one EventId is unknown, reject the whole request."""
+        """Approve the events in one request from *vm*.
+
+        If one EventId is unknown, reject the whole request.
+        """
         with self._change() as at:
             unknown = [event_id for event_id in event_ids if not self._may_be_approved(event_id)]
             for event_id in event_ids:
@@ -206,13 +218,19 @@ class World:
             return json.dumps({"DocumentIncarnation": self._incarnation, "Events": events}).encode()
 
     def replace_document(self, body: bytes | None) -> None:
-        """Return *body* as the document in every API version. If *body* is None, return the real document again."""
+        """Return *body* as the document in every API version.
+
+        If *body* is None, return the real document again.
+        """
         with self._change():
             self._replaced = body
             self._note("the document shows the events again" if body is None else "the document was replaced")
 
     def reset_incarnation(self, to: int = 1) -> None:
-        """Set the incarnation to *to*. Azure resets the incarnation to 1 after a day without requests."""
+        """Set the incarnation to *to*.
+
+        Azure resets the incarnation to 1 after a day without requests.
+        """
         with self._change():
             self._incarnation = to
             self._is_counted = True
@@ -238,7 +256,10 @@ class World:
             return not self._actions and not self._events
 
     def listen(self, listener: Callable[[Change], None]) -> None:
-        """Call *listener* with every change in order. *listener* must be fast, because it runs under the lock."""
+        """Call *listener* with every change in order.
+
+        *listener* must be fast, because it runs under the lock.
+        """
         self._listeners.append(listener)
 
     @contextmanager
