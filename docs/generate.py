@@ -22,6 +22,7 @@ import msgspec
 from configuration_tables import Key, Table, tables
 from drawing import PALETTES
 from pictures import PICTURES
+from plots import PLOTS
 
 from bridge.cli.commands import commands
 from bridge.cli.help import EXAMPLES
@@ -233,7 +234,7 @@ def wanted() -> dict[Path, str]:
     """Return the correct text of every generated file and of every page with generated parts."""
     texts = {path: filled(path.read_text(encoding="utf-8")) for path in pages()}
     texts |= {path: f"{json.dumps(schema(), indent=2)}\n" for path, schema in _FILES.items()}
-    for name, draw in PICTURES.items():
+    for name, draw in (PICTURES | PLOTS).items():
         texts |= {IMAGES / f"{name}-{palette}.svg": draw().svg(palette) for palette in PALETTES}
     return texts | {CHART_SCHEMA: with_configuration(CHART_SCHEMA.read_text(encoding="utf-8"))}
 

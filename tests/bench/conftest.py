@@ -2,6 +2,7 @@
 
     pytest -m bench -s tests/bench        everything, about ten minutes
     BENCH=short pytest -m bench ...       the same in four minutes
+    BENCH_JSON=docs/figures pytest ...    also writes the values of the charts in the documentation
 
 What is measured is what a user has: the wheel in a venv of its own ($WHEEL, or one that is built here), compiled, in
 processes that inherit no PYTHON* setting. Only the poll by itself is driven from inside pytest. The metadata service
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -43,6 +45,31 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.section("figures")
         for line in _figures:
             terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="session")
+def chart() -> Callable[..., None]:
+    """Return what writes the values of a row of a chart, docs/figures/NAME.json, if $BENCH_JSON is set."""
+
+    def write(name: str, row_name: str, **values: float) -> None:
+        if not (folder := os.environ.get("BENCH_JSON")):
+            return
+        file = Path(folder, f"{name}.json")
+        figures = json.loads(file.read_text(encoding="utf-8"))
+        [row] = [row for row in figures["rows"] if row["name"] == row_name]
+        for key, value in values.items():
+            shown = "" if key == "value" else key
+            assert shown in row["values"], shown
+            row["values"][shown] = float(f"{value:.3g}")
+        row["date"], row["machine"] = time.strftime("%Y-%m-%d", time.gmtime()), _machine()
+        file.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+    return write
+
+
+def _machine() -> str:
+    system = platform.freedesktop_os_release()["PRETTY_NAME"].partition(" (")[0].replace("GNU/Linux ", "")
+    return f"{os.cpu_count()} cores, {system}, Python {sys.version_info.major}.{sys.version_info.minor}"
 
 
 @pytest.fixture(scope="session")

@@ -161,13 +161,14 @@ def _latencies(server: _Server, changes: int, sinks: tuple[str, ...]) -> list[fl
     return found
 
 
-def test_latency_from_changed_document_to_webhook(server, start_agent, figure, is_short):
+def test_latency_from_changed_document_to_webhook(server, start_agent, figure, chart, is_short):
     start_agent(
         "agent", server.url, sinks=_webhook(server.url, "one"), poll_interval_seconds=_INTERVAL_SECONDS, stdout=None
     )
     _latencies(server, 5, ("one",))
     p50, p99 = _percentiles(_latencies(server, 100 if is_short else 500, ("one",)))
     figure(f"change to webhook 2xx p50 {p50:.1f} ms, p99 {p99:.1f} ms (agent idle, beyond the poll)")
+    chart("latency", "agent, idle machine", p50=p50, p99=p99)
     assert p50 < 3
     assert p99 < 20
 

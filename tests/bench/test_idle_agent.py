@@ -48,7 +48,7 @@ def start_both(serve, start_agent, start_bare_loop):
     return start
 
 
-def test_idle_agent_costs_less_than_bare_loops(start_both, files, figure, is_short):
+def test_idle_agent_costs_less_than_bare_loops(start_both, files, figure, chart, is_short):
     documents, agents, bare_loops = start_both()
     before, calls = files(), [agent.write_calls() for agent in agents]
     # More than a minute in any form: what the agent does once a minute is part of it.
@@ -60,6 +60,7 @@ def test_idle_agent_costs_less_than_bare_loops(start_both, files, figure, is_sho
         f"side, medians of {windows} windows of {_WINDOW_SECONDS:g} s; "
         f"ours {median(ours):.0f} us a poll, bare {median(bare):.0f} us)"
     )
+    chart("cpu", "agent", value=ratio)
     assert files() == before
     assert [agent.write_calls() for agent in agents] == calls
     assert ratio <= _MOST_OF_BARE

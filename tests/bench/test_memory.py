@@ -99,7 +99,7 @@ _SETUPS = {
 
 
 @pytest.mark.parametrize("name", _SETUPS)
-def test_memory_after_1500_records(name, serve, start_agent, figure, tmp_path):
+def test_memory_after_1500_records(*, name, serve, start_agent, figure, chart, tmp_path):
     setup = _SETUPS[name]
     documents = serve(changes=2 * _CHANGES, polls_a_change=1, events=_EVENTS)
     printed = tmp_path / "stdout.jsonl"
@@ -117,6 +117,7 @@ def test_memory_after_1500_records(name, serve, start_agent, figure, tmp_path):
         _wait_for_lines(printed, 2 * _RECORDS, within_seconds=300)
         later = agent.memory_bytes("VmRSS") / _MIB
     figure(f"memory {name} {now:.1f} MiB after {_RECORDS} records, {later:.1f} MiB after {2 * _RECORDS}")
+    chart("memory", f"agent: {name.replace(' and', ',')}", value=now)
     assert now <= setup.limit_mib
     assert later - now <= _MOST_GROWTH_MIB
 
@@ -130,7 +131,9 @@ ca_file = "{}"
 """
 
 
-def test_memory_and_first_record_of_event_hubs_by_managed_identity(*, start_agent, env, figure, tmp_path, monkeypatch):
+def test_memory_and_first_record_of_event_hubs_by_managed_identity(
+    *, start_agent, env, figure, chart, tmp_path, monkeypatch
+):
     pytest.importorskip("proton", reason=NEEDS)
     ca = PrivateCa(tmp_path / "ca")
     cert_file, key_file = map(str, ca.issue("localhost"))
@@ -148,6 +151,7 @@ def test_memory_and_first_record_of_event_hubs_by_managed_identity(*, start_agen
         after = agent.memory_bytes("VmRSS") / _MIB
     figure(f"memory eventhubs by managed identity {idle:.1f} MiB idle, {after:.1f} MiB after one record")
     figure(f"eventhubs by managed identity: {seconds:.2f} s from the change to the first record, with an idle agent")
+    chart("memory", "agent: eventhubs, managed identity", value=after)
     assert has_token
     assert after <= 60
 

@@ -269,7 +269,7 @@ async def bring(portal, tokens):
     assert answer.startswith(b"HTTP/1.1 200 "), answer[:300]
 
 
-async def measured(portal, count, figure, name):
+async def measured(portal, count, figure, chart, name):
     agents = Agents(count, portal)
     agents.start(spread_seconds=count / 500)
     try:
@@ -291,6 +291,13 @@ async def measured(portal, count, figure, name):
         peak = portal.rss_mb
         stopped, back = await restarted(portal, agents)
         figure(f"portal, {name}: stop {stopped:.1f} s with all held, all back {back:.1f} s after it; RSS {peak:.0f} MB")
+        if count == 5_000:
+            label = {"plain": "without TLS", "tls": "with TLS"}[name]
+            chart("portal-memory", label, **{"connected": rss, "after 10,000 decisions": peak})
+            chart("portal-decision", f"one agent, {label}", p50=p50 * 1e3, p99=p99 * 1e3)
+            chart("portal-fleet", "one hold for all VMs", **{label: held})
+            chart("portal-fleet", "5,000 signed decisions", **{label: everybody})
+            chart("portal-fleet", "all connected again after a restart", **{label: back})
     finally:
         await agents.end()
     assert idle <= 0.10
@@ -367,14 +374,14 @@ async def told_of(portal, agents, numbers):
 
 
 @pytest.mark.parametrize(("name", "most_mb"), [("plain", 200), ("tls", 320)])
-def test_5000_agents_poll(tmp_path, env, figure, is_short, *, name, most_mb):
+def test_5000_agents_poll(tmp_path, env, figure, is_short, *, chart, name, most_mb):
     count = 1_000 if is_short else 5_000
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     portal = Portal(tmp_path, env, tls=name == "tls")
     portal.start()
     try:
-        rss = uvloop.run(measured(portal, count, figure, name))
+        rss = uvloop.run(measured(portal, count, figure, chart, name))
     finally:
         if portal.process.poll() is None:
             portal.process.kill()

@@ -5,11 +5,13 @@ A default that changes leaves an old figure behind, which breaks no link and no 
 
 from __future__ import annotations
 
+import json
 import re
 
 import doc_pages
 import msgspec
 import pytest
+from plots import FIGURES, plot
 
 from bridge.config.loader import read
 from bridge.health import readiness
@@ -53,6 +55,14 @@ def test_figure_of_the_page_is_the_one_of_the_code(page, quoted, value):
     found = re.findall(quoted, page)
     assert found
     assert {float(figure) for figure in found} == {value}
+
+
+@pytest.mark.parametrize("path", sorted(FIGURES.glob("*.json")), ids=lambda path: path.stem)
+def test_chart_shows_the_date_and_the_machine_of_its_rows_and_is_on_the_page(path):
+    shown = plot(path).svg("light")
+    for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
+        assert {row["date"], row["machine"]} <= set(re.findall(r"\d{4}-\d\d-\d\d|(?<=: )\d+ cores[^<]*", shown))
+    assert f"plot-{path.stem}-light.svg" in doc_pages.page("docs/operate/figures.md")
 
 
 def test_systemd_waits_longer_than_the_agent_takes_to_stop_and_less_than_a_person_would():
