@@ -25,6 +25,7 @@ config = option(
     show_default=False,
 )
 _scope = option("--scope", multiple=True, help="resource_group:NAME or labels.NAME:VALUE. Can be repeated.")
+_ROLES = click.Choice(["viewer", "approver", "operator"])
 _no_password = option("--no-password", is_flag=True, help="Only a proxy authenticates (`people.proxy_header`).")
 
 
@@ -124,14 +125,14 @@ def export(path: Path | None, form: str) -> None:
 def users() -> None:
     """Manage the users of the portal.
 
-    Viewers can see events. Approvers can also approve and hold events.
+    Viewers see events. Approvers also approve and hold events. Operators cannot decide on events.
     """
 
 
 @users.command("add", short_help="Add or replace a user.")
 @click.argument("name")
 @config
-@option("--role", type=click.Choice(["viewer", "approver"]), default="viewer", help="Only an approver can decide.")
+@option("--role", type=_ROLES, default="viewer", help="Only an approver can decide.")
 @_scope
 @_no_password
 def add_user(name: str, path: Path | None, role: str, scope: tuple[str, ...], *, no_password: bool) -> None:
@@ -143,7 +144,7 @@ def add_user(name: str, path: Path | None, role: str, scope: tuple[str, ...], *,
     """
     password = None if no_password else _password()
     library().add_user(path, name, password=password, role=role, scope=scope)
-    click.echo(f"{name} is now {'an approver' if role == 'approver' else 'a viewer'}.")
+    click.echo(f"{name} is now {'a viewer' if role == 'viewer' else f'an {role}'}.")
 
 
 @users.command("list", short_help="List all users.")
@@ -157,7 +158,7 @@ def list_users(path: Path | None) -> None:
 @users.command("change", short_help="Change the role or scope of a user.")
 @click.argument("name")
 @config
-@option("--role", type=click.Choice(["viewer", "approver"]), help="Only an approver can decide.")
+@option("--role", type=_ROLES, help="Only an approver can decide.")
 @_scope
 @option("--all-vms", is_flag=True, help="Remove the scope. The user can then see all VMs.")
 def change_user(name: str, path: Path | None, role: str | None, scope: tuple[str, ...], *, all_vms: bool) -> None:
@@ -214,7 +215,9 @@ def sign_out_user(name: str, path: Path | None) -> None:
 
 def _print_user(user: Any) -> None:
     disabled = "" if user.disabled_at is None else f"  (disabled {user.disabled_at})"
-    click.echo(f"{user.user_name}  {user.role}  {', '.join(user.scopes) or 'all VMs'}{disabled}")
+    grants = "; ".join(f"{grant.role.value}  {', '.join(grant.scope) or 'all VMs'}" for grant in user.grants)
+    issuer = "" if user.person_key.startswith("local ") else f"  {user.person_key}"
+    click.echo(f"{user.user_name}  {grants}{issuer}{disabled}")
 
 
 def _password() -> str:

@@ -10,7 +10,7 @@ import csv
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from sqlalchemy import Connection
@@ -19,16 +19,15 @@ from bridge.clock import REAL_CLOCK, format_time
 from bridge.errors import BridgeError
 from bridge.events.event import compact_json
 from bridge.portal.audit import Entry, Fault, NewEntry, first_fault
+from bridge.portal.grants import Grant, Role, scope_group
 from bridge.portal.migrations import current
 from bridge.portal.serve import Portal
 from bridge.portal.settings import database_file, find, load
 from bridge.portal.store.audit import add_entries, all_entries, count, entries
 from bridge.portal.store.database import Store
-from bridge.portal.store.users import User, all_users
-from bridge.portal.store.users import add_user as store_user
-from bridge.portal.store.users import change_user as store_change
-from bridge.portal.user_names import MOST_CHARACTERS, user_name_in
-from bridge.portal.users import Role, hashed
+from bridge.portal.store.users import User, all_users, find_user, put_user
+from bridge.portal.user_names import LOCAL, MOST_CHARACTERS, issuer_of, local_key, user_name_in
+from bridge.portal.users import hashed
 
 SHORTEST_PASSWORD = 12
 _COLUMNS = tuple(Entry.__struct_fields__)
@@ -69,52 +68,61 @@ def verify(config: Path | None) -> Verified:
 
 
 def add_user(config: Path | None, name: str, *, password: str | None, role: str, scope: Sequence[str]) -> None:
-    """Add or replace a user. If *password* is None, the user can sign in only through a proxy."""
+    """Add or replace a local user.
+
+    If *password* is None, the user can log in only through a proxy.
+    """
     known = user_name_in(name)
     if known is None:
         raise BridgeError(
             f"{name[:MOST_CHARACTERS]!r} is not a valid name. Use at most {MOST_CHARACTERS} visible characters."
         )
     user = User(
+        person_key=local_key(known),
         user_name=known,
         password_hash=_hash_of(password),
-        role=Role(role).value,
-        scope=_scopes(scope),
+        grants=(Grant(role=Role(role), scope=_scope(scope)),),
         made_at=format_time(REAL_CLOCK.now()),
     )
-    details = {"role": user.role, "scope": list(user.scopes)}
-    _write(config, "user_added", details, lambda connection: store_user(connection, user), name=known)
+    details = {"role": role, "scope": list(user.grants[0].scope)}
+    _write(config, "user_added", details, lambda _: user)
 
 
 def change_user(config: Path | None, name: str, *, role: str | None = None, scope: Sequence[str] | None = None) -> User:
-    """Update a user's role, scope, or both. Return the updated user."""
-    changes = {} if role is None else {"role": Role(role).value}
-    changes |= {} if scope is None else {"scope": _scopes(scope)}
-    if not changes:
+    """Update a local user's role, scope, or both. Return the updated user."""
+    if role is None and scope is None:
         raise BridgeError("Nothing to change. Use --role, --scope, or --all-vms.")
-    details = {key: value.splitlines() if key == "scope" else value for key, value in changes.items()}
-    return _change(config, "user_changed", name, details, **changes)
+    changes: dict[str, Any] = {} if role is None else {"role": Role(role)}
+    changes |= {} if scope is None else {"scope": _scope(scope)}
+
+    def changed(user: User) -> dict[str, Any]:
+        if issuer_of(user.person_key) != LOCAL:
+            raise BridgeError(f"The groups of {user.user_name} determine the role. Change [[people.oidc.groups]].")
+        return {"grants": (msgspec.structs.replace(user.grants[0], **changes),)}
+
+    return _change(config, "user_changed", name, changes, changed)
 
 
 def set_password(config: Path | None, name: str, password: str | None) -> User:
     """Set or remove a user's password. Return the updated user."""
     details = {"by": "proxy" if password is None else "password"}
-    return _change(config, "user_password_changed", name, details, password_hash=_hash_of(password))
+    return _change(config, "user_password_changed", name, details, lambda _: {"password_hash": _hash_of(password)})
 
 
 def disable_user(config: Path | None, name: str) -> User:
     """Disable a user."""
-    return _change(config, "user_disabled", name, {}, disabled_at=format_time(REAL_CLOCK.now()))
+    at = format_time(REAL_CLOCK.now())
+    return _change(config, "user_disabled", name, {}, lambda _: {"disabled_at": at})
 
 
 def enable_user(config: Path | None, name: str) -> User:
     """Enable a user."""
-    return _change(config, "user_enabled", name, {}, disabled_at=None)
+    return _change(config, "user_enabled", name, {}, lambda _: {"disabled_at": None})
 
 
 def sign_out_user(config: Path | None, name: str) -> User:
     """End the sessions of a user."""
-    return _change(config, "user_signed_out", name, {})
+    return _change(config, "user_signed_out", name, {}, lambda _: {})
 
 
 def list_users(config: Path | None) -> list[User]:
@@ -123,23 +131,27 @@ def list_users(config: Path | None) -> list[User]:
         return store.read(all_users)
 
 
-def _change(config: Path | None, action: str, name: str, details: Mapping[str, object], **values: object) -> User:
-    return _write(config, action, details, lambda connection: store_change(connection, name, **values), name=name)
+def _change(
+    config: Path | None,
+    action: str,
+    name: str,
+    details: Mapping[str, object],
+    changed: Callable[[User], dict[str, Any]],
+) -> User:
+    def user_with_changes(connection: Connection) -> User:
+        user = find_user(connection, name)
+        if user is None:
+            raise BridgeError(f"No user is called {name!r}. `portal users list` lists all users.")
+        return msgspec.structs.replace(user, **changed(user))
+
+    return _write(config, action, details, user_with_changes)
 
 
 def _write(
-    config: Path | None,
-    action: str,
-    details: Mapping[str, object],
-    change: Callable[[Connection], User | None],
-    *,
-    name: str,
+    config: Path | None, action: str, details: Mapping[str, object], wanted: Callable[[Connection], User]
 ) -> User:
-
     def both(connection: Connection) -> User:
-        user = change(connection)
-        if user is None:
-            raise BridgeError(f"No user is called {name!r}. `portal users list` lists all users.")
+        user = put_user(connection, wanted(connection))
         entry = NewEntry(actor="portal users", action=action, subject=user.user_name, details=dict(details))
         add_entries(connection, [entry], at=format_time(REAL_CLOCK.now()))
         return user
@@ -155,15 +167,11 @@ def _hash_of(password: str | None) -> str | None:
     return None if password is None else hashed(password)
 
 
-def _scopes(texts: Sequence[str]) -> str:
-    return "\n".join(_scope(each) for each in texts)
-
-
-def _scope(text: str) -> str:
-    kind, separator, value = text.partition(":")
-    if not separator or not value or not (kind == "resource_group" or kind.removeprefix("labels.") not in {"", kind}):
-        raise BridgeError(f"{text!r} is not a scope. Use resource_group:NAME or labels.NAME:VALUE.")
-    return text.casefold() if kind == "resource_group" else text
+def _scope(texts: Sequence[str]) -> tuple[str, ...]:
+    try:
+        return tuple(map(scope_group, texts))
+    except ValueError as error:
+        raise BridgeError(str(error)) from error
 
 
 def export(config: Path | None, form: str) -> Iterator[str]:

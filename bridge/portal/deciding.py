@@ -27,7 +27,7 @@ from bridge.portal.store.database import StoreThreads, StoreUnavailable
 from bridge.portal.store.decisions import NewDecision
 from bridge.portal.store.verdicts import UNKNOWN_EVENT, AcceptedVerdict, Allow, VerdictRefused, add_verdict, withdraw
 from bridge.portal.users import AccessDenied, Person, still
-from bridge.portal.verdicts import NO_KEY, Choice, Outcome, Ruling, Verdict
+from bridge.portal.verdicts import NO_KEY, Choice, Lift, Outcome, Ruling, Verdict
 from bridge.text import one_line
 
 DEFAULT_VALID_SECONDS = 3_600.0
@@ -76,6 +76,7 @@ class VerdictService:
             event_key=request.event_key,
             choice=request.choice,
             digest=request.digest,
+            person_key=person.key,
             user_name=person.name,
             reason=one_line(request.reason.strip(), MOST_REASON_CHARACTERS),
             made_at=format_time(now),
@@ -104,7 +105,11 @@ class VerdictService:
     async def withdraw(self, person: Person, verdict_id: str) -> AcceptedVerdict:
         """Withdraw a verdict. Raise VerdictRefused or AccessDenied."""
         now, allow = self._clock.now(), self._allow(person)
-        taken = await self._store.write(withdraw, verdict_id, by=person.name, now=now, sign=self._sign, allow=allow)
+        until = format_time(now + timedelta(seconds=DEFAULT_VALID_SECONDS))
+        by = Lift(person_key=person.key, user_name=person.name, expires_at=until)
+        taken = await self._store.write(
+            withdraw, verdict_id, by=by, required=self.required, now=now, sign=self._sign, allow=allow
+        )
         await self._notify()
         return taken
 

@@ -40,7 +40,7 @@ from bridge.portal.store.event_details import (
 )
 from bridge.portal.store.events import EventFilter
 from bridge.portal.store.verdicts import UNKNOWN_EVENT, AcceptedVerdict, VerdictRefused
-from bridge.portal.users import VIEWER, AccessDenied, Person, Role, Users
+from bridge.portal.users import AccessDenied, Person, Users
 from bridge.portal.verdicts import Choice, Outcome
 from bridge.portal.views import SECTIONS, STATE_WORDS, AgentView, EventView, agent_view, view_of
 
@@ -169,7 +169,7 @@ class Pages:
         found: list[AgentView] = []
         for key in keys:
             vm = known.get(key)
-            if person.scope and (vm is None or not set(groups_of(vm)) & set(person.scope)):
+            if not person.may_see_groups(() if vm is None else groups_of(vm)):
                 continue
             found.append(agent_view(key, vm, seen.get(key), kid=self._kid, open_events=counts.get(key, 0)))
         return self._login_pages.page(request, person, "agents.html", agents=found, kid=self._kid)
@@ -185,8 +185,8 @@ class Pages:
 
     async def chosen(self, request: Request, person: Person) -> Response:
         """``GET /decide``: show one form for all selected events."""
-        if person.role is not Role.APPROVER:
-            raise AccessDenied(403, VIEWER)
+        if person.why_not_approver is not None:
+            raise AccessDenied(403, person.why_not_approver)
         keys = list(dict.fromkeys(request.query_params.getlist("event")))[:_MOST_CHOSEN]
         if not all(KEY.fullmatch(key) for key in keys):
             raise RequestRefused(400, "The key of an event has 32 hexadecimal digits.")
@@ -232,6 +232,9 @@ class Pages:
             result = Result(event=refused.event, is_accepted=False, sentence=str(refused))
             return self._login_pages.page(request, person, "results.html", status=409, results=[result])
         self._live.check_now()
+        if taken.ruling.needed:
+            result = Result(event=taken.event, is_accepted=True, sentence=_effect(taken))
+            return self._login_pages.page(request, person, "results.html", results=[result])
         return _back_to(form, taken.verdict.event_key)
 
     async def _result(self, request: VerdictRequest, result: AcceptedVerdict | Exception) -> Result:
@@ -298,6 +301,9 @@ def _back_to(form: Form, key: str) -> Response:
 
 def _effect(taken: AcceptedVerdict) -> str:
     agents = f"sent to {len(taken.sent_to)} agent{'' if len(taken.sent_to) == 1 else 's'}"
+    if taken.ruling.outcome is Outcome.HELD and taken.ruling.needed:
+        more = "1 more person withdraws" if taken.ruling.needed == 1 else f"{taken.ruling.needed} more people withdraw"
+        return f"Stored. The event stays held until {more} the hold."
     if taken.ruling.outcome is Outcome.HELD:
         return f"Held. The hold was {agents}."
     if taken.ruling.outcome is Outcome.WAITING:
@@ -307,4 +313,5 @@ def _effect(taken: AcceptedVerdict) -> str:
 
 def _may_read(entry: Entry, person: Person, events: Mapping[str, EventState]) -> bool:
     event = events.get(entry.subject)
-    return not person.scope or entry.actor == person.name or (event is not None and person.may_see(event))
+    is_own = entry.details.get("person") == person.key
+    return not person.scope or is_own or (event is not None and person.may_see(event))

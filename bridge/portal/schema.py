@@ -99,11 +99,13 @@ verdicts = Table(
     Column("event_key", String(32), nullable=False),
     Column("choice", Text, nullable=False),
     Column("digest", String(64), nullable=False),
+    Column("person_key", Text, nullable=False),
     Column("user_name", Text, nullable=False),
     Column("reason", Text, nullable=False),
     Column("made_at", String(24), nullable=False),
     Column("expires_at", String(24), nullable=False),
     Column("withdrawn_at", String(24)),
+    Column("lifts", Text, nullable=False),
     Index(None, "event_key"),
 )
 
@@ -127,13 +129,14 @@ decisions = Table(
     Index(None, "event_key"),
 )
 
+#: The key of a person contains the issuer and the subject (`bridge.portal.user_names`).
 users = Table(
     "users",
     metadata,
-    Column("user_name", Text, primary_key=True),
+    Column("person_key", Text, primary_key=True),
+    Column("user_name", Text, nullable=False),
     Column("password_hash", Text),
-    Column("role", Text, nullable=False),
-    Column("scope", Text, nullable=False),
+    Column("grants", Text, nullable=False),
     Column("made_at", String(24), nullable=False),
     Column("disabled_at", String(24)),
 )
@@ -143,7 +146,7 @@ sessions = Table(
     "sessions",
     metadata,
     Column("session_sha256", String(64), primary_key=True),
-    Column("user_name", Text, ForeignKey("users.user_name"), nullable=False),
+    Column("person_key", Text, ForeignKey("users.person_key"), nullable=False),
     Column("csrf_token", Text, nullable=False),
     Column("made_at", String(24), nullable=False),
     Column("expires_at", String(24), nullable=False),

@@ -20,7 +20,6 @@ from bridge.portal.fleet import EventState, State, undecidable
 from bridge.portal.signing import NO_AGENT, why_unreachable
 from bridge.portal.store.event_details import EventDetails
 from bridge.portal.two_person_rule import too_few
-from bridge.portal.user_names import folded_name
 from bridge.portal.users import Person
 from bridge.portal.verdicts import NO_KEY, WITHDRAW_HOLD, Choice, Outcome, Ruling, people_of
 
@@ -168,9 +167,7 @@ def _why_not_approve(
     unreachable = "" if context.kid is None else why_unreachable(event, context.agents, context.kid)
     if unreachable:
         return f"{NO_AGENT}: {unreachable}."
-    if ruling.outcome is Outcome.WAITING and folded_name(context.person.name) in {
-        folded_name(each.user_name) for each in ruling.verdicts
-    }:
+    if ruling.outcome is Outcome.WAITING and context.person.key in {each.person_key for each in ruling.verdicts}:
         why_too_few = too_few(context.required, context.approvers)
         return f"You approved the event. Another person must also approve it. {why_too_few}".rstrip()
     return None

@@ -2,11 +2,13 @@
 
 These rules apply to the verdicts on one event:
 
-- One person is enough for a hold. While a person holds the event, no one can approve it. Any person who can decide on
-  the event can withdraw the hold.
+- One person is enough for a hold. While a person holds the event, no one can approve it. The holder alone can withdraw
+  the hold. As many other people as for an approval can lift the hold. The consent of each person counts for an hour.
 - An approval counts until it expires or is withdrawn, and only for the version of the event that the approver saw.
 - An approval does not count if its user is disabled or is no longer an approver.
 - All spellings of a name count as one person.
+- If an event needs more than one person, only people of the same issuer count together. Otherwise, one person with a
+  local account and an account of the OpenID Connect provider could approve twice.
 
 Agents cannot check this rule, because the portal signs a single decision with its own key on behalf of all approvers.
 The agent's setting `required_approvals` is a separate rule that counts the approvers of different signing keys
@@ -15,15 +17,16 @@ The agent's setting `required_approvals` is a separate rule that counts the appr
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Iterable
 
-from bridge.portal.user_names import folded_name
-from bridge.portal.verdicts import Choice, Outcome, Ruling, Verdict
+from bridge.portal.user_names import issuer_of
+from bridge.portal.verdicts import Choice, Lift, Outcome, Ruling, Verdict
 
 
 def counting(verdicts: Iterable[Verdict], barred: Container[str]) -> tuple[Verdict, ...]:
-    """Return all holds, and the approvals of people whose folded names are not in *barred*."""
-    return tuple(each for each in verdicts if each.choice is Choice.HOLD or folded_name(each.user_name) not in barred)
+    """Return all holds, and the approvals of people whose keys are not in *barred*."""
+    return tuple(each for each in verdicts if each.choice is Choice.HOLD or each.person_key not in barred)
 
 
 def rule(verdicts: Iterable[Verdict], *, digest: str, at: str, required: int) -> Ruling:
@@ -35,15 +38,32 @@ def rule(verdicts: Iterable[Verdict], *, digest: str, at: str, required: int) ->
     if holds:
         return Ruling(outcome=Outcome.HELD, verdicts=holds, needed=0)
     newest = {
-        folded_name(each.user_name): each
+        each.person_key: each
         for each in standing
         if each.choice is Choice.APPROVE and each.digest == digest and at < each.expires_at
     }
     approvals = tuple(sorted(newest.values(), key=lambda each: (each.made_at, each.verdict_id)))
-    needed = max(0, required - len(approvals))
+    needed = max(0, required - most_of_one_issuer(each.person_key for each in approvals))
     if not approvals:
         return Ruling(outcome=Outcome.UNDECIDED, verdicts=(), needed=needed)
     return Ruling(outcome=Outcome.WAITING if needed else Outcome.APPROVED, verdicts=approvals, needed=needed)
+
+
+def with_lift(hold: Verdict, lift: Lift, barred: Container[str], *, at: str) -> tuple[Lift, ...]:
+    """Return the lifts of *hold* that count at the time *at*, with *lift*."""
+    earlier = {each.person_key: each for each in hold.lifts if at < each.expires_at and each.person_key not in barred}
+    return tuple({**earlier, lift.person_key: lift}.values())
+
+
+def lifts_needed(hold: Verdict, lifts: Iterable[Lift], *, by: str, required: int) -> int:
+    """Return how many more people must agree before the person *by* can withdraw *hold*."""
+    is_free = by == hold.person_key or hold.choice is not Choice.HOLD
+    return 0 if is_free else max(0, required - most_of_one_issuer(each.person_key for each in lifts))
+
+
+def most_of_one_issuer(keys: Iterable[str]) -> int:
+    """Return the largest number of people who have the same issuer."""
+    return max(Counter(map(issuer_of, set(keys))).values(), default=0)
 
 
 def too_few(required: int, approvers: int | None) -> str:

@@ -1,7 +1,10 @@
-"""Validates user names, and compares them by NFKC and casefold.
+"""Validates user names, compares them, and builds the keys that identify people.
 
-All spellings of a name must identify the same user. Otherwise, one person could count as two approvers, or a disabled
-user could sign in with a different spelling.
+Names are compared by NFKC and casefold. All spellings of a name must identify the same user. Otherwise, one person
+could count as two approvers, or a disabled user could sign in with a different spelling.
+
+A person is an issuer and a subject. An OpenID Connect provider can give the name of one person to another person, so
+the portal never compares the names that the provider reports.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ import unicodedata
 from bridge.text import escaped
 
 MOST_CHARACTERS = 256
+#: The issuer of local users and of users whom a proxy authenticates. An OpenID Connect issuer is a URL.
+LOCAL = "local"
 #: These variation selectors are invisible.
 _VARIANTS = re.compile("[\ufe00-\ufe0f]")
 
@@ -32,3 +37,18 @@ def folded_name(name: str) -> str:
     """Return a text that is equal for all spellings of *name*."""
     text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
     return " ".join(text.split())
+
+
+def person_key(issuer: str, subject: str) -> str:
+    """Return the key of a person. *issuer* contains no space."""
+    return f"{issuer} {subject}"
+
+
+def local_key(name: str) -> str:
+    """Return the key of the local user *name* in any spelling."""
+    return person_key(LOCAL, folded_name(name))
+
+
+def issuer_of(key: str) -> str:
+    """Return the issuer of the person with *key*."""
+    return key.partition(" ")[0]

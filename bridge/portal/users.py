@@ -13,9 +13,8 @@ import hmac
 import logging
 import secrets
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from enum import Enum
 from urllib.parse import urlsplit
 
 import msgspec
@@ -28,13 +27,14 @@ from bridge.clock import Clock, format_time
 from bridge.logs import ThrottledLog
 from bridge.portal.audit import NewEntry
 from bridge.portal.fleet import EventState, groups_of
+from bridge.portal.grants import Grant, Role, can_approve, scope_of
 from bridge.portal.proxies import Proxies
 from bridge.portal.requests import RequestRefused, headers_of
 from bridge.portal.settings import PeopleSettings
 from bridge.portal.store import users as store_users
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.database import StoreThreads
-from bridge.portal.user_names import folded_name, user_name_in
+from bridge.portal.user_names import folded_name, local_key, user_name_in
 
 logger = logging.getLogger(__name__)
 
@@ -53,13 +53,7 @@ _HASHES_AT_ONCE = 2
 _MOST_SIGNING_IN = 50
 
 VIEWER = "You are a viewer. Only an approver can decide."
-
-
-class Role(str, Enum):
-    """The permission of a person."""
-
-    VIEWER = "viewer"
-    APPROVER = "approver"
+OPERATOR = "You are an operator. Only an approver can decide."
 
 
 class AccessDenied(RequestRefused):
@@ -71,17 +65,40 @@ class AccessDenied(RequestRefused):
 class Person(msgspec.Struct, frozen=True, kw_only=True):
     """An authenticated person."""
 
+    key: str
+    """The issuer and the subject (`bridge.portal.user_names.person_key`)."""
     name: str
-    role: Role
-    scope: tuple[str, ...] = ()
-    """Groups of VMs, such as ``labels.team:payments``. A person with an empty scope sees all VMs."""
+    grants: tuple[Grant, ...]
+    """At least one role, each with its scope."""
     csrf_token: str
     session_sha256: str | None = None
     """The value is None if a proxy authenticates each request of this person."""
 
+    @property
+    def scope(self) -> tuple[str, ...]:
+        """Groups of VMs that the person can see. An empty scope means all VMs."""
+        return scope_of(self.grants, *Role) or ()
+
+    @property
+    def roles(self) -> str:
+        """Return the names of the roles, such as "viewer, approver"."""
+        return ", ".join(role.value for role in Role if scope_of(self.grants, role) is not None)
+
+    @property
+    def why_not_approver(self) -> str | None:
+        """Return the reason why this person cannot decide on any event, or None."""
+        if scope_of(self.grants, Role.OPERATOR) is not None:
+            return OPERATOR
+        return None if can_approve(self.grants) else VIEWER
+
     def may_see(self, event: EventState) -> bool:
         """Return whether one of the event's VMs is in the scope."""
-        return not self.scope or bool(set(self.scope) & set(event.groups))
+        return self.may_see_groups(event.groups)
+
+    def may_see_groups(self, groups: Iterable[str]) -> bool:
+        """Return whether one of *groups* is in the scope."""
+        scope = set(self.scope)
+        return not scope or not scope.isdisjoint(groups)
 
     def why_not_decide(self, event: EventState) -> str | None:
         """Return the reason why this person must not decide on *event*, or None.
@@ -89,17 +106,18 @@ class Person(msgspec.Struct, frozen=True, kw_only=True):
         A person with a limited scope can decide only if every VM of the event is known and in scope, because an
         approval affects all of these VMs.
         """
-        if self.role is not Role.APPROVER:
-            return VIEWER
-        if not self.scope:
+        if self.why_not_approver is not None:
+            return self.why_not_approver
+        scope = set(scope_of(self.grants, Role.APPROVER) or ())
+        if not scope:
             return None
-        outside = [vm.vm.name or vm.vm_key for vm in event.vms if not set(self.scope) & set(groups_of(vm))]
+        outside = [vm.vm.name or vm.vm_key for vm in event.vms if scope.isdisjoint(groups_of(vm))]
         outside += [f"{name} (no record)" for name in event.unheard]
         return f"The event includes VMs outside your scope: {', '.join(outside)}." if outside else None
 
 
 def still(person: Person, connection: Connection, *, at: str) -> Person:
-    """Return *person* with the current role and scope.
+    """Return *person* with the current grants.
 
     Raise AccessDenied if the access has ended.
     """
@@ -109,12 +127,12 @@ def still(person: Person, connection: Connection, *, at: str) -> Person:
             raise AccessDenied(401, "Sign in first.")
         user: store_users.User | None = found[0]
     else:
-        user = store_users.user_of(connection, person.name)
+        user = store_users.user_of(connection, person.key)
     if user is None:
         return person
     if user.disabled_at is not None:
         raise AccessDenied(403, "This person may not use the portal.")
-    return msgspec.structs.replace(person, role=Role(user.role), scope=user.scopes)
+    return msgspec.structs.replace(person, grants=user.grants)
 
 
 class Users:
@@ -162,9 +180,9 @@ class Users:
             if found is not None:
                 user, csrf_token = found
                 return Person(
+                    key=user.person_key,
                     name=user.user_name,
-                    role=Role(user.role),
-                    scope=user.scopes,
+                    grants=user.grants,
                     csrf_token=csrf_token,
                     session_sha256=session_sha256,
                 )
@@ -216,23 +234,25 @@ class Users:
     async def sign_out(self, person: Person) -> None:
         """End the session of *person*."""
         if person.session_sha256 is not None:
-            await self._store.write(_end_session, person.name, person.session_sha256, at=self._now())
+            await self._store.write(_end_session, person, at=self._now())
 
     async def _proxied(self, said: str) -> Person:
         # A comma means two headers, and the client has sent one of them.
         known = None if "," in said else user_name_in(_as_utf8(said))
-        user = None if known is None else await self._store.read(store_users.user_of, known)
+        user = None if known is None else await self._store.read(store_users.user_of, local_key(known))
         if known is None or (user is not None and user.disabled_at is not None):
             raise AccessDenied(403, "This person may not use the portal.")
-        role, name = (self._proxy_role, known) if user is None else (Role(user.role), user.user_name)
-        token = hmac.new(self._csrf_key, folded_name(name).encode(), hashlib.sha256).hexdigest()
-        return Person(name=name, role=role, scope=() if user is None else user.scopes, csrf_token=token)
+        key = local_key(known)
+        token = hmac.new(self._csrf_key, key.encode(), hashlib.sha256).hexdigest()
+        if user is None:
+            return Person(key=key, name=known, grants=(Grant(role=self._proxy_role),), csrf_token=token)
+        return Person(key=key, name=user.user_name, grants=user.grants, csrf_token=token)
 
     async def _known(self, name: str | None, password: str, address: str) -> store_users.User:
         both = (f"name {folded_name(name or '')}", f"address {address}")
         if any(map(self._wrong.is_too_many, both)):
             raise AccessDenied(429, "Too many wrong passwords. Wait five minutes.")
-        user = None if name is None else await self._store.read(store_users.user_of, name)
+        user = None if name is None else await self._store.read(store_users.user_of, local_key(name))
         known = user.password_hash if user is not None and user.disabled_at is None else None
         is_right = len(password) <= _LONGEST_PASSWORD and await self._is_right(known or UNUSED_HASH, password)
         if user is not None and known is not None and is_right:
@@ -282,18 +302,19 @@ class _Wrong:
 
 
 def _begin_session(connection: Connection, /, *, user: store_users.User, old_sha256: str, **session: str) -> None:
-    if store_users.user_of(connection, user.user_name) != user:
+    if store_users.user_of(connection, user.person_key) != user:
         raise AccessDenied(401, "The name or the password is wrong.")
     store_users.end_session(connection, old_sha256)
-    store_users.add_session(connection, user_name=user.user_name, **session)
-    add_entries(
-        connection, [NewEntry(actor=user.user_name, action="signed_in", subject="", details={})], at=session["at"]
-    )
+    store_users.add_session(connection, person_key=user.person_key, **session)
+    details = {"person": user.person_key}
+    entry = NewEntry(actor=user.user_name, action="signed_in", subject="", details=details)
+    add_entries(connection, [entry], at=session["at"])
 
 
-def _end_session(connection: Connection, name: str, session_sha256: str, *, at: str) -> None:
-    store_users.end_session(connection, session_sha256)
-    add_entries(connection, [NewEntry(actor=name, action="signed_out", subject="", details={})], at=at)
+def _end_session(connection: Connection, person: Person, *, at: str) -> None:
+    store_users.end_session(connection, person.session_sha256 or "")
+    details = {"person": person.key}
+    add_entries(connection, [NewEntry(actor=person.name, action="signed_out", subject="", details=details)], at=at)
 
 
 def _as_utf8(text: str) -> str:

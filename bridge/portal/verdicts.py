@@ -32,6 +32,14 @@ class Outcome(str, Enum):
     HELD = "held"
 
 
+class Lift(msgspec.Struct, frozen=True, kw_only=True):
+    """The consent of one person to lift the hold of another person."""
+
+    person_key: str
+    user_name: str
+    expires_at: str
+
+
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """The choice of one person on one event."""
 
@@ -40,12 +48,16 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     choice: Choice
     digest: str
     """Digest of the event as the person saw it."""
+    person_key: str
+    """The key of the person (`bridge.portal.user_names.person_key`)."""
     user_name: str
     reason: str
     made_at: str
     expires_at: str
     """The end of an approval. A hold counts until its withdrawal."""
     withdrawn_at: str | None = None
+    lifts: tuple[Lift, ...] = ()
+    """The people who want to lift this hold of another person."""
 
 
 class Ruling(msgspec.Struct, frozen=True, kw_only=True):

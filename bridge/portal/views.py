@@ -23,8 +23,8 @@ from bridge.portal.sentences import (
     why_not_yet,
 )
 from bridge.portal.store.event_details import EventDetails
-from bridge.portal.two_person_rule import rule
-from bridge.portal.verdicts import Choice, Verdict
+from bridge.portal.two_person_rule import lifts_needed, rule, with_lift
+from bridge.portal.verdicts import Choice, Lift, Verdict
 from bridge.text import duration
 
 STATE_WORDS = {
@@ -147,12 +147,21 @@ def _verdict_view(
         effect = "the event stays held by another person"
         if len(holds) == 1:  # PROTOCOL.md, section 8
             effect = "people can approve the event. The rules of the VMs stay stopped until an approval"
+    lifts = with_lift(verdict, _lift(context), (), at=format_time(context.now))
+    needed = lifts_needed(verdict, lifts, by=context.person.key, required=context.required)
+    if needed:
+        more = "1 more person withdraws" if needed == 1 else f"{needed} more people withdraw"
+        effect = f"the event stays held until {more} the hold"
     withdrawing = f"{effect}. If no one acts, Azure starts it {clock_text(event)}. For {these(vm_names(event))}"
     return VerdictView(
         verdict=verdict,
         sentence=f"{verdict.user_name} {_verb(verdict, details, context.now, accepted)}",
         withdrawing=withdrawing if can_withdraw else None,
     )
+
+
+def _lift(context: PageContext) -> Lift:
+    return Lift(person_key=context.person.key, user_name=context.person.name, expires_at=format_time(context.now))
 
 
 def _verb(verdict: Verdict, details: EventDetails, now: datetime, accepted: AcceptedApproval | None) -> str:

@@ -14,6 +14,7 @@ from argon2 import PasswordHasher
 from fleet_records import NOW, fleet_record, vm_id_of
 from msgspec.structs import replace
 from portal_kit import AGENT_TOKEN, RunningPortal, portal_table
+from portal_users import local_user
 
 from bridge.approval.signing import generate_key
 from bridge.clock import Clock
@@ -22,7 +23,7 @@ from bridge.portal.audit import NewEntry
 from bridge.portal.settings import database_file, read
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.database import Store
-from bridge.portal.store.users import User, add_user
+from bridge.portal.store.users import put_user
 from bridge.portal.users import COOKIE
 
 PASSWORD = "correct horse battery staple"  # of a test
@@ -55,11 +56,10 @@ class Office:
         self._store = Store.of_file(database_file(read(portal_table(directory / "state"))))
         self._store.migrate()
         self._users = {
-            name: User(user_name=name, password_hash=QUICK_HASH, role=role, scope=scope, made_at="2026")
-            for name, role, scope in users
+            name: local_user(name, role, *scope.splitlines(), password_hash=QUICK_HASH) for name, role, scope in users
         }
         for user in self._users.values():
-            self._store.write(add_user, user)
+            self._store.write(put_user, user)
         self.portal = RunningPortal(directory / "state", clock=clock, **tables)
 
     def __enter__(self) -> Office:  # noqa: PYI034  # Self came with Python 3.11
@@ -78,7 +78,7 @@ class Office:
     def change_user(self, name: str, **change: Any) -> None:
         """Store the user of that name with *change*, as `portal users` does beside a portal that runs."""
         entry = NewEntry(actor="portal users", action="user_added", subject=name, details={})
-        self._store.write(add_user, replace(self._users[name], **change))
+        self._store.write(put_user, replace(self._users[name], **change))
         self._store.write(add_entries, [entry], at="2026-11-20T11:01:00.000Z")
 
     def browser(self, name: str | None = None) -> Browser:

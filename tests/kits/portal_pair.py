@@ -12,11 +12,13 @@ import requests
 from fleet_records import vm_id_of
 from portal_databases import Database
 from portal_kit import AGENT_TOKEN, BATCH, RunningPortal, batch
+from portal_users import local_user
 from signers import Signer
 
 from bridge.approval.signing import generate_key
 from bridge.events.record import TransitionRecord
-from bridge.portal.store.users import User, add_session, add_user
+from bridge.portal.store.users import add_session, put_user
+from bridge.portal.user_names import local_key
 from bridge.portal.users import COOKIE
 
 PEOPLE = ("ann", "bob")
@@ -38,11 +40,16 @@ class Pair:
         }
         store = database.store()
         for name in PEOPLE:
-            store.write(add_user, User(user_name=name, password_hash=None, role="approver", scope="", made_at="2026"))
+            store.write(put_user, local_user(name))
             sha256 = hashlib.sha256(f"session-of-{name}".encode()).hexdigest()
             until = "9999-01-01T00:00:00.000Z"
             store.write(
-                add_session, user_name=name, new_sha256=sha256, csrf_token=f"token-of-{name}", at="2026", until=until
+                add_session,
+                person_key=local_key(name),
+                new_sha256=sha256,
+                csrf_token=f"token-of-{name}",
+                at="2026",
+                until=until,
             )
 
     def portal(self, name: str) -> RunningPortal:

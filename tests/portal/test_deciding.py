@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 
+import msgspec
 import pytest
 from fleet_records import NOW, fleet_record, vm_id_of
+from portal_users import grant, local_user
 
 from bridge.approval.signing import DecisionSigner, generate_key
 from bridge.clock import format_time
@@ -20,8 +22,8 @@ from bridge.portal.store.database import Store, StoreThreads
 from bridge.portal.store.event_details import verdicts_of
 from bridge.portal.store.events import event_of
 from bridge.portal.store.ingest import ReceivedRecord, add_records
-from bridge.portal.store.users import User, add_session, add_user, change_user
-from bridge.portal.users import AccessDenied, Person, Role
+from bridge.portal.store.users import add_session, put_user
+from bridge.portal.users import AccessDenied, Person
 from bridge.portal.verdicts import Choice
 from bridge.testing import ManualClock
 
@@ -38,18 +40,19 @@ class Office:
         self.clock = ManualClock()
         pair = generate_key(directory / "portal.key")
         self._key = PortalKey(DecisionSigner(pair.private_key_file, kid="p1", approver="portal"))
-        self.user = User(user_name="Pam", password_hash=None, role="approver", scope="labels.team:payments", made_at=AT)
-        self.store.write(add_user, self.user)
+        self.user = local_user("Pam", "approver", "labels.team:payments")
+        self.store.write(put_user, self.user)
         until = format_time(self.clock.clock.now() + timedelta(hours=1))
-        session = {"user_name": "Pam", "new_sha256": "5" * 64, "csrf_token": "t", "at": AT, "until": until}
+        session = {"person_key": "local pam", "new_sha256": "5" * 64, "csrf_token": "t", "at": AT, "until": until}
         self.store.write(add_session, **session)
-        self.pam = Person(
-            name="Pam", role=Role.APPROVER, scope=self.user.scopes, csrf_token="t", session_sha256="5" * 64
-        )
+        self.pam = Person(key="local pam", name="Pam", grants=self.user.grants, csrf_token="t", session_sha256="5" * 64)
         self.tell(fleet_record(0), fleet_record(1))
 
     def tell(self, *records):
         self.store.write(add_records, [ReceivedRecord(each, encode(each).decode()) for each in records], AT)
+
+    def disable(self):
+        self.store.write(put_user, msgspec.structs.replace(self.user, disabled_at=AT))
 
     def say(self, word, person=None, *, meanwhile=None, broken_store=None):
         """Say *word*; *meanwhile* is done by another process after the service has first looked."""
@@ -104,14 +107,14 @@ def office(tmp_path):
 
 def test_person_who_is_disabled_while_the_request_waits_decides_nothing(office):
     with pytest.raises(AccessDenied) as refused:
-        office.say("approve", meanwhile=lambda: office.store.write(change_user, "Pam", disabled_at=AT))
+        office.say("approve", meanwhile=office.disable)
     assert (refused.value.status, office.said) == (401, [])
 
 
 def test_person_of_a_proxy_who_is_disabled_while_the_request_waits_decides_nothing(office):
-    proxied = Person(name="Pam", role=Role.APPROVER, csrf_token="t")
+    proxied = Person(key="local pam", name="Pam", grants=grant(), csrf_token="t")
     with pytest.raises(AccessDenied) as refused:
-        office.say("approve", proxied, meanwhile=lambda: office.store.write(change_user, "Pam", disabled_at=AT))
+        office.say("approve", proxied, meanwhile=office.disable)
     assert (refused.value.status, office.said) == (403, [])
 
 

@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 from fleet_records import NOW, fleet_record, vm_id_of
 from msgspec.structs import replace
+from portal_users import grant, local_user
 
 from bridge.approval.decision_token import verify
 from bridge.approval.signing import DecisionSigner, generate_key
@@ -22,9 +23,10 @@ from bridge.portal.store.audit import entries
 from bridge.portal.store.decisions import live_decisions
 from bridge.portal.store.events import event_of
 from bridge.portal.store.ingest import ReceivedRecord, add_records
-from bridge.portal.store.users import User, add_user, change_user
+from bridge.portal.store.users import put_user
 from bridge.portal.store.verdicts import VerdictRefused, add_verdict, verdicts_of, withdraw
-from bridge.portal.verdicts import Choice, Outcome, Verdict
+from bridge.portal.user_names import local_key
+from bridge.portal.verdicts import Choice, Lift, Outcome, Verdict
 
 KEY = key_of_event_id("A")
 DECIDED = NOW + timedelta(minutes=1)
@@ -57,12 +59,18 @@ class Office:
             event_key=KEY,
             choice=Choice(word),
             digest=digest or self.event.digest,
+            person_key=user_name if "://" in user_name else local_key(user_name),
             user_name=user_name,
             reason="because",
             made_at=format_time(now),
             expires_at=format_time(now + timedelta(minutes=minutes)),
         )
         return self.store.write(add_verdict, verdict, now=now, required=required, sign=self.sign)
+
+    def withdraw(self, verdict_id, name, *, required=1, now=DECIDED):
+        key = name if "://" in name else local_key(name)
+        by = Lift(person_key=key, user_name=name, expires_at=format_time(now + timedelta(hours=1)))
+        return self.store.write(withdraw, verdict_id, by=by, required=required, now=now, sign=self.sign)
 
     @property
     def event(self):
@@ -115,7 +123,7 @@ def test_nothing_is_approved_while_somebody_holds_nor_by_taking_the_hold_back(of
         office.say("approve", "bob", after_seconds=1)
     assert refused.value.status == 409
     assert [each.choice for each in office.store.read(verdicts_of, [KEY])] == [Choice.HOLD]
-    office.store.write(withdraw, hold.verdict_id, by="ann", now=DECIDED + timedelta(seconds=2), sign=office.sign)
+    office.withdraw(hold.verdict_id, "ann", now=DECIDED + timedelta(seconds=2))
     assert {word for _, word, _ in office.told()} == {"hold"}
     taken = office.say("approve", "bob", after_seconds=3)
     assert (taken.ruling.outcome, len(taken.sent_to)) == (Outcome.APPROVED, 2)
@@ -123,12 +131,12 @@ def test_nothing_is_approved_while_somebody_holds_nor_by_taking_the_hold_back(of
 
 def test_withdrawn_approval_is_stopped_by_a_hold_and_a_withdrawn_hold_lets_others_approve(office):
     approval = office.say("approve", "ann").verdict
-    told = office.store.write(withdraw, approval.verdict_id, by="bob", now=DECIDED, sign=office.sign).sent_to
+    told = office.withdraw(approval.verdict_id, "bob", now=DECIDED).sent_to
     assert set(told) == {vm_id_of(vm) for vm in (0, 1, 2)}
     with pytest.raises(VerdictRefused, match="already withdrawn"):
-        office.store.write(withdraw, approval.verdict_id, by="bob", now=DECIDED, sign=office.sign)
+        office.withdraw(approval.verdict_id, "bob", now=DECIDED)
     hold = office.say("hold", "cem", after_seconds=1).verdict
-    assert office.store.write(withdraw, hold.verdict_id, by="cem", now=DECIDED, sign=office.sign).sent_to == ()
+    assert office.withdraw(hold.verdict_id, "cem", now=DECIDED).sent_to == ()
     assert office.say("approve", "bob", after_seconds=2).ruling.outcome is Outcome.APPROVED
     assert ("bob", "withdrew") in office.audited()
 
@@ -153,22 +161,57 @@ def test_first_of_two_people_takes_an_approval_back_that_agents_were_told_of(off
     first = office.say("approve", "ann", required=2)
     office.say("approve", "bob", required=2, after_seconds=1)
     later = DECIDED + timedelta(seconds=2)
-    taken = office.store.write(withdraw, first.verdict.verdict_id, by="ann", now=later, sign=office.sign)
+    taken = office.withdraw(first.verdict.verdict_id, "ann", now=later)
     assert taken.ruling.outcome is Outcome.HELD
     assert set(taken.sent_to) == {vm_id_of(vm) for vm in (0, 1, 2)}
 
 
 @pytest.mark.parametrize("change", ["disabled", "viewer"])
 def test_approval_of_somebody_who_may_approve_no_more_does_not_count_and_a_hold_does(office, change):
-    user = User(user_name="Ann", password_hash=None, role="approver", scope="", made_at=format_time(NOW))
-    office.store.write(add_user, user)
+    user = local_user("Ann")
+    office.store.write(put_user, user)
     office.say("approve", "Ann", required=2)
     if change == "disabled":
-        office.store.write(change_user, "ann", disabled_at=format_time(NOW))
+        office.store.write(put_user, replace(user, disabled_at=format_time(NOW)))
     else:
-        office.store.write(add_user, replace(user, role="viewer"))
+        office.store.write(put_user, replace(user, grants=grant("viewer")))
     taken = office.say("approve", "bob", required=2, after_seconds=1)
     assert (taken.ruling.outcome, taken.sent_to) == (Outcome.WAITING, ())
     office.say("hold", "Ann", after_seconds=2)
     with pytest.raises(VerdictRefused, match="held by Ann"):
         office.say("approve", "cat", after_seconds=3)
+
+
+OIDC = "https://login.example.net"
+
+
+def test_local_user_and_oidc_user_never_count_as_two_people(office):
+    office.say("approve", f"{OIDC} ann", required=2)
+    taken = office.say("approve", "ann-admin", required=2, after_seconds=1)
+    assert (taken.ruling.outcome, taken.ruling.needed, taken.sent_to) == (Outcome.WAITING, 1, ())
+    taken = office.say("approve", f"{OIDC} bob", required=2, after_seconds=2)
+    assert taken.ruling.outcome is Outcome.APPROVED
+
+
+def test_lifting_the_hold_of_another_person_needs_as_many_people_as_an_approval(office):
+    hold = office.say("hold", "ann", required=2).verdict
+    for name in ("bob", "bob", f"{OIDC} bob"):
+        assert office.withdraw(hold.verdict_id, name, required=2).ruling.needed == 1, name
+        with pytest.raises(VerdictRefused, match="held by ann"):
+            office.say("approve", "bob", required=2, after_seconds=1)
+    assert office.withdraw(hold.verdict_id, "cat", required=2).ruling.needed == 0
+    assert office.say("approve", "bob", required=2, after_seconds=2).ruling.outcome is Outcome.WAITING
+    lifting = [action for _, action in office.audited() if action in {"agreed_to_lift", "withdrew"}]
+    assert lifting == ["agreed_to_lift"] * 3 + ["withdrew"]
+
+
+def test_consent_to_lift_a_hold_ends_after_an_hour(office):
+    hold = office.say("hold", "ann", required=2).verdict
+    office.withdraw(hold.verdict_id, "bob", required=2)
+    later = DECIDED + timedelta(minutes=61)
+    assert office.withdraw(hold.verdict_id, "cat", required=2, now=later).ruling.needed == 1
+
+
+def test_holder_withdraws_the_own_hold_alone(office):
+    hold = office.say("hold", "ann", required=2).verdict
+    assert office.withdraw(hold.verdict_id, "Ann", required=2).ruling.needed == 0

@@ -10,6 +10,7 @@ import requests
 from fleet_records import fleet_record, vm_id_of
 from page_kit import QUICK_HASH
 from portal_kit import AGENT_TOKEN, RunningPortal, portal_table
+from portal_users import local_user
 
 from bridge.approval.decision_token import verify
 from bridge.approval.signing import generate_key
@@ -18,7 +19,7 @@ from bridge.config.trusted_keys import TrustedKey
 from bridge.portal.fleet import key_of_event_id
 from bridge.portal.settings import database_file, read
 from bridge.portal.store.database import Store
-from bridge.portal.store.users import User, add_user
+from bridge.portal.store.users import put_user
 from bridge.portal.users import COOKIE
 
 KEY = key_of_event_id("A")
@@ -34,8 +35,7 @@ class Office:
         store = Store.of_file(database_file(read(portal_table(directory / "state"))))
         store.migrate()
         for name, role in (("ann", "approver"), ("bob", "approver"), ("vic", "viewer")):
-            user = User(user_name=name, password_hash=QUICK_HASH, role=role, scope="", made_at="2026")
-            store.write(add_user, user)
+            store.write(put_user, local_user(name, role, password_hash=QUICK_HASH))
             sha256, token = self.session(name)
             store.write(_add_session, name, sha256, token)
         store.close()
@@ -79,7 +79,12 @@ def _add_session(connection, name, sha256, token):
     from bridge.portal.store.users import add_session  # noqa: PLC0415
 
     add_session(
-        connection, user_name=name, new_sha256=sha256, csrf_token=token, at="2026", until="9999-01-01T00:00:00.000Z"
+        connection,
+        person_key=f"local {name}",
+        new_sha256=sha256,
+        csrf_token=token,
+        at="2026",
+        until="9999-01-01T00:00:00.000Z",
     )
 
 

@@ -14,20 +14,20 @@ from bridge.approval.digest import digest as digest_of
 from bridge.events.record import Transition, TransitionRecord
 from bridge.portal.audit import Entry
 from bridge.portal.fleet import EventState, VmState
-from bridge.portal.schema import audit, decisions, events, records, users, verdicts, vms
+from bridge.portal.schema import audit, decisions, events, records, verdicts, vms
 from bridge.portal.store.audit import entries
 from bridge.portal.store.database import in_parts
 from bridge.portal.store.events import EventFilter, list_events, records_of
-from bridge.portal.store.users import names_barred
-from bridge.portal.two_person_rule import counting
-from bridge.portal.user_names import folded_name
-from bridge.portal.verdicts import Choice, Verdict
+from bridge.portal.store.users import all_users, barred_people
+from bridge.portal.two_person_rule import counting, most_of_one_issuer
+from bridge.portal.verdicts import Choice, Lift, Verdict
 
 _OUTCOMES = tuple(each.value for each in (Transition.APPROVED, Transition.APPROVAL_REFUSED, Transition.APPROVAL_FAILED))
 _MOST_OPEN = 1_000
 _MOST_ENTRIES = 1_000
 _record_of = msgspec.json.Decoder(TransitionRecord).decode
 _event_of = msgspec.json.Decoder(EventState).decode
+_lifts_of = msgspec.json.Decoder(tuple[Lift, ...]).decode
 _vm_of = msgspec.json.Decoder(VmState).decode
 
 
@@ -86,7 +86,7 @@ def details_of(connection: Connection, found: Sequence[EventState]) -> list[Even
             by_event[key][1].append(decision)
         for key, outcome in _outcomes(connection, keys):
             by_event[key][2].append(outcome)
-    barred, approvers = names_barred(connection), approvers_here(connection)
+    barred, approvers = barred_people(connection), approvers_here(connection)
     result = []
     for event in found:
         of_event, signed, outcomes = by_event[event.key]
@@ -107,7 +107,7 @@ def verdicts_of(connection: Connection, keys: Sequence[str]) -> list[Verdict]:
     """Return the verdicts on the events *keys*, oldest first."""
     query = select(verdicts).where(verdicts.c.event_key.in_(keys))
     rows = connection.execute(query.order_by(verdicts.c.made_at, verdicts.c.verdict_id)).mappings()
-    return [Verdict(**{**row, "choice": Choice(row["choice"])}) for row in rows]
+    return [Verdict(**{**row, "choice": Choice(row["choice"]), "lifts": _lifts_of(row["lifts"])}) for row in rows]
 
 
 def event_with_digest(connection: Connection, key: str, digest: str) -> TransitionRecord | None:
@@ -120,9 +120,8 @@ def event_with_digest(connection: Connection, key: str, digest: str) -> Transiti
 
 
 def approvers_here(connection: Connection) -> int:
-    """Return the number of local users who can approve."""
-    may_approve = (users.c.role == "approver") & users.c.disabled_at.is_(None)
-    return len(set(map(folded_name, connection.execute(select(users.c.user_name).where(may_approve)).scalars())))
+    """Return how many known people can approve an event together."""
+    return most_of_one_issuer(user.person_key for user in all_users(connection) if user.can_approve)
 
 
 def known_vms(connection: Connection, *, limit: int | None = None) -> list[VmState]:

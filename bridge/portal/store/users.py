@@ -6,82 +6,84 @@ import secrets
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, delete, select, update
+from sqlalchemy import Connection, delete, select
 
+from bridge.errors import BridgeError
+from bridge.portal.grants import Grant, can_approve, grants_in, text_of
 from bridge.portal.schema import properties, sessions, users
 from bridge.portal.store.database import insert, upsert
-from bridge.portal.user_names import folded_name
+from bridge.portal.user_names import folded_name, local_key
 
 _CSRF_KEY = "csrf_key"
-_APPROVER = "approver"
 
 
 class User(msgspec.Struct, frozen=True, kw_only=True):
-    """A user with a local name."""
+    """A local user, or a user who logged in through OpenID Connect."""
 
+    person_key: str
     user_name: str
-    password_hash: str | None
-    """If the value is None, only a proxy can authenticate this user."""
-    role: str
-    scope: str
-    """Groups of VMs, one per line. An empty text means all VMs."""
+    password_hash: str | None = None
+    """If the value is None, only a proxy or the OpenID Connect provider can authenticate this user."""
+    grants: tuple[Grant, ...]
     made_at: str
     disabled_at: str | None = None
 
     @property
-    def scopes(self) -> tuple[str, ...]:
-        """Return the groups of the scope."""
-        return tuple(filter(None, self.scope.splitlines()))
+    def can_approve(self) -> bool:
+        """Return whether the approvals of this user count."""
+        return self.disabled_at is None and can_approve(self.grants)
 
 
-def add_user(connection: Connection, user: User) -> User | None:
+def put_user(connection: Connection, user: User) -> User:
     """Add or replace a user, and end the user's sessions."""
-    names = _spellings(connection, user.user_name) or [user.user_name]
-    connection.execute(delete(sessions).where(sessions.c.user_name.in_(names)))
-    upsert(connection, users, [{**msgspec.structs.asdict(user), "user_name": name} for name in names])
-    return user_of(connection, user.user_name)
+    connection.execute(delete(sessions).where(sessions.c.person_key == user.person_key))
+    upsert(connection, users, [{**msgspec.structs.asdict(user), "grants": text_of(user.grants)}])
+    return user
 
 
-def change_user(connection: Connection, name: str, /, **values: Any) -> User | None:
-    """Update a known user, and end the user's sessions."""
-    names = _spellings(connection, name)
-    connection.execute(delete(sessions).where(sessions.c.user_name.in_(names)))
-    if values:
-        connection.execute(update(users).where(users.c.user_name.in_(names)).values(**values))
-    return user_of(connection, name)
+def find_user(connection: Connection, name: str) -> User | None:
+    """Return the user of a name in any spelling, or of a person key. Prefer a local user.
+
+    Raise BridgeError if several users of an OpenID Connect provider have the name.
+    """
+    found = user_of(connection, local_key(name)) or user_of(connection, name)
+    if found is not None:
+        return found
+    named = [each for each in all_users(connection) if folded_name(each.user_name) == folded_name(name)]
+    if len(named) > 1:
+        keys = ", ".join(repr(each.person_key) for each in named)
+        raise BridgeError(f"Several users are called {name!r}. Use one of these instead: {keys}.")
+    return named[0] if named else None
 
 
-def user_of(connection: Connection, name: str) -> User | None:
-    """Return the user of that name in any spelling, or None if the name is unknown."""
-    names = _spellings(connection, name)
-    found = connection.execute(select(users).where(users.c.user_name.in_(names)).order_by(users.c.user_name)).first()
-    return None if found is None else User(**found._asdict())
+def user_of(connection: Connection, person_key: str) -> User | None:
+    """Return the user with *person_key*, or None if the user is unknown."""
+    row = connection.execute(select(users).where(users.c.person_key == person_key)).first()
+    return None if row is None else _user(row._asdict())
 
 
-def names_barred(connection: Connection) -> frozenset[str]:
-    """Return the folded names of users who are disabled or are not approvers."""
-    is_barred = users.c.disabled_at.is_not(None) | (users.c.role != _APPROVER)
-    return frozenset(map(folded_name, connection.execute(select(users.c.user_name).where(is_barred)).scalars()))
-
-
-def _spellings(connection: Connection, name: str) -> list[str]:
-    wanted = folded_name(name)  # SQL can fold only ASCII
-    return [each for each in connection.execute(select(users.c.user_name)).scalars() if folded_name(each) == wanted]
+def barred_people(connection: Connection) -> frozenset[str]:
+    """Return the keys of known users whose approvals do not count."""
+    return frozenset(each.person_key for each in all_users(connection) if not each.can_approve)
 
 
 def all_users(connection: Connection) -> list[User]:
     """Return all users by name."""
-    return [User(**row._asdict()) for row in connection.execute(select(users).order_by(users.c.user_name))]
+    return [_user(row._asdict()) for row in connection.execute(select(users).order_by(users.c.user_name))]
+
+
+def _user(row: dict[str, Any]) -> User:
+    return User(**{**row, "grants": grants_in(row["grants"])})
 
 
 def add_session(
-    connection: Connection, *, user_name: str, new_sha256: str, csrf_token: str, at: str, until: str
+    connection: Connection, *, person_key: str, new_sha256: str, csrf_token: str, at: str, until: str
 ) -> None:
     """Store a session and delete the expired ones."""
     connection.execute(delete(sessions).where(sessions.c.expires_at <= at))
     row = {
         "session_sha256": new_sha256,
-        "user_name": user_name,
+        "person_key": person_key,
         "csrf_token": csrf_token,
         "made_at": at,
         "expires_at": until,
@@ -98,7 +100,7 @@ def session_of(connection: Connection, session_sha256: str, *, at: str) -> tuple
         return None
     values = row._asdict()
     csrf_token = values.pop("csrf_token")
-    return User(**values), csrf_token
+    return _user(values), csrf_token
 
 
 def end_session(connection: Connection, session_sha256: str) -> None:

@@ -24,9 +24,9 @@ from bridge.portal.store.audit import add_entries
 from bridge.portal.store.decisions import NewDecision, add_decisions, lock_decisions
 from bridge.portal.store.event_details import details_of, known_vms, verdicts_of
 from bridge.portal.store.events import event_of
-from bridge.portal.store.users import names_barred
-from bridge.portal.two_person_rule import counting, rule
-from bridge.portal.verdicts import WITHDRAW_HOLD, Choice, Outcome, Ruling, Verdict, people_of
+from bridge.portal.store.users import barred_people
+from bridge.portal.two_person_rule import counting, lifts_needed, rule, with_lift
+from bridge.portal.verdicts import WITHDRAW_HOLD, Choice, Lift, Outcome, Ruling, Verdict, people_of
 
 UNKNOWN_EVENT = "No record reports this event."
 
@@ -66,7 +66,7 @@ def add_verdict(
     _check(event, new, _counting(connection, new.event_key), at=at)
     if new.choice is Choice.HOLD:
         _refuse_too_late(connection, event)
-    connection.execute(verdicts.insert(), {**msgspec.structs.asdict(new), "choice": new.choice.value})
+    connection.execute(verdicts.insert(), {**msgspec.structs.asdict(new), "choice": new.choice.value, "lifts": "[]"})
     ruling = rule(_counting(connection, new.event_key), digest=event.digest, at=at, required=required)
     signed: Sequence[NewDecision] = ()
     # A second hold is also signed, because the portal might know more VMs.
@@ -81,9 +81,18 @@ def add_verdict(
 
 
 def withdraw(
-    connection: Connection, verdict_id: str, *, by: str, now: datetime, sign: Sign, allow: Allow = lambda *_: None
+    connection: Connection,
+    verdict_id: str,
+    *,
+    by: Lift,
+    required: int,
+    now: datetime,
+    sign: Sign,
+    allow: Allow = lambda *_: None,
 ) -> AcceptedVerdict:
     """Withdraw a verdict. To stop a signed approval, sign a hold.
+
+    If the verdict is the hold of another person, *required* people must withdraw it. Until then, store their consent.
 
     Raise VerdictRefused if the verdict is unknown or already withdrawn, or if it is too late to stop the event.
     """
@@ -93,19 +102,27 @@ def withdraw(
     event = _locked_event(connection, key)
     allow(connection, event)
     at = format_time(now)
+    verdict = next(each for each in verdicts_of(connection, [key]) if each.verdict_id == verdict_id)
+    lifts = with_lift(verdict, by, barred_people(connection), at=at)
+    needed = 0 if verdict.withdrawn_at else lifts_needed(verdict, lifts, by=by.person_key, required=required)
+    if needed:
+        stored = {"lifts": msgspec.json.encode(lifts).decode()}
+        connection.execute(update(verdicts).where(verdicts.c.verdict_id == verdict_id).values(stored))
+        lock_decisions(connection)
+        add_entries(connection, [_withdrawal(by, "agreed_to_lift", verdict)], at=at)
+        ruling = Ruling(outcome=Outcome.HELD, verdicts=(verdict,), needed=needed)
+        return AcceptedVerdict(verdict=verdict, event=event, ruling=ruling, sent_to=())
     is_first = (verdicts.c.verdict_id == verdict_id) & verdicts.c.withdrawn_at.is_(None)
     if connection.execute(update(verdicts).where(is_first).values(withdrawn_at=at)).rowcount != 1:
         raise VerdictRefused("The verdict is already withdrawn.", event=event)
     if event.state is not State.SCHEDULED:
         raise VerdictRefused(f"Too late: {event.undecidable_because}.", event=event)
     _refuse_too_late(connection, event)
-    verdict = next(each for each in verdicts_of(connection, [key]) if each.verdict_id == verdict_id)
     has_decisions = verdict.choice is Choice.APPROVE and _has_decisions(connection, verdict)
     ruling = Ruling(outcome=Outcome.HELD if has_decisions else Outcome.UNDECIDED, verdicts=(verdict,), needed=0)
     signed = sign(event, ruling, _vms_of_groups(connection, event)) if has_decisions else ()
     lock_decisions(connection)
-    details = {"verdict_id": verdict_id, "verdict": verdict.choice.value, "of": verdict.user_name}
-    add_entries(connection, [NewEntry(actor=by, action="withdrew", subject=key, details=details)], at=at)
+    add_entries(connection, [_withdrawal(by, "withdrew", verdict)], at=at)
     if signed:
         add_decisions(connection, signed, at=at)
     sent_to = tuple(each.vm_key for each in signed)
@@ -113,7 +130,7 @@ def withdraw(
 
 
 def _counting(connection: Connection, event_key: str) -> tuple[Verdict, ...]:
-    return counting(verdicts_of(connection, [event_key]), names_barred(connection))
+    return counting(verdicts_of(connection, [event_key]), barred_people(connection))
 
 
 def _has_decisions(connection: Connection, verdict: Verdict) -> bool:
@@ -166,6 +183,16 @@ def _group(vm: VmIdentity) -> tuple[str, str] | None:
     return ((vm.subscription_id or "").casefold(), vm.resource_group.casefold()) if vm.resource_group else None
 
 
+def _withdrawal(by: Lift, action: str, verdict: Verdict) -> NewEntry:
+    details = {
+        "verdict_id": verdict.verdict_id,
+        "verdict": verdict.choice.value,
+        "of": verdict.user_name,
+        "person": by.person_key,
+    }
+    return NewEntry(actor=by.user_name, action=action, subject=verdict.event_key, details=details)
+
+
 def _entry(new: Verdict, event: EventState, ruling: Ruling) -> NewEntry:
     return NewEntry(
         actor=new.user_name,
@@ -173,6 +200,7 @@ def _entry(new: Verdict, event: EventState, ruling: Ruling) -> NewEntry:
         subject=new.event_key,
         details={
             "verdict_id": new.verdict_id,
+            "person": new.person_key,
             "event_id": event.event.event_id,
             "event_digest": new.digest,
             "reason": new.reason,

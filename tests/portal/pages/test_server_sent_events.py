@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 from fleet_records import fleet_record
 from page_kit import Office
+from portal_users import grant
 from uvicorn import Config, Server
 
 from bridge.clock import REAL_CLOCK
@@ -24,7 +25,7 @@ from bridge.portal.http_limits import CONNECTION, HttpLimits, LimitedHttp
 from bridge.portal.metrics import PortalMetrics
 from bridge.portal.server_sent_events import ALL, LiveUpdates
 from bridge.portal.store.event_details import Marks
-from bridge.portal.users import COOKIE, AccessDenied, Person, Role
+from bridge.portal.users import COOKIE, AccessDenied, Person
 
 A, B = key_of_event_id("A"), key_of_event_id("B")
 SECONDS = 20.0
@@ -99,7 +100,7 @@ def test_page_is_told_when_somebody_may_approve_no_more(office, stream):
     found = stream(office.browser("vic"))
     office.portal.send(fleet_record(2, event_id="B", resources=("vm_2",)))
     found.until(B)  # and what a new stream is told is behind it
-    office.change_user("ann", role="viewer")
+    office.change_user("ann", grants=grant("viewer"))
     found.until(ALL)
 
 
@@ -135,7 +136,7 @@ class _EndsElsewhere:
         self.asked += 1
         if self.asked > 2:
             raise AccessDenied(401, "Sign in first.")
-        return Person(name="ann", role=Role.VIEWER, csrf_token="", session_sha256="x")
+        return Person(key="local ann", name="ann", grants=grant("viewer"), csrf_token="", session_sha256="x")
 
 
 def test_stream_ends_when_its_session_was_ended_by_another_process():
@@ -168,7 +169,7 @@ class _Stays:
     """People of whom everybody is let in."""
 
     async def person_of(self, _request):
-        return Person(name="ann", role=Role.VIEWER, csrf_token="", session_sha256="x")
+        return Person(key="local ann", name="ann", grants=grant("viewer"), csrf_token="", session_sha256="x")
 
 
 class _Changes:

@@ -1,0 +1,69 @@
+"""The roles of people. Each role is granted for a scope, which is a set of groups of VMs.
+
+A person can have several grants. A viewer sees the events of the VMs in the scope, an approver also decides on these
+events, and an operator manages users. A person with an operator grant cannot approve, whatever the other grants are,
+because an operator could otherwise enable a second account and approve twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+
+import msgspec
+
+
+class Role(str, Enum):
+    """The permission of a person."""
+
+    VIEWER = "viewer"
+    APPROVER = "approver"
+    OPERATOR = "operator"
+
+
+class Grant(msgspec.Struct, frozen=True, kw_only=True):
+    """A role for the VMs of a scope."""
+
+    role: Role
+    scope: tuple[str, ...] = ()
+    """Groups of VMs, such as ``labels.team:payments``. An empty scope means all VMs."""
+
+
+def scope_of(grants: Iterable[Grant], *roles: Role) -> tuple[str, ...] | None:
+    """Return the combined scope of the grants with one of *roles*.
+
+    () means all VMs, and None means no grant.
+    """
+    scopes = [grant.scope for grant in grants if grant.role in roles]
+    if not scopes:
+        return None
+    return () if () in scopes else tuple(dict.fromkeys(group for scope in scopes for group in scope))
+
+
+def can_approve(grants: Iterable[Grant]) -> bool:
+    """Return whether a person with *grants* can approve an event of at least one VM."""
+    roles = {grant.role for grant in grants}
+    return Role.APPROVER in roles and Role.OPERATOR not in roles
+
+
+def reduced(grants: Iterable[Grant]) -> tuple[Grant, ...]:
+    """Return *grants* with the role viewer."""
+    return tuple(dict.fromkeys(Grant(role=Role.VIEWER, scope=grant.scope) for grant in grants))
+
+
+def grants_in(text: str) -> tuple[Grant, ...]:
+    """Return the grants from the text of `text_of`."""
+    return msgspec.json.decode(text, type=tuple[Grant, ...])
+
+
+def text_of(grants: Iterable[Grant]) -> str:
+    """Return *grants* as JSON for the database."""
+    return msgspec.json.encode(tuple(grants)).decode()
+
+
+def scope_group(text: str) -> str:
+    """Return a group of a scope in its stored form. Raise ValueError if *text* is not a group."""
+    kind, separator, value = text.partition(":")
+    if not separator or not value or not (kind == "resource_group" or kind.removeprefix("labels.") not in {"", kind}):
+        raise ValueError(f"{text!r} is not a scope. Use resource_group:NAME or labels.NAME:VALUE.")
+    return text.casefold() if kind == "resource_group" else text
