@@ -61,7 +61,7 @@ RUN = {
     "file: first agent.toml": _FIRST_PORTAL,
     "first portal: run": _FIRST_PORTAL,
     "first portal: announce": _FIRST_PORTAL,
-    "first portal: decide": _FIRST_PORTAL,
+    "first portal: user": _FIRST_PORTAL,
     "portal: people": "tests/portal/test_users_command.py::test_people_are_let_in_as_the_page_shows",
     "portal: people configuration": "tests/portal/test_users_command.py::test_people_are_let_in_as_the_page_shows",
     "postgresql: database": "tests/portal/test_postgresql.py::test_roles_of_the_page_serve_and_cannot_change_the_audit",

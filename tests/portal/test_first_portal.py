@@ -12,6 +12,7 @@ import pytest
 import requests
 from desk import SECONDS, Desk
 from held_port import held_port
+from page_kit import PASSWORD, Browser
 
 #: From an empty directory.
 FIRST_EVENT_SECONDS = 60
@@ -41,7 +42,7 @@ def desk(tmp_path, agent_env):
             ),
         }
         desk = Desk("docs/start/first-portal.md", tmp_path, agent_env, elsewhere)
-        desk.portal = f"http://127.0.0.1:{portal}/api/v1"
+        desk.portal = f"http://127.0.0.1:{portal}"
         yield desk
         desk.leave()
 
@@ -53,25 +54,26 @@ def test_a_newcomer_approves_an_event_through_the_portal_and_sees_it_start(desk)
     home = desk.home / "portal"
     (home / "portal.toml").write_text(desk.text("file: first portal.toml"))
     (home / "agent.toml").write_text(desk.text("file: first agent.toml"))
+    desk.do(enter + desk.text("first portal: user"), typed=f"{PASSWORD}\n")
     desk.do(enter + "scheduled-events-bridge check-config --config agent.toml")
     desk.begin(enter + desk.text("first portal: run"))
     desk.wait_for("control: http")  # of the simulator, which may be up later than the agent
     desk.wait_for("is running")
     desk.do(enter + desk.text("first portal: announce"))
     desk.wait_for(" scheduled: Reboot")
-    headers = {"Authorization": f"Bearer {(home / 'readers.token').read_text().strip()}"}
+    browser = Browser(desk.portal)
     give_up_at = time.monotonic() + SECONDS
-    while not _has_event(desk.portal, headers):
-        assert time.monotonic() < give_up_at, "the portal has no event"
+    while not _can_approve(browser):
+        assert time.monotonic() < give_up_at, "the page has no button"
         time.sleep(0.1)
     assert time.monotonic() - began < FIRST_EVENT_SECONDS
-    desk.do(enter + desk.text("first portal: decide"))
+    browser.submit("/", "approve", reason="drained")
     desk.wait_for(" approved: Reboot")
     desk.wait_for(" started: Reboot")
 
 
-def _has_event(portal, headers):
+def _can_approve(browser):
     try:
-        return requests.get(f"{portal}/events", headers=headers, timeout=20).json()["events"]
+        return browser.sign_in("ann").status_code == 303 and 'value="approve"' in browser.get("/").text
     except requests.ConnectionError:
         return False
