@@ -92,6 +92,7 @@ def test_each_change_of_state_is_one_line_in_its_order(agent, imds):
     imds.show(document(2, event("E-1")))
     imds.show(document(3, event("E-1", "Started")))
     imds.show(document(4), polls=5)
+    agent.wait_for(lambda: "Freeze completed" in agent.log)
     agent.configure(imds.url, STDOUT + '[labels]\nteam = "b"\n')
     agent.process.send_signal(signal.SIGHUP)
     agent.wait_for(lambda: "was reloaded" in agent.log)
