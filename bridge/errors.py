@@ -16,7 +16,6 @@
     │   └── KeyMissing          the key file does not exist
     ├── SigningFailed           a decision cannot be signed
     ├── PortalFailed            the ops portal sent no usable response
-    ├── TelemetryFailed         the OTLP receiver of [telemetry] accepted no metrics
     ├── CredentialFailed        a token cannot be obtained
     └── DeliveryError           a send failed
         ├── DeliveryFailed      temporary failure: the batch is retried
@@ -225,15 +224,6 @@ class PortalFailed(BridgeError):
         super().__init__(message)
         self.needs_attention = needs_attention
         self.retry_after_seconds = retry_after_seconds
-
-
-class TelemetryFailed(BridgeError):
-    """The metrics were not accepted. *kind* classifies the failure, such as ``status_503``."""
-
-    def __init__(self, message: str, *, kind: str, retry_after_seconds: float | None = None) -> None:
-        self.kind = kind
-        self.retry_after_seconds = retry_after_seconds
-        super().__init__(message)
 
 
 class CredentialFailed(BridgeError):

@@ -26,7 +26,6 @@ from pathlib import Path
 from bridge.agent.control_requests import Source, read_status
 from bridge.agent.control_socket import ControlClient, ControlServer, RequestRefused
 from bridge.agent.heartbeat import send_heartbeat
-from bridge.agent.telemetry import Telemetry
 from bridge.approval.service import ApprovalService
 from bridge.clock import parse_time
 from bridge.config.loader import Settings
@@ -34,11 +33,13 @@ from bridge.config.secret_keys import readable_secrets
 from bridge.delivery.pool import CUT_SECONDS, WorkerPool
 from bridge.delivery.router import Router
 from bridge.errors import BridgeError, StateDirectoryError
+from bridge.events.event import VmIdentity
 from bridge.health.reporter import HealthReporter
 from bridge.health.server import HealthServer
 from bridge.imds.client import attested_tokens, client_of
 from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import Metrics, own_version
+from bridge.metrics.otlp_push import MetricsPush
 from bridge.outbox import deliveries, retention
 from bridge.outbox.lock import DirectoryLock
 from bridge.outbox.outbox import Outbox
@@ -119,7 +120,7 @@ class Agent:
         )
         self.outbox.on_due = self.pool.notify
         self.approvals = ApprovalService(self.outbox, self.metrics, vm=lambda: self.identity.vm, directory=directory)
-        self._telemetry = Telemetry(self.metrics, self.outbox, vm=lambda: self.identity.vm)
+        self._push: MetricsPush | None = None
         self._loop_watch = LoopWatch()
         self.health = self._new_health_reporter()
         address = settings.status.address
@@ -181,7 +182,7 @@ class Agent:
         self.pool.start_missing(self._settings.sinks)
         self._start_approvals()
         self.poll_thread.start()
-        self._telemetry.configure(self._settings)
+        self._start_push()
         self._notifier.ready(f"Watching {self.vm_name() or 'this VM'} for {len(self._settings.sinks)} sinks")
         self._warn_unconfigured_sinks()
         for sentence in readable_secrets(self._settings.secret_files):
@@ -219,6 +220,20 @@ class Agent:
         self.approvals.configure(self._settings, self.imds)
         self.poller.approvals = self.approvals.approver
         self.approvals.start()
+
+    def _start_push(self) -> None:
+        """Start, replace, or end the push of metrics, unless its settings are the same."""
+        settings, push = self._settings.push, self._push
+        if settings == (None if push is None else push.settings):
+            return
+        if push is not None:
+            push.close()
+        self._push = None
+        if settings is not None:
+            self._push = MetricsPush(settings, self.metrics, self.outbox, about=self._vm_and_labels)
+
+    def _vm_and_labels(self) -> tuple[VmIdentity, Mapping[str, str]]:
+        return self.identity.vm, self._settings.labels
 
     def _log_running(self) -> None:
         logger.info(
@@ -325,7 +340,7 @@ class Agent:
         if stop():
             return
         self.pool.start_missing(settings.sinks)
-        self._telemetry.configure(settings)
+        self._start_push()
         self._in_force = settings
         self._warn_unconfigured_sinks()
         self.metrics.reloaded(is_right=True)
@@ -393,7 +408,8 @@ class Agent:
         self._notifier.stopping(self._settings.stop_grace_seconds + _STOP_MARGIN_SECONDS)
         self._loop_watch.idle()
         self._stop_parts(deadline)
-        self._telemetry.stop()  # the last push runs while the outbox is saved
+        if self._push is not None:
+            self._push.stop()  # the last push runs while the outbox is saved
         logger.info("The agent stopped.", extra={"pending": self._pending()})
         if self.outbox.close(_time_left(end, at_most=math.inf)):
             self._control.close()
@@ -401,7 +417,8 @@ class Agent:
         else:  # the saver may still write, so the lock stays; a file access may hang, so the socket stays, too
             why = self.outbox.saver.behind_reason or "The disk is slow."
             logger.error("The outbox could not be saved. The next start does not have the last changes. %s", why)
-        self._telemetry.close(_time_left(end))
+        if self._push is not None:
+            self._push.close(_time_left(end))
         if self._health_server is not None:
             self._health_server.close()
         self._notifier.close()

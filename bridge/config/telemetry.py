@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated
-from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 from msgspec import Meta
@@ -18,9 +17,16 @@ from bridge.errors import ConfigurationError
 from bridge.http.tls_files import tls_file_problems
 
 _PATH = "/v1/metrics"
-_PREFIX = "OTEL_EXPORTER_OTLP_"
-_TEMPORALITY = "TEMPORALITY_PREFERENCE"
+_ALL, _OWN = "OTEL_EXPORTER_OTLP_", "OTEL_EXPORTER_OTLP_METRICS_"
 _INTERVAL = "OTEL_METRIC_EXPORT_INTERVAL"
+_ONLY_OWN = frozenset({"TEMPORALITY_PREFERENCE"})
+#: The supported values. The agent has no other transport, and only cumulative totals.
+_ALLOWED = {
+    "PROTOCOL": ("http/protobuf",),
+    "TEMPORALITY_PREFERENCE": ("cumulative",),
+    "COMPRESSION": ("gzip", "none"),
+}
+_SUFFIXES = (*_ALLOWED, "ENDPOINT", "HEADERS", "TIMEOUT", "CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY", _INTERVAL)
 _LONGEST_SECONDS = 86_400
 _WANTED = 'a URL such as "http://127.0.0.1:4318", without user, query, and fragment'
 
@@ -67,75 +73,44 @@ def push_settings(settings: TelemetrySettings, environ: Mapping[str, str]) -> Pu
 
     Raises ConfigurationError with all mistakes.
     """
-    variables = _Variables(environ)
-    ca_file = settings.ca_file or variables.text("CERTIFICATE")
-    cert_file, key_file = variables.text("CLIENT_CERTIFICATE"), variables.text("CLIENT_KEY")
+    names = {each: _name(each, environ) for each in _SUFFIXES}
+    values = {each: environ.get(name, "").strip() for each, name in names.items()}
+    mistakes = [
+        f"${names[each]} is {values[each]!r}. The agent supports only {' and '.join(allowed)}. Change or remove it."
+        for each, allowed in _ALLOWED.items()
+        if values[each] and values[each].lower() not in allowed
+    ]
+    for each in ("TIMEOUT", _INTERVAL):
+        if values[each] and not (values[each].isascii() and values[each].isdigit() and int(values[each])):
+            mistakes.append(f"${names[each]} is {values[each]!r}, but must be a whole number of milliseconds above 0.")
+            values[each] = ""
+    url, is_final = settings.otlp_endpoint or values["ENDPOINT"], False
+    if settings.otlp_endpoint is None:
+        is_final = names["ENDPOINT"] == f"{_OWN}ENDPOINT"  # the specification requires this URL unchanged
+        try:
+            _endpoint(url)
+        except ValueError:
+            mistakes.append(f"Set telemetry.otlp_endpoint or ${names['ENDPOINT']} to {_WANTED}.")
+            url = ""
+    ca_file = settings.ca_file or values["CERTIFICATE"] or None
+    cert_file, key_file = values["CLIENT_CERTIFICATE"] or None, values["CLIENT_KEY"] or None
     problems = tls_file_problems(ca_file=ca_file, client_cert_file=cert_file, client_key_file=key_file)
-    variables.mistakes += [f"telemetry: {key}: {problem}" for key, problem in problems]
-    variables.check("PROTOCOL", {"http/protobuf"}, "The agent pushes OTLP over HTTP with protobuf.")
-    variables.check(_TEMPORALITY, {"cumulative"}, "The agent sends only cumulative totals.")
-    made = PushSettings(
-        url=_url(settings, variables),
-        interval_seconds=settings.interval_seconds or variables.seconds(_INTERVAL, 60.0),
-        timeout_seconds=variables.seconds(variables.name("TIMEOUT"), 10.0),
-        is_compressed=variables.check("COMPRESSION", {"none", "gzip"}, "The agent supports these values.") == "gzip",
+    mistakes += [f"telemetry: {key}: {problem}" for key, problem in problems]
+    if mistakes:
+        raise ConfigurationError(*mistakes)
+    return PushSettings(
+        url=url if is_final or url.rstrip("/").endswith(_PATH) else url.rstrip("/") + _PATH,
+        interval_seconds=settings.interval_seconds or int(values[_INTERVAL] or 60_000) / 1000,
+        timeout_seconds=int(values["TIMEOUT"] or 10_000) / 1000,
+        is_compressed=values["COMPRESSION"].lower() == "gzip",
         headers_file=settings.headers_file,
-        headers_env=None if settings.headers_file or not variables.text("HEADERS") else variables.name("HEADERS"),
+        headers_env=names["HEADERS"] if values["HEADERS"] and settings.headers_file is None else None,
         ca_file=ca_file,
         certificate=(cert_file, key_file) if cert_file and key_file else cert_file,
     )
-    if variables.mistakes:
-        raise ConfigurationError(*variables.mistakes)
-    return made
 
 
-def _url(settings: TelemetrySettings, variables: _Variables) -> str:
-    name = variables.name("ENDPOINT")
-    url = settings.otlp_endpoint or variables.text("ENDPOINT") or ""
-    try:
-        check_url(url, _WANTED)
-    except ValueError:
-        where = f"${name} is not {_WANTED}" if url else "telemetry.otlp_endpoint is missing"
-        variables.mistakes.append(f"{where}. Set telemetry.otlp_endpoint or ${_PREFIX}ENDPOINT.")
-    if settings.otlp_endpoint is None and "METRICS" in name:
-        return url  # the specification requires this URL unchanged
-    parts = urlsplit(url)
-    path = parts.path.rstrip("/")
-    return urlunsplit(parts._replace(path=path if path.endswith(_PATH) else path + _PATH))
-
-
-class _Variables:
-    """The OTEL_EXPORTER_OTLP_* variables.
-
-    A variable for metrics takes precedence over the variable for all signals.
-    """
-
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self._environ = environ
-        self.mistakes: list[str] = []
-
-    def name(self, suffix: str) -> str:
-        own = f"{_PREFIX}METRICS_{suffix}"
-        return own if self._environ.get(own) or suffix == _TEMPORALITY else f"{_PREFIX}{suffix}"
-
-    def text(self, suffix: str) -> str | None:
-        return self._environ.get(self.name(suffix), "").strip() or None
-
-    def check(self, suffix: str, allowed: set[str], reason: str) -> str:
-        value = (self.text(suffix) or "").lower()
-        if value and value not in allowed:
-            wanted = " or ".join(sorted(allowed))
-            self.mistakes.append(
-                f"${self.name(suffix)} is {value!r}. {reason} Set the variable to {wanted}, or remove it."
-            )
-        return value
-
-    def seconds(self, name: str, default: float) -> float:
-        """Return the variable *name*, which contains milliseconds, in seconds."""
-        text = self._environ.get(name, "").strip()
-        if not text:
-            return default
-        milliseconds = float(text) if text.isascii() and text.isdigit() else 0.0
-        if not 1 <= milliseconds <= _LONGEST_SECONDS * 1000:
-            self.mistakes.append(f"${name} is {text!r}, but must be a number of milliseconds from 1 to a day.")
-        return milliseconds / 1000
+def _name(suffix: str, environ: Mapping[str, str]) -> str:
+    """Return the name of a variable. A variable for metrics takes precedence."""
+    own = f"{_OWN}{suffix}"
+    return suffix if suffix == _INTERVAL else own if environ.get(own) or suffix in _ONLY_OWN else f"{_ALL}{suffix}"

@@ -1,16 +1,25 @@
-"""The OpenTelemetry resource of the agent, shared by logs, metrics, and traces."""
+"""The OpenTelemetry resource and times of logs, metrics, and traces."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime, timedelta, timezone
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
+from bridge.clock import parse_time
 from bridge.events.event import VmIdentity
 
 OTEL_PREFIX = "azure.scheduled_event."
 """The prefix of attributes that are not in the semantic conventions."""
 SERVICE_NAME = "scheduled-events-bridge"
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+def unix_nanoseconds(moment: str) -> int:
+    """Return *moment*, a time in a record, in Unix nanoseconds."""
+    # The number in protobuf is unsigned, but a clock that was never set can be before 1970.
+    return max(0, (parse_time(moment) - _EPOCH) // timedelta(microseconds=1)) * 1000
 
 
 @cache

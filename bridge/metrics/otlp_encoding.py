@@ -7,7 +7,8 @@ are not used, because each metric would then need a second definition.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
@@ -30,24 +31,28 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from prometheus_client.core import Metric as Family
 from prometheus_client.samples import Sample
 
-from bridge.events.otel_resource import SERVICE_NAME, own_version
+from bridge.events.otel_resource import SERVICE_NAME, own_version, unix_nanoseconds
+from bridge.metrics.collectors import OutboxCollector
+from bridge.metrics.metrics import Metrics
 
+_NANOSECONDS = 1_000_000_000
 _CUMULATIVE = AggregationTemporality.CUMULATIVE
 
 
-def encode(
-    families: Iterable[Family], attributes: Mapping[str, str], *, now: int, since: Mapping[str, int], started_at: int
-) -> bytes:
-    """Return *families* as an ExportMetricsServiceRequest with the resource *attributes*.
+def encode(metrics: Metrics, attributes: Mapping[str, str], outbox_created_at: str | None) -> bytes:
+    """Return *metrics* as an ExportMetricsServiceRequest with the resource *attributes*.
 
-    All times are in Unix nanoseconds. *since* contains the start of totals that began before *started_at*.
+    The totals that come from the disk start at *outbox_created_at*, and all other totals start with the agent.
     """
-    metrics = [
-        _metric(family, start=min(since.get(family.name, started_at), now), now=now)
-        for family in families
+    now = time.time_ns()
+    starts = {False: int(metrics.created_at * _NANOSECONDS)}
+    starts[True] = unix_nanoseconds(outbox_created_at) if outbox_created_at else starts[False]
+    found = [
+        _metric(family, start=min(starts[family.name in OutboxCollector.FROM_DISK], now), now=now)
+        for family in metrics.registry.collect()
         if family.samples
     ]
-    scope = ScopeMetrics(scope=InstrumentationScope(SERVICE_NAME, own_version()), metrics=metrics, schema_url="")
+    scope = ScopeMetrics(scope=InstrumentationScope(SERVICE_NAME, own_version()), metrics=found, schema_url="")
     resource = ResourceMetrics(resource=Resource(attributes), scope_metrics=[scope], schema_url="")
     encoded: bytes = encode_metrics(MetricsData(resource_metrics=[resource])).SerializeToString()
     return encoded
@@ -66,8 +71,7 @@ def _metric(family: Family, *, start: int, now: int) -> Metric:
     samples, name = family.samples, family.name
     data: Sum | Gauge | Histogram
     if family.type == "histogram":
-        points = [_histogram_point(labels, each, start=start, now=now) for labels, each in _by_labels(samples)]
-        data = Histogram(data_points=points, aggregation_temporality=_CUMULATIVE)
+        data = Histogram(list(_histogram_points(samples, start=start, now=now)), _CUMULATIVE)
     elif family.type == "counter":
         name = samples[0].name  # with _total
         numbers = [NumberDataPoint(each.labels, start, now, float(each.value)) for each in samples]
@@ -77,27 +81,21 @@ def _metric(family: Family, *, start: int, now: int) -> Metric:
     return Metric(name=name, description=family.documentation, unit="", data=data)
 
 
-def _by_labels(samples: Sequence[Sample]) -> Iterator[tuple[dict[str, str], list[Sample]]]:
+def _histogram_points(samples: Sequence[Sample], *, start: int, now: int) -> Iterator[HistogramDataPoint]:
     groups: dict[tuple[tuple[str, str], ...], list[Sample]] = {}
     for sample in samples:
-        labels = tuple((name, value) for name, value in sample.labels.items() if name != "le")
-        groups.setdefault(labels, []).append(sample)
-    yield from ((dict(labels), group) for labels, group in groups.items())
-
-
-def _histogram_point(
-    labels: Mapping[str, str], samples: Sequence[Sample], *, start: int, now: int
-) -> HistogramDataPoint:
-    buckets = sorted((float(each.labels["le"]), int(each.value)) for each in samples if "le" in each.labels)
-    totals = [0, *(count for _, count in buckets)]
-    return HistogramDataPoint(
-        attributes=labels,
-        start_time_unix_nano=start,
-        time_unix_nano=now,
-        count=totals[-1],
-        sum=next(each.value for each in samples if each.name.endswith("_sum")),
-        bucket_counts=[after - before for before, after in pairwise(totals)],
-        explicit_bounds=[bound for bound, _ in buckets if not math.isinf(bound)],
-        min=None,  # type: ignore[arg-type]  # optional in OTLP, and prometheus_client has no minimum
-        max=None,  # type: ignore[arg-type]  # likewise
-    )
+        groups.setdefault(tuple(each for each in sample.labels.items() if each[0] != "le"), []).append(sample)
+    for labels, group in groups.items():
+        buckets = [(float(each.labels["le"]), int(each.value)) for each in group if "le" in each.labels]
+        totals = [0, *(count for _, count in buckets)]
+        yield HistogramDataPoint(
+            attributes=dict(labels),
+            start_time_unix_nano=start,
+            time_unix_nano=now,
+            count=totals[-1],
+            sum=next(each.value for each in group if each.name.endswith("_sum")),
+            bucket_counts=[after - before for before, after in pairwise(totals)],
+            explicit_bounds=[bound for bound, _ in buckets if not math.isinf(bound)],
+            min=None,  # type: ignore[arg-type]  # optional in OTLP, and prometheus_client has no minimum
+            max=None,  # type: ignore[arg-type]  # likewise
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 import sys
 import tempfile
 import threading
@@ -16,6 +17,7 @@ from eventhubs_emulator.process import NEEDS, started
 from private_ca import PrivateCa
 
 from bridge.testing import EventSpec, Simulator
+from bridge.testing.http_contract import HttpPeer
 from bridge.testing.simulator.imds_api import TOKEN_PATH
 
 pytestmark = [
@@ -169,3 +171,33 @@ def _wait_for_lines(path, least, *, within_seconds):
         if time.monotonic() > deadline:
             pytest.fail(f"After {within_seconds:g} s the agent had printed {lines} records, not {least}.")
         never.wait(0.2)
+
+
+_TELEMETRY = '[[sinks]]\ntype = "stdout"\n[telemetry]\notlp_endpoint = "{}"\ninterval_seconds = 1\n'
+_PUSHES = 20
+_MOST_TELEMETRY_MIB = 15
+
+
+def test_memory_of_the_push_of_metrics(*, serve, start_agent, env, figure, monkeypatch):
+    """Compare agents without a push, with a Collector that accepts pushes, and with a Collector that never responds."""
+    monkeypatch.setitem(env, "OTEL_EXPORTER_OTLP_TIMEOUT", "500")
+    documents = serve(changes=0, polls_a_change=1, events=1)
+    with HttpPeer() as accepting, HttpPeer() as silent:
+        silent.stay_silent()
+        tables = {"none": _STDOUT} | {
+            name: _TELEMETRY.format(f"http://{peer.address.authority}")
+            for name, peer in {"accepting": accepting, "silent": silent}.items()
+        }
+        agents = {
+            name: start_agent(
+                name, documents.endpoints[0], sinks=table, poll_interval_seconds=0.2, stdout=subprocess.DEVNULL
+            )
+            for name, table in tables.items()
+        }
+        _wait_for(lambda: min(len(accepting.requests), len(silent.requests)) >= _PUSHES)
+        mib = {name: agent.memory_bytes("VmRSS") / _MIB for name, agent in agents.items()}
+    more = {name: used - mib["none"] for name, used in mib.items()}
+    figure(
+        f"memory of the push of metrics: {more['accepting']:.1f} MiB; {more['silent']:.1f} MiB with a silent Collector"
+    )
+    assert max(more.values()) <= _MOST_TELEMETRY_MIB

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as service
+from slow_peer import SlowPeer, drip_body
 
 from bridge.agent.agent import Agent
 from bridge.cli.commands import commands
@@ -30,6 +31,13 @@ _PARTIAL = service.ExportMetricsServiceResponse(
 def receiver():
     with HttpPeer() as peer:
         yield peer
+
+
+@pytest.fixture
+def slow_receiver():
+    peer = SlowPeer(drip_body)
+    yield peer
+    peer.close()
 
 
 @pytest.fixture
@@ -140,15 +148,20 @@ def test_reload_replaces_the_receiver_and_ends_the_push(start, settings_for, rec
         wait_for(lambda: not any(each.name == "telemetry" for each in threading.enumerate()))
 
 
-@pytest.mark.parametrize("failure", ["down", "silent", "refusing"])
-def test_failing_receiver_delays_no_poll_and_no_stop(*, start, settings_for, receiver, azure, failure, caplog):
+@pytest.mark.parametrize("failure", ["down", "silent", "slow", "refusing"])
+def test_failing_receiver_delays_no_poll_and_no_stop(
+    *, start, settings_for, receiver, slow_receiver, azure, failure, caplog
+):
+    endpoint = None
     if failure == "down":
         receiver.close()
+    elif failure == "slow":
+        endpoint = slow_receiver.url
     elif failure == "silent":
         receiver.stay_silent()
     else:
         receiver.say(503)
-    agent = start(settings_for(environ={"OTEL_EXPORTER_OTLP_TIMEOUT": "300"}))
+    agent = start(settings_for(endpoint=endpoint, environ={"OTEL_EXPORTER_OTLP_TIMEOUT": "300"}))
     wait_for(lambda: "The metrics were not pushed" in caplog.text)
     azure.world.add_event(EventSpec(event_type="Freeze"))
     wait_for(lambda: b'sink_delivered_total{sink="stdout"} 1.0' in agent.metrics.exposition())

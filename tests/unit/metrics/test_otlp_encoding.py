@@ -6,14 +6,14 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality
 from prometheus_client.parser import text_string_to_metric_families
 
+from bridge.events.otel_resource import unix_nanoseconds
 from bridge.events.record import Transition
-from bridge.metrics.collectors import OutboxCollector
 from bridge.metrics.metrics import Metrics, OutboxReading
 from bridge.metrics.otlp_encoding import encode, rejection
 from bridge.outbox.deliveries import OutboxTotals
 from bridge.outbox.rows import SinkRow
 
-NOW, STARTED, CREATED = 3_000_000_000, 2_000_000_000, 1_000_000_000
+CREATED_AT = "2026-01-01T00:00:00.000Z"
 
 
 def busy_metrics():
@@ -29,14 +29,8 @@ def busy_metrics():
     return metrics
 
 
-def encoded(metrics, *, now=NOW):
-    content = encode(
-        metrics.registry.collect(),
-        {"service.name": "x"},
-        now=now,
-        since=dict.fromkeys(OutboxCollector.FROM_DISK, CREATED),
-        started_at=STARTED,
-    )
+def encoded(metrics, *, created_at=CREATED_AT):
+    content = encode(metrics, {"service.name": "x"}, created_at)
     [resource] = ExportMetricsServiceRequest.FromString(content).resource_metrics
     return resource
 
@@ -79,18 +73,19 @@ def test_request_equals_the_exposition():
 
 def test_totals_are_cumulative_and_those_of_the_disk_start_with_the_outbox():
     starts = {}
-    for metric in encoded(busy_metrics()).scope_metrics[0].metrics:
+    metrics = busy_metrics()
+    for metric in encoded(metrics).scope_metrics[0].metrics:
         kind = metric.WhichOneof("data")
         data = getattr(metric, kind)
         if kind != "gauge":
             assert data.aggregation_temporality == AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
             starts[metric.name.removeprefix("scheduled_events_bridge_")] = data.data_points[0].start_time_unix_nano
-    assert starts["sink_delivered_total"] == starts["sink_expired_by_reason_total"] == CREATED
-    assert starts["polls_total"] == starts["poll_duration_seconds"] == STARTED
+    assert starts["sink_delivered_total"] == starts["sink_expired_by_reason_total"] == unix_nanoseconds(CREATED_AT)
+    assert starts["polls_total"] == starts["poll_duration_seconds"] == int(metrics.created_at * 1e9)
 
 
 def test_start_is_never_later_than_the_time_of_the_push():
-    for metric in encoded(busy_metrics(), now=CREATED // 2).scope_metrics[0].metrics:
+    for metric in encoded(busy_metrics(), created_at="2999-01-01T00:00:00.000Z").scope_metrics[0].metrics:
         for point in getattr(metric, metric.WhichOneof("data")).data_points:
             assert point.start_time_unix_nano <= point.time_unix_nano
 
