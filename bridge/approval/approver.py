@@ -282,7 +282,7 @@ class Approver:
         look = self._submitter.last_look() if self._outbox.wait_saved(_SAVE_SECONDS) else None
         if look is not None and self._is_confirmed(ready[0], *look):
             with self._posting:
-                self._write(self._submitter.post(ready[0], look[0].incarnation), stream_id)
+                self._write(self._submitter.post(ready[0], look[0]), stream_id)
             return
         self._submitter.withhold(approval, "The outbox is not saved, or the last look does not allow it.")
         self._write(Changes(approvals=[approval]), stream_id)  # without a request, the attempt does not count
@@ -294,6 +294,8 @@ class Approver:
             return False
         state = self._outbox.read(approvals.read_state)
         if self._clock.instant().seconds_since(answered_at) > FRESH_SECONDS:
+            return False
+        if document.api_version != answer.document.api_version:
             return False
         tracked = answer.tracked or answer.document
         index = index_document(document, unsettled=answer.unsettled, tracked=tracked)

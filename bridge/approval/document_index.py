@@ -28,6 +28,8 @@ class DocumentIndex(msgspec.Struct, frozen=True, kw_only=True):
         event = self.events.get(event_id)
         if event is None or event_id in self.ambiguous:
             return RefusalReason.EVENT_UNKNOWN
+        if event.is_advisory:
+            return RefusalReason.EVENT_ADVISORY
         if event.event_status != "Scheduled":
             return RefusalReason.EVENT_NOT_SCHEDULED
         return None if self.digests[event_id] == event_digest else RefusalReason.EVENT_CHANGED

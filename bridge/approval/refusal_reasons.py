@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+from bridge.events.event import NO_EFFECT
+
 
 class RefusalReason(str, Enum):
     """The reason for a refusal.
@@ -39,6 +41,7 @@ class RefusalReason(str, Enum):
 
     REPLAYED = "replayed"  # The ``jti`` has already been used for another decision.
     EVENT_UNKNOWN = "event_unknown"  # The VM's document contains no event, or two events, with this EventId.
+    EVENT_ADVISORY = "event_advisory"  # The event is only a recommendation.
     EVENT_NOT_SCHEDULED = "event_not_scheduled"  # The event has started, or has another status that cannot be approved.
     EVENT_CHANGED = "event_changed"  # The digest of the event differs from the signed digest.
     SUPERSEDED = "superseded"  # A newer decision or a hold wins, or the key has too many open decisions.
@@ -51,6 +54,7 @@ EXPLAINED = {
     RefusalReason.EVENT_UNKNOWN: "The document of this VM does not contain the event. The event may have ended.",
     RefusalReason.EVENT_CHANGED: "The event changed after the decision. Decide again on its newest record.",
     RefusalReason.EVENT_NOT_SCHEDULED: "The event is no longer Scheduled, so it cannot be approved.",
+    RefusalReason.EVENT_ADVISORY: NO_EFFECT,
     RefusalReason.SUPERSEDED: "A newer decision on this event wins.",
     RefusalReason.TOO_FEW_APPROVERS: "Too few approvers decided before this decision expired.",
 }

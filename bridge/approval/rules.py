@@ -1,8 +1,8 @@
 """Applies local rules, which approve or hold events automatically.
 
-Rules match strictly, because no one reviews the result. A condition never matches an unknown value. An ``approve`` rule
-also requires that Resources and the VM name are known, because an approval affects every VM in Resources. A ``hold``
-rule does not require either.
+Rules match strictly, because no one reviews the result. No rule matches a recommendation, and a condition never matches
+an unknown value. An ``approve`` rule also requires that Resources and the VM name are known, because an approval
+affects every VM in Resources. A ``hold`` rule does not require either.
 
 A rule acts at most once on each version of an event. If ``act`` is ``leader``, the first VM in Resources acts
 immediately, and each further VM waits longer. The wait starts when the agent first sees the version of the event, so an
@@ -144,7 +144,8 @@ def act_delay_seconds(
 
 def _matches(rule: RuleSettings, event: ScheduledEvent, vm_name: str | None) -> bool:
     return (
-        (rule.event_types is None or event.event_type in rule.event_types)
+        not event.is_advisory
+        and (rule.event_types is None or event.event_type in rule.event_types)
         and (rule.event_sources is None or event.event_source in rule.event_sources)
         and _lasts(rule, event.duration_seconds)
         and _is_about(rule, event, vm_name)

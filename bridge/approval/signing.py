@@ -29,7 +29,7 @@ from bridge.approval.decision_token import (
 )
 from bridge.approval.digest import digest
 from bridge.errors import SigningFailed
-from bridge.events.event import ScheduledEvent
+from bridge.events.event import NO_EFFECT, ScheduledEvent
 from bridge.events.record import Verdict
 
 if TYPE_CHECKING:
@@ -107,6 +107,8 @@ class DecisionSigner:
             )
         if event.event_id is None:
             raise SigningFailed("The event has no EventId, so no one can approve it.")
+        if event.is_advisory:
+            raise SigningFailed(NO_EFFECT)
         if reason is not None and (len(reason) > MAX_REASON_CHARACTERS or not reason.isprintable()):
             raise SigningFailed(
                 f"The reason must have at most {MAX_REASON_CHARACTERS} printable characters on one line."

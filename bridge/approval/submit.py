@@ -22,7 +22,7 @@ from bridge.approval.files import is_disabled
 from bridge.backoff import delivery_gap
 from bridge.clock import REAL_CLOCK, Clock, Instant
 from bridge.errors import ImdsError, ImdsStatus
-from bridge.events.event import Document, Incarnation
+from bridge.events.event import Document
 from bridge.events.record import ApprovalResult, Transition
 from bridge.imds.client import ImdsClient
 from bridge.logs import ThrottledLog
@@ -131,10 +131,13 @@ class Submitter:
         message = f"The approval is withheld. {why}"
         self._log.problem(approval.key, logging.INFO, message, event_id=approval.event_id)
 
-    def post(self, approval: PendingApproval, incarnation: Incarnation) -> Changes:
-        """Send StartRequests for *approval*, and return the changes for the outcome."""
+    def post(self, approval: PendingApproval, document: Document) -> Changes:
+        """Send StartRequests for *approval*, and return the changes for the outcome.
+
+        *document* is the last look. The request uses its api-version.
+        """
         try:
-            status = self._imds.start_requests([approval.event_id], incarnation=incarnation)
+            status = self._imds.start_requests([approval.event_id], document=document)
         except ImdsStatus as error:
             return self._failed(approval, error, status=error.status, retry_after=error.retry_after_seconds)
         except ImdsError as error:

@@ -26,7 +26,7 @@ from bridge.cli.terminal import complain, say
 from bridge.config.approval import ApprovalSettings
 from bridge.config.loader import Settings, state_directory
 from bridge.errors import BridgeError
-from bridge.events.event import Document, ScheduledEvent
+from bridge.events.event import NO_EFFECT, Document, ScheduledEvent
 from bridge.events.record import ApprovalResult, Verdict
 from bridge.exit_codes import ExitCode
 from bridge.outbox.rows import StoredDecision
@@ -138,6 +138,8 @@ def describe(event: ScheduledEvent) -> str:
 def _event(document: Document | None, event_id: str) -> ScheduledEvent:
     known = () if document is None else document.events
     events = [event for event in known if event.event_id == event_id]
+    if any(event.is_advisory for event in events):
+        raise BridgeError(f"The event {escaped(event_id)} cannot be approved. {NO_EFFECT}")
     if len(events) == 1 and events[0].event_status == "Scheduled":
         return events[0]
     if events:

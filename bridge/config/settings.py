@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     from bridge.sink import Sink, SinkConfig
 
 #: The versions in Microsoft's "Azure Metadata Service: Scheduled Events for Linux VMs". Later versions are accepted.
-API_VERSIONS = ("2017-03-01", "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01")
+API_VERSIONS = (
+    *("2017-03-01", "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01"),
+    "2024-07-09",
+)
 
 #: Ten years, because `threading` cannot wait much longer.
 LONGEST_SECONDS = 315_360_000
@@ -43,7 +46,9 @@ def _endpoint(value: str) -> None:
 
 
 def _api_version(value: str) -> None:
-    known = f"one of {', '.join(API_VERSIONS)}, or a later date as YYYY-MM-DD"
+    if value == "auto":
+        return
+    known = f"one of auto, {', '.join(API_VERSIONS)}, or a later date as YYYY-MM-DD"
     if not re.fullmatch(r"\d{4}-\d{2}-\d{2}", value, re.ASCII) or value < API_VERSIONS[0]:
         raise ValueError(known)
     try:
@@ -88,8 +93,9 @@ class ImdsSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     endpoint: Annotated[str, Check(_endpoint)] = "http://169.254.169.254"
     """Scheme and host of the metadata service. The agent never uses a proxy for these requests."""
-    api_version: Annotated[str, Check(_api_version)] = "2020-07-01"
-    """The version of the Scheduled Events document. Every version since 2017-03-01 is supported."""
+    api_version: Annotated[str, Check(_api_version)] = "auto"
+    """The version of the Scheduled Events document. auto: 2024-07-09 if the metadata service supports it, else
+    2020-07-01. Every version since 2017-03-01 is supported."""
     poll_interval_seconds: _PollInterval = 1.0
     """Seconds between two polls, at least 0.2, because all processes of a VM share five requests per second."""
     timeout_seconds: _Duration = 5.0

@@ -19,6 +19,10 @@ Incarnation: TypeAlias = int | str | None
 #: Azure turns the service off if a VM sends no request for this time (Microsoft, "Scheduled Events for Linux VMs").
 SERVICE_OFF_AFTER_SECONDS = 24 * 3600.0
 
+#: Azure advises against using the VM, but does not change the VM. Acknowledging these events has no effect.
+ADVISORY_EVENT_TYPES = frozenset({"SpotRebalanceRecommendation"})
+NO_EFFECT = "Acknowledging a recommendation has no effect."
+
 #: These events delete the VM. Therefore, their records are sent first, and their retries wait at most 2 s.
 URGENT_EVENT_TYPES = frozenset({"Preempt", "Terminate"})
 
@@ -32,7 +36,7 @@ class ScheduledEvent(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     event_id: str | None = None
     """Azure's EventId: the same for the whole life of an event."""
     event_type: str | None = None
-    """Freeze, Reboot, Redeploy, Preempt, Terminate, or an unknown type."""
+    """Freeze, Reboot, Redeploy, Preempt, Terminate, SpotRebalanceRecommendation, or an unknown type."""
     event_status: str
     """Scheduled, Started, or an unknown status."""
     resource_type: str | None = None
@@ -56,6 +60,11 @@ class ScheduledEvent(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def is_urgent(self) -> bool:
         """Whether the event is a spot eviction or a deletion."""
         return self.event_type in URGENT_EVENT_TYPES
+
+    @property
+    def is_advisory(self) -> bool:
+        """Whether the event is only a recommendation, which no one can approve."""
+        return self.event_type in ADVISORY_EVENT_TYPES
 
     @property
     def key(self) -> str:
@@ -82,6 +91,8 @@ class ScheduledEvent(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 class Document(msgspec.Struct, frozen=True, kw_only=True):
     """A Scheduled Events document: a good IMDS response or the document that the agent tracks."""
 
+    api_version: str = ""
+    """The api-version of the request, or "" if it is unknown."""
     incarnation: Incarnation = None
     events: tuple[ScheduledEvent, ...] = ()
 
@@ -161,7 +172,7 @@ def is_first_named(event: ScheduledEvent, vm_name: str | None) -> bool | None:
     return normal_name(event.resources[0]) == normal_name(vm_name)
 
 
-EVENT_TYPES = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")
+EVENT_TYPES = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate", "SpotRebalanceRecommendation")
 EVENT_SOURCES = ("Platform", "User")
 
 

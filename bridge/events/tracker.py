@@ -13,6 +13,10 @@ In two cases, an absence or a step back is recorded only if all good responses a
 - The event was absent and came back within the last five minutes.
 - The last good response was over 24 hours old. Azure then turns the service on again, which can take five minutes.
 
+A change of the api-version starts all confirmations over. It is not a gap, and it changes `extra` without a record. An
+older version might not show all events. The absence of an event therefore does not count under an older version than
+the version that showed the event, until there was no good response under the newer version for five minutes.
+
 If a response contradicts an unconfirmed change, or if the agent restarts, the confirmation starts over. A failed poll
 does not reset the count of responses. Until a change is confirmed, the tracked document still contains the old event.
 """
@@ -28,7 +32,7 @@ import msgspec
 from bridge.clock import Instant
 from bridge.events.active import Agreement, listed_event_ids
 from bridge.events.event import SERVICE_OFF_AFTER_SECONDS, Document, ScheduledEvent
-from bridge.events.record import Transition, repeat_key
+from bridge.events.record import Evidence, Transition, repeat_key
 from bridge.events.transitions import (
     Change,
     Step,
@@ -69,10 +73,19 @@ class _Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """The ending that an absence proves. The first response without the event determines its evidence."""
     first: Instant
     is_long: bool
+    shown_version: str
+    """The api-version of the last response that showed the tracked event."""
+    absent_version: str
+    """The api-version of the responses that show the change."""
     count: int = 1
 
+    @property
+    def is_under_older_version(self) -> bool:
+        return self.kind == _ABSENCE and self.absent_version < self.shown_version
+
     def is_confirmed(self, instant: Instant) -> bool:
-        return self.count >= AGREEING_RESPONSES and not (self.is_long and _is_recent(self.first, instant))
+        is_long = self.is_long or self.is_under_older_version
+        return self.count >= AGREEING_RESPONSES and not (is_long and _is_recent(self.first, instant))
 
 
 class _State(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,9 +235,9 @@ class DocumentTracker:
         endings: list[Change] = []
         changes: list[Change] = []
         for was, now in pairs:
-            change = classify_shown(was, now, step)
+            change = classify_shown(self._in_version(was, now, step.after), now, step)
             if was is not None and change is not None and (kind := self._kind(was, change)) is not None:
-                candidate = _candidate(state, was, kind, instant)
+                candidate = self._candidate(state, was, kind, instant)
                 if not candidate.is_confirmed(instant):
                     candidates.append(candidate)
                     events.append(was)
@@ -233,19 +246,24 @@ class DocumentTracker:
             if change is not None:
                 changes.append(change)
         for was in vanished:
-            candidate = _candidate(state, was, _ABSENCE, instant, ending=self._ending(was, state, step))
+            candidate = self._candidate(state, was, _ABSENCE, instant, ending=self._ending(was, state, step))
             if not candidate.is_confirmed(instant):
                 candidates.append(candidate)
                 events.append(was)
             elif candidate.ending is not None:
-                endings.append(candidate.ending)
+                is_inferred = candidate.is_under_older_version
+                ending = candidate.ending
+                endings.append(msgspec.structs.replace(ending, evidence=Evidence.INFERRED) if is_inferred else ending)
         is_changed = bool(endings or changes) or len(before.events) != len(events)
-        rise = incarnation_step(before.incarnation, step.after.incarnation)
+        rise = incarnation_step(before, step.after)
         # The incarnation of the last response with an absent event proves a cancellation after a restart. A lower
         # incarnation alone is no change: front ends that alternate must not cause a write for each poll.
         keeps_incarnation = bool(candidates) or not (is_changed or rise is None or rise >= 0)
-        document = Document(incarnation=before.incarnation, events=tuple(events)) if keeps_incarnation else step.after
-        has_other_incarnation = bool(events) and before.incarnation != document.incarnation
+        document = step.after
+        if keeps_incarnation:
+            version = max(before.api_version, step.after.api_version)
+            document = Document(api_version=version, incarnation=before.incarnation, events=tuple(events))
+        has_other_incarnation = bool(events) and before != msgspec.structs.replace(document, events=before.events)
         return Update(
             document=document,
             changes=(*endings, *changes),
@@ -255,6 +273,36 @@ class DocumentTracker:
                 state, document=document, candidates={id(candidate.event): candidate for candidate in candidates}
             ),
         )
+
+    def _candidate(
+        self, state: _State, event: ScheduledEvent, kind: str, instant: Instant, *, ending: Change | None = None
+    ) -> _Candidate:
+        version = (state.shown or Document()).api_version
+        last = state.candidates.get(id(event))
+        if last is not None and last.kind == kind and last.absent_version == version:
+            return msgspec.structs.replace(last, count=last.count + 1)
+        is_long = _is_recent(state.came_back.get(event.key), instant) or _is_recent(state.turned_on, instant)
+        is_update = kind not in {_ABSENCE, _STEP_BACK}
+        return _Candidate(
+            event=event,
+            kind=kind,
+            ending=ending,
+            first=instant,
+            is_long=is_long and not is_update,
+            shown_version=self._shown_version(event),
+            absent_version=version,
+        )
+
+    def _shown_version(self, was: ScheduledEvent) -> str:
+        state = self._state
+        candidate = state.candidates.get(id(was))
+        return candidate.shown_version if candidate is not None else (state.shown or Document()).api_version
+
+    def _in_version(self, was: ScheduledEvent | None, now: ScheduledEvent, after: Document) -> ScheduledEvent | None:
+        """Return *was* with the `extra` of *now* if the two have different api-versions."""
+        if was is None or was.extra == now.extra or self._shown_version(was) == after.api_version:
+            return was
+        return msgspec.structs.replace(was, extra=now.extra)
 
     def _kind(self, was: ScheduledEvent, change: Change) -> str | None:
         if is_step_back(was, change.event):
@@ -281,17 +329,6 @@ class DocumentTracker:
             if now.key in absent or (was is None and self._history.has_ended(now.key)):
                 came_back[now.key] = instant
         return came_back
-
-
-def _candidate(
-    state: _State, event: ScheduledEvent, kind: str, instant: Instant, *, ending: Change | None = None
-) -> _Candidate:
-    last = state.candidates.get(id(event))
-    if last is not None and last.kind == kind:
-        return msgspec.structs.replace(last, count=last.count + 1)
-    is_long = _is_recent(state.came_back.get(event.key), instant) or _is_recent(state.turned_on, instant)
-    is_update = kind not in {_ABSENCE, _STEP_BACK}
-    return _Candidate(event=event, kind=kind, ending=ending, first=instant, is_long=is_long and not is_update)
 
 
 def _is_recent(since: Instant | None, instant: Instant) -> bool:

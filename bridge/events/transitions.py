@@ -99,7 +99,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def shows_every_document(self) -> bool:
         """Whether the agent missed no document between the two responses."""
         before = self.before or Document()
-        rise = incarnation_step(before.incarnation, self.after.incarnation)
+        rise = incarnation_step(before, self.after)
         if rise is None:
             return not self.has_gap
         pairs, vanished = match_events(before.events, self.after.events)
@@ -290,13 +290,14 @@ def _subject(event: ScheduledEvent) -> Hashable:
     return event.event_type, event.event_source, frozenset(normal_name(name) for name in event.resources or ())
 
 
-def incarnation_step(before: Incarnation, after: Incarnation) -> int | None:
+def incarnation_step(before: Document, after: Document) -> int | None:
     """Return the rise of the incarnation, or None if the two incarnations cannot be compared.
 
-    IMDS sends an incarnation as an integer or as text. Text of up to 40 digits is converted to an integer.
+    IMDS sends an incarnation as an integer or as text. Text of up to 40 digits is converted to an integer. Incarnations
+    of different api-versions cannot be compared.
     """
-    was, now = _as_integer(before), _as_integer(after)
-    return None if was is None or now is None else now - was
+    was, now = _as_integer(before.incarnation), _as_integer(after.incarnation)
+    return None if was is None or now is None or before.api_version != after.api_version else now - was
 
 
 def _as_integer(incarnation: Incarnation) -> int | None:

@@ -8,12 +8,17 @@ The first request for the document turns on Scheduled Events for this VM, which 
 requests for 24 hours, Azure turns Scheduled Events off again (Microsoft, "Scheduled Events for Linux VMs in Azure").
 
 If a response has the same body as the last good response, the client skips parsing and returns the same Document.
+
+With the api-version ``auto``, the client requests `PREVIEW_VERSION`, which IMDS might not support. After two refusals
+in a row and a good response to `STABLE_VERSION`, the client uses `STABLE_VERSION`. Once a day, the client tries
+`PREVIEW_VERSION` again.
 """
 
 from __future__ import annotations
 
 import http.client
 import json
+import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -21,8 +26,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
 from bridge.config.settings import ImdsSettings
-from bridge.errors import DeadlineExceeded, DocumentInvalid, ImdsStatus, ImdsUnreachable
-from bridge.events.event import SERVICE_OFF_AFTER_SECONDS, Document, Incarnation, VmIdentity
+from bridge.errors import DeadlineExceeded, DocumentInvalid, ImdsError, ImdsStatus, ImdsUnreachable
+from bridge.events.event import SERVICE_OFF_AFTER_SECONDS, Document, VmIdentity
 from bridge.http.connection import DeadlineConnection, HttpResponse
 from bridge.http.retry_after import retry_after_seconds
 from bridge.imds.document import MAX_DOCUMENT_BYTES, parse_attested, parse_document, parse_identity
@@ -33,12 +38,22 @@ from bridge.text import excerpt
 if TYPE_CHECKING:
     import requests
 
+logger = logging.getLogger(__name__)
+
 _IDENTITY_PATH = "/metadata/instance/compute?api-version=2021-02-01&format=json"
 _ATTESTED_PATH = "/metadata/attested/document"
 _ATTESTED_QUERY = "?api-version=2020-09-01&nonce="
 _HEADERS = {"Metadata": "true"}
 _OK = 200
-_BAD_REQUEST = 400
+#: The first version with SpotRebalanceRecommendation. It was not generally available in June 2026.
+PREVIEW_VERSION = "2024-07-09"
+STABLE_VERSION = "2020-07-01"
+#: IMDS responds with one of these statuses if it does not support an api-version.
+_REFUSALS = frozenset({400, 404})
+_RETRY_VERSION_SECONDS = 86_400.0
+#: The daily attempt must not delay the poll until it counts as a gap.
+_ATTEMPT_SECONDS = 2.0
+_LEAST_SECONDS = 0.1
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
@@ -48,6 +63,7 @@ class ImdsClient:
     - *endpoint* is a URL such as ``http://169.254.169.254``.
     - *timeout_seconds* is the deadline of each request.
     - *first_timeout_seconds* is the deadline of `scheduled_events` if there was no good response within the last day.
+    - *api_version* is a version or ``auto``.
     - *clock* returns Unix time.
 
     Three threads can call `scheduled_events`, `identity`, and `start_requests` at the same time. Call
@@ -64,14 +80,16 @@ class ImdsClient:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.endpoint = endpoint.rstrip("/")
-        self.api_version = api_version
+        self._is_auto = api_version == "auto"
+        self.api_version = PREVIEW_VERSION if self._is_auto else api_version
+        """The version of the last poll. With ``auto``, `scheduled_events` changes it."""
+        self._refused_at: float | None = None
         self._timeout_seconds = timeout_seconds
         self._first_timeout_seconds = first_timeout_seconds
         self._clock = clock
         self._poll_connection = self._connection()
         self._identity_connection = self._connection()
         self._approval_connection = self._connection()
-        self._events_path = f"/metadata/scheduledevents?api-version={quote(api_version, safe='')}"
         self.answered_at: float | None = None
         """Unix time of the last response with status 200. Set it if an earlier client received such a response."""
         self._last: tuple[bytes, Document] | None = None
@@ -90,22 +108,67 @@ class ImdsClient:
         Raises ImdsUnreachable if IMDS does not respond, ImdsStatus if the status is not 200, and DocumentInvalid if the
         body is not a document. The current events are then unknown, so never treat an error as an empty document.
         """
-        response = self._send(self._poll_connection, "GET", self._events_path, deadline_seconds=self.deadline_seconds)
+        if self._is_auto and self._is_preview_due():
+            return self._negotiated()
+        return self._poll(self.api_version, self.deadline_seconds)
+
+    def _is_preview_due(self) -> bool:
+        if self._refused_at is None:
+            return True
+        return not 0 <= self._clock() - self._refused_at < _RETRY_VERSION_SECONDS
+
+    def _negotiated(self) -> Document:
+        """Return the document under the newest version that IMDS supports."""
+        is_attempt = self.api_version == STABLE_VERSION
+        deadline_seconds = self.deadline_seconds
+        end = time.monotonic() + deadline_seconds
+        try:
+            document = self._preview(min(deadline_seconds, _ATTEMPT_SECONDS) if is_attempt else deadline_seconds)
+        except ImdsError as error:
+            is_refused = isinstance(error, ImdsStatus) and error.status in _REFUSALS
+            if not (is_attempt or is_refused):
+                raise
+            if is_attempt:
+                self._refused_at = self._clock()
+            document = self._poll(STABLE_VERSION, max(end - time.monotonic(), _LEAST_SECONDS))
+            self._refused_at = self._clock()
+        else:
+            self._refused_at = None
+        if self.api_version != document.api_version:
+            logger.info("The api-version of Scheduled Events is now %s.", document.api_version)
+            self.api_version = document.api_version
+        return document
+
+    def _preview(self, deadline_seconds: float) -> Document:
+        end = time.monotonic() + deadline_seconds
+        try:
+            return self._poll(PREVIEW_VERSION, deadline_seconds)
+        except ImdsStatus as error:
+            if error.status not in _REFUSALS or self.api_version == STABLE_VERSION:
+                raise
+        return self._poll(PREVIEW_VERSION, max(end - time.monotonic(), _LEAST_SECONDS))
+
+    def _poll(self, version: str, deadline_seconds: float) -> Document:
+        response = self._send(self._poll_connection, "GET", _events_path(version), deadline_seconds=deadline_seconds)
         self.answered_at = self._clock()
+        document = self._parsed(response.content, version)
+        self._last = (response.content, document)
+        return document
+
+    def _parsed(self, content: bytes, version: str) -> Document:
         last = self._last
-        if last is None or response.content != last[0]:
-            last = self._last = (response.content, parse_document(response.content))
-        return last[1]
+        if last is not None and content == last[0] and last[1].api_version == version:
+            return last[1]
+        return parse_document(content, api_version=version)
 
     def scheduled_events_again(self) -> Document:
         """Return the current document, requested over the connection of `start_requests`.
 
-        If the body is the same as in the last poll, the result is the same object. Raises the same errors as
-        `scheduled_events`.
+        The request uses the version of the last poll. If the body is also the same, the result is the same object.
+        Raises the same errors as `scheduled_events`.
         """
-        response = self._send(self._approval_connection, "GET", self._events_path)
-        last = self._last
-        return last[1] if last is not None and response.content == last[0] else parse_document(response.content)
+        version = self.api_version
+        return self._parsed(self._send(self._approval_connection, "GET", _events_path(version)).content, version)
 
     def identity(self) -> VmIdentity:
         """Return the identity of this VM. Raises the same errors as `scheduled_events`."""
@@ -121,19 +184,20 @@ class ImdsClient:
         with closing(self._connection()) as connection:
             return parse_attested(self._send(connection, "GET", path, shown=_ATTESTED_PATH).content)
 
-    def start_requests(self, event_ids: Sequence[str], *, incarnation: Incarnation) -> int:
+    def start_requests(self, event_ids: Sequence[str], *, document: Document) -> int:
         """Approve the events in *event_ids* with one request, and return the status 200.
 
-        The 2017 API versions also require the document's *incarnation*. Raises ImdsStatus for any status other than
+        The request uses the api-version of *document*, the document that shows the events as Scheduled. The 2017 API
+        versions also require its incarnation. Raises ImdsStatus for any status other than
         200. If this method raises ImdsUnreachable, Azure might still have received the approval.
         """
         if not event_ids:
             raise ValueError("start_requests needs at least one EventId.")
         wanted: dict[str, object] = {"StartRequests": [{"EventId": event_id} for event_id in event_ids]}
-        if self.api_version.startswith("2017") and incarnation is not None:
-            wanted["DocumentIncarnation"] = incarnation
-        body = json.dumps(wanted).encode()
-        return self._send(self._approval_connection, "POST", self._events_path, body=body).status_code
+        if document.api_version.startswith("2017") and document.incarnation is not None:
+            wanted["DocumentIncarnation"] = document.incarnation
+        body, path = json.dumps(wanted).encode(), _events_path(document.api_version)
+        return self._send(self._approval_connection, "POST", path, body=body).status_code
 
     def close(self) -> None:
         """Close all connections, and abort other threads' requests. A second call has no effect."""
@@ -186,11 +250,15 @@ class ImdsClient:
         return response
 
     def _complaint(self, response: HttpResponse) -> str:
-        status = f"{response.status_code} {response.reason} for api-version {self.api_version}"
+        status = f"{response.status_code} {response.reason}"
         if response.status_code in _REDIRECTS:
             return f"{status}, a redirect. The metadata service sends no redirects. Check imds.endpoint."
         body = excerpt(response.content)
         return f"{status}: {body}" if body else f"{status}, with an empty body."
+
+
+def _events_path(api_version: str) -> str:
+    return f"/metadata/scheduledevents?api-version={quote(api_version, safe='')}"
 
 
 def client_of(settings: ImdsSettings, *, at_most_seconds: float | None = None) -> ImdsClient:

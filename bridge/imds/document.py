@@ -47,7 +47,7 @@ _RFC_1123 = re.compile(
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 
 
-def parse_document(body: bytes) -> Document:
+def parse_document(body: bytes, *, api_version: str = "") -> Document:
     """Return the document in *body*; raise DocumentInvalid if *body* is not a document.
 
     A document is a UTF-8 JSON object of at most 4 MiB, with or without a byte order mark. It contains a list of Events,
@@ -60,6 +60,7 @@ def parse_document(body: bytes) -> Document:
             f"The Scheduled Events document has {_kind(events)} instead of a list of Events: {excerpt(body)}"
         )
     return Document(
+        api_version=api_version,
         incarnation=_incarnation(value.get("DocumentIncarnation")),
         events=tuple(_event(event, position, body) for position, event in enumerate(events)),
     )

@@ -171,6 +171,8 @@ def undecidable_because(event: ScheduledEvent, state: State) -> str | None:
         return "the event is over"
     if state is not State.SCHEDULED:
         return "the event has started" if state is State.STARTED else f"the event's status is {event.event_status}"
+    if event.is_advisory:
+        return "acknowledging a recommendation has no effect"
     if event.event_id is None:
         return "the event has no EventId"
     if not 1 <= len(event.event_id) <= _LONGEST_EVENT_ID or not event.event_id.isprintable():

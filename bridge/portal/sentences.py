@@ -114,6 +114,8 @@ def next_event(event: EventState, now: datetime, accepted: AcceptedApproval | No
 
 
 def _next_of_announced(event: EventState, now: datetime) -> str:
+    if event.event.is_advisory:
+        return "Azure reports a higher risk of an eviction. The recommendation does not change the VM."
     at = event.event.not_before
     if at is None:
         return "If no one acts, Azure starts the event. The event has no NotBefore."

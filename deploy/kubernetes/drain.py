@@ -42,6 +42,8 @@ MESSAGE_CHARACTERS = 1000
 #: The value of a taint has at most 63 characters.
 VALUE_CHARACTERS = 63
 AGAIN_LATER = 75
+#: A recommendation never causes a drain, and never keeps a node cordoned.
+ADVISORY = frozenset({"SpotRebalanceRecommendation"})
 DRAINING = frozenset({"scheduled", "started"})
 ENDS = frozenset({"completed", "canceled", "ended"})
 PAGE = 250
@@ -393,7 +395,7 @@ def prepare(node: Node, event: dict[str, str], options: argparse.Namespace) -> N
 def process(node: Node, event: dict[str, str], options: argparse.Namespace) -> None:
     """Prepare the node if *event* is announced or starts. Uncordon the node if its last event has ended."""
     transition, affects = event["TRANSITION"], event["AFFECTS_THIS_VM"]
-    spared = frozenset(filter(None, options.spare.split(",")))
+    spared = ADVISORY | frozenset(filter(None, options.spare.split(",")))
     if transition in DRAINING and affects != "false" and event["EVENT_TYPE"] not in spared:
         prepare(node, event, options)
     elif options.event and affects == "true" and transition in DRAINING | ENDS:

@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import sys
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -17,6 +18,8 @@ from mock_server import NOTICE, SCENARIOS, VM, MockServer
 
 if sys.platform == "win32":
     pytest.skip("a shell script", allow_module_level=True)
+if shutil.which("jq") is None:
+    pytest.skip("jq is not installed", allow_module_level=True)
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "sinks.md"
@@ -132,4 +135,12 @@ def test_an_eviction_that_is_called_off_after_the_end_of_another_event_brings_th
     imds.show(document(3, eviction), polls=4)
     assert "undrain" not in drained()
     show(agent, imds, drained, document(4), until="undrain")
+    assert agent.stop() == 0
+
+
+def test_a_recommendation_neither_drains_a_vm_nor_keeps_it_out_of_service(agent, imds, drained):
+    risk = ("r", "Scheduled", "SpotRebalanceRecommendation")
+    assert show(agent, imds, drained, document(2, risk, ("a", "Started", "Freeze")), until="drain") == ["drain"]
+    assert show(agent, imds, drained, document(3, risk), until="undrain") == ["undrain"]
+    assert drained() == ["drain", "undrain"]
     assert agent.stop() == 0

@@ -382,3 +382,13 @@ def test_agent_with_the_tables_of_the_page_drains_and_brings_the_node_back(agent
     imds.show(document(5))
     agent.wait_for(lambda: cordoned_for(cluster) == (False, None))
     assert agent.stop() == 0
+
+
+@pytest.mark.parametrize("spare", [(), ("--spare", "")])
+def test_a_recommendation_neither_drains_a_node_nor_keeps_it_cordoned(cluster, drain, spare):
+    risk = "SpotRebalanceRecommendation"
+    assert drain("scheduled", *spare, kind=risk) == (0, "")
+    assert cordoned_for(cluster) == (False, None)
+    assert drain("scheduled", *spare) == (0, "")
+    assert drain("completed", *spare, events=[("R", risk)]) == (0, "")
+    assert cordoned_for(cluster) == (False, None)

@@ -21,7 +21,7 @@ from bridge.clock import Clock, Instant
 from bridge.config.approval import ApprovalSettings, KeySettings, RemoteSettings, RuleSettings
 from bridge.config.settings import Settings
 from bridge.errors import ImdsStatus
-from bridge.events.event import Document, Incarnation, ScheduledEvent, VmIdentity
+from bridge.events.event import Document, ScheduledEvent, VmIdentity
 from bridge.events.record import Evidence, Transition, TransitionRecord
 from bridge.events.transitions import Change
 from bridge.imds.client import ImdsClient
@@ -72,8 +72,8 @@ class NotingImds:
     def attested_document(self, nonce: str) -> str:
         return f"a document for {nonce}"
 
-    def start_requests(self, event_ids: Sequence[str], *, incarnation: Incarnation) -> int:
-        del incarnation
+    def start_requests(self, event_ids: Sequence[str], *, document: Document) -> int:
+        del document
         self.requests.append("POST")
         self.posts.append(list(event_ids))
         if self.on_post is not None:

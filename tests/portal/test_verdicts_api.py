@@ -181,3 +181,16 @@ def test_reason_is_one_line_of_what_can_be_printed(connected):
     [entry] = [each for each in connected.portal.get("/audit").json()["entries"] if each["action"] == "approved"]
     assert entry["details"]["reason"].startswith("<script>  Set-Cookie: x  y")
     assert len(entry["details"]["reason"]) == 200
+
+
+@pytest.mark.parametrize("verdict", ["approve", "hold"])
+def test_verdict_on_a_recommendation_is_refused_and_the_page_shows_why(connected, verdict):
+    risk = fleet_record(0, sequence=2, event_id="R", event_type="SpotRebalanceRecommendation")
+    connected.portal.send(risk)
+    answer = connected.say("ann", verdict, key=key_of_event_id("R"))
+    assert answer.status_code == 409
+    assert "acknowledging a recommendation has no effect" in answer.json()["error"]
+    site = connected.portal.url.removesuffix("/api/v1")
+    page = requests.get(f"{site}/events/{key_of_event_id('R')}", headers=connected.headers("ann"), timeout=20)
+    assert "acknowledging a recommendation has no effect" in page.text
+    assert 'value="approve"' not in page.text

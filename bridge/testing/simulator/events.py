@@ -25,13 +25,14 @@ API_VERSIONS = (
     "2019-04-01",
     "2019-08-01",
     "2020-07-01",
+    "2024-07-09",
 )
 #: The first version that requires the header ``Metadata: true``. Its names have no leading underscore.
 HEADER_SINCE = "2017-08-01"
 #: Earlier versions require DocumentIncarnation in an approval.
 PLAIN_APPROVAL_SINCE = "2019-01-01"
 
-_TYPE_SINCE = {"Preempt": "2017-11-01", "Terminate": "2019-01-01"}
+_TYPE_SINCE = {"Preempt": "2017-11-01", "Terminate": "2019-01-01", "SpotRebalanceRecommendation": "2024-07-09"}
 _NOTICE_SECONDS = {"Freeze": 900.0, "Reboot": 900.0, "Redeploy": 600.0, "Preempt": 30.0, "Terminate": 300.0}
 #: The approximate time from Started until the event leaves the document, according to Microsoft.
 _IMPACT_SECONDS = 600.0

@@ -58,6 +58,9 @@ class FaultDetails(msgspec.Struct, frozen=True, kw_only=True):
     method: Literal["GET", "POST", "any"] = "any"
     vm: str | None = None
     """The VM to whose requests the fault applies. None means all VMs."""
+    api_version: str | None = None
+    """The api-version to whose requests the fault applies. None means all versions. A status 400 without `count`
+    simulates a service that does not support the version."""
     count: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """The number of requests to which the fault applies. If None, the fault applies until someone removes it."""
     status: Annotated[int, msgspec.Meta(ge=200, le=599)] = 500
@@ -80,10 +83,11 @@ class Fault(FaultDetails, frozen=True, kw_only=True):
         """Return the delay in real seconds."""
         return _DEFAULT_DELAY_SECONDS.get(self.kind, 0.0) if self.delay_seconds is None else self.delay_seconds
 
-    def strikes(self, target: str, method: str, vm: str) -> bool:
+    def strikes(self, target: str, method: str, vm: str, api_version: str) -> bool:
         """Return whether the fault applies to a request of *vm*."""
         wanted = "attested" if self.kind in DOCUMENT_KINDS else self.target
-        return wanted in (target, "all") and self.method in (method, "any") and self.vm in (vm, None)
+        is_wanted = wanted in (target, "all") and self.method in (method, "any")
+        return is_wanted and self.vm in (vm, None) and self.api_version in (api_version, None)
 
 
 class FaultQueue:
@@ -108,11 +112,11 @@ class FaultQueue:
         with self._lock:
             return tuple(self._faults)
 
-    def take(self, target: str, method: str, vm: str) -> Fault | None:
+    def take(self, target: str, method: str, vm: str, api_version: str = "") -> Fault | None:
         """Return the fault for this request, or None. Count the request."""
         with self._lock:
             for index, fault in enumerate(self._faults):
-                if fault.strikes(target, method, vm):
+                if fault.strikes(target, method, vm, api_version):
                     self._count(index, fault)
                     return fault
         return None

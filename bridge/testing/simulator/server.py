@@ -174,7 +174,8 @@ class Simulator:
             return
         self.world.advance()
         is_admitted = limit is None or limit.admits(self.world.clock.monotonic())
-        fault = self.world.faults.take(target_of(request.path), request.method, machine.name)
+        version = request.query.get("api-version", "")
+        fault = self.world.faults.take(target_of(request.path), request.method, machine.name, version)
         if fault is not None:
             self._remember(machine, request, status_of(fault), fault.kind)
             kind = fault.kind if fault.kind in DOCUMENT_KINDS else None

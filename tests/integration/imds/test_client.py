@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from bridge.errors import DocumentInvalid, ImdsStatus, ImdsUnreachable
-from bridge.events.event import SERVICE_OFF_AFTER_SECONDS
+from bridge.events.event import SERVICE_OFF_AFTER_SECONDS, Document
 from bridge.imds.client import ImdsClient
 from bridge.testing.peers import nobody
 
@@ -225,7 +225,8 @@ def test_a_slow_identity_does_not_hold_up_a_poll(service, connect):
 @pytest.mark.parametrize("version", ["2017-03-01", "2017-11-01", "2019-01-01", "2020-07-01"])
 def test_an_approval_carries_the_incarnation_only_where_2017_wants_it(service, connect, version):
     service.answers = [(200, {}, b"")]
-    assert connect(api_version=version).start_requests(["E-1", "E-2"], incarnation=7) == 200
+    document = Document(api_version=version, incarnation=7)
+    assert connect(api_version=version).start_requests(["E-1", "E-2"], document=document) == 200
     ((method, path, headers, body),) = service.received
     assert (method, path) == ("POST", f"/metadata/scheduledevents?api-version={version}")
     assert headers["Metadata"] == "true"
@@ -239,7 +240,7 @@ def test_an_approval_carries_the_incarnation_only_where_2017_wants_it(service, c
 def test_an_approval_that_is_not_taken_raises_the_status(service, connect, status):
     service.answers = [(status, {"Location": "/x"}, b"no")]
     with pytest.raises(ImdsStatus) as caught:
-        connect().start_requests(["E-1"], incarnation=None)
+        connect().start_requests(["E-1"], document=Document())
     assert caught.value.status == status
     assert len(service.received) == 1
 
@@ -279,3 +280,79 @@ def test_attested_document_that_cannot_be_had_is_the_same_sentence_for_any_nonce
             said.append(str(caught.value))
     assert said[0] == said[1]
     assert "/metadata/attested/document" in said[0]
+
+
+# The api-version "auto".
+
+PREVIEW, STABLE = "2024-07-09", "2020-07-01"
+REFUSED = (400, {}, b'{"error": "Bad request. api-version is invalid."}')
+DAY = 86_400.0
+
+
+class Versions:
+    """An automatic client with a manual clock, and the versions of its requests."""
+
+    def __init__(self, service, connect):
+        self.service, self.now = service, 1_800_000_000.0
+        service.answers = [(200, {}, ONE)]
+        self.client = connect(api_version="auto", clock=lambda: self.now)
+
+    def poll(self, *answers):
+        self.service.received.clear()
+        self.service.answers = [*answers, (200, {}, ONE)]
+        shown = self.client.scheduled_events().api_version
+        return [path.rpartition("=")[2] for _, path, _, _ in self.service.received], shown
+
+
+@pytest.fixture
+def versions(service, connect):
+    return Versions(service, connect)
+
+
+def test_the_preview_version_is_used_where_it_is_supported(versions):
+    assert versions.poll() == ([PREVIEW], PREVIEW)
+    assert versions.poll() == ([PREVIEW], PREVIEW)
+
+
+@pytest.mark.parametrize("status", [400, 404])
+def test_two_refusals_in_a_row_and_a_good_response_select_the_stable_version(versions, status):
+    refused = (status, {}, b"")
+    assert versions.poll(refused, refused) == ([PREVIEW, PREVIEW, STABLE], STABLE)
+    assert versions.poll() == ([STABLE], STABLE)
+
+
+def test_one_refusal_changes_nothing(versions):
+    assert versions.poll(REFUSED) == ([PREVIEW, PREVIEW], PREVIEW)
+    assert versions.poll() == ([PREVIEW], PREVIEW)
+
+
+def test_a_withdrawn_version_is_left_during_one_poll(versions):
+    assert versions.poll() == ([PREVIEW], PREVIEW)
+    assert versions.poll(REFUSED, REFUSED) == ([PREVIEW, PREVIEW, STABLE], STABLE)
+
+
+@pytest.mark.parametrize("answers", [[(500, {}, b"")], [REFUSED, (500, {}, b"")], [REFUSED, REFUSED, (500, {}, b"")]])
+def test_without_two_refusals_and_a_good_response_the_preview_version_stays(versions, answers):
+    with pytest.raises(ImdsStatus):
+        versions.poll(*answers)
+    assert versions.poll() == ([PREVIEW], PREVIEW)
+
+
+@pytest.mark.parametrize("answer", [REFUSED, (500, {}, b""), (200, {}, b"no document")])
+def test_the_daily_attempt_is_discarded_unless_it_returns_a_document(versions, answer):
+    versions.poll(REFUSED, REFUSED)
+    versions.now += DAY - 1
+    assert versions.poll() == ([STABLE], STABLE)
+    versions.now += 1
+    assert versions.poll(answer) == ([PREVIEW, STABLE], STABLE)
+    assert versions.poll() == ([STABLE], STABLE)
+    versions.now += DAY
+    assert versions.poll() == ([PREVIEW], PREVIEW)
+
+
+def test_an_approval_uses_the_version_of_its_last_look(versions, service):
+    versions.poll(REFUSED, REFUSED)
+    service.received.clear()
+    document = versions.client.scheduled_events_again()
+    versions.client.start_requests(["E-1"], document=document)
+    assert {path.rpartition("=")[2] for _, path, _, _ in service.received} == {STABLE}

@@ -56,7 +56,7 @@ def test_a_missing_or_unknown_api_version_is_answered_with_the_newest_ones(simul
     assert answer.status_code == 400
     assert answer.json() == {
         "error": "Bad request. api-version is invalid or was not specified in the request.",
-        "newest-versions": ["2020-07-01", "2019-08-01", "2019-04-01"],
+        "newest-versions": ["2024-07-09", "2020-07-01", "2019-08-01"],
     }
 
 

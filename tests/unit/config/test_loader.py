@@ -90,7 +90,7 @@ def test_no_file_means_one_stdout_sink_and_the_documented_defaults() -> None:
     assert [(sink.name, sink.type_name) for sink in settings.sinks] == [("stdout", "stdout")]
     assert settings.stop_grace_seconds == 10
     assert settings.imds.endpoint == "http://169.254.169.254"
-    assert settings.imds.api_version == "2020-07-01"
+    assert settings.imds.api_version == "auto"
     assert settings.imds.poll_interval_seconds == 1
     assert (settings.imds.timeout_seconds, settings.imds.first_timeout_seconds) == (5, 150)
     assert (settings.state.max_bytes, settings.state.max_pending_bytes) == (268435456, 33554432)
@@ -140,7 +140,7 @@ def test_all_mistakes_of_a_file_come_at_once(mistakes_of: Refuse) -> None:
         ("[imds]\ntimeout_seconds = 1e300", "at most 315360000"),
         ("[imds]\npoll_interval_seconds = 0.1", "imds.poll_interval_seconds is 0.1, but must be a number at least 0.2"),
         ("[imds]\napi_version = 2020-07-01", "imds.api_version is 2020-07-01, but must be text in quotes."),
-        ('[imds]\napi_version = "2020-7-1"', "imds.api_version is '2020-7-1', but must be one of 2017-03-01"),
+        ('[imds]\napi_version = "2020-7-1"', "imds.api_version is '2020-7-1', but must be one of auto, 2017-03-01"),
         ('[imds]\napi_version = "2020-13-01"', "or a later date as YYYY-MM-DD"),
         ('[imds]\nendpoint = "169.254.169.254"', "imds.endpoint is '169.254.169.254', but must be"),
         ('[imds]\nendpoint = "http://h:99999"', "imds.endpoint is 'http://h:99999', but must be"),
