@@ -44,7 +44,7 @@ from bridge.errors import (
 from bridge.events.environment import ENVIRONMENT_PREFIX, environment_of
 from bridge.events.event import URGENT_EVENT_TYPES, ScheduledEvent, VmIdentity, encode
 from bridge.events.otel_resource import OTEL_PREFIX, SERVICE_NAME, own_version, resource_attributes
-from bridge.events.record import Evidence, Transition, TransitionRecord
+from bridge.events.record import Evidence, Impact, Pause, TimelineEntry, Transition, TransitionRecord
 from bridge.http.connection import DeadlineConnection, HttpResponse
 from bridge.http.failures import causes, is_loopback, root_cause
 from bridge.http.retry_after import retry_after_seconds
@@ -82,6 +82,8 @@ __all__ = [
     "Evidence",
     "Finished",
     "HttpResponse",
+    "Impact",
+    "Pause",
     "RenewedToken",
     "ResponseUnread",
     "RetryReason",
@@ -91,6 +93,7 @@ __all__ = [
     "SecretUnavailable",
     "Sink",
     "SinkConfig",
+    "TimelineEntry",
     "Transition",
     "TransitionRecord",
     "VmIdentity",

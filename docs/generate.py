@@ -30,7 +30,7 @@ from bridge.cli.init import recipe
 from bridge.config.json_schema import configuration_schema
 from bridge.config.settings import VmSettings, documented
 from bridge.events.event import ScheduledEvent, encode
-from bridge.events.record import Approval, TransitionRecord, json_schema
+from bridge.events.record import Approval, DowntimeParts, Impact, Pause, TimelineEntry, TransitionRecord, json_schema
 from bridge.testing.records import sample_record
 
 #: The most important fields of a record.
@@ -42,6 +42,10 @@ _STRUCTS: dict[str, type[msgspec.Struct]] = {
     "event": ScheduledEvent,
     "vm": VmSettings,
     "approval": Approval,
+    "impact": Impact,
+    "pause": Pause,
+    "downtime": DowntimeParts,
+    "timeline": TimelineEntry,
 }
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"

@@ -126,6 +126,12 @@ class VmSettings(VmIdentity, frozen=True, kw_only=True):
     """The availability zone."""
     placement_group_id: _Text | None = None
     """The placement group of the scale set."""
+    size: _Text | None = None
+    """The size of the VM, such as Standard_D2s_v5."""
+    fault_domain: _Text | None = None
+    """The fault domain of the VM, a number as text."""
+    update_domain: _Text | None = None
+    """The update domain of the VM, a number as text."""
     tags: dict[str, str] = msgspec.field(default_factory=dict)
     """The tags of the VM. Each value is text."""
 

@@ -109,6 +109,9 @@ class VmIdentity(msgspec.Struct, frozen=True, kw_only=True):
     scale_set: str | None = None
     zone: str | None = None
     placement_group_id: str | None = None
+    size: str | None = None
+    fault_domain: str | None = None
+    update_domain: str | None = None
     tags: dict[str, str] = {}
 
     def with_overrides(self, configured: VmIdentity) -> VmIdentity:

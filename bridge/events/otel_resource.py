@@ -49,9 +49,12 @@ def resource_attributes(vm: VmIdentity, labels: Mapping[str, str], *, instance_i
         "cloud.resource_id": vm.resource_id,
         "host.id": vm.vm_id,
         "host.name": vm.name,
+        "host.type": vm.size,
         "azure.resource_group.name": vm.resource_group,
         f"{OTEL_PREFIX}vm.scale_set": vm.scale_set,
         f"{OTEL_PREFIX}vm.placement_group_id": vm.placement_group_id,
+        f"{OTEL_PREFIX}vm.fault_domain": vm.fault_domain,
+        f"{OTEL_PREFIX}vm.update_domain": vm.update_domain,
         **{f"{OTEL_PREFIX}vm.tags.{name}": value for name, value in vm.tags.items()},
     }
     named = {name if "." in name else f"{OTEL_PREFIX}labels.{name}": value for name, value in labels.items()}

@@ -114,6 +114,71 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     """SHA-256 (hexadecimal) of the text of each signed decision behind the outcome."""
 
 
+class Pause(msgspec.Struct, frozen=True, kw_only=True):
+    """A time during which the VM did not run, as measured inside the VM."""
+
+    at: str
+    """Start of the pause: UTC, milliseconds."""
+    seconds: float | None
+    """Length of the pause. None if the length is unknown, see *reason*."""
+    late_seconds: float
+    """The part that the monotonic clock shows: a timer fired this much too late while the VM did no work."""
+    step_seconds: float
+    """The part that the monotonic clock does not show, because that clock stood still."""
+    source: str
+    """Clock that shows the length: timer, ptp_hyperv, realtime, or date_header."""
+    reason: str | None = None
+    """Why *seconds* is None."""
+
+
+class DowntimeParts(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts of a downtime, in seconds."""
+
+    until_kernel_seconds: float | None = None
+    """From the last sign of life before the boot until the kernel started."""
+    until_agent_seconds: float | None = None
+    """From the start of the kernel until the agent ran."""
+
+
+class Impact(msgspec.Struct, frozen=True, kw_only=True):
+    """The impact of an event on this VM, as measured inside the VM.
+
+    A value is null if it is unknown.
+    """
+
+    pauses: tuple[Pause, ...] = ()
+    """The pauses during the event. Events that overlap share their pauses."""
+    longest_seconds: float | None = None
+    """Length of the longest pause; 0 if the agent sampled the whole event and measured no pause."""
+    total_seconds: float | None = None
+    """Sum of the lengths of all pauses. Never add up the pauses of several events."""
+    resolution_seconds: float | None = None
+    """Smallest difference that the measurement can show."""
+    coverage: float | None = None
+    """Sampled fraction of the time from Started to the ending. After a restart of the agent, less than 1."""
+    agent_stalled_seconds: float | None = None
+    """Time during which the VM ran, but the agent did not."""
+    downtime_seconds: float | None = None
+    """From the last sign of life before a reboot to the start of the agent. None without a boot."""
+    downtime_uncertainty_seconds: float | None = None
+    """The downtime can be shorter by up to this time."""
+    downtime_parts: DowntimeParts | None = None
+    """The parts of the downtime."""
+    reason: str | None = None
+    """Why a measurement is missing. None if nothing is missing."""
+
+
+class TimelineEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """An earlier transition of an event that has ended."""
+
+    transition: Transition
+    """The transition of the earlier record."""
+    observed_at: str
+    """Its observed_at."""
+    decision_id: str | None = None
+    """The id of the decision behind an approval outcome, otherwise None."""
+
+
 class TransitionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One change in the Scheduled Events document, in the format that every sink sends."""
 
@@ -155,6 +220,10 @@ class TransitionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Labels from the configuration."""
     approval: Approval | None = None
     """The decision behind an approval outcome. None for every other record."""
+    impact: Impact | None = None
+    """The measured impact of an event that is completed or ended. None for every other record, and if unknown."""
+    timeline: tuple[TimelineEntry, ...] | None = None
+    """The earlier transitions of an event that has ended, oldest first. None for every other record."""
 
     @property
     def event_key(self) -> str:

@@ -86,6 +86,9 @@ def parse_identity(body: bytes) -> VmIdentity:
         scale_set=text("vmScaleSetName"),
         zone=text("zone"),
         placement_group_id=text("placementGroupId"),
+        size=text("vmSize"),
+        fault_domain=text("platformFaultDomain"),
+        update_domain=text("platformUpdateDomain"),
         tags=_tags(value),
     )
     if identity.name is None and identity.vm_id is None:

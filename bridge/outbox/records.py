@@ -20,6 +20,7 @@ from bridge.events.event import Incarnation, ScheduledEvent, VmIdentity, encode,
 from bridge.events.record import (
     Approval,
     Evidence,
+    TimelineEntry,
     Transition,
     TransitionRecord,
     record_id,
@@ -34,6 +35,9 @@ from bridge.outbox.state import State
 
 Router = Callable[[TransitionRecord, str | None, Collection[str]], Iterable[str]]
 """Selects the sinks of a record by the record, the name of this VM, and the sinks that know the event."""
+
+#: Beyond this limit, only the newest entry is kept in addition, so that an event cannot fill the memory.
+_MOST_TIMELINE_ENTRIES = 100
 
 
 class RecordContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,8 +117,10 @@ def append(
             labels=context.labels,
         )
         content = "" if each.event is None else repeat_key(each.transition, each.event)
-        n = 0 if each.event is None else event(state, each.event.key).counts.get(content, 0)
-        record = _with_ids(placed, n)
+        known = EventRow(key="") if each.event is None else event(state, each.event.key)
+        record = _with_ids(placed, known.counts.get(content, 0))
+        if record.transition.is_ending:
+            record = msgspec.structs.replace(record, timeline=known.timeline)
         row = RecordRow(
             sequence=sequence,
             id=record.id,
@@ -123,7 +129,7 @@ def append(
             body=encode(record),
         )
         state.records.put(row)
-        _note_event(state, record, row, {content: n + 1})
+        _note_event(state, record, row, content)
         _route(state, record, row, context)
         added.append(record)
     for key in {record.event_key for record in added if record.is_urgent}:
@@ -171,7 +177,7 @@ def _with_ids(record: TransitionRecord, n: int) -> TransitionRecord:
     )
 
 
-def _note_event(state: State, record: TransitionRecord, row: RecordRow, counts: dict[str, int]) -> None:
+def _note_event(state: State, record: TransitionRecord, row: RecordRow, content: str) -> None:
     if record.event is None:
         return
     is_state = record.approval is None
@@ -183,7 +189,8 @@ def _note_event(state: State, record: TransitionRecord, row: RecordRow, counts: 
     known = msgspec.structs.replace(
         known,
         was_started=known.was_started or record.event.event_status == "Started",
-        counts={**known.counts, **counts},
+        counts={**known.counts, content: known.counts.get(content, 0) + 1},
+        timeline=(*known.timeline[: _MOST_TIMELINE_ENTRIES - 1], _timeline_entry(record)),
     )
     if is_state:
         known = msgspec.structs.replace(
@@ -191,8 +198,17 @@ def _note_event(state: State, record: TransitionRecord, row: RecordRow, counts: 
             ended_at=row.observed_at if is_ending else None,
             has_ended=known.has_ended or is_ending,
             last_state_sequence=row.sequence,
+            timeline=() if is_ending else known.timeline,
         )
     state.put_event(known)
+
+
+def _timeline_entry(record: TransitionRecord) -> TimelineEntry:
+    return TimelineEntry(
+        transition=record.transition,
+        observed_at=record.observed_at,
+        decision_id=None if record.approval is None else record.approval.decision_id,
+    )
 
 
 def _route(state: State, record: TransitionRecord, row: RecordRow, context: RecordContext) -> None:

@@ -11,7 +11,7 @@ from functools import cached_property
 import msgspec
 
 from bridge.events.event import ScheduledEvent
-from bridge.events.record import Approval, Transition, TransitionRecord, Verdict, decode_record
+from bridge.events.record import Approval, TimelineEntry, Transition, TransitionRecord, Verdict, decode_record
 
 EventVersion = tuple[str, str]
 """The EventId and the digest of an event."""
@@ -53,6 +53,8 @@ class EventRow(msgspec.Struct, frozen=True, kw_only=True):
     """The sequence of the newest record that Azure caused. Records about approvals do not count."""
     sinks: dict[str, int] = {}
     """The sequence of the newest such record for each sink that receives the event."""
+    timeline: tuple[TimelineEntry, ...] = ()
+    """The transitions of the event since it appeared, oldest first. Empty after the ending, to save space."""
 
     @property
     def references(self) -> set[int]:

@@ -46,7 +46,9 @@ _SEVERITIES = {
     Severity.CRITICAL: (SeverityNumber.SEVERITY_NUMBER_ERROR, "ERROR"),
 }
 #: Fields of a record without an attribute of the same name.
-_ELSEWHERE = frozenset({"id", "incarnation", "previous_incarnation", "event", "previous", "approval", "vm", "labels"})
+_ELSEWHERE = frozenset({"id", "incarnation", "previous_incarnation", "event", "vm", "labels"})
+#: Objects whose fields are attributes.
+_PARTS = ("previous", "approval", "impact")
 
 
 def encode_request(batch: Sequence[TransitionRecord]) -> bytes:
@@ -104,8 +106,8 @@ def _record_attributes(record: TransitionRecord) -> dict[str, Any]:
     found = {name: value for name, value in plain.items() if name not in _ELSEWHERE}
     found |= {"record_id": record.id, **_as_text(plain, "incarnation"), **_as_text(plain, "previous_incarnation")}
     found |= plain["event"] or {}
-    for part in ("previous", "approval"):
-        found |= {f"{part}.{name}": value for name, value in (plain[part] or {}).items()}
+    for part in _PARTS:
+        found |= {f"{part}.{name}": value for name, value in (found.pop(part) or {}).items()}
     # An empty list means that no event is open. If the open events are unknown, the list is absent.
     attributes = {
         f"{PREFIX}{name}": value

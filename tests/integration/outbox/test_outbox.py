@@ -342,3 +342,25 @@ def test_events_and_their_counts_are_forgotten_after_seven_days(kit):
     kit.wait(8 * 86_400)
     outbox.change(retention.forget_old, kit.time.timestamp())
     assert list(outbox.read(lambda state: state.events.rows)) == ["E-2"]
+
+
+def test_ending_lists_the_earlier_transitions_of_its_event(kit):
+    outbox = kit.open()
+    first = kit.commit(outbox, kit.event())[0]
+    kit.commit(outbox, kit.event("E-2"))
+    started = kit.commit(outbox, kit.event(status="Started"), transition="started")[0]
+    assert (first.timeline, started.timeline) == (None, None)
+    again = kit.crash(outbox)
+    ending = kit.commit(again, kit.event(status="Started"), transition="completed")[0]
+    assert [(each.transition, each.observed_at) for each in ending.timeline or ()] == [
+        ("scheduled", first.observed_at),
+        ("started", started.observed_at),
+    ]
+
+
+def test_timeline_of_an_event_that_keeps_changing_is_bounded(kit):
+    outbox = kit.open()
+    for number in range(150):
+        kit.commit(outbox, kit.event(description=f"{number}"), transition="updated", save=False)
+    ending = kit.commit(outbox, kit.event(), transition="canceled")[0]
+    assert len(ending.timeline or ()) == 100

@@ -199,6 +199,9 @@ COMPUTE = {
     "vmScaleSetName": "web",
     "zone": "",
     "placementGroupId": "",
+    "platformFaultDomain": "2",
+    "platformUpdateDomain": "",
+    "vmSize": "Standard_D2s_v5",
     "tagsList": [{"name": "a", "value": "1;2"}, {"name": "b"}, 3, {"name": "c", "value": ""}],
 }
 
@@ -209,6 +212,7 @@ def test_the_instance_document_says_who_this_vm_is():
     assert (identity.resource_id, identity.subscription_id) == (COMPUTE["resourceId"], "s")
     assert (identity.resource_group, identity.location, identity.scale_set) == ("rg", "westeurope", "web")
     assert (identity.zone, identity.placement_group_id) == (None, None)
+    assert (identity.size, identity.fault_domain, identity.update_domain) == ("Standard_D2s_v5", "2", None)
     assert identity.tags == {"a": "1;2", "c": ""}
 
 
