@@ -10,30 +10,46 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from bridge.clock import Clock, format_time
 from bridge.portal.authentication import Authenticator
 from bridge.portal.connected_agents import ConnectedAgents
-from bridge.portal.fleet import VmState, key_of_event_id
-from bridge.portal.form_fields import KEY, cursor_of, group_of, place_of
+from bridge.portal.fleet import State, key_of_event_id
+from bridge.portal.form_fields import KEY, cursor_of, group_of
 from bridge.portal.requests import RequestRefused, error_answer, headers_of, json_answer, whole_number
 from bridge.portal.store.audit import entries
 from bridge.portal.store.database import StoreThreads
-from bridge.portal.store.event_details import known_vms
-from bridge.portal.store.events import PAGE, EventFilter, event_of, list_events, records_by_id, records_of
+from bridge.portal.store.events import (
+    PAGE,
+    CursorInvalid,
+    EventFilter,
+    collapsed,
+    event_of,
+    events_of,
+    list_events,
+    list_open,
+    records_by_id,
+    records_of,
+)
 from bridge.portal.store.verdicts import UNKNOWN_EVENT
+from bridge.portal.store.vms import ListedVm, VmFilter, list_vms
 
 _LINES = "application/jsonl"
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _MOST = 500
-_STATES = {"open": True, "over": False, "all": None}
+_STATES = ("open", "over", "all")
+_OVER = (State.COMPLETED, State.CANCELED, State.ENDED)
 _LARGEST = 2**53 - 1
-_MOST_AGENTS = 10_000
+_MOST_VMS = 10_000
 
 
 class Api:
     """Answers the requests of readers."""
 
-    def __init__(self, *, store: StoreThreads, authenticator: Authenticator, connected_agents: ConnectedAgents) -> None:
+    def __init__(
+        self, *, store: StoreThreads, authenticator: Authenticator, connected_agents: ConnectedAgents, clock: Clock
+    ) -> None:
         self._store = store
+        self._clock = clock
         self._connected_agents = connected_agents
         self._authenticator = authenticator
 
@@ -57,14 +73,21 @@ class Api:
 
     async def _events(self, request: Request) -> Response:
         limit = whole_number(request.query_params, "limit", PAGE, lowest=1, highest=_MOST)
-        found = await self._store.read(list_events, _filter_of(request), limit=limit + 1)
-        page = found[:limit]
-        cursor = cursor_of(page[-1]) if len(found) > limit else None
-        return json_answer({"events": page, "cursor": cursor})
+        state, group, cursor, now = _state(request), group_of(request), cursor_of(request), self._now()
+        wanted = EventFilter(groups=() if group is None else (group,), states=_OVER if state == "over" else ())
+        listing = list_open if state == "open" else list_events
+        try:
+            page = await self._store.read(listing, wanted, now=now, limit=limit, cursor=cursor)
+        except CursorInvalid as error:
+            raise RequestRefused(400, str(error)) from error
+        alone = await self._store.read(collapsed, wanted, now=now) if state == "open" else []
+        events = await self._store.read(events_of, page.keys, now=now)
+        answer = {"events": [events[key] for key in page.keys if key in events], "total": page.total}
+        return json_answer({**answer, "cursor": page.cursor, "collapsed": alone})
 
     async def _event(self, request: Request) -> Response:
         key = _key(request)
-        event = await self._store.read(event_of, key)
+        event = await self._store.read(event_of, key, now=self._now())
         if event is None:
             return error_answer(404, UNKNOWN_EVENT)
         records = await self._store.read(records_of, key)
@@ -79,7 +102,7 @@ class Api:
         if vm_id is None:
             found = await self._store.read(records_of, key)
         else:
-            event = await self._store.read(event_of, key)
+            event = await self._store.read(event_of, key, now=self._now())
             ids = [] if event is None else [vm.record_id for vm in event.vms if vm.vm_key == vm_id.lower()]
             found = await self._store.read(records_by_id, ids)
         if not found:
@@ -87,11 +110,15 @@ class Api:
         return Response("".join(f"{each}\n" for each in found), media_type=_LINES, headers=_HEADERS)
 
     async def _agents(self, _request: Request) -> Response:
-        known = {vm.vm_key: vm for vm in await self._store.read(known_vms, limit=_MOST_AGENTS)}
+        page = await self._store.read(list_vms, VmFilter(), limit=_MOST_VMS)
+        known = {each.vm.vm_key: each for each in page.vms}
         seen = self._connected_agents.all()
         keys = [*known, *sorted(seen.keys() - known.keys())]
         agents = [{"vm_key": key, "record": _newest_record(known.get(key)), "agent": seen.get(key)} for key in keys]
-        return json_answer({"agents": agents})
+        return json_answer({"agents": agents, "total_vms": page.total})
+
+    def _now(self) -> str:
+        return format_time(self._clock.now())
 
     async def _audit(self, request: Request) -> Response:
         after = whole_number(request.query_params, "after", 0, lowest=0, highest=_LARGEST)
@@ -111,9 +138,10 @@ class Api:
         return StreamingResponse(lines(), media_type=_LINES, headers=_HEADERS)
 
 
-def _newest_record(vm: VmState | None) -> dict[str, object] | None:
-    if vm is None:
+def _newest_record(listed: ListedVm | None) -> dict[str, object] | None:
+    if listed is None:
         return None
+    vm = listed.vm
     return {"vm_key": vm.vm_key, "observed_at": vm.observed_at, "vm": vm.vm, "labels": vm.labels}
 
 
@@ -122,8 +150,8 @@ def _key(request: Request) -> str:
     return name if KEY.fullmatch(name) else key_of_event_id(name)
 
 
-def _filter_of(request: Request) -> EventFilter:
+def _state(request: Request) -> str:
     state = request.query_params.get("state", "open")
     if state not in _STATES:
         raise RequestRefused(400, f"state must be one of {', '.join(_STATES)}.")
-    return EventFilter(is_open=_STATES[state], group=group_of(request), before=place_of(request, "cursor"))
+    return state

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -21,6 +21,7 @@ from bridge.portal.connected_agents import AgentExchange, ConnectedAgents
 from bridge.portal.deciding import VerdictService
 from bridge.portal.decisions_api import DecisionsApi
 from bridge.portal.ingest import Ingest
+from bridge.portal.maintenance import Maintenance
 from bridge.portal.metrics import PortalMetrics
 from bridge.portal.pages import Pages
 from bridge.portal.pending_decisions import PendingDecisions
@@ -36,6 +37,14 @@ from bridge.portal.users import Users
 from bridge.portal.verdicts_api import VerdictsApi
 
 logger = logging.getLogger(__name__)
+
+
+class Follower(Protocol):
+    """A task that runs until the portal stops."""
+
+    async def follow(self) -> None:
+        """Run until the task is canceled."""
+
 
 _ROOT = "/api/v1"
 _NOTHING_HERE = "This address does not exist."
@@ -65,12 +74,11 @@ class Application:
         self._users = Users(settings.people, store=threads, clock=clock)
         self.pending_decisions = PendingDecisions(threads, clock=clock)
         self._live = LiveUpdates(store=threads, users=self._users, connected_agents=self._connected_agents, clock=clock)
-        self.followers = (
+        self.followers: tuple[Follower, ...] = (
             self.pending_decisions,
             self._live,
             AgentExchange(threads, self._connected_agents, clock=clock),
         )
-        """Objects with a method `follow`, which runs until the portal stops."""
         authenticator = Authenticator(
             attested=None if self._agents is None else self._agents.tokens,
             agent_token=settings.agents.token(),
@@ -135,8 +143,23 @@ class Application:
             self._agents.close()
 
     def _machine_routes(self, authenticator: Authenticator) -> list[Route]:
-        ingest = Ingest(store=self._threads, authenticator=authenticator, metrics=self._metrics, clock=self._clock)
-        api = Api(store=self._threads, authenticator=authenticator, connected_agents=self._connected_agents)
+        ingest = Ingest(
+            store=self._threads,
+            authenticator=authenticator,
+            metrics=self._metrics,
+            limits=self._settings.limits,
+            clock=self._clock,
+        )
+        api = Api(
+            store=self._threads,
+            authenticator=authenticator,
+            connected_agents=self._connected_agents,
+            clock=self._clock,
+        )
+        self.followers = (
+            *self.followers,
+            Maintenance(self._settings, store=self._threads, vm_limits=ingest.vm_limits, clock=self._clock),
+        )
         decisions_api = DecisionsApi(
             store=self._threads,
             pending_decisions=self.pending_decisions,

@@ -23,6 +23,8 @@ _LARGEST_SEQUENCE = 2**63 - 1
 _LARGEST_STATUS = 999
 _DEEPEST = 64
 _LONGEST_NAME = 256
+#: Ten years. The largest number that any event can have is far smaller.
+_LONGEST_SECONDS = 10 * 366 * 86_400
 
 
 class RequestMalformed(BridgeError):
@@ -41,10 +43,14 @@ _one = msgspec.json.Decoder(_Envelope).decode
 _several = msgspec.json.Decoder(list[_Envelope]).decode
 
 
-def received_records(headers: Mapping[str, str], body: bytes) -> list[ReceivedRecord]:
-    """Return the records of a request, or raise RequestMalformed.
+class RecordTooLarge(BridgeError):
+    """Raised if a record has more bytes than the limit."""
 
-    *headers* have lowercase names.
+
+def received_records(headers: Mapping[str, str], body: bytes, *, most_bytes: int) -> list[ReceivedRecord]:
+    """Return the records of a request. *headers* have lowercase names.
+
+    Raise RequestMalformed, or RecordTooLarge if a record has more than *most_bytes*.
     """
     content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     try:
@@ -58,6 +64,8 @@ def received_records(headers: Mapping[str, str], body: bytes) -> list[ReceivedRe
             raise RequestMalformed(
                 f"The Content-Type must be {_STRUCTURED}, {_BATCH}, or {_JSON} with the headers of a CloudEvent."
             )
+        if any(len(memoryview(envelope.data)) > most_bytes for envelope in envelopes):
+            raise RecordTooLarge(f"A record has more than {most_bytes} bytes.")
         received = [_record_of(envelope) for envelope in envelopes]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         shape = f" ({error})" if isinstance(error, msgspec.ValidationError) else ""
@@ -91,6 +99,9 @@ def _record_of(envelope: _Envelope) -> ReceivedRecord:
         raise RequestMalformed("The http_status of a record is not a valid HTTP status.")
     if not 0 <= record.sequence <= _LARGEST_SEQUENCE:
         raise RequestMalformed("The sequence of a record must be from 0 to 2^63 - 1.")
+    duration = 0 if record.event is None else record.event.duration_seconds or 0
+    if not -1 <= duration <= _LONGEST_SECONDS:
+        raise RequestMalformed(f"The duration_seconds of an event must be from -1 to {_LONGEST_SECONDS}.")
     observed_at = _normal_time(record.observed_at)
     return ReceivedRecord(msgspec.structs.replace(record, observed_at=observed_at), body.decode())
 

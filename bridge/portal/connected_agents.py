@@ -44,6 +44,10 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
     required_approvals: int | None = None
     dry_run: bool | None = None
     disabled: bool | None = None
+    command: bool | None = None
+    """Whether the agent runs a command, such as a drain, before it approves an event for the portal."""
+    command_covers_all: bool | None = None
+    """Whether the command prepares every VM of the event."""
 
 
 class AgentSeen(AgentReport, frozen=True, kw_only=True):
@@ -52,6 +56,8 @@ class AgentSeen(AgentReport, frozen=True, kw_only=True):
     is_connected: bool
     received_index: int = 0
     """The agent has received every decision up to this number."""
+    is_attested: bool = False
+    """Whether the credential of the agent proves its vmId."""
 
     def why_not(self, kid: str) -> str | None:
         """Return the reason why the agent would not act on an approval by the key *kid*, or None."""
@@ -63,6 +69,8 @@ class AgentSeen(AgentReport, frozen=True, kw_only=True):
             return "approves nothing, because its file approvals.disabled exists"
         if self.dry_run:
             return "does not approve, because dry_run is set"
+        if (self.required_approvals or 1) > 1:
+            return f"requires {self.required_approvals} approvers with separate keys, and the portal has one key"
         return None
 
 
@@ -71,11 +79,13 @@ class _Polls(msgspec.Struct):
     reported: AgentReport
     open_polls: int = 0
     received_index: int = 0
+    is_attested: bool = False
 
 
 class _SharedBody(msgspec.Struct, frozen=True):
     is_polling: bool
     reported: AgentReport
+    is_attested: bool = False
 
 
 _reported_of = msgspec.json.Decoder(AgentReport).decode
@@ -91,12 +101,16 @@ class ConnectedAgents:
         self._elsewhere: dict[str, _Polls] = {}
         self._unshared: set[str] = set()
 
-    def begins(self, vm_key: str, header: str, *, index: int = 0) -> None:
+    def begins(self, vm_key: str, header: str, *, index: int = 0, is_attested: bool = False) -> None:
         """Record the start of a poll and the agent's *header*."""
         known = self._here.get(vm_key)
         open_polls = 1 if known is None else known.open_polls + 1
         self._here[vm_key] = _Polls(
-            at=self._clock.monotonic(), reported=_read(header), open_polls=open_polls, received_index=index
+            at=self._clock.monotonic(),
+            reported=_read(header),
+            open_polls=open_polls,
+            received_index=index,
+            is_attested=is_attested,
         )
         self._unshared.add(vm_key)
 
@@ -130,7 +144,7 @@ class ConnectedAgents:
             seen = self._here[key]
             is_polling = seen.open_polls > 0
             asked_at = format_time(now - timedelta(seconds=0.0 if is_polling else monotonic - seen.at))
-            body = msgspec.json.encode(_SharedBody(is_polling=is_polling, reported=seen.reported)).decode()
+            body = msgspec.json.encode(_SharedBody(is_polling, seen.reported, seen.is_attested)).decode()
             changes.append(SharedAgent(vm_key=key, asked_at=asked_at, received_index=seen.received_index, body=body))
         return changes
 
@@ -147,6 +161,7 @@ class ConnectedAgents:
                 reported=body.reported,
                 open_polls=int(is_polling),
                 received_index=each.received_index,
+                is_attested=body.is_attested,
             )
             found[each.vm_key] = max(seen, found.get(each.vm_key, seen), key=_recency)
         self._elsewhere = found
@@ -162,6 +177,7 @@ class ConnectedAgents:
             is_connected=seen.open_polls > 0 or self._clock.monotonic() - seen.at < _RECONNECT_SECONDS,
             **msgspec.structs.asdict(seen.reported),
             received_index=max(each.received_index for each in known),
+            is_attested=seen.is_attested,
         )
 
 

@@ -43,6 +43,8 @@ class VerdictRequest(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     reason: str = ""
     valid_seconds: float = DEFAULT_VALID_SECONDS
+    confirmed: tuple[str, ...] = ()
+    """The names in Resources that no agent confirms, and that the person confirms explicitly."""
 
 
 class VerdictService:
@@ -82,8 +84,15 @@ class VerdictService:
             made_at=format_time(now),
             expires_at=format_time(now + valid),
         )
-        allow = self._allow(person)
-        taken = await self._store.write(add_verdict, new, now=now, required=self.required, sign=self._sign, allow=allow)
+        taken = await self._store.write(
+            add_verdict,
+            new,
+            now=now,
+            required=self.required,
+            sign=self._sign,
+            allow=self._allow(person, is_hold=request.choice is Choice.HOLD),
+            confirmed=request.confirmed,
+        )
         await self._notify()
         return taken
 
@@ -104,11 +113,16 @@ class VerdictService:
 
     async def withdraw(self, person: Person, verdict_id: str) -> AcceptedVerdict:
         """Withdraw a verdict. Raise VerdictRefused or AccessDenied."""
-        now, allow = self._clock.now(), self._allow(person)
+        now = self._clock.now()
         until = format_time(now + timedelta(seconds=DEFAULT_VALID_SECONDS))
-        by = Lift(person_key=person.key, user_name=person.name, expires_at=until)
         taken = await self._store.write(
-            withdraw, verdict_id, by=by, required=self.required, now=now, sign=self._sign, allow=allow
+            withdraw,
+            verdict_id,
+            by=Lift(person_key=person.key, user_name=person.name, expires_at=until),
+            now=now,
+            required=self.required,
+            sign=self._sign,
+            allow=self._allow(person, is_hold=True),
         )
         await self._notify()
         return taken
@@ -118,29 +132,31 @@ class VerdictService:
         with contextlib.suppress(StoreUnavailable):
             await self._pending_decisions.catch_up()
 
-    def _allow(self, person: Person) -> Allow:
+    def _allow(self, person: Person, *, is_hold: bool) -> Allow:
         """Return the check inside the transaction, with the current role, scope, and VMs."""
 
         def check(connection: Connection, event: EventState) -> None:
             now = still(person, connection, at=format_time(self._clock.now()))
             if not now.may_see(event):
                 raise VerdictRefused(UNKNOWN_EVENT, status=404)
-            why_not = now.why_not_decide(event)
+            why_not = now.why_not_decide(event, is_hold=is_hold)
             if why_not is not None:
                 raise AccessDenied(403, why_not)
 
         return check
 
-    def _sign(self, event: EventState, ruling: Ruling, vm_keys: Sequence[str]) -> Sequence[NewDecision]:
+    def _sign(
+        self, event: EventState, ruling: Ruling, vm_keys: Sequence[str], newest_iat: float
+    ) -> Sequence[NewDecision]:
         if self._key is None:
             return ()
         now = self._clock.now()
         if ruling.outcome is Outcome.HELD:
-            return self._key.holds(event, ruling, vm_keys, now=now)
+            return self._key.holds(event, ruling, vm_keys, now=now, newest_iat=newest_iat)
         if min(each.expires_at for each in ruling.verdicts) <= format_time(now):
             raise VerdictRefused("An approval expired before it was stored.", event=event)
         agents = self._connected_agents.of(vm.vm_key for vm in event.vms)
         asked = addressees(event, agents, self._key.kid)
         if not asked:
             raise VerdictRefused(f"{NO_AGENT}: {why_unreachable(event, agents, self._key.kid)}.", event=event)
-        return self._key.approvals(event, ruling, asked, now=now)
+        return self._key.approvals(event, ruling, asked, now=now, newest_iat=newest_iat)

@@ -32,6 +32,8 @@ class AcceptedApproval(msgspec.Struct, frozen=True, kw_only=True):
     """`observed_at` of the agent's outcome record."""
     by: str
     """The names of the approvers, or "" if they are unknown."""
+    vm_names: str
+    """The VMs that report the approval."""
     verdicts: tuple[Verdict, ...]
     """The approvals of people. Empty if a rule approved the event, or if the decision was signed elsewhere."""
 
@@ -44,7 +46,7 @@ class AcceptedApproval(msgspec.Struct, frozen=True, kw_only=True):
     def sentence(self) -> str:
         """Return the sentence for an event that Azure still shows as Scheduled."""
         approved = f"Approved by {self.by}" if self.by else "Approved"
-        return f"{approved}, and posted to Azure at {self.clock}. It can start at any moment. No one can stop it."
+        return f"{approved}, and posted to Azure at {self.clock}. It can start at any moment. A hold may be too late."
 
 
 def accepted_approval(details: EventDetails) -> AcceptedApproval | None:
@@ -60,7 +62,13 @@ def accepted_approval(details: EventDetails) -> AcceptedApproval | None:
         return None
     first = min(accepted, key=lambda each: (parse_time(each.observed_at), each.id))
     verdicts = _verdicts_behind(first, details)
-    return AcceptedApproval(at=first.observed_at, by=people_of(verdicts) or _approver_of(first), verdicts=verdicts)
+    names = dict.fromkeys(each.vm.name or each.vm.vm_id or "a VM" for each in accepted)
+    return AcceptedApproval(
+        at=first.observed_at,
+        by=people_of(verdicts) or _approver_of(first),
+        vm_names=", ".join(names),
+        verdicts=verdicts,
+    )
 
 
 def is_accepted(record: TransitionRecord) -> bool:
@@ -172,7 +180,8 @@ def _stage_of(
         followed = outcome.transition is Transition.APPROVED and result not in _NOT_FOLLOWED
         if followed:
             return Stage.FOLLOWED, ""
-        return Stage.REFUSED, f"{outcome.approval.reason or 'No reason.'} ({result})"
+        clocks = " The clock of the portal or of the VM might be wrong." if result == "superseded" else ""
+        return Stage.REFUSED, f"{outcome.approval.reason or 'No reason.'} ({result}){clocks}"
     if agent is not None and agent.received_index >= decision.index:
         return Stage.RECEIVED, "The agent does not start the event early." if decision.choice is Choice.HOLD else ""
     if decision.choice is Choice.APPROVE and decision.expires_at_seconds <= now.timestamp():

@@ -107,6 +107,7 @@ def _new(token: str, claims: Claims) -> NewDecision:
         iss=claims.approver,
         decision=claims.verdict.value,
         jws=token,
+        issued_at_seconds=claims.issued_at.timestamp(),
         expires_at_seconds=math.ceil(claims.expires_at.timestamp()),
         details={
             "event_id": claims.event_id,

@@ -1,18 +1,22 @@
-"""Combines the records of all VMs into events (PROTOCOL.md, section 1).
+"""Defines the views that VMs have of an event, and the event that the portal shows.
 
-Records can arrive late, more than once, and at different portal processes, so the state of an event does not depend on
-the order in which they arrive. For each VM, the portal keeps the newest record, the newest list of active events, and
-the newest record of each event.
+A record counts only for the VM that sent it. For each VM and EventId, the portal keeps the newest record of the VM, so
+the view does not depend on the order in which records arrive. Records are sorted by `stream_id`, which begins with its
+creation time, and then by `sequence`.
 
-Records are sorted by `stream_id`, which begins with its creation time, and then by `sequence`.
+The portal shows the version of an event that most of its members report. A member is a VM that the version names in
+Resources and that owns this name. Reports of all other VMs appear only as a difference.
 """
 
 from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from enum import Enum
+from functools import lru_cache
 
 import msgspec
 
@@ -26,6 +30,11 @@ _LONGEST_EVENT_ID = 256
 _KEY_CHARACTERS = 32
 #: RFC 9562, section 5.7: the first 48 bits of a UUIDv7 are its time in milliseconds.
 _TIME_SHIFT, _VERSION_7 = 80, 7
+_MOST_GROUPS = 64
+_SHOWN_NAMES = 2
+#: A VM without heartbeats is confirmed for this time after its last record.
+_CONFIRMED_SECONDS = 600.0
+_LONGEST_HEARTBEAT_SECONDS = 3_600.0
 
 _EVIDENCE_RANK = {Evidence.UNKNOWN: 0, Evidence.INFERRED: 1, Evidence.BOOT_ID: 2, Evidence.OBSERVED: 3}
 
@@ -45,11 +54,11 @@ class State(str, Enum):
     @property
     def is_open(self) -> bool:
         """Return whether the event is open."""
-        return self in _OPEN_RANK
+        return self in _OPEN
 
 
-#: Started takes precedence over Scheduled, because another VM might not have polled since the start.
-_OPEN_RANK = {State.OTHER: 0, State.SCHEDULED: 1, State.STARTED: 2}
+#: An event is Scheduled while any member reports it as Scheduled, because another member can be wrong.
+_OPEN = (State.SCHEDULED, State.STARTED, State.OTHER)
 _OF_STATUS = {"Scheduled": State.SCHEDULED, "Started": State.STARTED}
 _OF_ENDING = {
     Transition.COMPLETED: State.COMPLETED,
@@ -62,6 +71,16 @@ Position = tuple[int, str, int, str]
 _FIRST: Position = (-1, "", -1, "")
 
 
+class Version(msgspec.Struct, frozen=True):
+    """What a VM reports about an event, apart from the state."""
+
+    digest: str
+    variant: str
+    """Identifies the digest and the description."""
+    names: frozenset[str]
+    """The normalized names in Resources."""
+
+
 class VmState(msgspec.Struct, frozen=True, kw_only=True):
     """The newest state of a VM and its active events."""
 
@@ -70,14 +89,32 @@ class VmState(msgspec.Struct, frozen=True, kw_only=True):
     observed_at: str
     vm: VmIdentity
     labels: dict[str, str]
+    name: str | None = None
+    """The first name that the VM reported, or its name in the inventory. Later names do not count."""
     listed_at: Position | None = None
     """Position of the newest record with a list, or None if no record had a list."""
     active_event_ids: tuple[str, ...] = ()
+    heartbeat_at: str | None = None
+    heartbeat_seconds: float | None = None
+    """The time between the last two heartbeats."""
+
+    @property
+    def name_key(self) -> str | None:
+        """Return the key of the claimed name: subscription, resource group, and name."""
+        if self.name is None:
+            return None
+        place = ((self.vm.subscription_id or "").casefold(), (self.vm.resource_group or "").casefold())
+        return "/".join((*place, normal_name(self.name))).replace("\0", "\ufffd")
 
     def has_ended(self, view: View) -> bool:
         """Return whether a record after *view* lists active events without its event."""
         is_newer = self.listed_at is not None and self.listed_at > view.position
-        return is_newer and view.event.event_id not in self.active_event_ids
+        return is_newer and view.event_id not in self.active_event_ids
+
+    def confirmed_until(self, heard_at: str) -> str:
+        """Return the end of the confirmation: two heartbeats, or 10 minutes without them."""
+        seconds = _CONFIRMED_SECONDS if self.heartbeat_seconds is None else 2 * self.heartbeat_seconds
+        return format_time(parse_time(heard_at) + timedelta(seconds=seconds))
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,61 +122,133 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
     event_key: str
     vm_key: str
+    event_id: str | None
     position: Position
     record_id: str
-    transition: Transition
+    state: State
+    """The state by the record. `VmState.has_ended` can end the event for the VM."""
     evidence: Evidence
     observed_at: str
     first_observed_at: str
     """The earliest `observed_at` of the VM's records of the event."""
-    event: ScheduledEvent
+    digest: str
+    variant: str
     affects_this_vm: bool | None
-    vm: VmIdentity
-    labels: dict[str, str]
+    owned_name: str | None = None
+    """The normalized name that the VM owns."""
+    is_named: bool = False
+    """Whether Resources contains this name, as the VM reports the event."""
+    is_member: bool = False
+    """Whether Resources contains this name in the version that the portal shows."""
+    is_listed_as_ended: bool = False
+    """Whether the VM's newest list of active events does not contain the event."""
 
     @property
-    def state(self) -> State:
-        """Return the state of the event by this record."""
-        return _OF_ENDING.get(self.transition) or _OF_STATUS.get(self.event.event_status, State.OTHER)
+    def current(self) -> State:
+        """Return the state of the event for the VM."""
+        return State.ENDED if self.state.is_open and self.is_listed_as_ended else self.state
 
 
 class VmOfEvent(msgspec.Struct, frozen=True, kw_only=True):
     """The newest report of an event from one VM."""
 
     vm_key: str
+    name: str | None
     vm: VmIdentity
-    labels: dict[str, str]
+    groups: tuple[str, ...]
     state: State
     evidence: Evidence
     observed_at: str
     record_id: str
     digest: str
     """Digest of the event as this VM reports it. A decision for this VM must carry this digest."""
+    description: str | None
     affects_this_vm: bool | None
+    is_member: bool
+    is_confirmed: bool
+    """Whether the VM owns its name, is named in Resources, and has sent a record recently."""
     agrees: bool
     """False if this report differs from the event that the portal shows."""
 
 
+class EventSummary(msgspec.Struct, kw_only=True):
+    """The row of an event, without its list of VMs."""
+
+    key: str
+    event_id: str | None = None
+    state: State = State.ENDED
+    digest: str = ""
+    variant: str = ""
+    event_type: str | None = None
+    event_source: str | None = None
+    duration_seconds: int | None = None
+    not_before: str | None = None
+    """NotBefore of the shown version, or the last known NotBefore of a started event."""
+    description: str | None = None
+    """None if the members report different descriptions."""
+    names: tuple[str, ...] = ()
+    """The first names in Resources."""
+    names_count: int = 0
+    region: str | None = None
+    resource_group: str | None = None
+    scale_set: str | None = None
+    subscription: str | None = None
+    first_observed_at: str = ""
+    observed_at: str = ""
+    members: dict[str, int] = {}
+    """The number of members in each `State`."""
+    reporters: dict[str, int] = {}
+    """The number of all VMs that report the event, in each `State`."""
+    differing: int = 0
+    """The number of VMs that report a different version."""
+    ending: tuple[int, str] = (-1, "ended")
+    sole_vm_key: str | None = None
+    """The VM that alone reports the event."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Return the number of members in each state, or of reporters without a member."""
+        return self.members if any(self.members.values()) else self.reporters
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether the event is open for at least one VM."""
+        return self.state.is_open
+
+    def settle(self) -> None:
+        """Compute the state from the counts."""
+        counts = self.counts
+        self.state = next((each for each in _OPEN if counts.get(each.value)), State(self.ending[1]))
+
+
 class EventState(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of an event by all of its records."""
+    """An event with the views of its VMs."""
 
     key: str
     """32 hexadecimal digits, computed from the EventId."""
     state: State
     is_open: bool
-    evidence: Evidence
     event: ScheduledEvent
+    """The version that the members report. The description is None if the members report different descriptions."""
     digest: str
-    record_id: str
-    """The record with the current version of the event, which a decision refers to."""
     first_observed_at: str
     observed_at: str
     undecidable_because: str | None
     vms: tuple[VmOfEvent, ...]
-    unheard: tuple[str, ...]
-    """The names in Resources whose VMs have sent no record of the event."""
+    unconfirmed: tuple[str, ...]
+    """The names in Resources that no VM confirms."""
     groups: tuple[str, ...]
-    """The groups of all of its VMs, for filters: ``resource_group:west``, ``labels.team:payments``."""
+    """The groups of the members, for scopes and filters: ``resource_group:west``, ``labels.team:payments``."""
+    counts: dict[str, int]
+    differing: int
+
+    @property
+    def too_late_because(self) -> str:
+        """Return which VMs report that a Scheduled event has started, or ""."""
+        names = [each.name or each.vm_key for each in self.vms if each.is_member and each.state is State.STARTED]
+        if self.state is not State.SCHEDULED or not names:
+            return ""
+        return f"May be too late: {', '.join(names)} report{'s' if len(names) == 1 else ''} that the event started."
 
 
 def vm_key(record: TransitionRecord) -> str:
@@ -165,6 +274,46 @@ def key_of_event_id(event_id: str) -> str:
     return event_key(ScheduledEvent(event_id=event_id, event_status=""), VmIdentity())
 
 
+def version_of(event: ScheduledEvent) -> Version:
+    """Return the version that *event* reports.
+
+    All VMs of an event report the same version, so results are cached.
+    """
+    return _version(
+        event.event_id,
+        event.event_type,
+        event.not_before_raw,
+        event.resources,
+        event.duration_seconds,
+        event.event_source,
+        event.description,
+    )
+
+
+@lru_cache(maxsize=8)
+def _version(  # noqa: PLR0917  # lru_cache needs hashable arguments
+    event_id: str | None,
+    event_type: str | None,
+    not_before_raw: str | None,
+    resources: tuple[str, ...] | None,
+    duration_seconds: int | None,
+    event_source: str | None,
+    description: str | None,
+) -> Version:
+    event = ScheduledEvent(
+        event_id=event_id,
+        event_type=event_type,
+        event_status="",
+        not_before_raw=not_before_raw,
+        resources=resources,
+        duration_seconds=duration_seconds,
+        event_source=event_source,
+    )
+    found = digest(event)
+    variant = hashlib.sha256(f"{found}\0{description}".encode("utf-8", "replace")).hexdigest()[:_KEY_CHARACTERS]
+    return Version(found, variant, frozenset(normal_name(each) for each in resources or ()))
+
+
 def undecidable_because(event: ScheduledEvent, state: State) -> str | None:
     """Return the reason why no one can decide on *event* (PROTOCOL.md, section 1), or None."""
     if not state.is_open:
@@ -185,132 +334,128 @@ def undecidable(event: EventState) -> str:
     return f"No one can decide on this event: {event.undecidable_because}."
 
 
-class Fleet:
-    """A set of VMs and their views of events."""
+def vm_after(known: VmState | None, record: TransitionRecord, *, first_received_at: str, received_at: str) -> VmState:
+    """Return the state of the VM after *record*, even if the record is late or a duplicate."""
+    position = position_of(record, first_received_at)
+    new = _vm_state_of(record, position, received_at)
+    if known is None:
+        known = new
+    newest = max(known, new, key=lambda each: each.position)
+    listed = max(known, new, key=lambda each: each.listed_at or _FIRST)
+    heartbeat_at, seconds = known.heartbeat_at, known.heartbeat_seconds
+    if record.transition is Transition.HEARTBEAT:
+        if heartbeat_at is not None and heartbeat_at < received_at:
+            gap = (parse_time(received_at) - parse_time(heartbeat_at)).total_seconds()
+            seconds = min(gap, _LONGEST_HEARTBEAT_SECONDS)
+        heartbeat_at = received_at
+    return msgspec.structs.replace(
+        newest,
+        name=known.name or new.name,
+        listed_at=listed.listed_at,
+        active_event_ids=listed.active_event_ids,
+        heartbeat_at=heartbeat_at,
+        heartbeat_seconds=seconds,
+    )
 
-    def __init__(self) -> None:
-        self.vms: dict[str, VmState] = {}
-        self.views: dict[tuple[str, str], View] = {}
-        self.streams: dict[tuple[str, str], str] = {}
-        """The first arrival of each stream, by VM and stream."""
 
-    def add(self, record: TransitionRecord, *, received_at: str) -> None:
-        """Add *record*, even if it is late or a duplicate."""
-        if record.transition is Transition.TEST:
-            return
-        key = vm_key(record)
-        first_received_at = self.streams.setdefault((key, record.stream_id), received_at)
-        milliseconds = _stream_milliseconds(record.stream_id, first_received_at)
-        position = (milliseconds, record.stream_id.lower(), record.sequence, record.id)
-        self._add_vm(_vm_state_of(record, key, position))
-        if record.event is not None and record.transition.is_by_azure:
-            self._add_view(_view_of(record, record.event, key, position))
+def view_after(
+    known: View | None, record: TransitionRecord, event: ScheduledEvent, position: Position, at: str
+) -> View:
+    """Return the VM's view of *event* after *record*. *at* is the time of the report."""
+    version = version_of(event)
+    new = View(
+        event_key=event_key(event, record.vm),
+        vm_key=vm_key(record),
+        event_id=event.event_id,
+        position=position,
+        record_id=record.id,
+        state=_OF_ENDING.get(record.transition) or _OF_STATUS.get(event.event_status, State.OTHER),
+        evidence=record.evidence,
+        observed_at=at,
+        first_observed_at=at,
+        digest=version.digest,
+        variant=version.variant,
+        affects_this_vm=record.affects_this_vm,
+    )
+    if known is None:
+        return new
+    first = min(new.first_observed_at, known.first_observed_at)
+    return msgspec.structs.replace(max(known, new, key=lambda each: each.position), first_observed_at=first)
 
-    def events(self) -> dict[str, EventState]:
-        """Return every event by its key."""
-        views: dict[str, list[View]] = {}
-        for view in self.views.values():
-            views.setdefault(view.event_key, []).append(view)
-        return {key: state_of(each, self.vms) for key, each in views.items()}
 
-    def ended_by_list(self) -> set[tuple[str, str]]:
-        """Return the event and VM of each view whose event is missing from the newer list.
+def position_of(record: TransitionRecord, first_received_at: str) -> Position:
+    """Return the position of *record*, whose stream first arrived at *first_received_at*."""
+    milliseconds = _stream_milliseconds(record.stream_id, first_received_at)
+    return milliseconds, record.stream_id.lower(), record.sequence, record.id
 
-        The VM's newest list of active events counts.
-        """
-        return {key for key, view in self.views.items() if self.vms[view.vm_key].has_ended(view)}
 
-    def _add_vm(self, vm: VmState) -> None:
-        known = self.vms.get(vm.vm_key, vm)
-        newest = max(known, vm, key=lambda each: each.position)
-        listed = max(known, vm, key=lambda each: each.listed_at or _FIRST)
-        self.vms[vm.vm_key] = msgspec.structs.replace(
-            newest, listed_at=listed.listed_at, active_event_ids=listed.active_event_ids
+def reported_at(record: TransitionRecord, received_at: str) -> str:
+    """Return `observed_at`, or the time of arrival if `observed_at` is in the future."""
+    return min(format_time(parse_time(record.observed_at)), received_at)
+
+
+def count_view(summary: EventSummary, view: View, change: int) -> None:
+    """Add *view* to the counts of *summary*, or remove it if *change* is -1.
+
+    If the event has members, other VMs do not determine its times and its end.
+    """
+    state = view.current
+    for counts in (summary.reporters, *([summary.members] if view.is_member else [])):
+        counts[state.value] = counts.get(state.value, 0) + change
+    if change > 0 and (view.is_member or not any(summary.members.values())):
+        is_first = not summary.first_observed_at
+        summary.first_observed_at = (
+            view.first_observed_at if is_first else min(summary.first_observed_at, view.first_observed_at)
         )
-
-    def _add_view(self, view: View) -> None:
-        known = self.views.get((view.event_key, view.vm_key), view)
-        first = min(view.first_observed_at, known.first_observed_at)
-        newest = max(known, view, key=lambda each: each.position)
-        self.views[view.event_key, view.vm_key] = msgspec.structs.replace(newest, first_observed_at=first)
+        summary.observed_at = max(summary.observed_at, view.observed_at)
+        if not state.is_open:
+            evidence = view.evidence if not view.state.is_open else Evidence.UNKNOWN
+            summary.ending = max(summary.ending, (_EVIDENCE_RANK[evidence], state.value))
 
 
-def state_of(views: Sequence[View], vms: Mapping[str, VmState]) -> EventState:
-    """Return the state of an event.
+def show_version(summary: EventSummary, event: ScheduledEvent, vm: VmIdentity) -> None:
+    """Copy the fields of the shown version *event*, which *vm* reports, to *summary*."""
+    summary.event_id, summary.event_type, summary.event_source = event.event_id, event.event_type, event.event_source
+    summary.duration_seconds = event.duration_seconds
+    if event.not_before is not None:
+        summary.not_before = format_time(event.not_before)
+    names = tuple(dict.fromkeys(event.resources or ()))
+    summary.names, summary.names_count = names[:_SHOWN_NAMES], len(names)
+    summary.region, summary.resource_group = vm.location, vm.resource_group
+    summary.scale_set, summary.subscription = vm.scale_set, vm.subscription_id
 
-    *views* contains the view of each VM that has reported the event.
 
-    The event is over if all of its VMs have reported that it has ended, or if a VM observed that it ended after the
-    latest report that it was open. Otherwise, the event is open and has the most advanced state reported by any VM.
+def unconfirmed_names(event: ScheduledEvent, vms: Sequence[VmOfEvent]) -> tuple[str, ...]:
+    """Return the names in Resources that no VM confirms.
+
+    All VMs of an event belong to one resource group. A VM that reports another resource group than most of the members
+    confirms nothing.
     """
-    reports = [_report_of(view, vms.get(view.vm_key)) for view in views]
-    reports.sort(key=lambda report: (normal_name(report.vm.name or ""), report.vm_key))
-    still_open = [report for report in reports if report.state.is_open]
-    seen_to_end = [each for each in reports if not each.state.is_open and each.evidence is Evidence.OBSERVED]
-    if not still_open:
-        chosen = max(reports, key=lambda report: (_EVIDENCE_RANK[report.evidence], *_order(report)))
-    elif seen_to_end and max(map(_order, seen_to_end)) > max(map(_order, still_open)):
-        chosen = max(seen_to_end, key=_order)
-    else:
-        chosen = max(still_open, key=lambda report: (_OPEN_RANK[report.state], *_order(report)))
-    event = next(view.event for view in views if view.vm_key == chosen.vm_key)
-    return EventState(
-        key=views[0].event_key,
-        state=chosen.state,
-        is_open=chosen.state.is_open,
-        evidence=chosen.evidence,
-        event=event,
-        digest=chosen.digest,
-        record_id=chosen.record_id,
-        first_observed_at=min(view.first_observed_at for view in views),
-        observed_at=chosen.observed_at,
-        undecidable_because=undecidable_because(event, chosen.state),
-        vms=tuple(msgspec.structs.replace(each, agrees=_agree(each, chosen)) for each in reports),
-        unheard=_unheard(event, reports),
-        groups=tuple(sorted({group for report in reports for group in groups_of(report)})),
-    )
+    members = [each for each in vms if each.is_member]
+    places = Counter(_place(each) for each in members)
+    home = max(places, key=lambda place: places[place], default=None)
+    confirmed = {normal_name(each.name or "") for each in members if each.is_confirmed and _place(each) == home}
+    return tuple(name for name in dict.fromkeys(event.resources or ()) if normal_name(name) not in confirmed)
 
 
-def _report_of(view: View, vm: VmState | None) -> VmOfEvent:
-    """Return the report of one VM.
-
-    The state is ENDED if the VM's newest list does not contain the event.
-    """
-    state, evidence = view.state, view.evidence
-    if state.is_open and vm is not None and vm.has_ended(view):
-        state, evidence = State.ENDED, Evidence.UNKNOWN
-    return VmOfEvent(
-        vm_key=view.vm_key,
-        vm=view.vm,
-        labels=view.labels,
-        state=state,
-        evidence=evidence,
-        observed_at=view.observed_at,
-        record_id=view.record_id,
-        digest=digest(view.event),
-        affects_this_vm=view.affects_this_vm,
-        agrees=True,
-    )
+def _place(vm: VmOfEvent) -> tuple[str, str]:
+    return (vm.vm.subscription_id or "").casefold(), (vm.vm.resource_group or "").casefold()
 
 
-def _order(report: VmOfEvent) -> tuple[str, str]:
-    return report.observed_at, report.record_id
-
-
-def _agree(report: VmOfEvent, chosen: VmOfEvent) -> bool:
-    return report.state is chosen.state and (not chosen.state.is_open or report.digest == chosen.digest)
-
-
-def _unheard(event: ScheduledEvent, reports: Iterable[VmOfEvent]) -> tuple[str, ...]:
-    heard = {normal_name(report.vm.name) for report in reports if report.vm.name}
-    names = dict.fromkeys(event.resources or ())
-    return tuple(name for name in names if normal_name(name) not in heard)
-
-
-def groups_of(vm: VmState | VmOfEvent) -> tuple[str, ...]:
-    """Return the groups of *vm* that a scope or a filter can name."""
+def groups_of(vm: VmState) -> tuple[str, ...]:
+    """Return the groups that *vm* reports, for scopes and filters."""
     group = [f"resource_group:{vm.vm.resource_group.casefold()}"] if vm.vm.resource_group else []
-    return (*group, *(f"labels.{name}:{value}" for name, value in sorted(vm.labels.items())))
+    found = (*group, *(f"labels.{name}:{value}" for name, value in sorted(vm.labels.items())))
+    return tuple(each for each in found if "\n" not in each)[:_MOST_GROUPS]
+
+
+def places_of(vm: VmState) -> tuple[str, ...]:
+    """Return the region and the subscription that *vm* reports, for filters.
+
+    No scope can contain them.
+    """
+    places: Mapping[str, str | None] = {"region": vm.vm.location, "subscription": vm.vm.subscription_id}
+    return tuple(f"{name}:{value.casefold()}" for name, value in places.items() if value and "\n" not in value)
 
 
 def _stream_milliseconds(stream_id: str, first_received_at: str) -> int:
@@ -327,32 +472,15 @@ def _stream_milliseconds(stream_id: str, first_received_at: str) -> int:
     return min(stream.int >> _TIME_SHIFT, received) if stream.version == _VERSION_7 else received
 
 
-def _vm_state_of(record: TransitionRecord, key: str, position: Position) -> VmState:
+def _vm_state_of(record: TransitionRecord, position: Position, received_at: str) -> VmState:
     has_list = record.active_event_ids is not None
     return VmState(
-        vm_key=key,
+        vm_key=vm_key(record),
         position=position,
-        observed_at=format_time(parse_time(record.observed_at)),
+        observed_at=reported_at(record, received_at),
         vm=record.vm,
         labels=record.labels,
+        name=record.vm.name or None,
         listed_at=position if has_list else None,
         active_event_ids=tuple(sorted(set(record.active_event_ids or ()))),
-    )
-
-
-def _view_of(record: TransitionRecord, event: ScheduledEvent, key: str, position: Position) -> View:
-    observed_at = format_time(parse_time(record.observed_at))
-    return View(
-        event_key=event_key(event, record.vm),
-        vm_key=key,
-        position=position,
-        record_id=record.id,
-        transition=record.transition,
-        evidence=record.evidence,
-        observed_at=observed_at,
-        first_observed_at=observed_at,
-        event=event,
-        affects_this_vm=record.affects_this_vm,
-        vm=record.vm,
-        labels=record.labels,
     )

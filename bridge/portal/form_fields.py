@@ -8,16 +8,14 @@ from urllib.parse import parse_qs
 
 from starlette.requests import Request
 
-from bridge.portal.fleet import EventState
 from bridge.portal.requests import RequestRefused, body_of
-from bridge.portal.store.events import place_in_list
 
 FORM = "application/x-www-form-urlencoded"
 _MOST_FIELDS = 1_000
 KEY = re.compile("[0-9a-f]{32}")
 DIGEST = re.compile("[0-9a-f]{64}")
 _GROUP = re.compile(r"(resource_group|labels\.[^:\n]{1,256}):[^\n]{0,1024}")
-_TIME = re.compile("[0-9T:.Z-]{1,24}")
+_CURSOR = re.compile("([0-9T:.Z-]{1,24}~)?[0-9]{1,9}~([01]~)?[0-9T:.Z-]{1,24}~[0-9a-f]{32}")
 #: The pages to which a login can redirect.
 _NEXT = re.compile(r"/(timeline|agents|audit|events/[0-9a-f]{32})?")
 
@@ -63,20 +61,12 @@ def part_of(request: Request) -> frozenset[str] | None:
     return None if text is None else frozenset(key for key in text.split(",") if KEY.fullmatch(key))
 
 
-def cursor_of(event: EventState) -> str:
-    """Return the cursor for the events after *event* in the list."""
-    return "~".join(place_in_list(event))
-
-
-def place_of(request: Request, name: str) -> tuple[str, str] | None:
-    """Return the position in the list of events that *name* contains; None for the start."""
+def cursor_of(request: Request, name: str = "cursor") -> str | None:
+    """Return the cursor in the parameter *name*, or None for the start."""
     text = request.query_params.get(name)
-    if text is None:
-        return None
-    first, _, key = text.partition("~")
-    if not _TIME.fullmatch(first) or not KEY.fullmatch(key):
+    if text is not None and not _CURSOR.fullmatch(text):
         raise RequestRefused(400, f"{name} must be the cursor of an earlier response.")
-    return first, key
+    return text
 
 
 def own_page(text: str) -> str:

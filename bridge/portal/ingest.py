@@ -2,7 +2,8 @@
 
 A 204 response means that all records have been stored. A record that arrives more than once is stored only once.
 
-The agent parks the records after a 400 or 413 response, and sends them again after a 401, 403, or 503 response.
+The agent parks the records after a 400 or 413 response, and sends them again after a 401, 403, 429, or 503 response.
+The portal therefore responds with 400 only to malformed records, and with 429 to a VM that sends too many records.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from starlette.responses import Response
 from bridge.clock import Clock, format_time
 from bridge.logs import ThrottledLog
 from bridge.portal.authentication import AuthenticationFailure, Authenticator
-from bridge.portal.cloudevents import RequestMalformed, received_records
+from bridge.portal.cloudevents import RecordTooLarge, RequestMalformed, received_records
 from bridge.portal.fleet import vm_key
 from bridge.portal.metrics import PortalMetrics
 from bridge.portal.requests import body_of, error_answer, headers_of
+from bridge.portal.settings import LimitSettings
 from bridge.portal.store.database import StoreThreads, StoreUnavailable
 from bridge.portal.store.ingest import ReceivedRecord, add_records
+from bridge.portal.vm_limits import VmLimits
 
 logger = logging.getLogger(__name__)
 
@@ -37,9 +40,10 @@ class RecordWriter:
     the portal batches all records that arrive during a commit into the next commit.
     """
 
-    def __init__(self, store: StoreThreads, *, clock: Clock) -> None:
+    def __init__(self, store: StoreThreads, *, clock: Clock, limits: LimitSettings) -> None:
         self._store = store
         self._clock = clock
+        self._limits = limits
         self._waiting: list[tuple[list[ReceivedRecord], asyncio.Future[None]]] = []
         self._writing: asyncio.Task[None] | None = None
 
@@ -72,7 +76,7 @@ class RecordWriter:
 
     async def _store_records(self, records: list[ReceivedRecord]) -> Exception | None:
         try:
-            await self._store.write(add_records, records, format_time(self._clock.now()))
+            await self._store.write(add_records, records, format_time(self._clock.now()), self._limits)
         except Exception as error:  # noqa: BLE001  # the waiting request raises it
             return error
         return None
@@ -87,9 +91,12 @@ class Ingest:
         store: StoreThreads,
         authenticator: Authenticator,
         metrics: PortalMetrics,
+        limits: LimitSettings,
         clock: Clock,
     ) -> None:
-        self._writer = RecordWriter(store, clock=clock)
+        self._writer = RecordWriter(store, clock=clock, limits=limits)
+        self._limits = limits
+        self.vm_limits = VmLimits(limits.records_per_minute, clock=clock)
         self._authenticator = authenticator
         self._metrics = metrics
         self._clock = clock
@@ -99,11 +106,17 @@ class Ingest:
         """Answer one request."""
         try:
             received = await self._received(request)
+            wait_seconds = self.vm_limits.take([vm_key(each.record) for each in received])
+            if wait_seconds:
+                self._metrics.records_refused.labels("rate").inc(len(received))
+                return error_answer(429, "This VM sends too many records.", retry_after_seconds=wait_seconds)
             began = time.perf_counter()
             await self._writer.write(received)
         except RequestMalformed as error:
             self._log.problem("malformed", logging.WARNING, f"Records were refused: {error}")
             return error_answer(400, str(error))
+        except RecordTooLarge as error:
+            return error_answer(413, str(error))
         self._metrics.records.inc(len(received))
         self._metrics.ingest_seconds.observe(time.perf_counter() - began)
         return Response(status_code=204)
@@ -116,7 +129,13 @@ class Ingest:
         else:
             agent = self._authenticator.agent(headers)
             body = await body_of(request)
-        received = received_records(headers, body)
+        try:
+            received = received_records(headers, body, most_bytes=self._limits.record_bytes)
+        except (RequestMalformed, RecordTooLarge) as error:
+            reason = "malformed" if isinstance(error, RequestMalformed) else "too_large"
+            self.vm_limits.note_refusal(agent.vm_key or "", reason)
+            self._metrics.records_refused.labels(reason).inc()
+            raise
         for each in received:
             if not agent.may_speak_for(vm_key(each.record)):
                 raise self._authenticator.refused(

@@ -41,6 +41,7 @@ class PortalMetrics:
         )
         self.documents = self._counter("attested_documents", "Attested documents of agents by result.", "result")
         self.records = self._counter("records", "Received records, including duplicates.")
+        self.records_refused = self._counter("records_refused", "Refused records by reason.", "reason")
         self.decisions_refused = self._counter(
             "decisions_refused", "Refused decisions that were signed elsewhere, by reason.", "reason"
         )

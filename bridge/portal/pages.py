@@ -8,7 +8,7 @@ If a person is not allowed to decide, the page does not show any buttons, and th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container
 from datetime import timedelta
 
 import msgspec
@@ -16,38 +16,45 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from bridge.clock import Clock, parse_time
+from bridge.clock import Clock, format_time, parse_time
 from bridge.portal import timeline
 from bridge.portal.audit import Entry
 from bridge.portal.connected_agents import ConnectedAgents
 from bridge.portal.deciding import MOST_REASON_CHARACTERS, VerdictRequest, VerdictService
-from bridge.portal.fleet import EventState, groups_of, key_of_event_id
-from bridge.portal.form_fields import DIGEST, KEY, Form, cursor_of, group_of, one, part_of, place_of
+from bridge.portal.fleet import EventState, State, key_of_event_id
+from bridge.portal.form_fields import DIGEST, KEY, Form, cursor_of, group_of, one, part_of
 from bridge.portal.login import LoginPages, redirect
 from bridge.portal.requests import RequestRefused, whole_number
-from bridge.portal.sentences import PageContext, differences, these, vm_names
+from bridge.portal.sentences import PageContext, differences, these
+from bridge.portal.sentences import vm_names as event_names
 from bridge.portal.server_sent_events import LiveUpdates
 from bridge.portal.store.database import StoreThreads
 from bridge.portal.store.event_details import (
     EventDetails,
     event_details_of,
     event_with_digest,
-    events_of,
-    known_vms,
-    list_event_details,
     newest_entries,
-    open_events_of_vms,
 )
-from bridge.portal.store.events import EventFilter
+from bridge.portal.store.events import (
+    EventFilter,
+    collapsed,
+    count_open,
+    list_events,
+    list_open,
+    summaries_of,
+    visible_keys,
+)
 from bridge.portal.store.verdicts import UNKNOWN_EVENT, AcceptedVerdict, VerdictRefused
+from bridge.portal.store.vms import VmFilter, bind_name, list_vms, vm_names
 from bridge.portal.users import AccessDenied, Person, Users
 from bridge.portal.verdicts import Choice, Outcome
-from bridge.portal.views import SECTIONS, STATE_WORDS, AgentView, EventView, agent_view, view_of
+from bridge.portal.views import SECTIONS, STATE_WORDS, EventView, agent_view, view_of
 
-_MOST_OPEN, _MOST_OVER = 200, 50
+_MOST_OVER = 50
+_OVER = (State.COMPLETED, State.CANCELED, State.ENDED)
 _OVER_SECONDS = 3_600.0
 _PAGE = 50
-_MOST_AGENTS = 10_000
+_AGENTS_PAGE = 200
 _MOST_CHOSEN = 100
 
 
@@ -64,7 +71,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         """Return the title of the event."""
         if self.event is None:
             return "The event"
-        return f"{self.event.event.event_type or 'Event'} of {these(vm_names(self.event))}"
+        return f"{self.event.event.event_type or 'Event'} of {these(event_names(self.event))}"
 
 
 class Pages:
@@ -104,6 +111,7 @@ class Pages:
         forms = (
             ("decide", "/decide", self.decide),
             ("withdraw", "/verdicts/{verdict_id}/withdraw", self.withdraw),
+            ("bind", "/agents/{vm_key}/bind", self.bind),
             ("sign_out", "/logout", login.logout),
         )
         return [
@@ -123,15 +131,27 @@ class Pages:
 
     async def home(self, request: Request, person: Person) -> Response:
         """``GET /``: list open events and events that ended recently."""
-        group = group_of(request)
-        part = part_of(request)
-        views = await self._views(person, group, part)
+        group, part = group_of(request), part_of(request)
+        wanted, now = _filter_of(group, person), self._now()
+        page = await self._store.read(list_open, wanted, now=now, limit=_PAGE, cursor=cursor_of(request))
+        counts = await self._store.read(count_open, wanted, now=now)
+        alone = await self._store.read(collapsed, wanted, now=now)
+        views = await self._views(person, group, part, page.keys)
         lists = [(section, [view for view in views if view.section == section]) for section in SECTIONS]
         groups = sorted({name for view in views for name in view.event.groups})
         if group is not None and group not in groups:
             groups.insert(0, group)
         return self._login_pages.page(
-            request, person, "home.html", lists=lists, headings=SECTIONS, group=group, groups=groups
+            request,
+            person,
+            "home.html",
+            lists=lists,
+            headings=SECTIONS,
+            group=group,
+            groups=groups,
+            page=page,
+            counts=counts,
+            collapsed=alone,
         )
 
     async def event(self, request: Request, person: Person) -> Response:
@@ -149,37 +169,49 @@ class Pages:
     async def timeline(self, request: Request, person: Person) -> Response:
         """``GET /timeline``: all events, newest first."""
         group = group_of(request)
-        wanted = EventFilter(group=group, before=place_of(request, "before"))
-        found = await self._store.read(list_event_details, wanted, limit=_PAGE + 1)
-        seen = [details for details in found[:_PAGE] if person.may_see(details.event)]
-        last = found[_PAGE - 1].event if len(found) > _PAGE else None
+        cursor = cursor_of(request, "before")
+        page = await self._store.read(
+            list_events, _filter_of(group, person), now=self._now(), limit=_PAGE, cursor=cursor
+        )
+        seen = await self._store.read(event_details_of, page.keys, now=self._now())
         chart = timeline.chart([details.event for details in seen], now=self._clock.now())
         views = [self._view(details, person) for details in seen]
-        older = None if last is None else cursor_of(last)
         return self._login_pages.page(
-            request, person, "timeline.html", chart=chart, views=views, older=older, group=group
+            request, person, "timeline.html", chart=chart, views=views, page=page, group=group
         )
 
     async def agents(self, request: Request, person: Person) -> Response:
         """``GET /agents``: list all known VMs and their agents."""
-        known = {vm.vm_key: vm for vm in await self._store.read(known_vms, limit=_MOST_AGENTS)}
-        counts = await self._store.read(open_events_of_vms)
+        after = request.query_params.get("after", "").partition("~")
+        cursor = (after[2], after[0]) if after[1] else None
+        page = await self._store.read(list_vms, VmFilter(scope=person.scope), limit=_AGENTS_PAGE, cursor=cursor)
         seen = self._connected_agents.all()
-        keys = [*known, *(key for key in seen if key not in known)]
-        found: list[AgentView] = []
-        for key in keys:
-            vm = known.get(key)
-            if not person.may_see_groups(() if vm is None else groups_of(vm)):
-                continue
-            found.append(agent_view(key, vm, seen.get(key), kid=self._kid, open_events=counts.get(key, 0)))
-        return self._login_pages.page(request, person, "agents.html", agents=found, kid=self._kid)
+        found = [agent_view(vm.vm.vm_key, vm, seen.get(vm.vm.vm_key), kid=self._kid) for vm in page.vms]
+        if cursor is None and not person.scope:  # an agent can poll before its first record
+            known = await self._store.read(vm_names, seen)
+            found += [agent_view(key, None, seen[key], kid=self._kid) for key in sorted(seen.keys() - known.keys())]
+        following = None if page.cursor is None else f"{page.cursor[1]}~{page.cursor[0]}"
+        return self._login_pages.page(
+            request, person, "agents.html", agents=found, kid=self._kid, total=page.total, following=following
+        )
+
+    async def bind(self, request: Request, person: Person, _form: Form) -> Response:
+        """``POST /agents/{vm_key}/bind``: give the name that two VMs claim to this VM."""
+        if person.why_not_approver is not None or person.scope:
+            raise AccessDenied(403, "Only an approver of all VMs can resolve a name conflict.")
+        key = request.path_params["vm_key"]
+        if not await self._store.write(bind_name, key, by=person.name, at=self._now()):
+            raise RequestRefused(409, "This VM does not claim the name of another VM.")
+        return redirect("/agents")
 
     async def audit(self, request: Request, person: Person) -> Response:
         """``GET /audit``: the audit, newest entry first."""
         before = whole_number(request.query_params, "before", 2**53, lowest=0, highest=2**53)
         entries = await self._store.read(newest_entries, before=before, limit=_PAGE)
-        events = await self._store.read(events_of, [entry.subject for entry in entries if KEY.fullmatch(entry.subject)])
-        rows = [(entry, events.get(entry.subject)) for entry in entries if _may_read(entry, person, events)]
+        keys = sorted({entry.subject for entry in entries if KEY.fullmatch(entry.subject)})
+        events = await self._store.read(summaries_of, keys)
+        visible = await self._store.read(visible_keys, keys, person.scope)
+        rows = [(entry, events.get(entry.subject)) for entry in entries if _may_read(entry, person, visible)]
         older = entries[-1].entry if entries and entries[-1].entry > 1 else None
         return self._login_pages.page(request, person, "audit.html", rows=rows, older=older)
 
@@ -190,7 +222,7 @@ class Pages:
         keys = list(dict.fromkeys(request.query_params.getlist("event")))[:_MOST_CHOSEN]
         if not all(KEY.fullmatch(key) for key in keys):
             raise RequestRefused(400, "The key of an event has 32 hexadecimal digits.")
-        found = await self._store.read(event_details_of, keys)
+        found = await self._store.read(event_details_of, keys, now=self._now())
         views = [self._view(details, person) for details in found if person.may_see(details.event)]
         return self._login_pages.page(
             request,
@@ -209,8 +241,15 @@ class Pages:
         if choice not in {each.value for each in Choice} or not 1 <= len(named) <= _MOST_CHOSEN or not are_keys:
             raise RequestRefused(400, f"The form must approve or hold 1 to {_MOST_CHOSEN} events.")
         reason = one(form, "reason")[:MOST_REASON_CHARACTERS]
+        confirmed = [each.partition(":") for each in form.get("confirm", ())]
         requests = [
-            VerdictRequest(event_key=key, choice=Choice(choice), digest=digest, reason=reason)
+            VerdictRequest(
+                event_key=key,
+                choice=Choice(choice),
+                digest=digest,
+                reason=reason,
+                confirmed=tuple(name for of_event, _, name in confirmed if of_event == key),
+            )
             for key, _, digest in named
         ]
         results = await self._verdict_service.submit_all(person, requests)
@@ -254,24 +293,30 @@ class Pages:
                 changes = differences(loaded.event, event.event)
         return Result(event=event, is_accepted=False, sentence=str(result), changes=changes)
 
-    async def _views(self, person: Person, group: str | None, part: frozenset[str] | None) -> list[EventView]:
+    async def _views(
+        self, person: Person, group: str | None, part: frozenset[str] | None, open_keys: list[str]
+    ) -> list[EventView]:
         """Return the rows of the first page. For a part of the page, return only the changed rows."""
+        wanted, now = _filter_of(group, person), self._now()
         if part:
-            found = await self._store.read(event_details_of, sorted(part)[:_MOST_OPEN])
-            found = [details for details in found if group is None or group in details.event.groups]
+            keys = sorted(part)[:_PAGE]
         else:
-            found = await self._store.read(list_event_details, EventFilter(is_open=True, group=group), limit=_MOST_OPEN)
-            found += await self._store.read(
-                list_event_details, EventFilter(is_open=False, group=group), limit=_MOST_OVER
-            )
+            over = EventFilter(states=_OVER, groups=wanted.groups, scope=wanted.scope)
+            page = await self._store.read(list_events, over, now=now, limit=_MOST_OVER)
+            keys = [*open_keys, *page.keys]
+        found = await self._store.read(event_details_of, keys, now=now)
         oldest = self._clock.now() - timedelta(seconds=_OVER_SECONDS)
         views = [
             self._view(details, person)
             for details in found
             if person.may_see(details.event)
+            and (group is None or group in details.event.groups)
             and (details.event.is_open or parse_time(details.event.observed_at) >= oldest)
         ]
         return sorted(views, key=lambda view: view.order)
+
+    def _now(self) -> str:
+        return format_time(self._clock.now())
 
     def _view(self, details: EventDetails, person: Person) -> EventView:
         agents = self._connected_agents.of(
@@ -289,7 +334,7 @@ class Pages:
 
     async def _details_of(self, name: str, person: Person) -> EventDetails:
         key = name if KEY.fullmatch(name) else key_of_event_id(name)
-        found = await self._store.read(event_details_of, [key])
+        found = await self._store.read(event_details_of, [key], now=self._now())
         if not found or not person.may_see(found[0].event):
             raise RequestRefused(404, UNKNOWN_EVENT)
         return found[0]
@@ -311,7 +356,10 @@ def _effect(taken: AcceptedVerdict) -> str:
     return f"Approved. The approval was {agents}." if taken.sent_to else "Stored."
 
 
-def _may_read(entry: Entry, person: Person, events: Mapping[str, EventState]) -> bool:
-    event = events.get(entry.subject)
+def _may_read(entry: Entry, person: Person, visible: Container[str]) -> bool:
     is_own = entry.details.get("person") == person.key
-    return not person.scope or is_own or (event is not None and person.may_see(event))
+    return not person.scope or is_own or entry.subject in visible
+
+
+def _filter_of(group: str | None, person: Person) -> EventFilter:
+    return EventFilter(groups=() if group is None else (group,), scope=person.scope)

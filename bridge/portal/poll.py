@@ -49,6 +49,7 @@ class Poll(msgspec.Struct, frozen=True):
     vm_key: str
     index: int
     wait_seconds: float
+    is_attested: bool
 
 
 class LongPoll:
@@ -78,7 +79,9 @@ class LongPoll:
             asked = self._asked(scope, headers)
             # A larger index is of another epoch.
             received_index = asked.index if asked.index <= self._pending_decisions.index else 0
-            self._connected_agents.begins(asked.vm_key, headers.get(HEADER, ""), index=received_index)
+            self._connected_agents.begins(
+                asked.vm_key, headers.get(HEADER, ""), index=received_index, is_attested=asked.is_attested
+            )
             poll = asked
             if poll.index > self._pending_decisions.index:
                 await self._pending_decisions.catch_up()  # the agent might have polled at another process
@@ -106,14 +109,15 @@ class LongPoll:
         if path is None:
             raise RequestRefused(404, "This address does not exist.")
         vm_key = path[1].decode().lower()
-        if not self._authenticator.agent(headers).may_speak_for(vm_key):
+        agent = self._authenticator.agent(headers)
+        if not agent.may_speak_for(vm_key):
             raise self._authenticator.refused(
                 AuthenticationFailure.NOT_YOURS, "The token is for a different VM than the request.", status=403
             )
         if any(headers.get(name, "0") != "0" for name in _BODY):
             raise RequestRefused(400, "A poll has no body.")
         index, wait_seconds = _numbers(scope["query_string"])
-        return Poll(vm_key, index, min(wait_seconds, _LONGEST_WAIT_SECONDS))
+        return Poll(vm_key, index, min(wait_seconds, _LONGEST_WAIT_SECONDS), agent.vm_key is not None)
 
     def _is_due(self, poll: Poll) -> bool:
         is_first_or_lost = poll.index == 0 or poll.index > self._pending_decisions.index

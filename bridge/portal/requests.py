@@ -6,6 +6,7 @@ The portal stops reading a body that exceeds the size limit. For limits on heade
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import msgspec
@@ -88,12 +89,16 @@ def json_answer(value: object, *, status: int = 200, headers: Mapping[str, str] 
     )
 
 
-def error_answer(status: int, message: str, *, ends: bool = False) -> Response:
+def error_answer(
+    status: int, message: str, *, ends: bool = False, retry_after_seconds: float | None = None
+) -> Response:
     """Return an error response with *message*.
 
     If *ends* is true, the server then closes the connection.
     """
     headers = {}
+    if retry_after_seconds is not None:
+        headers["Retry-After"] = str(math.ceil(retry_after_seconds))
     if status == 401:  # noqa: PLR2004  # RFC 9110, section 15.5.2
         headers["WWW-Authenticate"] = "Bearer"
     if status == 503:  # noqa: PLR2004

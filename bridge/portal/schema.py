@@ -6,7 +6,19 @@ column only if a query needs it. All other values are in the JSON column `body`.
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Boolean, Column, ForeignKey, Index, MetaData, String, Table, Text, UniqueConstraint
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
 
 metadata = MetaData(
     naming_convention={
@@ -36,16 +48,51 @@ records = Table(
     Column("received_at", String(24), nullable=False),
     Column("body", Text, nullable=False),
     Index(None, "event_key", "observed_at"),
+    Index(None, "vm_key", "received_at"),
+    Index(None, "received_at"),
 )
 
-#: A row is a `bridge.portal.fleet.VmState`.
+#: One row for each VM. The JSON `body` is a `bridge.portal.fleet.VmState`.
 vms = Table(
     "vms",
     metadata,
     Column("vm_key", Text, primary_key=True),
     Column("name", Text),
-    Column("observed_at", String(24)),
+    Column("name_key", Text),
+    Column("region", Text),
+    Column("resource_group", Text),
+    Column("subscription", Text),
+    Column("groups", Text),
+    Column("search", Text),
+    Column("is_conflict", Boolean(create_constraint=False)),
+    Column("heard_at", String(24)),
+    Column("confirmed_until", String(24)),
+    Column("open_events", BigInteger, nullable=False, server_default="0"),
+    Column("stored_bytes", BigInteger, nullable=False, server_default="0"),
     Column("body", Text),
+    Index(None, "name", "vm_key"),
+    Index(None, "subscription", "resource_group"),
+    Index(None, "is_conflict"),
+)
+
+#: The VM that owns each name within a subscription and resource group. The first VM that reports a name owns the name.
+names = Table(
+    "names",
+    metadata,
+    Column("name_key", Text, primary_key=True),
+    Column("vm_key", Text, nullable=False),
+    Column("bound_at", String(24), nullable=False),
+    Index(None, "vm_key"),
+)
+
+#: The rows of the inventory file. `properties` contains the hash of the file.
+inventory = Table(
+    "inventory",
+    metadata,
+    Column("vm_key", Text, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("groups", Text, nullable=False),
+    Index(None, "name"),
 )
 
 #: The time at which the first record of each stream arrived.
@@ -57,28 +104,67 @@ streams = Table(
     Column("first_received_at", String(24), nullable=False),
 )
 
-#: The newest record of each event from each VM (`bridge.portal.fleet.View`).
+#: The view of one VM of one event, as reported by that VM (`bridge.portal.fleet.View`).
 event_vms = Table(
     "event_vms",
     metadata,
     Column("event_key", String(32), primary_key=True),
     Column("vm_key", Text, primary_key=True),
+    Column("event_id", Text),
+    Column("variant", String(32), nullable=False),
+    Column("is_open", Boolean(create_constraint=False), nullable=False),
+    Column("is_member", Boolean(create_constraint=False), nullable=False),
+    Column("state", Text, nullable=False),
+    Column("received_at", String(24), nullable=False),
     Column("body", Text, nullable=False),
-    Index(None, "vm_key"),
+    Index(None, "vm_key", "is_open"),
+    Index(None, "received_at"),
 )
 
-#: The state of each event, derived from `event_vms` and `vms` (`bridge.portal.fleet.EventState`).
+#: The distinct versions of an event that VMs report, with the number of VMs that report each version.
+event_variants = Table(
+    "event_variants",
+    metadata,
+    Column("event_key", String(32), primary_key=True),
+    Column("variant", String(32), primary_key=True),
+    Column("digest", String(64), nullable=False),
+    Column("members", BigInteger, nullable=False),
+    Column("reporters", BigInteger, nullable=False),
+    Column("description", Text),
+    Column("body", Text, nullable=False),
+)
+
+#: One row for each EventId (`bridge.portal.fleet.EventSummary`). The columns other than `body` are for queries.
 events = Table(
     "events",
     metadata,
     Column("event_key", String(32), primary_key=True),
     Column("state", Text),
     Column("is_open", Boolean(create_constraint=False)),
+    Column("event_type", Text),
+    Column("digest", String(64)),
+    Column("sort_at", String(24)),
     Column("first_observed_at", String(24)),
-    Column("groups", Text),
+    Column("sole_vm_key", Text),
+    Column("search", Text),
+    Column("decision", Text),
+    Column("decision_digest", String(64)),
+    Column("decision_until", String(24)),
+    Column("is_refused", Boolean(create_constraint=False)),
     Column("body", Text),
-    Index(None, "is_open", "first_observed_at"),
+    Index(None, "is_open", "sort_at", "event_key"),
     Index(None, "first_observed_at", "event_key"),
+    Index(None, "sole_vm_key", "is_open"),
+)
+
+#: The groups of the event's VMs, for scopes and filters: ``resource_group:west``, ``labels.team:payments``,
+#: ``region:westeurope``, ``subscription:ID``.
+event_groups = Table(
+    "event_groups",
+    metadata,
+    Column("event_key", String(32), primary_key=True),
+    Column("name", Text, primary_key=True),
+    Index(None, "name", "event_key"),
 )
 
 #: The agents that poll at each process. With SQLite, this table is empty, because only one process exists.
@@ -124,9 +210,10 @@ decisions = Table(
     Column("jws_sha256", String(64), nullable=False),
     Column("expires_at_seconds", BigInteger, nullable=False),
     Column("made_at", String(24), nullable=False),
+    Column("issued_at_seconds", Float, nullable=False, server_default="0"),
     UniqueConstraint("jws_sha256"),
     Index(None, "vm_key", "decision_index"),
-    Index(None, "event_key"),
+    Index(None, "event_key", "issued_at_seconds"),
 )
 
 #: The key of a person contains the issuer and the subject (`bridge.portal.user_names`).

@@ -58,6 +58,8 @@ class Buttons(msgspec.Struct, frozen=True, kw_only=True):
     approve: str | None = None
     hold: str | None = None
     why_not: str = ""
+    confirm: tuple[str, ...] = ()
+    """The names in Resources that the person must confirm explicitly to approve."""
 
 
 def vm_names(event: EventState) -> tuple[str, ...]:
@@ -65,7 +67,7 @@ def vm_names(event: EventState) -> tuple[str, ...]:
 
     Without Resources, return the VMs that have reported the event.
     """
-    return tuple(dict.fromkeys(event.event.resources or ())) or tuple(vm.vm.name or vm.vm_key for vm in event.vms)
+    return tuple(dict.fromkeys(event.event.resources or ())) or tuple(vm.name or vm.vm_key for vm in event.vms)
 
 
 def how_many(names: Sequence[str]) -> str:
@@ -136,12 +138,9 @@ def buttons(
 
     After Azure has accepted an approval, the page shows `AcceptedApproval.sentence` instead of buttons.
     """
-    if accepted is not None and event.state is State.SCHEDULED:
-        return Buttons()
-    if event.undecidable_because is not None:
-        is_odd = event.state is State.SCHEDULED
-        return Buttons(why_not=undecidable(event) if is_odd else "")
-    why_not = context.person.why_not_decide(event)
+    if not event.is_open or event.event.event_id is None:
+        return Buttons(why_not=undecidable(event) if event.is_open else "")
+    why_not = context.person.why_not_decide(event, is_hold=True)
     if why_not is None and context.kid is None:
         why_not = NO_KEY
     if why_not is None and ruling.outcome is Outcome.HELD:
@@ -150,20 +149,40 @@ def buttons(
         return Buttons(why_not=why_not)
     names = these(vm_names(event))
     hold = f"prevents an early start. Azure starts the event {clock_text(event)}. For {names}"
+    too_late = too_late_text(event, accepted)
+    if too_late:
+        hold = f"{too_late} The hold {hold}"
     why_not = _why_not_approve(event, ruling, progress, context)
+    if accepted is not None:
+        why_not = ""
     if why_not is not None:
         return Buttons(hold=hold, why_not=why_not)
     more = ruling.needed - 1
     if more > 0:
         others = "one more person approves" if more == 1 else f"{more} more people approve"
         why_not = too_few(context.required, context.approvers)
-        return Buttons(approve=f"starts the event after {others}, for {names}", hold=hold, why_not=why_not)
-    return Buttons(approve=f"starts the event now, for {names}", hold=hold)
+        text = f"starts the event after {others}, for {names}"
+        return Buttons(approve=text, hold=hold, why_not=why_not, confirm=event.unconfirmed)
+    return Buttons(approve=f"starts the event now, for {names}", hold=hold, confirm=event.unconfirmed)
+
+
+def too_late_text(event: EventState, accepted: AcceptedApproval | None) -> str:
+    """Return why a hold may be too late, or ""."""
+    if event.state is State.STARTED:
+        return "May be too late: the VMs report that the event started."
+    if accepted is not None and accepted.vm_names:
+        return f"May be too late: {accepted.vm_names} reports that the event was approved."
+    return event.too_late_because
 
 
 def _why_not_approve(
     event: EventState, ruling: Ruling, progress: Sequence[DecisionProgress], context: PageContext
 ) -> str | None:
+    if event.undecidable_because is not None:
+        return undecidable(event) if event.state is State.SCHEDULED else ""
+    why_not = context.person.why_not_decide(event)
+    if why_not is not None:
+        return why_not
     if ruling.outcome is Outcome.APPROVED and (_was_followed(progress) or _is_on_its_way(progress)):
         return ""
     unreachable = "" if context.kid is None else why_unreachable(event, context.agents, context.kid)

@@ -23,7 +23,7 @@ from bridge.portal.http_limits import CONNECTION
 from bridge.portal.rendering import SECURITY_HEADERS
 from bridge.portal.requests import error_answer
 from bridge.portal.store.database import StoreThreads, StoreUnavailable
-from bridge.portal.store.event_details import Marks, marks, subjects_after, vm_keys_of
+from bridge.portal.store.event_details import Marks, marks, open_events_of_vms, subjects_after
 from bridge.portal.users import AccessDenied, Users
 
 logger = logging.getLogger(__name__)
@@ -177,8 +177,7 @@ class LiveUpdates:
             changed.add(ALL if is_about_users or now.entry - before.entry > _MOST_PENDING else "audit")
         if agents_now != agents:
             moved = _different(agents, agents_now)
-            of_events = await asyncio.to_thread(vm_keys_of, now.open_events.values())
-            changed |= {key for key, vms in zip(now.open_events, of_events, strict=True) if vms & moved} | {AGENTS}
+            changed |= await self._store.read(open_events_of_vms, sorted(moved)) | {AGENTS}
         self._publish(changed)
         return now, agents_now
 

@@ -118,6 +118,9 @@ class DatabaseSettings(msgspec.Struct, frozen=True, kw_only=True):
     uses its own defaults, such as `~/.pgpass`."""
     password_env: _Text | None = None
     """The environment variable with the password."""
+    retention_days: Annotated[int, Meta(ge=1, le=36_500)] = 400
+    """The portal deletes records, and events that no VM has reported, after this number of days. The portal keeps the
+    audit."""
 
     def __post_init__(self) -> None:
         _check_one_source(self, "password")
@@ -262,6 +265,32 @@ class SigningSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The private key from `scheduled-events-bridge keygen`."""
 
 
+class LimitSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """``[limits]``: the limits of one VM, so that no VM can fill the page or the database."""
+
+    record_bytes: Annotated[int, Meta(ge=16_384, le=1_048_576)] = 262_144
+    """The maximum size of a record. The portal answers 413 to a larger record."""
+    records_per_minute: Annotated[int, Meta(ge=1, le=100_000)] = 120
+    """The maximum number of records. The portal answers 429 with Retry-After to further records."""
+    open_events: Annotated[int, Meta(ge=1, le=100_000)] = 200
+    """The maximum number of open events. The portal keeps the state of further events, and drops their details. The
+    stored records of a VM use at most `open_events` x `record_bytes`. Beyond this size, the portal deletes the oldest
+    records of the VM."""
+
+    @property
+    def vm_bytes(self) -> int:
+        """Return the maximum size of the stored records of one VM."""
+        return self.open_events * self.record_bytes
+
+
+class InventorySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """``[inventory]``: a list of VMs that determines their names, scopes, and groups."""
+
+    file: _Text | None = None
+    """A CSV or JSON file with the columns vmId, name, resourceGroup, and labels. The portal reads the file again when
+    it changes. A VM that is not in the file is in no scope and no group."""
+
+
 class PortalSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The configuration file."""
 
@@ -279,6 +308,10 @@ class PortalSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The users of the pages."""
     signing: SigningSettings | None = None
     """The portal's key."""
+    limits: LimitSettings = LimitSettings()
+    """The limits of one VM."""
+    inventory: InventorySettings = InventorySettings()
+    """The list of VMs."""
     keys: tuple[KeySettings, ...] = ()
     """The public keys of decisions that the portal forwards. The VMs must trust these keys. Each key has one table."""
 

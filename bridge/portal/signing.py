@@ -1,8 +1,9 @@
 """Signs decisions and selects the VMs that receive them.
 
-Azure accepts the first approval of an event, so an approval from one VM is enough. If possible, the portal sends the
-approval to two VMs in case one agent fails. It selects connected agents that report the current version of the event,
-trust the portal's key, and would act on the approval.
+An approval goes to every confirmed VM of the event that reports the shown version as Scheduled, and whose agent is
+connected and would act on it. Azure accepts the first approval. If an agent of the event runs a command before it
+approves, such as a drain, the approval goes only to a VM whose command covers all VMs of the event. Otherwise, the
+first VM whose command ends would start the event while the other VMs still drain.
 
 A hold must reach every VM that can approve the event. The portal sends the hold to all VMs of the event and to all
 known VMs in the same resource groups (PROTOCOL.md, section 1).
@@ -13,7 +14,7 @@ from __future__ import annotations
 import math
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 
 from bridge.approval.signing import DecisionSigner
 from bridge.clock import format_time
@@ -23,37 +24,59 @@ from bridge.portal.store.decisions import NewDecision
 from bridge.portal.verdicts import Choice, Ruling, reason_of
 from bridge.text import one_line
 
-_ASKED_TO_APPROVE = 2
 _HOLD_SECONDS = 86_400.0
 _STREAM = "stream:"
+_LEAST_STEP_SECONDS = 0.001
 
 NO_AGENT = "No agent would follow an approval now"
 
 
 def addressees(event: EventState, agents: Mapping[str, AgentSeen], kid: str) -> tuple[VmOfEvent, ...]:
-    """Return at most two VMs that get an approval, the best VM first."""
+    """Return the VMs that get an approval."""
     able = [
         vm
         for vm in event.vms
         if _has_vm_id(vm.vm_key)
+        and vm.is_confirmed
         and vm.digest == event.digest
         and vm.state is State.SCHEDULED
         and (seen := agents.get(vm.vm_key)) is not None
         and seen.why_not(kid) is None
     ]
-    return tuple(sorted(able, key=lambda vm: (vm.affects_this_vm is not True, vm.vm_key))[:_ASKED_TO_APPROVE])
+    if not _has_commands(event, agents):
+        return tuple(able)
+    covering = [vm for vm in able if agents[vm.vm_key].command_covers_all]
+    # With a shared token, an agent can invent VMs and commands, so a single addressee could be an invention.
+    attested = [vm for vm in covering if agents[vm.vm_key].is_attested]
+    if covering:
+        return tuple(attested[:1] or covering)
+    return tuple(able) if len(set(event.event.resources or ())) == 1 else ()
 
 
 def why_unreachable(event: EventState, agents: Mapping[str, AgentSeen], kid: str) -> str:
     """Return, for each VM, why no agent would act on an approval; "" if one would."""
     if addressees(event, agents, kid):
         return ""
+    has_commands = _has_commands(event, agents)
     found = []
     for vm in event.vms:
         seen = agents.get(vm.vm_key)
         why = "has never polled for decisions" if seen is None else seen.why_not(kid)
-        found.append(f"{vm.vm.name or vm.vm_key} {why or 'reports another version of the event'}")
+        if why is None and vm.digest != event.digest:
+            why = "reports another version of the event"
+        elif why is None and not vm.is_confirmed:
+            why = "is not confirmed"
+        elif why is None and vm.state is not State.SCHEDULED:
+            why = "reports that the event is not scheduled"
+        elif why is None and has_commands:
+            why = "has no command that covers all VMs of the event"
+        found.append(f"{vm.name or vm.vm_key} {why}")
     return "; ".join(found)
+
+
+def _has_commands(event: EventState, agents: Mapping[str, AgentSeen]) -> bool:
+    members = (agents.get(vm.vm_key) for vm in event.vms if vm.is_member)
+    return any(seen.command for seen in members if seen is not None)
 
 
 class PortalKey:
@@ -68,33 +91,40 @@ class PortalKey:
         return self._signer.kid
 
     def approvals(
-        self, event: EventState, ruling: Ruling, vms: Iterable[VmOfEvent], *, now: datetime
+        self, event: EventState, ruling: Ruling, vms: Iterable[VmOfEvent], *, now: datetime, newest_iat: float
     ) -> tuple[NewDecision, ...]:
-        """Return an approval of *event* for each of *vms*, until its first verdict expires."""
+        """Return an approval of *event* for each of *vms*, until its first verdict expires.
+
+        *newest_iat* is the newest `iat` of the event's decisions. An approval must be later than a hold.
+        """
         until = min(each.expires_at for each in ruling.verdicts)
         seconds = (datetime.fromisoformat(until) - now).total_seconds()
-        return tuple(self._new(event, ruling, vm.vm_key, Choice.APPROVE, seconds=seconds, now=now) for vm in vms)
+        issued_at = max(now, _at(newest_iat + _LEAST_STEP_SECONDS))
+        return tuple(
+            self._new(event, ruling, vm.vm_key, Choice.APPROVE, seconds=seconds, issued_at=issued_at) for vm in vms
+        )
 
     def holds(
-        self, event: EventState, ruling: Ruling, vm_keys: Sequence[str], *, now: datetime
+        self, event: EventState, ruling: Ruling, vm_keys: Sequence[str], *, now: datetime, newest_iat: float
     ) -> tuple[NewDecision, ...]:
         """Return a hold of *event* for each of *vm_keys*.
 
         VMs without a vmId get no hold, because they never poll.
         """
         asked = [key for key in vm_keys if _has_vm_id(key)]
-        return tuple(self._new(event, ruling, key, Choice.HOLD, seconds=_HOLD_SECONDS, now=now) for key in asked)
+        at = max(now, _at(newest_iat))
+        return tuple(self._new(event, ruling, key, Choice.HOLD, seconds=_HOLD_SECONDS, issued_at=at) for key in asked)
 
     def _new(
-        self, event: EventState, ruling: Ruling, vm_key: str, choice: Choice, *, seconds: float, now: datetime
+        self, event: EventState, ruling: Ruling, vm_key: str, choice: Choice, *, seconds: float, issued_at: datetime
     ) -> NewDecision:
         verdict = ruling.verdicts[-1]
         jti = str(uuid.uuid4())
         reason = one_line(reason_of(ruling))
         jws = self._signer.sign(
-            vm_key, event.event, choice.value, now=now, valid_seconds=seconds, reason=reason or None, jti=jti
+            vm_key, event.event, choice.value, now=issued_at, valid_seconds=seconds, reason=reason or None, jti=jti
         )
-        expires_at = now + timedelta(seconds=seconds)
+        expires_at = issued_at + timedelta(seconds=seconds)
         return NewDecision(
             vm_key=vm_key,
             event_key=event.key,
@@ -102,6 +132,7 @@ class PortalKey:
             iss=self._signer.approver,
             decision=choice.value,
             jws=jws,
+            issued_at_seconds=issued_at.timestamp(),
             expires_at_seconds=math.ceil(expires_at.timestamp()),
             verdict_id=verdict.verdict_id,
             details={
@@ -109,7 +140,7 @@ class PortalKey:
                 "event_digest": event.digest,
                 "kid": self.kid,
                 "reason": reason,
-                "issued_at": format_time(now),
+                "issued_at": format_time(issued_at),
                 "expires_at": format_time(expires_at),
             },
         )
@@ -117,3 +148,7 @@ class PortalKey:
 
 def _has_vm_id(vm_key: str) -> bool:
     return not vm_key.startswith(_STREAM)
+
+
+def _at(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, timezone.utc)

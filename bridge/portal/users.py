@@ -26,7 +26,7 @@ from starlette.requests import Request
 from bridge.clock import Clock, format_time
 from bridge.logs import ThrottledLog
 from bridge.portal.audit import NewEntry
-from bridge.portal.fleet import EventState, groups_of
+from bridge.portal.fleet import EventState
 from bridge.portal.grants import Grant, Role, can_approve, scope_of
 from bridge.portal.proxies import Proxies
 from bridge.portal.requests import RequestRefused, headers_of
@@ -100,19 +100,21 @@ class Person(msgspec.Struct, frozen=True, kw_only=True):
         scope = set(self.scope)
         return not scope or not scope.isdisjoint(groups)
 
-    def why_not_decide(self, event: EventState) -> str | None:
+    def why_not_decide(self, event: EventState, *, is_hold: bool = False) -> str | None:
         """Return the reason why this person must not decide on *event*, or None.
 
-        A person with a limited scope can decide only if every VM of the event is known and in scope, because an
-        approval affects all of these VMs.
+        One VM in scope is enough for a hold. For an approval, every name in Resources must be confirmed and in scope,
+        because the approval affects all of these VMs.
         """
         if self.why_not_approver is not None:
             return self.why_not_approver
         scope = set(scope_of(self.grants, Role.APPROVER) or ())
-        if not scope:
+        if not scope or (is_hold and not scope.isdisjoint(event.groups)):
             return None
-        outside = [vm.vm.name or vm.vm_key for vm in event.vms if scope.isdisjoint(groups_of(vm))]
-        outside += [f"{name} (no record)" for name in event.unheard]
+        if is_hold:
+            return "No VM of the event is in your scope."
+        outside = [vm.name or vm.vm_key for vm in event.vms if vm.is_member and scope.isdisjoint(vm.groups)]
+        outside += [f"{name} (not confirmed)" for name in event.unconfirmed]
         return f"The event includes VMs outside your scope: {', '.join(outside)}." if outside else None
 
 

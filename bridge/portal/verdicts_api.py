@@ -26,6 +26,8 @@ class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     verdict: Choice
     digest: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
     reason: str = ""
+    confirm: Annotated[tuple[str, ...], Meta(max_length=10_000)] = ()
+    """The unconfirmed names in Resources that the person confirms."""
     valid_seconds: Annotated[float, Meta(gt=0, le=MOST_VALID_SECONDS)] = DEFAULT_VALID_SECONDS
 
 
@@ -57,6 +59,7 @@ class VerdictsApi:
             digest=wanted.digest,
             reason=wanted.reason,
             valid_seconds=wanted.valid_seconds,
+            confirmed=wanted.confirm,
         )
         try:
             taken = await self._verdict_service.submit(person, verdict_request)

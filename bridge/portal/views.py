@@ -10,7 +10,7 @@ import msgspec
 from bridge.clock import format_time, parse_time
 from bridge.portal.connected_agents import AgentSeen
 from bridge.portal.decision_progress import AcceptedApproval, DecisionProgress, accepted_approval, progress_of
-from bridge.portal.fleet import EventState, State, VmState, groups_of
+from bridge.portal.fleet import EventState, State
 from bridge.portal.sentences import (
     Buttons,
     PageContext,
@@ -23,6 +23,7 @@ from bridge.portal.sentences import (
     why_not_yet,
 )
 from bridge.portal.store.event_details import EventDetails
+from bridge.portal.store.vms import ListedVm
 from bridge.portal.two_person_rule import lifts_needed, rule, with_lift
 from bridge.portal.verdicts import Choice, Lift, Verdict
 from bridge.text import duration
@@ -72,6 +73,20 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True):
         return "announced" if self.event.state is State.SCHEDULED else "under-way"
 
     @property
+    def counts(self) -> str:
+        """Return the number of VMs in each state: "98 announced, 1 started, 1 not confirmed"."""
+        words = [f"{number} {STATE_WORDS[State(name)]}" for name, number in self.event.counts.items()]
+        return ", ".join(
+            [*words, *([f"{len(self.event.unconfirmed)} not confirmed"] if self.event.unconfirmed else [])]
+        )
+
+    @property
+    def differing(self) -> str:
+        """Return the number of VMs that report a different version, or ""."""
+        number = self.event.differing
+        return f"by {number} VM{'' if number == 1 else 's'}" if number else ""
+
+    @property
     def impact(self) -> str:
         """Return the duration that Azure expects: "5 s pause" for a Freeze."""
         event = self.event.event
@@ -92,7 +107,8 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True):
             ("Impact", self.impact),
             ("Source", shown.event_source),
             ("Groups", ", ".join(self.event.groups)),
-            ("Without a record", ", ".join(self.event.unheard)),
+            ("Not confirmed", ", ".join(self.event.unconfirmed)),
+            ("Reported differently", self.differing),
             ("EventId", shown.event_id),
         )
         return [(name, text) for name, text in pairs if text]
@@ -136,10 +152,9 @@ def _verdict_view(
     event = details.event
     can_withdraw = (
         verdict.withdrawn_at is None
-        and accepted is None
-        and event.state is State.SCHEDULED
+        and event.is_open
         and context.kid is not None
-        and context.person.why_not_decide(event) is None
+        and context.person.why_not_decide(event, is_hold=True) is None
     )
     effect = "stops the approval unless it is already posted to Azure"
     if verdict.choice is Choice.HOLD:
@@ -185,16 +200,20 @@ class AgentView(msgspec.Struct, frozen=True, kw_only=True):
     """A VM and its agent, either of which might be unknown."""
 
     name: str
-    vm: VmState | None
+    vm: ListedVm | None
     seen: AgentSeen | None
     follows: str
     """Whether the agent would act on an approval by the portal's key, or the reason against it."""
-    open_events: int
 
     @property
     def groups(self) -> str:
         """Return the groups of the VM."""
-        return "" if self.vm is None else ", ".join(groups_of(self.vm))
+        return "" if self.vm is None else ", ".join(self.vm.groups)
+
+    @property
+    def conflict(self) -> str | None:
+        """Return the vmId if the VM claims the name of another VM."""
+        return self.vm.vm.vm_key if self.vm is not None and self.vm.is_conflict else None
 
     @property
     def connection(self) -> str:
@@ -204,9 +223,7 @@ class AgentView(msgspec.Struct, frozen=True, kw_only=True):
         return "connected" if self.seen.is_connected else "disconnected"
 
 
-def agent_view(
-    vm_key: str, vm: VmState | None, seen: AgentSeen | None, *, kid: str | None, open_events: int
-) -> AgentView:
+def agent_view(vm_key: str, vm: ListedVm | None, seen: AgentSeen | None, *, kid: str | None) -> AgentView:
     """Return the view of a VM and its agent."""
     if seen is None:
         follows = "no: it has never polled for decisions"
@@ -216,4 +233,4 @@ def agent_view(
         why_not = seen.why_not(kid)
         follows = "yes" if why_not is None else f"no: it {why_not}"
     name = (vm.vm.name if vm is not None else None) or vm_key
-    return AgentView(name=name, vm=vm, seen=seen, follows=follows, open_events=open_events)
+    return AgentView(name=name, vm=vm, seen=seen, follows=follows)

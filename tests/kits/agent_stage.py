@@ -338,9 +338,17 @@ def open_in_fold(records: Iterable[Mapping[str, Any]]) -> set[str] | None:
     """Return the EventIds of the events that the portal shows as open; None without the portal's libraries."""
     if importlib.util.find_spec("sqlalchemy") is None:
         return None
-    from bridge.portal.fleet import Fleet  # noqa: PLC0415  # not without the portal's libraries
+    from fold_kit import add, all_events  # noqa: PLC0415  # not without the portal's libraries
 
-    fleet = Fleet()
-    for record in records:
-        fleet.add(decode_record(json.dumps(record).encode()), received_at=format_time(utc_now()))
-    return {each.event.event_id or "" for each in fleet.events().values() if each.is_open}
+    from bridge.portal.store.database import Store  # noqa: PLC0415  # not without the portal's libraries
+
+    with tempfile.TemporaryDirectory() as directory:
+        store = Store.of_file(Path(directory) / "portal.db")
+        try:
+            store.migrate()
+            decoded = [decode_record(json.dumps(record).encode()) for record in records]
+            if decoded:
+                add(store, *decoded, at=format_time(utc_now()))
+            return {each.event.event_id or "" for each in all_events(store).values() if each.is_open}
+        finally:
+            store.close()

@@ -135,7 +135,7 @@ def test_an_agent_follows_a_decision_and_the_portal_shows_what_became_of_it(port
     event_id = azure.world.add_event(EventSpec(event_type="Freeze", resources=VMS, notice_seconds=3600))
     wait_for(lambda: len((shown(portal, event_id) or {"vms": ()})["vms"]) == 2)
     event = shown(portal, event_id)
-    assert (event["state"], event["unheard"]) == ("scheduled", [])
+    assert (event["state"], event["unconfirmed"]) == ("scheduled", [])
     assert all(vm["agrees"] for vm in event["vms"])
     bring(portal, pair, event["vms"][0], event)
     wait_for(lambda: shown(portal, event_id)["state"] == "started")

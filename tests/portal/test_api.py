@@ -49,7 +49,14 @@ def test_what_each_agent_says_of_itself_is_told(portal):
     assert found[stranger] == {
         "vm_key": stranger,
         "record": None,
-        "agent": {**said, "is_connected": True, "received_index": 0},
+        "agent": {
+            **said,
+            "command": None,
+            "command_covers_all": None,
+            "is_connected": True,
+            "is_attested": False,
+            "received_index": 0,
+        },
     }
     ours = found[fleet_record(1).vm.vm_id.lower()]
     assert (ours["agent"], ours["record"]["labels"]) == (None, {"team": "t1"})
@@ -61,8 +68,10 @@ def ids(answer):
     return [event["event"]["event_id"] for event in answer.json()["events"]]
 
 
-def test_open_events_are_listed_those_first_that_were_told_of_last(portal):
-    assert ids(portal.get("/events")) == ["nasty", "with/a slash", *(f"E-{vm}" for vm in reversed(range(10)))]
+def test_past_events_are_listed_newest_first_with_their_total(portal):
+    answer = portal.get("/events", state="all")
+    assert ids(answer) == ["nasty", "with/a slash", "over", *(f"E-{vm}" for vm in reversed(range(10)))]
+    assert answer.json()["total"] == 13
 
 
 def test_pages_follow_each_other_without_a_gap(portal):
@@ -117,7 +126,7 @@ def test_an_event_is_found_by_its_key_and_by_its_event_id(portal):
     assert portal.get(f"/events/{by_id['event']['key']}").json() == by_id
     event = by_id["event"]
     assert event["digest"] == digest(fleet_record(3, event_id="E-3").event)
-    assert event["unheard"] == ["vm_0", "vm_1"]
+    assert event["unconfirmed"] == ["vm_0", "vm_1"]
     assert event["undecidable_because"] is None
 
 

@@ -71,7 +71,9 @@ class Office:
                 required=1,
                 clock=self.clock.clock,
             )
-            said = VerdictRequest(event_key=KEY, choice=Choice(word), digest=self.store.read(event_of, KEY).digest)
+            said = VerdictRequest(
+                event_key=KEY, choice=Choice(word), digest=self.store.read(event_of, KEY, now=AT).digest
+            )
             try:
                 return await service.submit(person or self.pam, said)
             finally:

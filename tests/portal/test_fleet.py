@@ -1,167 +1,215 @@
-"""The fold of records into events: the same in every order, with duplicates, and with lists of active events."""
+"""The views of VMs, and the event that the portal shows."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 
 import pytest
-from fleet_records import NOW, fleet_record, histories
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from fleet_records import NOW, fleet_record, vm_id_of
+from fold_kit import ARRIVAL, add, all_events, only_event
 from msgspec.structs import replace
 
 from bridge.approval.digest import digest
 from bridge.clock import format_time
 from bridge.events.record import Evidence, Transition
-from bridge.portal.fleet import Fleet, State, event_key, key_of_event_id
+from bridge.portal.fleet import State, event_key, key_of_event_id
+from bridge.portal.store.database import Store
+from bridge.portal.store.vms import bind_name
 
 LATER = format_time(NOW + timedelta(days=1))
 
 
-def folded(records, *, received_at=LATER):
-    fleet = Fleet()
-    for record in records:
-        fleet.add(record, received_at=received_at)
-    return fleet
+@pytest.fixture
+def store(tmp_path):
+    store = Store.of_file(tmp_path / "portal.db")
+    store.migrate()
+    yield store
+    store.close()
 
 
-def event_of(*records):
-    [event] = folded(records).events().values()
-    return event
+def test_summary_counts_the_members_in_each_state(store):
+    event = only_event(store, fleet_record(0, transition=Transition.STARTED, seconds=1), fleet_record(1, seconds=5))
+    assert (event.state, event.counts) == (State.SCHEDULED, {"scheduled": 1, "started": 1})
+    assert event.too_late_because == "May be too late: vm_0 reports that the event started."
 
 
-def everything(fleet):
-    return fleet.events(), fleet.vms, fleet.views
+def test_event_shows_the_version_that_most_members_report(store):
+    names = ("vm_0", "vm_1", "vm_2")
+    records = [fleet_record(vm, resources=names) for vm in range(3)]
+    event = only_event(store, *records, fleet_record(2, sequence=2, resources=names, not_before_raw="later"))
+    assert event.digest == digest(records[0].event)
+    assert [vm.agrees for vm in event.vms] == [True, True, False]
+    assert event.differing == 1
 
 
-@given(histories(), st.randoms(use_true_random=False))
-@settings(max_examples=50)
-def test_the_same_records_twice_and_in_any_order_are_the_same_events(records, chance):
-    shuffled = [*records, *records]
-    chance.shuffle(shuffled)
-    assert everything(folded(shuffled)) == everything(folded(records))
+def test_changed_version_of_a_member_wins_a_tie(store):
+    add(store, fleet_record(0), fleet_record(1))
+    changed = fleet_record(1, sequence=2, event_type="Reboot")
+    assert only_event(store, changed).digest == digest(changed.event)
 
 
-def test_started_beats_scheduled_whoever_spoke_last():
-    event = event_of(fleet_record(0, transition=Transition.STARTED, seconds=1), fleet_record(1, seconds=5))
-    assert event.state is State.STARTED
-    assert [(vm.vm.name, vm.agrees) for vm in event.vms] == [("vm_0", True), ("vm_1", False)]
+def test_report_of_a_vm_outside_resources_changes_only_its_own_view(store):
+    before = only_event(store, fleet_record(0, description="a"), fleet_record(1, description="a"))
+    outsider = {"labels": {"team": "search"}, "event_type": "Terminate", "description": "harmless"}
+    for sequence, transition in enumerate((Transition.SCHEDULED, Transition.STARTED, Transition.COMPLETED), start=1):
+        record = fleet_record(2, sequence=sequence, transition=transition, seconds=86_400, resources=("vm_2",))
+        record = replace(record, labels=outsider["labels"], event=replace(record.event, event_type="Terminate"))
+        event = only_event(store, record)
+        unchanged = ("state", "digest", "event", "groups", "counts", "first_observed_at", "observed_at", "unconfirmed")
+        assert {name: getattr(event, name) for name in unchanged} == {name: getattr(before, name) for name in unchanged}
+        assert event.differing == 1
 
 
-def test_the_record_that_counts_is_the_newest_of_the_furthest_state():
-    old, new = fleet_record(0, seconds=1), fleet_record(1, seconds=2, not_before_raw="later")
-    event = event_of(new, old)
-    assert (event.record_id, event.digest) == (new.id, digest(new.event))
-    assert [(vm.vm.name, vm.agrees, vm.digest) for vm in event.vms] == [
-        ("vm_0", False, digest(old.event)),
-        ("vm_1", True, digest(new.event)),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("evidence", "seconds", "is_open"),
-    [
-        (Evidence.OBSERVED, 9, False),
-        (Evidence.OBSERVED, 3, True),
-        (Evidence.INFERRED, 9, True),
-        (Evidence.UNKNOWN, 9, True),
-        (Evidence.BOOT_ID, 9, True),
-    ],
-)
-def test_an_ending_that_not_every_vm_saw_counts_when_it_was_observed_and_is_the_newest(evidence, seconds, is_open):
-    event = event_of(
-        fleet_record(0, transition=Transition.COMPLETED, evidence=evidence, seconds=seconds),
-        fleet_record(1, transition=Transition.STARTED, seconds=5),
+def test_different_description_of_an_outsider_is_only_in_its_view(store):
+    event = only_event(
+        store, fleet_record(0, description="a"), fleet_record(1, description="a"), fleet_record(2, description="b")
     )
-    assert event.is_open is is_open
-    assert [vm.vm.name for vm in event.vms if not vm.agrees] == ["vm_0" if is_open else "vm_1"]
+    assert (event.event.description, event.differing) == ("a", 1)
+    assert [vm.description for vm in event.vms] == ["a", "a", "b"]
 
 
-def test_an_ending_of_every_vm_is_the_best_proven():
-    event = event_of(
-        fleet_record(0, transition=Transition.ENDED, evidence=Evidence.UNKNOWN, seconds=9),
-        fleet_record(1, transition=Transition.CANCELED, evidence=Evidence.INFERRED, seconds=5),
-        fleet_record(2, transition=Transition.COMPLETED, evidence=Evidence.BOOT_ID, seconds=1),
-    )
-    assert (event.state, event.evidence) == (State.COMPLETED, Evidence.BOOT_ID)
+def test_different_descriptions_of_members_are_not_shown(store):
+    event = only_event(store, fleet_record(0, description="a"), fleet_record(1, description="b"))
+    assert event.event.description is None
+    assert [vm.description for vm in event.vms] == ["a", "b"]
 
 
-def states(*records, **options):
-    return {event.event.event_id: event.state for event in folded(records, **options).events().values()}
+def test_event_is_over_when_every_member_reports_its_end(store):
+    event = only_event(store, fleet_record(0, transition=Transition.COMPLETED, seconds=9), fleet_record(1, seconds=5))
+    assert (event.is_open, event.counts) == (True, {"scheduled": 1, "completed": 1})
+    end = fleet_record(1, sequence=2, transition=Transition.CANCELED, evidence=Evidence.UNKNOWN, seconds=9)
+    assert only_event(store, end).state is State.COMPLETED
 
 
-def test_event_that_is_not_in_the_newest_list_has_ended_for_the_vm():
+@pytest.mark.parametrize(("minutes", "unconfirmed"), [(9, ()), (11, ("vm_0", "vm_1"))])
+def test_name_is_confirmed_for_ten_minutes_without_heartbeats(store, minutes, unconfirmed):
+    add(store, fleet_record(0), fleet_record(1), at=format_time(NOW))
+    [event] = all_events(store, now=format_time(NOW + timedelta(minutes=minutes))).values()
+    assert event.unconfirmed == unconfirmed
+
+
+def test_name_is_confirmed_for_two_heartbeats(store):
+    for sequence, minutes in ((1, 0), (2, 20), (3, 40)):
+        heartbeat = fleet_record(0, sequence=sequence, transition=Transition.HEARTBEAT)
+        add(store, heartbeat, at=format_time(NOW + timedelta(minutes=minutes)))
+    add(store, fleet_record(0, sequence=4, resources=("vm_0",)), at=format_time(NOW + timedelta(minutes=41)))
+    for minutes, unconfirmed in ((80, ()), (82, ("vm_0",))):
+        [event] = all_events(store, now=format_time(NOW + timedelta(minutes=minutes))).values()
+        assert event.unconfirmed == unconfirmed
+
+
+def test_second_vm_with_a_name_confirms_nothing_until_a_person_resolves_the_conflict(store):
+    add(store, fleet_record(1, event_id="earlier"))
+    impostor = fleet_record(7)
+    impostor = replace(impostor, vm=replace(impostor.vm, name="vm_1"), labels={"team": "search"})
+    event = only_event_named(store, fleet_record(0), impostor)
+    assert (event.unconfirmed, [vm.is_member for vm in event.vms]) == (("vm_1",), [True, False])
+    assert "labels.team:search" not in event.groups
+    assert store.write(bind_name, vm_id_of(7), by="ann", at=ARRIVAL)
+    event = only_event_named(store)
+    assert (event.unconfirmed, "labels.team:search" in event.groups) == ((), True)
+
+
+def only_event_named(store, *records):
+    if records:
+        add(store, *records)
+    return all_events(store)[key_of_event_id("A")]
+
+
+def test_vm_of_another_resource_group_confirms_no_name(store):
+    impostor = fleet_record(7, resources=("vm_0", "vm_1", "vm_7"))
+    impostor = replace(impostor, vm=replace(impostor.vm, name="vm_7", resource_group="mine"))
+    names = ("vm_0", "vm_1", "vm_7")
+    event = only_event(store, fleet_record(0, resources=names), fleet_record(1, resources=names), impostor)
+    assert event.unconfirmed == ("vm_7",)
+
+
+def states(store, *records, **options):
+    add(store, *records, **options)
+    return {event.event.event_id: event.state for event in all_events(store).values()}
+
+
+def test_event_that_is_not_in_the_newest_list_has_ended_for_the_vm(store):
     announced = fleet_record(0, active=("A",))
     other = fleet_record(0, sequence=2, event_id="B", active=("B",), seconds=5)
-    events = folded([announced, other]).events()
-    old = events[key_of_event_id("A")]
-    assert (old.state, old.evidence, old.is_open) == (State.ENDED, Evidence.UNKNOWN, False)
-    assert events[key_of_event_id("B")].is_open
+    assert states(store, announced, other) == {"A": State.ENDED, "B": State.SCHEDULED}
 
 
-def test_new_stream_and_unknown_list_end_no_event():
+def test_new_stream_and_unknown_list_end_no_event(store):
     announced = fleet_record(0, active=("A",))
     restarted = fleet_record(0, stream=1, event_id="B")
-    assert states(announced, restarted) == {"A": State.SCHEDULED, "B": State.SCHEDULED}
+    assert states(store, announced, restarted) == {"A": State.SCHEDULED, "B": State.SCHEDULED}
 
 
-def test_both_events_are_open_after_the_agent_lost_its_state_and_another_event_came():
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2), (2, 1, 0)])
+def test_both_events_are_open_after_the_agent_lost_its_state_and_another_event_came(store, order):
     announced = fleet_record(0, sequence=7, active=("A",))
     again = replace(announced, stream_id=fleet_record(0, stream=1).stream_id, sequence=1)
     second = fleet_record(0, stream=1, sequence=2, event_id="B", active=("A", "B"), seconds=60)
-    for arrived in ((announced, again, second), (announced, second), (second, again, announced)):
-        assert states(*arrived) == {"A": State.SCHEDULED, "B": State.SCHEDULED}
+    for number in order:
+        add(store, (announced, again, second)[number])
+    assert states(store, second) == {"A": State.SCHEDULED, "B": State.SCHEDULED}
 
 
-def test_heartbeat_with_a_list_ends_an_event_whose_ending_was_lost():
+def test_heartbeat_with_a_list_ends_an_event_whose_ending_was_lost(store):
     life = fleet_record(0, sequence=9, transition=Transition.HEARTBEAT, active=())
     unknown = fleet_record(0, sequence=10, transition=Transition.HEARTBEAT)
-    assert states(fleet_record(0), life, unknown) == {"A": State.ENDED}
+    assert states(store, fleet_record(0), life, unknown) == {"A": State.ENDED}
 
 
-def test_older_list_ends_no_newer_event():
+def test_list_that_arrives_first_ends_an_older_event_and_a_newer_list_opens_it(store):
+    add(store, fleet_record(0, sequence=5, transition=Transition.HEARTBEAT, active=()))
+    assert states(store, fleet_record(0, sequence=3)) == {"A": State.ENDED}
+    assert states(store, fleet_record(0, sequence=6, transition=Transition.HEARTBEAT, active=("A",))) == {
+        "A": State.SCHEDULED
+    }
+
+
+def test_older_list_ends_no_newer_event(store):
     early = fleet_record(0, sequence=1, transition=Transition.HEARTBEAT, active=())
-    assert states(fleet_record(0, sequence=2), early) == {"A": State.SCHEDULED}
+    assert states(store, fleet_record(0, sequence=2), early) == {"A": State.SCHEDULED}
 
 
-def test_event_without_an_event_id_has_ended_once_a_list_is_known():
+def test_event_without_an_event_id_has_ended_once_a_list_is_known(store):
     life = fleet_record(0, sequence=2, transition=Transition.HEARTBEAT, active=())
-    assert states(fleet_record(0, event_id=None), life) == {None: State.ENDED}
+    assert states(store, fleet_record(0, event_id=None), life) == {None: State.ENDED}
 
 
-def test_list_of_one_vm_says_nothing_about_another():
+def test_list_of_one_vm_does_not_end_the_event_of_another_vm(store):
     life = fleet_record(1, sequence=2, transition=Transition.HEARTBEAT, active=())
-    assert states(fleet_record(0), life) == {"A": State.SCHEDULED}
+    assert states(store, fleet_record(0), life) == {"A": State.SCHEDULED}
 
 
-def test_a_late_record_of_an_older_stream_opens_nothing_again():
+def test_late_record_of_an_older_stream_opens_nothing_again(store):
     told = fleet_record(0, stream=0, seconds=1)
     ended = fleet_record(0, stream=1, transition=Transition.COMPLETED, seconds=5)
     late = fleet_record(0, stream=0, sequence=2, transition=Transition.STARTED, seconds=2)
-    event = event_of(ended, told, late)
+    event = only_event(store, ended, told, late)
     assert (event.state, event.first_observed_at) == (State.COMPLETED, told.observed_at)
 
 
-def test_stream_of_a_clock_that_was_ahead_does_not_outrank_later_streams():
-    arrival = format_time(NOW + timedelta(seconds=1))
-    fleet = folded([fleet_record(0, stream=600)], received_at=arrival)
-    fleet.add(fleet_record(0, stream=5, transition=Transition.STARTED), received_at=LATER)
-    [event] = fleet.events().values()
-    assert event.state is State.STARTED
+def test_stream_of_a_clock_that_was_ahead_does_not_outrank_later_streams(store):
+    add(store, fleet_record(0, stream=432_000), at=format_time(NOW + timedelta(seconds=1)))
+    later = fleet_record(0, stream=5, transition=Transition.STARTED)
+    assert only_event(store, later, at=LATER).state is State.STARTED
 
 
 @pytest.mark.parametrize("stream_id", ["7ef1d8a4-0c2b-4c7e-9a35-1f5f6d1f2b90", "no UUID"])
-def test_stream_that_has_no_time_counts_from_its_first_arrival(stream_id):
-    fleet = folded([replace(fleet_record(0), stream_id=stream_id)], received_at=format_time(NOW - timedelta(hours=1)))
-    fleet.add(fleet_record(0, transition=Transition.STARTED), received_at=LATER)
-    [event] = fleet.events().values()
-    assert event.state is State.STARTED
+def test_stream_that_has_no_time_counts_from_its_first_arrival(store, stream_id):
+    add(store, replace(fleet_record(0), stream_id=stream_id), at=format_time(NOW - timedelta(hours=1)))
+    assert only_event(store, fleet_record(0, transition=Transition.STARTED), at=LATER).state is State.STARTED
+
+
+def test_time_in_the_future_counts_as_the_arrival_and_a_time_in_the_past_stands(store):
+    ahead = only_event(store, fleet_record(0, seconds=300 * 86_400))
+    assert (ahead.first_observed_at, ahead.observed_at) == (ARRIVAL, ARRIVAL)
+    assert only_event(store, fleet_record(1, seconds=-7_200)).first_observed_at == format_time(NOW - timedelta(hours=2))
 
 
 @pytest.mark.parametrize("transition", [Transition.APPROVED, Transition.APPROVAL_FAILED, Transition.APPROVAL_REFUSED])
-def test_what_became_of_an_approval_says_nothing_of_what_the_event_is(transition):
+def test_outcome_of_an_approval_does_not_change_the_state(store, transition):
     outcome = fleet_record(0, sequence=3, transition=transition, seconds=3)
-    event = event_of(fleet_record(0, sequence=2, transition=Transition.STARTED, seconds=2), outcome)
+    event = only_event(store, fleet_record(0, sequence=2, transition=Transition.STARTED, seconds=2), outcome)
     assert event.state is State.STARTED
 
 
@@ -177,8 +225,8 @@ def test_what_became_of_an_approval_says_nothing_of_what_the_event_is(transition
         ({"transition": Transition.CANCELED}, "the event is over"),
     ],
 )
-def test_what_nobody_can_decide_on_says_why(fields, why):
-    assert event_of(fleet_record(0, **fields)).undecidable_because == why
+def test_event_that_no_one_can_decide_on_has_a_reason(store, fields, why):
+    assert only_event(store, fleet_record(0, **fields)).undecidable_because == why
 
 
 def test_events_without_an_event_id_are_one_where_type_machines_and_group_are():

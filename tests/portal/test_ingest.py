@@ -40,7 +40,7 @@ def test_a_structured_event_is_stored_and_shown(portal):
     record = fleet_record(0, event_id="structured")
     assert portal.post(cloud_event_bytes(record)).status_code == 204
     found = shown(portal, "structured")
-    assert found["event"]["record_id"] == record.id
+    assert found["event"]["vms"][0]["record_id"] == record.id
     assert found["records"] == [json.loads(body_of(record))]
 
 
@@ -54,7 +54,7 @@ def test_a_binary_event_is_stored(portal):
     record = fleet_record(0, event_id="binary", sequence=7)
     answer = portal.post(body_of(record), content_type="application/json", **binary_headers(record))
     assert answer.status_code == 204
-    assert shown(portal, "binary")["event"]["record_id"] == record.id
+    assert shown(portal, "binary")["event"]["vms"][0]["record_id"] == record.id
 
 
 def test_the_same_again_is_taken_and_changes_nothing(portal):

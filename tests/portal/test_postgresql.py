@@ -232,6 +232,6 @@ def test_backup_says_what_to_do_and_what_that_makes_has_another_history(
         assert before == now
         assert copy.read(entries, after=0) == original.read(entries, after=0) != []
         assert copy.read(epoch) != original.read(epoch)
-        assert copy.read(event_of, key_of_event_id("A")) is None
+        assert copy.read(event_of, key_of_event_id("A"), now="") is None
         with pytest.raises(StoreUnavailable, match="cannot be changed or deleted"):
             copy.write(lambda connection: connection.exec_driver_sql("DELETE FROM audit"))

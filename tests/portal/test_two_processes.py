@@ -93,7 +93,7 @@ def test_a_listening_connection_that_is_cut_costs_no_decision(portals, pair, pos
 #: A decision as it is committed, of which nobody is told: as if the message about it were lost.
 SILENT = (
     "WITH taken AS (UPDATE counters SET value = value + 1 WHERE name = 'decisions' RETURNING value) "
-    "INSERT INTO decisions SELECT value, %s, NULL, NULL, 'a-jti', 'ada', 'approve', %s, %s, %s, %s FROM taken"
+    "INSERT INTO decisions SELECT value, %s, NULL, NULL, 'a-jti', 'ada', 'approve', %s, %s, %s, %s, 0 FROM taken"
 )
 
 
@@ -119,7 +119,7 @@ def test_numbers_that_are_given_out_and_not_committed_yet_are_waited_for(portals
 
     def hold(connection):
         new = {"vm_key": vm_id_of(0), "event_key": KEY, "jti": "a-jti", "iss": "ada", "decision": "approve"}
-        decision = NewDecision(**new, jws=slow, expires_at_seconds=2**40, details={})
+        decision = NewDecision(**new, jws=slow, issued_at_seconds=0.0, expires_at_seconds=2**40, details={})
         [number] = add_decisions(connection, [decision], at=AT).values()
         taken.set()
         assert go_on.wait(60)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from datetime import timedelta
+from pathlib import Path
 
 import msgspec
 import pytest
 from fleet_records import fleet_record
+from fold_kit import only_event
 from portal_users import grant, local_user
 
-from bridge.portal.fleet import Fleet, key_of_event_id
 from bridge.portal.settings import PeopleSettings
 from bridge.portal.store.audit import entries
 from bridge.portal.store.database import Store, StoreThreads
@@ -173,10 +175,12 @@ def test_header_of_the_proxy_is_believed_from_its_addresses_only(tmp_path):
 
 
 def event_of(*records):
-    fleet = Fleet()
-    for record in records:
-        fleet.add(record, received_at=AT)
-    return fleet.events()[key_of_event_id("A")]
+    with tempfile.TemporaryDirectory() as directory:
+        store = Store.of_file(Path(directory) / "portal.db")
+        store.migrate()
+        found = only_event(store, *records)
+        store.close()
+    return found
 
 
 def person(role="approver", *scope):
@@ -191,7 +195,7 @@ def test_scope_must_cover_every_vm_of_the_event():
     assert person().why_not_decide(whole) is None
     assert payments.why_not_decide(whole) is None
     assert payments.why_not_decide(mixed) == "The event includes VMs outside your scope: vm_1."
-    assert payments.why_not_decide(unheard) == "The event includes VMs outside your scope: vm_1 (no record)."
+    assert payments.why_not_decide(unheard) == "The event includes VMs outside your scope: vm_1 (not confirmed)."
     assert person("approver", "resource_group:west").why_not_decide(mixed) is None
     assert person("viewer").why_not_decide(whole) == "You are a viewer. Only an approver can decide."
     assert (payments.may_see(mixed), person("viewer", "labels.team:x").may_see(mixed)) == (True, False)

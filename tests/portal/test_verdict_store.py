@@ -47,10 +47,11 @@ class Office:
         received = [ReceivedRecord(record, encode(record).decode()) for record in records]
         self.store.write(add_records, received, format_time(NOW))
 
-    def sign(self, event, ruling, vm_keys):
+    def sign(self, event, ruling, vm_keys, newest_iat):
         if ruling.outcome is Outcome.HELD:
-            return self.key.holds(event, ruling, vm_keys, now=DECIDED)
-        return self.key.approvals(event, ruling, addressees(event, self.agents, "portal-1"), now=DECIDED)
+            return self.key.holds(event, ruling, vm_keys, now=DECIDED, newest_iat=newest_iat)
+        asked = addressees(event, self.agents, "portal-1")
+        return self.key.approvals(event, ruling, asked, now=DECIDED, newest_iat=newest_iat)
 
     def say(self, word, user_name, *, required=1, digest=None, after_seconds=0, minutes=60):
         now = DECIDED + timedelta(seconds=after_seconds)
@@ -74,7 +75,7 @@ class Office:
 
     @property
     def event(self):
-        return self.store.read(event_of, KEY)
+        return self.store.read(event_of, KEY, now=format_time(DECIDED))
 
     def told(self):
         """Return for each decision that an agent is told of its VM and what it says, as that agent verifies it."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, and_, exists, or_, select
+from sqlalchemy import ColumnElement, Connection, and_, exists, func, or_, select
 
 from bridge.portal.audit import NewEntry
 from bridge.portal.schema import counters, decisions, events
@@ -31,6 +31,7 @@ class NewDecision(msgspec.Struct, frozen=True, kw_only=True):
     iss: str
     decision: str
     jws: str
+    issued_at_seconds: float
     expires_at_seconds: int
     details: dict[str, Any]
     verdict_id: str | None = None
@@ -82,6 +83,15 @@ def lock_decisions(connection: Connection) -> None:
     next_values(connection, _COUNTER, 0)
 
 
+def newest_iat(connection: Connection, event_key: str) -> float:
+    """Return the newest `iat` of the event's decisions, in seconds.
+
+    A later decision must not be older.
+    """
+    query = select(func.max(decisions.c.issued_at_seconds)).where(decisions.c.event_key == event_key)
+    return float(connection.execute(query).scalar_one() or 0.0)
+
+
 def decisions_after(connection: Connection, index: int, *, now_seconds: float) -> Decisions:
     """Return the valid decisions with a number above *index*."""
     return _read(connection, and_(decisions.c.decision_index > index, _counts(now_seconds)))
@@ -124,6 +134,7 @@ def _row(new: NewDecision, sha256: str, index: int, at: str) -> dict[str, Any]:
         "decision": new.decision,
         "jws": new.jws,
         "jws_sha256": sha256,
+        "issued_at_seconds": new.issued_at_seconds,
         "expires_at_seconds": new.expires_at_seconds,
         "made_at": at,
     }

@@ -13,12 +13,13 @@ from sqlalchemy import Connection, func, select
 from bridge.approval.digest import digest as digest_of
 from bridge.events.record import Transition, TransitionRecord
 from bridge.portal.audit import Entry
-from bridge.portal.fleet import EventState, VmState
-from bridge.portal.schema import audit, decisions, events, records, verdicts, vms
+from bridge.portal.fleet import EventState, vm_key
+from bridge.portal.schema import audit, decisions, event_vms, events, records, verdicts
 from bridge.portal.store.audit import entries
 from bridge.portal.store.database import in_parts
-from bridge.portal.store.events import EventFilter, list_events, records_of
+from bridge.portal.store.events import events_of, records_of
 from bridge.portal.store.users import all_users, barred_people
+from bridge.portal.store.vms import vm_names
 from bridge.portal.two_person_rule import counting, most_of_one_issuer
 from bridge.portal.verdicts import Choice, Lift, Verdict
 
@@ -26,9 +27,7 @@ _OUTCOMES = tuple(each.value for each in (Transition.APPROVED, Transition.APPROV
 _MOST_OPEN = 1_000
 _MOST_ENTRIES = 1_000
 _record_of = msgspec.json.Decoder(TransitionRecord).decode
-_event_of = msgspec.json.Decoder(EventState).decode
 _lifts_of = msgspec.json.Decoder(tuple[Lift, ...]).decode
-_vm_of = msgspec.json.Decoder(VmState).decode
 
 
 class SignedDecision(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +53,7 @@ class EventDetails(msgspec.Struct, frozen=True, kw_only=True):
     decisions: tuple[SignedDecision, ...] = ()
     approvers: int = 0
     outcomes: tuple[TransitionRecord, ...] = ()
-    """The outcome records of the event and of its decisions. Some VMs with a decision do not have the event."""
+    """The outcome records of the event's VMs, and of the audience of its decisions."""
 
 
 class Marks(msgspec.Struct, frozen=True):
@@ -64,14 +63,9 @@ class Marks(msgspec.Struct, frozen=True):
     open_events: dict[str, str]
 
 
-def list_event_details(connection: Connection, wanted: EventFilter, *, limit: int) -> list[EventDetails]:
-    """Return at most *limit* events with details, newest first."""
-    return details_of(connection, list_events(connection, wanted, limit=limit))
-
-
-def event_details_of(connection: Connection, keys: Sequence[str]) -> list[EventDetails]:
+def event_details_of(connection: Connection, keys: Sequence[str], *, now: str) -> list[EventDetails]:
     """Return the known events of *keys* with details, in the order of *keys*."""
-    found = events_of(connection, keys)
+    found = events_of(connection, keys, now=now)
     return details_of(connection, [found[key] for key in keys if key in found])
 
 
@@ -97,7 +91,7 @@ def details_of(connection: Connection, found: Sequence[EventState]) -> list[Even
                 counting=counting(of_event, barred),
                 approvers=approvers,
                 decisions=tuple(signed),
-                outcomes=(*outcomes, *_outcomes_without_event(connection, signed)),
+                outcomes=tuple(_counted([*outcomes, *_outcomes_without_event(connection, signed)], signed)),
             )
         )
     return result
@@ -124,40 +118,16 @@ def approvers_here(connection: Connection) -> int:
     return most_of_one_issuer(user.person_key for user in all_users(connection) if user.can_approve)
 
 
-def known_vms(connection: Connection, *, limit: int | None = None) -> list[VmState]:
-    """Return at most *limit* VMs that have sent a record, by name."""
-    query = select(vms.c.body).where(vms.c.body.is_not(None)).order_by(func.lower(vms.c.name), vms.c.vm_key)
-    return [_vm_of(body) for body in connection.execute(query.limit(limit)).scalars()]
-
-
-def open_events_of_vms(connection: Connection) -> dict[str, int]:
-    """Return the number of open events of each VM."""
-    counts: dict[str, int] = {}
-    for event in list_events(connection, EventFilter(is_open=True), limit=_MOST_OPEN):
-        for vm in event.vms:
-            counts[vm.vm_key] = counts.get(vm.vm_key, 0) + vm.state.is_open
-    return counts
-
-
 def newest_entries(connection: Connection, *, before: int, limit: int) -> list[Entry]:
     """Return at most *limit* audit entries before the number *before*, newest first."""
     last = min(before, _last_entry(connection) + 1)
     return entries(connection, after=max(0, last - 1 - limit), limit=min(limit, max(0, last - 1)))[::-1]
 
 
-def events_of(connection: Connection, keys: Iterable[str]) -> dict[str, EventState]:
-    """Return the events of *keys*, by key."""
-    found: dict[str, EventState] = {}
-    for part in in_parts(sorted(set(keys))):
-        query = select(events.c.event_key, events.c.body).where(events.c.event_key.in_(part))
-        found |= {row.event_key: _event_of(row.body) for row in connection.execute(query) if row.body is not None}
-    return found
-
-
 def marks(connection: Connection) -> Marks:
     """Return the values that change whenever a page changes."""
     query = select(events.c.event_key, events.c.body).where(events.c.is_open.is_(True), events.c.body.is_not(None))
-    newest = query.order_by(events.c.first_observed_at.desc(), events.c.event_key).limit(_MOST_OPEN)
+    newest = query.order_by(events.c.sort_at, events.c.event_key).limit(_MOST_OPEN)
     return Marks(_last_entry(connection), {row.event_key: row.body for row in connection.execute(newest)})
 
 
@@ -166,9 +136,13 @@ def subjects_after(connection: Connection, entry: int) -> set[str]:
     return {each.subject for each in entries(connection, after=entry, limit=_MOST_ENTRIES)} - {""}
 
 
-def vm_keys_of(bodies: Iterable[str]) -> list[set[str]]:
-    """Return the VMs of each event in *bodies*."""
-    return [{vm.vm_key for vm in _event_of(body).vms} for body in bodies]
+def open_events_of_vms(connection: Connection, vm_keys: Iterable[str]) -> set[str]:
+    """Return the keys of the open events that *vm_keys* report."""
+    found: set[str] = set()
+    for part in in_parts(sorted(vm_keys)):
+        is_open = event_vms.c.vm_key.in_(part) & event_vms.c.is_open.is_(True)
+        found |= set(connection.execute(select(event_vms.c.event_key).where(is_open)).scalars())
+    return found
 
 
 def _last_entry(connection: Connection) -> int:
@@ -176,13 +150,14 @@ def _last_entry(connection: Connection) -> int:
 
 
 def _decisions(connection: Connection, keys: Sequence[str]) -> Iterable[tuple[str, SignedDecision]]:
-    query = select(decisions, vms.c.name).outerjoin(vms, vms.c.vm_key == decisions.c.vm_key)
-    query = query.where(decisions.c.event_key.in_(keys)).order_by(decisions.c.decision_index)
-    for row in connection.execute(query):
+    query = select(decisions).where(decisions.c.event_key.in_(keys)).order_by(decisions.c.decision_index)
+    rows = list(connection.execute(query))
+    names = vm_names(connection, [row.vm_key for row in rows])
+    for row in rows:
         decision = SignedDecision(
             index=row.decision_index,
             vm_key=row.vm_key,
-            vm_name=row.name,
+            vm_name=names.get(row.vm_key),
             choice=Choice(row.decision),
             made_at=row.made_at,
             expires_at_seconds=row.expires_at_seconds,
@@ -193,17 +168,37 @@ def _decisions(connection: Connection, keys: Sequence[str]) -> Iterable[tuple[st
 
 
 def _outcomes(connection: Connection, keys: Sequence[str]) -> Iterable[tuple[str, TransitionRecord]]:
+    """Yield the outcomes of the VMs in Resources and of the VMs with a decision.
+
+    Other VMs do not count.
+    """
+    members = select(event_vms.c.vm_key).where(
+        event_vms.c.event_key == records.c.event_key, event_vms.c.is_member.is_(True)
+    )
+    audience = select(decisions.c.vm_key).where(decisions.c.event_key == records.c.event_key)
+    is_sender = records.c.vm_key.in_(members.union(audience))
     query = select(records.c.event_key, records.c.body).where(
-        records.c.event_key.in_(keys), records.c.transition.in_(_OUTCOMES)
+        records.c.event_key.in_(keys), records.c.transition.in_(_OUTCOMES), is_sender
     )
     for row in connection.execute(query.order_by(records.c.observed_at, records.c.sequence)):
         yield row.event_key, _record_of(row.body)
 
 
 def _outcomes_without_event(connection: Connection, signed: Sequence[SignedDecision]) -> list[TransitionRecord]:
-    if not signed:
-        return []
-    hashes = {each.jws_sha256 for each in signed}
-    query = select(records.c.body).where(records.c.event_key.is_(None), records.c.transition.in_(_OUTCOMES))
-    found = [_record_of(body) for body in connection.execute(query.order_by(records.c.observed_at)).scalars()]
-    return [each for each in found if each.approval is not None and hashes & set(each.approval.jws_sha256)]
+    found: list[TransitionRecord] = []
+    for part in in_parts(sorted({each.vm_key for each in signed})):
+        query = select(records.c.body).where(
+            records.c.vm_key.in_(part), records.c.event_key.is_(None), records.c.transition.in_(_OUTCOMES)
+        )
+        found += map(_record_of, connection.execute(query.order_by(records.c.observed_at)).scalars())
+    return found
+
+
+def _counted(outcomes: Iterable[TransitionRecord], signed: Sequence[SignedDecision]) -> Iterable[TransitionRecord]:
+    """Yield the outcomes of rules, and the outcomes from the audience of a decision."""
+    audience = {each.jws_sha256: each.vm_key for each in signed}
+    for record in outcomes:
+        hashes = () if record.approval is None else record.approval.jws_sha256
+        is_own = any(audience.get(each) == vm_key(record) for each in hashes)
+        if is_own or (record.event is not None and not hashes):
+            yield record

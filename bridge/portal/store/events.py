@@ -1,52 +1,253 @@
-"""Lists events in pages, and reads the records of an event."""
+"""Lists, counts, and reads events.
+
+Filters apply in SQL before any counting, sorting, or truncation.
+
+Open events are sorted by NotBefore: first the events with a future NotBefore, then all other events, newest first.
+If one VM alone reports more than two open events, `list_open` and `count_open` leave out these events, and `collapsed`
+returns one line for the VM.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, func, or_, select
+from sqlalchemy import ColumnElement, Connection, and_, case, func, or_, select
 
-from bridge.portal.fleet import EventState
-from bridge.portal.schema import events, records, vms
-from bridge.portal.store.database import escaped_like
+from bridge.clock import format_time, parse_time
+from bridge.errors import BridgeError
+from bridge.portal.fleet import (
+    EventState,
+    EventSummary,
+    State,
+    View,
+    VmOfEvent,
+    VmState,
+    unconfirmed_names,
+    undecidable_because,
+    version_of,
+)
+from bridge.portal.schema import event_groups, event_variants, event_vms, events, records, vms
+from bridge.portal.store.database import escaped_like, in_parts
+from bridge.portal.store.fold import event_of_variant
 
-_decode = msgspec.json.Decoder(EventState).decode
 PAGE = 100
+#: One VM alone can have this number of open events in the list.
+_MOST_ALONE = 2
+_SOON = timedelta(minutes=10)
+_OPEN_PARTS, _PAST_PARTS, _MOST_DIGITS = 5, 3, 9
+_summary_of = msgspec.json.Decoder(EventSummary).decode
+_view_of = msgspec.json.Decoder(View).decode
+_vm_of = msgspec.json.Decoder(VmState).decode
+
+#: The values of `EventFilter.decision`.
+DECISIONS = ("undecided", "held", "waiting", "approved", "refused")
+
+
+class CursorInvalid(BridgeError):
+    """Raised if a cursor does not come from an earlier page."""
 
 
 class EventFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """A selection of events."""
+    """A selection of events. Each value that is set narrows the selection."""
 
-    is_open: bool | None = None
-    group: str | None = None
-    before: tuple[str, str] | None = None
-
-
-def list_events(connection: Connection, wanted: EventFilter, *, limit: int = PAGE) -> list[EventState]:
-    """Return at most *limit* events, newest first."""
-    query = select(events.c.body).where(events.c.body.is_not(None))
-    if wanted.is_open is not None:
-        query = query.where(events.c.is_open == wanted.is_open)
-    if wanted.group is not None:
-        query = query.where(events.c.groups.like(f"%\n{escaped_like(wanted.group)}\n%", escape="\\"))
-    if wanted.before is not None:
-        first, key = wanted.before
-        is_same = (events.c.first_observed_at == first) & (events.c.event_key > key)
-        query = query.where(or_(events.c.first_observed_at < first, is_same))
-    ordered = query.order_by(events.c.first_observed_at.desc(), events.c.event_key).limit(limit)
-    return [_decode(body) for body in connection.execute(ordered).scalars()]
+    text: str = ""
+    """Part of a VM name in Resources, of the EventId, or of the description, regardless of case."""
+    types: tuple[str, ...] = ()
+    """EventTypes, such as ``Freeze``."""
+    states: tuple[State, ...] = ()
+    decision: str | None = None
+    """One of `DECISIONS`."""
+    is_soon: bool = False
+    """Only events whose NotBefore is less than 10 minutes away."""
+    groups: tuple[str, ...] = ()
+    """Groups of which the event must have every one: ``resource_group:west``, ``labels.team:payments``,
+    ``region:westeurope``, ``subscription:ID``. All values except labels are in lower case."""
+    scope: tuple[str, ...] = ()
+    """Groups of which the event must have at least one. An empty scope means all events."""
+    sole_vm_key: str | None = None
+    """Only the events that this VM alone reports."""
 
 
-def event_of(connection: Connection, key: str) -> EventState | None:
+class EventCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """The number of open events of a filter, in total and for each filter of the page header."""
+
+    total: int
+    undecided: int
+    soon: int
+    held: int
+    waiting: int
+    """Events that need a further approver."""
+    approved: int
+    refused: int
+
+
+class EventPage(msgspec.Struct, frozen=True, kw_only=True):
+    """One page of events, with its place in the whole list."""
+
+    events: tuple[EventSummary, ...]
+    total: int
+    first: int
+    """The number of the first event of this page within the list, from 1."""
+    cursor: str | None
+    """The cursor of the next page, or None on the last page."""
+
+    @property
+    def keys(self) -> list[str]:
+        """Return the keys of the events."""
+        return [each.key for each in self.events]
+
+
+class Collapsed(msgspec.Struct, frozen=True, kw_only=True):
+    """A VM that alone reports more than two open events."""
+
+    vm_key: str
+    name: str
+    count: int
+
+
+def list_open(
+    connection: Connection, wanted: EventFilter, *, now: str, limit: int = PAGE, cursor: str | None = None
+) -> EventPage:
+    """Return a page of open events in the order in which Azure starts them.
+
+    A cursor keeps the time of the first page, so that the order does not change between pages.
+    """
+    at, first, place = (now, 1, None) if cursor is None else _open_cursor(cursor)
+    where = [*_conditions(wanted, now=now), events.c.is_open.is_(True), _is_not_collapsed(wanted)]
+    total = int(connection.execute(select(func.count()).select_from(events).where(*where)).scalar_one())
+    found: list[tuple[EventSummary, str, str]] = []
+    for is_future in (True, False):
+        if place is not None and place[0] is False and is_future:
+            continue
+        of_segment = events.c.sort_at > at if is_future else events.c.sort_at <= at
+        after = []
+        if place is not None and place[0] is is_future:
+            column, (_, sort_at, key) = events.c.sort_at, place
+            is_later = column > sort_at if is_future else column < sort_at
+            after = [or_(is_later, and_(column == sort_at, events.c.event_key > key))]
+        order = events.c.sort_at if is_future else events.c.sort_at.desc()
+        query = select(events.c.body, events.c.sort_at, events.c.event_key).where(*where, of_segment, *after)
+        rows = connection.execute(query.order_by(order, events.c.event_key).limit(limit + 1 - len(found)))
+        found += [(_summary_of(row.body), row.sort_at, row.event_key) for row in rows]
+        if len(found) > limit:
+            break
+    page = found[:limit]
+    following = None
+    if len(found) > limit:
+        _, sort_at, key = page[-1]
+        following = f"{at}~{first + len(page)}~{int(sort_at > at)}~{sort_at}~{key}"
+    return EventPage(events=tuple(each for each, _, _ in page), total=total, first=first, cursor=following)
+
+
+def count_open(connection: Connection, wanted: EventFilter, *, now: str) -> EventCounts:
+    """Return the number of open events for each filter of the page header."""
+    where = [*_conditions(wanted, now=now), events.c.is_open.is_(True), _is_not_collapsed(wanted)]
+    columns = [func.count().label("total"), func.sum(case((_is_soon(now), 1), else_=0)).label("soon")]
+    columns += [func.sum(case((_is_decision(each, now), 1), else_=0)).label(each) for each in DECISIONS]
+    row = connection.execute(select(*columns).select_from(events).where(*where)).one()
+    return EventCounts(**{name: int(value or 0) for name, value in row._asdict().items()})
+
+
+def list_events(
+    connection: Connection,
+    wanted: EventFilter,
+    *,
+    now: str,
+    limit: int = PAGE,
+    cursor: str | None = None,
+    since: str | None = None,
+    until: str | None = None,
+) -> EventPage:
+    """Return a page of open and past events, newest first, from *since* to *until*."""
+    where = [*_conditions(wanted, now=now), events.c.body.is_not(None)]
+    where += [events.c.first_observed_at >= since] if since is not None else []
+    where += [events.c.first_observed_at <= until] if until is not None else []
+    total = int(connection.execute(select(func.count()).select_from(events).where(*where)).scalar_one())
+    first = 1
+    if cursor is not None:
+        first, at, key = _past_cursor(cursor)
+        is_same = (events.c.first_observed_at == at) & (events.c.event_key > key)
+        where.append(or_(events.c.first_observed_at < at, is_same))
+    query = select(events.c.body).where(*where).order_by(events.c.first_observed_at.desc(), events.c.event_key)
+    found = [_summary_of(body) for body in connection.execute(query.limit(limit + 1)).scalars()]
+    page, following = found[:limit], None
+    if len(found) > limit:
+        following = f"{first + len(page)}~{page[-1].first_observed_at}~{page[-1].key}"
+    return EventPage(events=tuple(page), total=total, first=first, cursor=following)
+
+
+def collapsed(connection: Connection, wanted: EventFilter, *, now: str) -> list[Collapsed]:
+    """Return the VMs that alone report more than two open events, with their counts."""
+    where = [*_conditions(wanted, now=now), events.c.is_open.is_(True), events.c.sole_vm_key.in_(_alone())]
+    query = select(events.c.sole_vm_key, vms.c.name, func.count().label("number")).where(*where)
+    query = query.outerjoin(vms, vms.c.vm_key == events.c.sole_vm_key).group_by(events.c.sole_vm_key, vms.c.name)
+    rows = connection.execute(query.order_by(vms.c.name))
+    return [Collapsed(vm_key=row.sole_vm_key, name=row.name or row.sole_vm_key, count=row.number) for row in rows]
+
+
+def filter_values(connection: Connection, prefix: str, *, scope: tuple[str, ...] = (), limit: int = PAGE) -> list[str]:
+    """Return the groups of open events that begin with *prefix*, such as ``region:``."""
+    is_open = select(events.c.event_key).where(
+        *_conditions(EventFilter(scope=scope), now=""), events.c.is_open.is_(True)
+    )
+    matches = event_groups.c.name.like(f"{escaped_like(prefix)}%", escape="\\")
+    query = select(event_groups.c.name).distinct().where(matches, event_groups.c.event_key.in_(is_open))
+    return list(connection.execute(query.order_by(event_groups.c.name).limit(limit)).scalars())
+
+
+def summaries_of(connection: Connection, keys: Iterable[str]) -> dict[str, EventSummary]:
+    """Return the rows of the known events of *keys*."""
+    found: dict[str, EventSummary] = {}
+    for part in in_parts(sorted(set(keys))):
+        query = select(events.c.event_key, events.c.body).where(events.c.event_key.in_(part))
+        found |= {row.event_key: _summary_of(row.body) for row in connection.execute(query) if row.body is not None}
+    return found
+
+
+def visible_keys(connection: Connection, keys: Sequence[str], scope: tuple[str, ...]) -> set[str]:
+    """Return the events of *keys* that a person with *scope* may see."""
+    if not scope:
+        return set(keys)
+    found: set[str] = set()
+    for part in in_parts(keys):
+        is_one = event_groups.c.event_key.in_(part) & event_groups.c.name.in_(scope)
+        found |= set(connection.execute(select(event_groups.c.event_key).where(is_one)).scalars())
+    return found
+
+
+def event_of(connection: Connection, key: str, *, now: str) -> EventState | None:
     """Return the event with that key, or None if no record reports it."""
-    body = connection.execute(select(events.c.body).where(events.c.event_key == key)).scalar_one_or_none()
-    return None if body is None else _decode(body)
+    return events_of(connection, [key], now=now).get(key)
 
 
-def place_in_list(event: EventState) -> tuple[str, str]:
-    """Return the position of *event* in the list."""
-    return event.first_observed_at, event.key
+def events_of(connection: Connection, keys: Iterable[str], *, now: str) -> dict[str, EventState]:
+    """Return the known events of *keys* with the views of their VMs."""
+    summaries = summaries_of(connection, keys)
+    versions: dict[tuple[str, str], tuple[str, str | None, str]] = {}
+    views: dict[str, list[VmOfEvent]] = {key: [] for key in summaries}
+    groups: dict[str, list[str]] = {key: [] for key in summaries}
+    for part in in_parts(list(summaries)):
+        for row in connection.execute(select(event_variants).where(event_variants.c.event_key.in_(part))):
+            versions[row.event_key, row.variant] = row.digest, row.description, row.body
+        query = select(event_vms.c.event_key, event_vms.c.body, vms.c.body.label("vm"), vms.c.groups)
+        query = query.add_columns(vms.c.confirmed_until).join(vms, vms.c.vm_key == event_vms.c.vm_key)
+        query = query.where(event_vms.c.event_key.in_(part)).order_by(vms.c.name, vms.c.vm_key)
+        for row in connection.execute(query):
+            summary = summaries[row.event_key]
+            view = _view_of(row.body)
+            description = versions[row.event_key, view.variant][1]
+            of_vm = _vm_of_event(view, _vm_of(row.vm), row.groups, description, is_fresh=row.confirmed_until > now)
+            views[row.event_key].append(msgspec.structs.replace(of_vm, agrees=view.digest == summary.digest))
+        names = select(event_groups).where(event_groups.c.event_key.in_(part)).order_by(event_groups.c.name)
+        for row in connection.execute(names):
+            groups[row.event_key].append(row.name)
+    return {
+        key: _state_of(summary, versions[key, summary.variant][2], views[key], groups[key])
+        for key, summary in summaries.items()
+    }
 
 
 def records_of(connection: Connection, key: str, *, limit: int = 1_000) -> list[str]:
@@ -70,3 +271,114 @@ def numbers(connection: Connection) -> dict[str, int]:
         "vms": int(connection.execute(known_vms).scalar_one()),
         "open_events": int(connection.execute(is_open).scalar_one()),
     }
+
+
+def _conditions(wanted: EventFilter, *, now: str) -> list[ColumnElement[bool]]:
+    found: list[ColumnElement[bool]] = []
+    if wanted.text:
+        pattern = f"%{escaped_like(wanted.text.replace(chr(0), chr(0xFFFD)).casefold())}%"
+        found.append(events.c.search.like(pattern, escape="\\"))
+    if wanted.types:
+        found.append(events.c.event_type.in_(wanted.types))
+    if wanted.states:
+        found.append(events.c.state.in_([each.value for each in wanted.states]))
+    if wanted.decision is not None:
+        found.append(_is_decision(wanted.decision, now))
+    if wanted.is_soon:
+        found.append(_is_soon(now))
+    if wanted.sole_vm_key is not None:
+        found.append(events.c.sole_vm_key == wanted.sole_vm_key)
+    every = [*((each,) for each in wanted.groups), *([wanted.scope] if wanted.scope else [])]
+    found += [
+        events.c.event_key.in_(select(event_groups.c.event_key).where(event_groups.c.name.in_(names)))
+        for names in every
+    ]
+    return found
+
+
+def _is_soon(now: str) -> ColumnElement[bool]:
+    until = format_time(parse_time(now) + _SOON) if now else now
+    return and_(events.c.sort_at > now, events.c.sort_at < until)
+
+
+def _is_decision(decision: str, now: str) -> ColumnElement[bool]:
+    if decision == "refused":
+        return events.c.is_refused.is_(True)
+    is_valid = or_(
+        events.c.decision == "held",
+        and_(events.c.decision_digest == events.c.digest, events.c.decision_until > now),
+    )
+    if decision == "undecided":
+        return and_(events.c.state == State.SCHEDULED.value, or_(events.c.decision.is_(None), ~is_valid))
+    return and_(events.c.decision == decision, is_valid)
+
+
+def _alone() -> Any:
+    """Return the VMs that alone report more than two open events, as a subquery."""
+    is_alone = (events.c.is_open.is_(True)) & events.c.sole_vm_key.is_not(None)
+    query = select(events.c.sole_vm_key).where(is_alone).group_by(events.c.sole_vm_key)
+    return query.having(func.count() > _MOST_ALONE)
+
+
+def _is_not_collapsed(wanted: EventFilter) -> ColumnElement[bool]:
+    if wanted.sole_vm_key is not None:
+        return events.c.event_key.is_not(None)
+    return or_(events.c.sole_vm_key.is_(None), events.c.sole_vm_key.not_in(_alone()))
+
+
+def _open_cursor(text: str) -> tuple[str, int, tuple[bool, str, str]]:
+    parts = text.split("~")
+    if len(parts) != _OPEN_PARTS or not parts[1].isdecimal() or len(parts[1]) > _MOST_DIGITS:
+        raise CursorInvalid("The cursor must come from an earlier page.")
+    at, first, is_future, sort_at, key = parts
+    return at, int(first), (is_future == "1", sort_at, key)
+
+
+def _past_cursor(text: str) -> tuple[int, str, str]:
+    parts = text.split("~")
+    if len(parts) != _PAST_PARTS or not parts[0].isdecimal() or len(parts[0]) > _MOST_DIGITS:
+        raise CursorInvalid("The cursor must come from an earlier page.")
+    return int(parts[0]), parts[1], parts[2]
+
+
+def _vm_of_event(view: View, vm: VmState, groups: str, description: str | None, *, is_fresh: bool) -> VmOfEvent:
+    return VmOfEvent(
+        vm_key=view.vm_key,
+        name=vm.name,
+        vm=vm.vm,
+        groups=tuple(filter(None, groups.split("\n"))),
+        state=view.current,
+        evidence=view.evidence if view.current is view.state else view.evidence.UNKNOWN,
+        observed_at=view.observed_at,
+        record_id=view.record_id,
+        digest=view.digest,
+        description=description,
+        affects_this_vm=view.affects_this_vm,
+        is_member=view.is_member,
+        is_confirmed=view.is_member and is_fresh,
+        agrees=True,
+    )
+
+
+def _state_of(summary: EventSummary, body: str, views: Sequence[VmOfEvent], groups: Sequence[str]) -> EventState:
+    event = msgspec.structs.replace(event_of_variant(body), description=summary.description)
+    statuses = {State.SCHEDULED: "Scheduled", State.STARTED: "Started"}
+    event = msgspec.structs.replace(event, event_status=statuses.get(summary.state, event.event_status))
+    why = undecidable_because(event, summary.state)
+    if why is None and version_of(event).digest != summary.digest:
+        why = "the VM reports too many open events, and the portal dropped the details"
+    return EventState(
+        key=summary.key,
+        state=summary.state,
+        is_open=summary.is_open,
+        event=event,
+        digest=summary.digest,
+        first_observed_at=summary.first_observed_at,
+        observed_at=summary.observed_at,
+        undecidable_because=why,
+        vms=tuple(views),
+        unconfirmed=unconfirmed_names(event, views),
+        groups=tuple(groups),
+        counts={name: number for name, number in summary.counts.items() if number},
+        differing=summary.differing,
+    )

@@ -1,28 +1,68 @@
 """Stores records and updates VMs and events in one transaction.
 
-Each transaction first locks the rows of the affected VMs and then the rows of the affected events, sorted by key.
-Because all transactions use this order, they cannot deadlock.
+Each transaction first locks the rows of the affected VMs, then names, and then the rows of the affected events, sorted
+by key. Because all transactions use this order, they cannot deadlock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, select
+from sqlalchemy import Connection, select, tuple_
 
+from bridge.events.event import ScheduledEvent, normal_name
 from bridge.events.record import Transition, TransitionRecord
 from bridge.portal.audit import NewEntry
-from bridge.portal.fleet import EventState, Fleet, View, VmState, event_key, state_of, vm_key
-from bridge.portal.schema import event_vms, events, records, streams, vms
+from bridge.portal.fleet import (
+    View,
+    VmState,
+    event_key,
+    groups_of,
+    places_of,
+    position_of,
+    reported_at,
+    version_of,
+    view_after,
+    vm_after,
+    vm_key,
+)
+from bridge.portal.schema import (
+    decisions,
+    event_variants,
+    event_vms,
+    events,
+    inventory,
+    names,
+    properties,
+    records,
+    streams,
+    vms,
+)
+from bridge.portal.settings import LimitSettings
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.database import in_parts, insert, upsert
+from bridge.portal.store.fold import (
+    Change,
+    apply_changes,
+    count_again,
+    event_of_variant,
+    lock_known_events,
+    store_views,
+    views_of_vms,
+)
 from bridge.text import one_line
 
+INVENTORY = "inventory"
+"""The row of `properties` with the hash of the loaded inventory."""
 _OUTCOMES = frozenset({Transition.APPROVED, Transition.APPROVAL_REFUSED, Transition.APPROVAL_FAILED})
+_REFUSED = frozenset({Transition.APPROVAL_REFUSED, Transition.APPROVAL_FAILED})
+#: The bytes of the rows of a record, apart from its text.
+ROW_BYTES = 1_024
+_MOST_HASHES = 100
+_THIN = "-thin"
 _vm_of = msgspec.json.Decoder(VmState).decode
-_view_of = msgspec.json.Decoder(View).decode
 
 
 class ReceivedRecord(msgspec.Struct, frozen=True):
@@ -32,28 +72,52 @@ class ReceivedRecord(msgspec.Struct, frozen=True):
     body: str
 
 
-def add_records(connection: Connection, received: Sequence[ReceivedRecord], received_at: str) -> tuple[str, ...]:
+class _Vm(msgspec.Struct, kw_only=True):
+    state: VmState | None = None
+    name_key: str | None = None
+    owns_name: bool = False
+    groups: tuple[str, ...] = ()
+    open_events: int = 0
+    stored_bytes: int = 0
+    must_settle: bool = False
+    """Whether the name or the groups changed, so that the events of the VM must be counted again."""
+
+
+def add_records(
+    connection: Connection,
+    received: Sequence[ReceivedRecord],
+    received_at: str,
+    limits: LimitSettings = LimitSettings(),  # noqa: B008  # frozen
+) -> tuple[str, ...]:
     """Store *received* and return the keys of the events that changed.
 
     A record that is already stored can still update the state, because an agent that has lost its local state sends the
     same record again in a newer stream.
     """
-    all_records = [each.record for each in received]
-    keys = sorted({vm_key(record) for record in all_records})
+    keys = sorted({vm_key(each.record) for each in received})
     _lock_vms(connection, keys)
-    new = _stored(connection, received, received_at)
-    fleet = _fleet_of(connection, keys, all_records, received_at)
-    vms_before, views_before, ended_before = dict(fleet.vms), dict(fleet.views), fleet.ended_by_list()
-    for record in all_records:
-        fleet.add(record, received_at=received_at)
-    upsert(connection, vms, [_vm_row(vm) for key, vm in fleet.vms.items() if vms_before.get(key) != vm])
-    changed_views = {key: view for key, view in fleet.views.items() if views_before.get(key) != view}
-    upsert(connection, event_vms, [_view_row(view) for view in changed_views.values()])
-    changed = sorted({event for event, _ in changed_views.keys() | (fleet.ended_by_list() ^ ended_before)})
-    _derive_events(connection, changed)
-    outcomes = [_outcome(record) for record in new if record.transition in _OUTCOMES]
-    add_entries(connection, outcomes, at=received_at)
-    return tuple(changed)
+    known = _known_vms(connection, keys)
+    new = _stored(connection, received, received_at, known, limits)
+    first_received = _first_received(connection, received, received_at)
+    relisted: set[str] = set()
+    for each in received:
+        _add_to_vm(known[vm_key(each.record)], each.record, first_received, received_at, relisted)
+    settle(connection, known, at=received_at)
+    views = _views(connection, received, known, relisted)
+    changes = _changes(connection, received, known, views, first_received, received_at, limits)
+    groups = {key: vm.groups for key, vm in known.items()}
+    rows = [_vm_row(key, vm, received_at) for key, vm in known.items() if vm.state is not None]
+    upsert(connection, vms, rows)
+    others = {view.event_key for key, vm in known.items() if vm.must_settle for view in _open_views(connection, key)}
+    outcomes = [record for record in new if record.transition in _OUTCOMES]
+    of_outcomes = {event_key(each.event, each.vm) for each in outcomes if each.event is not None}
+    lock_known_events(connection, sorted({each.new.event_key for each in changes} | others | of_outcomes))
+    changed = apply_changes(connection, changes, groups=groups)
+    count_again(connection, sorted(others))
+    for record in outcomes:
+        _mark_refusal(connection, record)
+    add_entries(connection, [_outcome(record) for record in outcomes], at=received_at)
+    return changed
 
 
 def _lock_vms(connection: Connection, keys: Sequence[str]) -> None:
@@ -62,14 +126,44 @@ def _lock_vms(connection: Connection, keys: Sequence[str]) -> None:
         connection.execute(select(vms.c.vm_key).where(vms.c.vm_key.in_(part)).order_by(vms.c.vm_key).with_for_update())
 
 
-def _stored(connection: Connection, received: Sequence[ReceivedRecord], received_at: str) -> list[TransitionRecord]:
-    """Store and return new records. Do not store heartbeats."""
+def _known_vms(connection: Connection, keys: Sequence[str]) -> dict[str, _Vm]:
+    found = {key: _Vm() for key in keys}
+    for part in in_parts(keys):
+        for row in connection.execute(select(vms).where(vms.c.vm_key.in_(part), vms.c.body.is_not(None))):
+            found[row.vm_key] = _Vm(
+                state=_vm_of(row.body),
+                name_key=row.name_key,
+                owns_name=row.name_key is not None and not row.is_conflict,
+                groups=tuple(filter(None, row.groups.split("\n"))),
+                open_events=row.open_events,
+                stored_bytes=row.stored_bytes,
+            )
+    return found
+
+
+def _stored(
+    connection: Connection,
+    received: Sequence[ReceivedRecord],
+    received_at: str,
+    known: Mapping[str, _Vm],
+    limits: LimitSettings,
+) -> list[TransitionRecord]:
+    """Store and return new records.
+
+    Do not store heartbeats, and no text beyond the limit of the VM.
+    """
     by_id = {each.record.id: each for each in received}
-    known: set[str] = set()
+    stored: set[str] = set()
     for part in in_parts(list(by_id)):
-        known |= set(connection.execute(select(records.c.record_id).where(records.c.record_id.in_(part))).scalars())
-    new = [each for key, each in by_id.items() if key not in known]
-    rows = [_row(each, received_at) for each in new if each.record.transition is not Transition.HEARTBEAT]
+        stored |= set(connection.execute(select(records.c.record_id).where(records.c.record_id.in_(part))).scalars())
+    new = [each for key, each in by_id.items() if key not in stored]
+    rows = []
+    for each in new:
+        vm = known[vm_key(each.record)]
+        if each.record.transition is Transition.HEARTBEAT or vm.stored_bytes >= limits.vm_bytes:
+            continue
+        vm.stored_bytes += len(each.body) + ROW_BYTES
+        rows.append(_row(each, received_at))
     if rows:
         connection.execute(insert(connection, records).on_conflict_do_nothing(), rows)
     return [each.record for each in new]
@@ -90,47 +184,205 @@ def _row(each: ReceivedRecord, received_at: str) -> dict[str, Any]:
     }
 
 
-def _fleet_of(
-    connection: Connection, keys: Sequence[str], all_records: Sequence[TransitionRecord], received_at: str
-) -> Fleet:
-    stream_ids = sorted({(vm_key(record), record.stream_id) for record in all_records})
-    rows = [{"vm_key": key, "stream_id": stream, "first_received_at": received_at} for key, stream in stream_ids]
+def _first_received(
+    connection: Connection, received: Sequence[ReceivedRecord], received_at: str
+) -> dict[tuple[str, str], str]:
+    found = sorted({(vm_key(each.record), each.record.stream_id) for each in received})
+    rows = [{"vm_key": key, "stream_id": stream, "first_received_at": received_at} for key, stream in found]
     connection.execute(insert(connection, streams).on_conflict_do_nothing(), rows)
-    found = Fleet()
-    for part in in_parts(keys):
-        known = connection.execute(select(streams).where(streams.c.vm_key.in_(part)))
-        found.streams |= {(row.vm_key, row.stream_id): row.first_received_at for row in known}
-        found.vms |= _vms(connection, part)
-        views = _views(connection, event_vms.c.vm_key.in_(part))
-        found.views |= {(view.event_key, view.vm_key): view for view in views}
+    first: dict[tuple[str, str], str] = {}
+    for part in in_parts(found):
+        is_one = tuple_(streams.c.vm_key, streams.c.stream_id).in_(part)
+        first |= {
+            (row.vm_key, row.stream_id): row.first_received_at
+            for row in connection.execute(select(streams).where(is_one))
+        }
+    return first
+
+
+def _add_to_vm(
+    vm: _Vm, record: TransitionRecord, first: Mapping[tuple[str, str], str], received_at: str, relisted: set[str]
+) -> None:
+    if record.transition is Transition.TEST:
+        return
+    key, before = vm_key(record), vm.state
+    vm.state = vm_after(before, record, first_received_at=first[key, record.stream_id], received_at=received_at)
+    if before is None or (before.listed_at, before.active_event_ids) != (vm.state.listed_at, vm.state.active_event_ids):
+        relisted.add(key)
+
+
+def settle(connection: Connection, known: Mapping[str, _Vm], *, at: str) -> None:
+    """Determine which VMs own their names, and the groups of each VM."""
+    has_inventory = connection.execute(select(properties.c.value).where(properties.c.name == INVENTORY)).first()
+    listed: dict[str, tuple[str, tuple[str, ...]]] = {}
+    taken: dict[str, str] = {}
+    states = {key: vm.state for key, vm in known.items() if vm.state is not None}
+    if has_inventory is not None:
+        listed, taken = _inventory_of(connection, states)
+    claims: dict[str, str] = {}
+    for key, reported in states.items():
+        vm = known[key]
+        before = vm.name_key, vm.groups
+        state = msgspec.structs.replace(reported, name=listed[key][0]) if key in listed else reported
+        vm.state = state
+        own = listed[key][1] if key in listed else () if has_inventory else groups_of(state)
+        vm.groups = tuple(each.replace("\0", "\ufffd") for each in (*own, *places_of(state)))
+        vm.name_key = vm.name_key or state.name_key
+        if vm.name_key is not None and vm.name_key != before[0]:
+            claims[vm.name_key] = min(key, claims.get(vm.name_key, key))
+        vm.must_settle = vm.must_settle or before[1] != vm.groups or before[0] != vm.name_key
+    if claims:
+        rows = [{"name_key": name, "vm_key": key, "bound_at": at} for name, key in sorted(claims.items())]
+        connection.execute(insert(connection, names).on_conflict_do_nothing(), rows)
+    owners: dict[str, str] = {}
+    wanted = sorted({vm.name_key for vm in known.values() if vm.name_key is not None})
+    for part in in_parts(wanted):
+        query = select(names.c.name_key, names.c.vm_key).where(names.c.name_key.in_(part))
+        owners |= {row.name_key: row.vm_key for row in connection.execute(query)}
+    for key, state in states.items():
+        vm = known[key]
+        owner = key if key in listed else taken.get(normal_name(state.name or ""))
+        owns = (owner or owners.get(vm.name_key or "")) == key
+        vm.must_settle = vm.must_settle or owns != vm.owns_name
+        vm.owns_name = owns
+
+
+def settle_again(connection: Connection, keys: Sequence[str], *, at: str) -> None:
+    """Determine the names and groups of *keys* again, and update their open events."""
+    _lock_vms(connection, keys)
+    known = _known_vms(connection, keys)
+    settle(connection, known, at=at)
+    moved = {key: vm for key, vm in known.items() if vm.must_settle and vm.state is not None}
+    views = {key: _open_views(connection, key) for key in moved}
+    events_of_all = sorted({view.event_key for of_vm in views.values() for view in of_vm})
+    lock_known_events(connection, events_of_all)
+    changed = []
+    for key, vm in moved.items():
+        changed += [_with_name(connection, view, None, vm) for view in views[key]]
+        columns = _vm_columns(key, vm)
+        connection.execute(vms.update().where(vms.c.vm_key == key).values(**columns))
+    store_views(connection, changed)
+    count_again(connection, events_of_all)
+
+
+def _inventory_of(
+    connection: Connection, states: Mapping[str, VmState]
+) -> tuple[dict[str, tuple[str, tuple[str, ...]]], dict[str, str]]:
+    """Return the name and groups of each VM, and the VM that owns each reported name."""
+    listed: dict[str, tuple[str, tuple[str, ...]]] = {}
+    taken: dict[str, str] = {}
+    for part in in_parts(sorted(states)):
+        for row in connection.execute(select(inventory).where(inventory.c.vm_key.in_(part))):
+            listed[row.vm_key] = row.name, tuple(filter(None, row.groups.split("\n")))
+    reported = sorted({normal_name(state.name) for state in states.values() if state.name})
+    for part in in_parts(reported):
+        for row in connection.execute(select(inventory.c.name, inventory.c.vm_key).where(inventory.c.name.in_(part))):
+            taken[row.name] = row.vm_key
+    return listed, taken
+
+
+def _views(
+    connection: Connection, received: Sequence[ReceivedRecord], known: Mapping[str, _Vm], relisted: set[str]
+) -> dict[tuple[str, str], View]:
+    """Return the stored views that the records can change."""
+    pairs = sorted(
+        {
+            (event_key(each.record.event, each.record.vm), vm_key(each.record))
+            for each in received
+            if each.record.event is not None and each.record.transition.is_by_azure
+        }
+    )
+    found: list[View] = []
+    for part in in_parts(pairs):
+        found += views_of_vms(connection, tuple_(event_vms.c.event_key, event_vms.c.vm_key).in_(part))
+    of_all = sorted(relisted | {key for key, vm in known.items() if vm.must_settle})
+    for keys in in_parts(of_all):
+        found += views_of_vms(connection, event_vms.c.vm_key.in_(keys) & event_vms.c.is_open.is_(True))
+    for key in sorted(relisted):
+        state = known[key].state
+        ids = [each.replace("\0", "\ufffd") for each in (() if state is None else state.active_event_ids)]
+        for some in in_parts(ids):
+            found += views_of_vms(connection, (event_vms.c.vm_key == key) & event_vms.c.event_id.in_(some))
+    return {(view.event_key, view.vm_key): view for view in found}
+
+
+def _changes(  # noqa: PLR0917  # one call
+    connection: Connection,
+    received: Sequence[ReceivedRecord],
+    known: Mapping[str, _Vm],
+    before: Mapping[tuple[str, str], View],
+    first_received: Mapping[tuple[str, str], str],
+    received_at: str,
+    limits: LimitSettings,
+) -> list[Change]:
+    after = dict(before)
+    reported: dict[tuple[str, str], ScheduledEvent] = {}
+    for each in received:
+        record = each.record
+        if record.event is None or not record.transition.is_by_azure:
+            continue
+        key = event_key(record.event, record.vm), vm_key(record)
+        position = position_of(record, first_received[key[1], record.stream_id])
+        view = view_after(after.get(key), record, record.event, position, reported_at(record, received_at))
+        if view.position == position:
+            reported[key] = record.event
+        after[key] = view
+    others = _reported_by_others(connection, [key for key in reported if key not in before])
+    changes = []
+    for key, view in sorted(after.items()):
+        vm, old = known[key[1]], before.get(key)
+        if vm.state is None:
+            continue
+        event = reported.get(key)
+        is_over_limit = old is None and vm.open_events >= limits.open_events
+        if is_over_limit and vm.stored_bytes >= limits.vm_bytes and key[0] not in others:
+            continue
+        is_thin = is_over_limit or (old is not None and old.variant.endswith(_THIN))
+        variant = view.variant
+        if event is not None and is_thin:
+            variant = f"{version_of(event).variant[: -len(_THIN)]}{_THIN}"
+        listed = msgspec.structs.replace(view, variant=variant, is_listed_as_ended=vm.state.has_ended(view))
+        new = _with_name(connection, listed, event, vm)
+        if old is None or msgspec.structs.replace(new, is_member=old.is_member) != old:
+            vm.open_events += new.current.is_open - (0 if old is None else old.current.is_open)
+            if old is None or old.variant != new.variant:
+                vm.stored_bytes += ROW_BYTES
+            changes.append(Change(old=old, new=new, event=event, is_thin=is_thin))
+    return changes
+
+
+def _with_name(connection: Connection, view: View, event: ScheduledEvent | None, vm: _Vm) -> View:
+    """Return *view* with the name that the VM owns."""
+    name = None if vm.state is None or vm.state.name is None or not vm.owns_name else normal_name(vm.state.name)
+    if event is None and name != view.owned_name:
+        of_view = (event_variants.c.event_key == view.event_key) & (event_variants.c.variant == view.variant)
+        body = connection.execute(select(event_variants.c.body).where(of_view)).scalar()
+        event = None if body is None else event_of_variant(body)
+    is_named = view.is_named if event is None else name is not None and name in version_of(event).names
+    return msgspec.structs.replace(view, owned_name=name, is_named=is_named)
+
+
+def _reported_by_others(connection: Connection, keys: Iterable[tuple[str, str]]) -> set[str]:
+    found: set[str] = set()
+    for part in in_parts(sorted({event for event, _ in keys})):
+        found |= set(connection.execute(select(events.c.event_key).where(events.c.event_key.in_(part))).scalars())
     return found
 
 
-def _derive_events(connection: Connection, keys: Sequence[str]) -> None:
-    if not keys:
-        return
-    connection.execute(insert(connection, events).on_conflict_do_nothing(), [{"event_key": key} for key in keys])
-    for part in in_parts(keys):
-        locked = select(events.c.event_key).where(events.c.event_key.in_(part)).order_by(events.c.event_key)
-        connection.execute(locked.with_for_update())
-        by_event: dict[str, list[View]] = {}
-        for view in _views(connection, event_vms.c.event_key.in_(part)):
-            by_event.setdefault(view.event_key, []).append(view)
-        known: dict[str, VmState] = {}
-        for some in in_parts(sorted({view.vm_key for of_event in by_event.values() for view in of_event})):
-            known |= _vms(connection, some)
-        upsert(connection, events, [_event_row(state_of(each, known)) for each in by_event.values()])
+def _open_views(connection: Connection, key: str) -> list[View]:
+    return views_of_vms(connection, (event_vms.c.vm_key == key) & event_vms.c.is_open.is_(True))
 
 
-def _event_row(state: EventState) -> dict[str, Any]:
-    return {
-        "event_key": state.key,
-        "state": state.state.value,
-        "is_open": state.is_open,
-        "first_observed_at": state.first_observed_at,
-        "groups": _plain("\n".join(["", *state.groups, ""])),
-        "body": _text(state),
-    }
+def _mark_refusal(connection: Connection, record: TransitionRecord) -> None:
+    """Store whether an agent refused the newest decision.
+
+    Only the audience of a decision can refuse it.
+    """
+    hashes = () if record.approval is None else record.approval.jws_sha256[:_MOST_HASHES]
+    is_own = (decisions.c.vm_key == vm_key(record)) & decisions.c.jws_sha256.in_(hashes)
+    of_decision = select(decisions.c.event_key).where(is_own)
+    is_refused = record.transition in _REFUSED
+    connection.execute(events.update().where(events.c.event_key.in_(of_decision)).values(is_refused=is_refused))
 
 
 def _outcome(record: TransitionRecord) -> NewEntry:
@@ -150,27 +402,36 @@ def _outcome(record: TransitionRecord) -> NewEntry:
     )
 
 
-def _vms(connection: Connection, keys: Sequence[str]) -> dict[str, VmState]:
-    query = select(vms.c.vm_key, vms.c.body).where(vms.c.vm_key.in_(keys), vms.c.body.is_not(None))
-    return {row.vm_key: _vm_of(row.body) for row in connection.execute(query)}
+def _vm_row(key: str, vm: _Vm, received_at: str) -> dict[str, Any]:
+    assert vm.state is not None  # noqa: S101  # the caller checks
+    return {
+        "vm_key": key,
+        **_vm_columns(key, vm),
+        "heard_at": received_at,
+        "confirmed_until": vm.state.confirmed_until(received_at),
+        "open_events": max(0, vm.open_events),
+        "stored_bytes": vm.stored_bytes,
+    }
 
 
-def _views(connection: Connection, where: ColumnElement[bool]) -> list[View]:
-    return [_view_of(body) for body in connection.execute(select(event_vms.c.body).where(where)).scalars()]
+def _vm_columns(key: str, vm: _Vm) -> dict[str, Any]:
+    state = vm.state
+    assert state is not None  # noqa: S101  # the caller checks
+    name = state.name or key
+    search = (name, key, state.vm.location or "", state.vm.resource_group or "", *vm.groups)
+    return {
+        "name": _plain(name).casefold(),
+        "name_key": vm.name_key,
+        "region": _plain((state.vm.location or "").casefold()),
+        "resource_group": _plain((state.vm.resource_group or "").casefold()),
+        "subscription": _plain((state.vm.subscription_id or "").casefold()),
+        "groups": "\n".join(["", *vm.groups, ""]),
+        "search": _plain("\n".join(search)).casefold(),
+        "is_conflict": not vm.owns_name and vm.name_key is not None,
+        "body": msgspec.json.encode(state).decode(),
+    }
 
 
-def _vm_row(vm: VmState) -> dict[str, Any]:
-    return {"vm_key": vm.vm_key, "name": _plain(vm.vm.name), "observed_at": vm.observed_at, "body": _text(vm)}
-
-
-def _view_row(view: View) -> dict[str, Any]:
-    return {"event_key": view.event_key, "vm_key": view.vm_key, "body": _text(view)}
-
-
-def _text(value: msgspec.Struct) -> str:
-    return msgspec.json.encode(value).decode()
-
-
-def _plain(text: str | None) -> str | None:
+def _plain(text: str) -> str:
     """Return *text* without NUL, which PostgreSQL cannot store."""
-    return None if text is None else text.replace("\0", "\ufffd")
+    return text.replace("\0", "\ufffd")

@@ -1,0 +1,75 @@
+"""Reads the inventory file, which determines the names and groups of VMs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bridge.errors import BridgeError
+from bridge.events.event import normal_name
+
+_VM_ID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_MOST_BYTES = 64 * 1024 * 1024
+
+
+class InventoryInvalid(BridgeError):
+    """Raised for an inventory file that the portal cannot read."""
+
+
+class InventoryEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A VM of the inventory."""
+
+    vm_key: str
+    name: str
+    groups: tuple[str, ...]
+
+
+def read_inventory(path: Path) -> list[InventoryEntry]:
+    """Return the VMs of the file. Raise InventoryInvalid or OSError.
+
+    A JSON file contains a list of objects, and a CSV file has a header line. The members are `vmId`, `name`,
+    `resourceGroup`, and `labels`: an object in JSON, and ``name=value`` separated by semicolons in CSV.
+    """
+    if path.stat().st_size > _MOST_BYTES:
+        raise InventoryInvalid(f"{path} has more than {_MOST_BYTES} bytes.")
+    text = path.read_bytes().decode("utf-8-sig", "strict") if path.exists() else ""
+    try:
+        rows: Any = json.loads(text) if path.suffix == ".json" else list(csv.DictReader(io.StringIO(text)))
+    except (ValueError, csv.Error, RecursionError) as error:
+        raise InventoryInvalid(f"{path} is not a valid CSV or JSON file: {error}.") from error
+    if not isinstance(rows, list):
+        raise InventoryInvalid(f"{path} must contain a list of VMs.")
+    entries = [_entry(path, number, row) for number, row in enumerate(rows, start=1)]
+    for key in ("vm_key", "name"):
+        seen: set[object] = set()
+        for entry in entries:
+            value = entry.vm_key if key == "vm_key" else (entry.name, entry.groups[:1])
+            if value in seen:
+                raise InventoryInvalid(f"{path} lists {value!r} twice.")
+            seen.add(value)
+    return entries
+
+
+def _entry(path: Path, number: int, row: Any) -> InventoryEntry:
+    if not isinstance(row, dict):
+        raise InventoryInvalid(f"VM {number} in {path} is not an object.")
+    vm_id, name = str(row.get("vmId") or "").strip().lower(), str(row.get("name") or "").strip()
+    if not _VM_ID.fullmatch(vm_id) or not name:
+        raise InventoryInvalid(f"VM {number} in {path} needs vmId (a UUID) and name.")
+    labels = row.get("labels") or {}
+    if isinstance(labels, str):
+        labels = dict(each.strip().split("=", 1) for each in labels.split(";") if "=" in each)
+    if not isinstance(labels, dict):
+        raise InventoryInvalid(f"The labels of VM {number} in {path} are not an object.")
+    group = str(row.get("resourceGroup") or "").strip()
+    groups = [f"resource_group:{group.casefold()}"] if group else []
+    groups += [f"labels.{label}:{value}" for label, value in sorted(labels.items())]
+    if any("\n" in each or "\0" in each for each in (name, *groups)):
+        raise InventoryInvalid(f"VM {number} in {path} has a control character.")
+    return InventoryEntry(vm_key=vm_id, name=normal_name(name), groups=tuple(groups))

@@ -1,0 +1,62 @@
+"""Deletes old records and events, and limits the stored records of each VM."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, delete, func, select, update
+
+from bridge.portal.schema import event_vms, names, records, streams, vms
+from bridge.portal.store.fold import count_again
+from bridge.portal.store.ingest import ROW_BYTES
+
+#: A transaction that deletes more rows would block the records of agents for too long.
+_ROWS = 500
+
+
+def delete_old(connection: Connection, *, before: str) -> bool:
+    """Delete some records, views, and VMs from before *before*.
+
+    Return whether more might exist. Keep the audit.
+    """
+    old = list(
+        connection.execute(select(records.c.record_id).where(records.c.received_at < before).limit(_ROWS)).scalars()
+    )
+    if old:
+        connection.execute(delete(records).where(records.c.record_id.in_(old)))
+    views = _delete_views(connection, event_vms.c.received_at < before)
+    silent = select(vms.c.vm_key).where(vms.c.heard_at < before).order_by(vms.c.vm_key).limit(_ROWS)
+    gone = list(connection.execute(silent.with_for_update()).scalars())
+    if gone:
+        for table in (names, streams, vms):
+            connection.execute(delete(table).where(table.c.vm_key.in_(gone)))
+    return len(old) == _ROWS or views == _ROWS or len(gone) == _ROWS
+
+
+def trim_vms(connection: Connection, *, most_bytes: int) -> None:
+    """Delete the oldest records and ended events of each VM that exceeds *most_bytes*."""
+    over = select(vms.c.vm_key).where(vms.c.stored_bytes >= most_bytes).order_by(vms.c.vm_key).limit(_ROWS)
+    for key in list(connection.execute(over.with_for_update()).scalars()):
+        size = func.coalesce(func.sum(func.length(records.c.body) + ROW_BYTES), 0)
+        stored = int(connection.execute(select(size).where(records.c.vm_key == key)).scalar_one())
+        count = int(connection.execute(select(func.count()).where(event_vms.c.vm_key == key)).scalar_one())
+        while stored + count * ROW_BYTES > most_bytes // 2:
+            query = select(records.c.record_id, func.length(records.c.body).label("size"))
+            oldest = query.where(records.c.vm_key == key).order_by(records.c.received_at).limit(_ROWS)
+            rows = list(connection.execute(oldest))
+            connection.execute(delete(records).where(records.c.record_id.in_([row.record_id for row in rows])))
+            stored -= sum(row.size + ROW_BYTES for row in rows)
+            views = _delete_views(connection, (event_vms.c.vm_key == key) & event_vms.c.is_open.is_(False))
+            count -= views
+            if not rows and not views:
+                break
+        new = stored + count * ROW_BYTES
+        connection.execute(update(vms).where(vms.c.vm_key == key).values(stored_bytes=new))
+
+
+def _delete_views(connection: Connection, where: object) -> int:
+    query = select(event_vms.c.event_key, event_vms.c.vm_key).where(where).order_by(event_vms.c.received_at)  # type: ignore[arg-type]
+    rows = list(connection.execute(query.limit(_ROWS)))
+    for row in rows:
+        is_row = (event_vms.c.event_key == row.event_key) & (event_vms.c.vm_key == row.vm_key)
+        connection.execute(delete(event_vms).where(is_row))
+    count_again(connection, sorted({row.event_key for row in rows}))
+    return len(rows)

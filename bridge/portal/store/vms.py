@@ -1,0 +1,147 @@
+"""Lists VMs, and resolves names that two VMs claim.
+
+Filters apply in SQL before any counting or truncation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+from sqlalchemy import ColumnElement, Connection, delete, func, or_, select
+
+from bridge.portal.audit import NewEntry
+from bridge.portal.fleet import VmState
+from bridge.portal.schema import names, vms
+from bridge.portal.store.audit import add_entries
+from bridge.portal.store.database import escaped_like, in_parts, insert
+from bridge.portal.store.ingest import settle_again
+
+PAGE = 100
+_vm_of = msgspec.json.Decoder(VmState).decode
+
+
+class VmFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """A selection of VMs. Each value that is set narrows the selection."""
+
+    text: str = ""
+    """Part of the name, the vmId, the region, the resource group, or a label, regardless of case."""
+    groups: tuple[str, ...] = ()
+    """Groups of which the VM must have every one, such as ``region:westeurope``."""
+    scope: tuple[str, ...] = ()
+    """Groups of which the VM must have at least one. An empty scope means all VMs."""
+    silent_since: str | None = None
+    """Only the VMs that have sent no record after this time."""
+    is_conflict: bool | None = None
+    """Only the VMs that claim the name of another VM."""
+    vm_keys: Sequence[str] | None = None
+    """Only these VMs, for example the VMs of disconnected agents."""
+
+
+class ListedVm(msgspec.Struct, frozen=True, kw_only=True):
+    """A VM that has sent a record."""
+
+    vm: VmState
+    groups: tuple[str, ...]
+    heard_at: str
+    """The arrival of the newest record."""
+    open_events: int
+    is_conflict: bool
+    """Whether the VM claims a name that belongs to another VM."""
+
+
+class VmPage(msgspec.Struct, frozen=True, kw_only=True):
+    """One page of VMs."""
+
+    vms: tuple[ListedVm, ...]
+    total: int
+    cursor: tuple[str, str] | None
+    """The name and the key of the last VM of this page, or None on the last page."""
+
+
+def list_vms(
+    connection: Connection, wanted: VmFilter, *, limit: int = PAGE, cursor: tuple[str, str] | None = None
+) -> VmPage:
+    """Return a page of VMs by name."""
+    where = _conditions(wanted)
+    total = count_vms(connection, wanted)
+    if cursor is not None:
+        name, key = cursor
+        where.append(or_(vms.c.name > name, (vms.c.name == name) & (vms.c.vm_key > key)))
+    query = select(vms).where(*where).order_by(vms.c.name, vms.c.vm_key).limit(limit + 1)
+    rows = list(connection.execute(query))
+    last = rows[limit - 1] if len(rows) > limit else None
+    found = tuple(
+        ListedVm(
+            vm=_vm_of(row.body),
+            groups=tuple(filter(None, row.groups.split("\n"))),
+            heard_at=row.heard_at,
+            open_events=row.open_events,
+            is_conflict=row.is_conflict,
+        )
+        for row in rows[:limit]
+    )
+    return VmPage(vms=found, total=total, cursor=None if last is None else (last.name, last.vm_key))
+
+
+def count_vms(connection: Connection, wanted: VmFilter) -> int:
+    """Return the number of VMs of a filter."""
+    query = select(func.count()).select_from(vms).where(*_conditions(wanted))
+    return int(connection.execute(query).scalar_one())
+
+
+def vm_names(connection: Connection, keys: Iterable[str]) -> dict[str, str]:
+    """Return the name of each known VM of *keys*."""
+    found: dict[str, str] = {}
+    for part in in_parts(sorted(set(keys))):
+        query = select(vms.c.vm_key, vms.c.body).where(vms.c.vm_key.in_(part), vms.c.body.is_not(None))
+        found |= {row.vm_key: _vm_of(row.body).name or row.vm_key for row in connection.execute(query)}
+    return found
+
+
+def vms_of_groups(connection: Connection, places: Iterable[tuple[str, str]]) -> list[str]:
+    """Return the VMs of *places*, which are pairs of a subscription and a resource group."""
+    found: list[str] = []
+    for subscription, group in sorted(set(places)):
+        is_there = (vms.c.subscription == subscription.casefold()) & (vms.c.resource_group == group.casefold())
+        found += connection.execute(select(vms.c.vm_key).where(is_there).order_by(vms.c.vm_key)).scalars()
+    return found
+
+
+def bind_name(connection: Connection, vm_key: str, *, by: str, at: str) -> bool:
+    """Give the name that *vm_key* claims to this VM.
+
+    Return False if the VM claims no name of another VM.
+    """
+    row = connection.execute(select(vms.c.name_key, vms.c.is_conflict).where(vms.c.vm_key == vm_key)).first()
+    if row is None or not row.is_conflict:
+        return False
+    owner = connection.execute(select(names.c.vm_key).where(names.c.name_key == row.name_key)).scalar()
+    connection.execute(delete(names).where(names.c.name_key == row.name_key))
+    connection.execute(insert(connection, names).values(name_key=row.name_key, vm_key=vm_key, bound_at=at))
+    settle_again(connection, sorted({vm_key, *([owner] if owner else [])}), at=at)
+    details = {"name": row.name_key, "vm_key": vm_key, "earlier_vm_key": owner}
+    add_entries(connection, [NewEntry(actor=by, action="name_resolved", subject="", details=details)], at=at)
+    return True
+
+
+def _conditions(wanted: VmFilter) -> list[ColumnElement[bool]]:
+    found: list[ColumnElement[bool]] = [vms.c.body.is_not(None)]
+    if wanted.text:
+        pattern = f"%{escaped_like(wanted.text.replace(chr(0), chr(0xFFFD)).casefold())}%"
+        found.append(vms.c.search.like(pattern, escape="\\"))
+    found += [_has_group([each]) for each in wanted.groups]
+    if wanted.scope:
+        found.append(_has_group(wanted.scope))
+    if wanted.silent_since is not None:
+        found.append(vms.c.heard_at < wanted.silent_since)
+    if wanted.is_conflict is not None:
+        found.append(vms.c.is_conflict.is_(wanted.is_conflict))
+    if wanted.vm_keys is not None:
+        parts = in_parts(list(wanted.vm_keys)) or [[]]
+        found.append(or_(*(vms.c.vm_key.in_(part) for part in parts)))
+    return found
+
+
+def _has_group(groups: Iterable[str]) -> ColumnElement[bool]:
+    return or_(*(vms.c.groups.like(f"%\n{escaped_like(group)}\n%", escape="\\") for group in groups))
