@@ -43,7 +43,7 @@ from bridge.errors import (
 )
 from bridge.events.environment import ENVIRONMENT_PREFIX, environment_of
 from bridge.events.event import URGENT_EVENT_TYPES, ScheduledEvent, VmIdentity, encode
-from bridge.events.otel_resource import OTEL_PREFIX, SERVICE_NAME, own_version, resource_attributes
+from bridge.events.otel_resource import OTEL_PREFIX, SERVICE_NAME, own_version, resource_attributes, unix_nanoseconds
 from bridge.events.record import Evidence, Impact, Pause, TimelineEntry, Transition, TransitionRecord
 from bridge.http.connection import DeadlineConnection, HttpResponse
 from bridge.http.failures import causes, is_loopback, root_cause
@@ -119,6 +119,7 @@ __all__ = [
     "run_daemon",
     "tls_file_problems",
     "token_of",
+    "unix_nanoseconds",
     "utc_now",
 ]
 

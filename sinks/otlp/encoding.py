@@ -13,9 +13,9 @@ Sources: OpenTelemetry, "Logs Data Model", "OTLP Specification", and "Semantic C
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
@@ -32,13 +32,13 @@ from bridge.sink import (
     TransitionRecord,
     encode,
     own_version,
-    parse_time,
     resource_attributes,
+    unix_nanoseconds,
 )
 from sinks.sentence import sentence
 from sinks.severity import Severity, look_of
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+AttributeValue = str | bool | int | float | list[str]
 _INT64 = range(-(2**63), 2**63)
 _SEVERITIES = {
     Severity.INFO: (SeverityNumber.SEVERITY_NUMBER_INFO, "INFO"),
@@ -68,7 +68,9 @@ def encode_request(batch: Sequence[TransitionRecord]) -> bytes:
 
 
 def rejection(content: bytes) -> tuple[int, str]:
-    """Return the number of rejected records in the response, and the reason of the receiver.
+    """Return the number of rejected log records or spans, and the receiver's reason.
+
+    The responses for logs and for traces have the same encoding.
 
     Some receivers respond with a text such as "OK" instead of an ExportLogsServiceResponse. The function then returns
     0, because a 2xx status means that the receiver accepted the request.
@@ -87,21 +89,27 @@ def log_record(record: TransitionRecord) -> LogRecord:
 
     A retry has the same bytes, because both times are `observed_at`.
     """
-    # The number in protobuf is unsigned, but a clock that was never set can be before 1970.
-    nanoseconds = max(0, (parse_time(record.observed_at) - _EPOCH) // timedelta(microseconds=1)) * 1000
+    nanoseconds = unix_nanoseconds(record.observed_at)
     number, text = _SEVERITIES[look_of(record).severity]
     return LogRecord(
         time_unix_nano=nanoseconds,
         observed_time_unix_nano=nanoseconds,
         severity_number=number,
         severity_text=text,
+        trace_id=b"" if record.event is None else trace_id(record),
         event_name=f"{PREFIX}{record.transition.value}",
         body=AnyValue(string_value=_valid(sentence(record).removeprefix(f"{record.observed_at} "))),
-        attributes=_attributes(_record_attributes(record)),
+        attributes=_attributes(record_attributes(record)),
     )
 
 
-def _record_attributes(record: TransitionRecord) -> dict[str, Any]:
+def trace_id(record: TransitionRecord) -> bytes:
+    """Return the trace ID of the event, which is the same on every VM."""
+    return hashlib.sha256(record.event_key.encode("utf-8", "replace")).digest()[:16]
+
+
+def record_attributes(record: TransitionRecord) -> dict[str, Any]:
+    """Return the attributes of *record*, without the attributes of its resource."""
     plain = json.loads(encode(record))
     found = {name: value for name, value in plain.items() if name not in _ELSEWHERE}
     found |= {"record_id": record.id, **_as_text(plain, "incarnation"), **_as_text(plain, "previous_incarnation")}
@@ -126,17 +134,30 @@ def _attributes(values: Mapping[str, Any]) -> Iterable[KeyValue]:
 
 
 def _any_value(value: Any) -> AnyValue:
+    value = attribute_value(value)
     if isinstance(value, bool):
         return AnyValue(bool_value=value)
-    if isinstance(value, int) and value in _INT64:
+    if isinstance(value, int):
         return AnyValue(int_value=value)
     if isinstance(value, float):
         return AnyValue(double_value=value)
     if isinstance(value, str):
-        return AnyValue(string_value=_valid(value))
+        return AnyValue(string_value=value)
+    return AnyValue(array_value=ArrayValue(values=[AnyValue(string_value=each) for each in value]))
+
+
+def attribute_value(value: Any) -> AttributeValue:
+    """Return *value* as an attribute of a log record or a span.
+
+    Values other than texts, numbers, and lists of texts become JSON.
+    """
+    if isinstance(value, bool | float) or (isinstance(value, int) and value in _INT64):
+        return value
+    if isinstance(value, str):
+        return _valid(value)
     if isinstance(value, list) and all(isinstance(each, str) for each in value):
-        return AnyValue(array_value=ArrayValue(values=[AnyValue(string_value=_valid(each)) for each in value]))
-    return AnyValue(string_value=json.dumps(value, sort_keys=True))
+        return [_valid(each) for each in value]
+    return json.dumps(value, sort_keys=True)
 
 
 def _valid(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The sink `otlp`, which sends records as OpenTelemetry logs over HTTP.
+"""The sink `otlp`, which sends records as OpenTelemetry logs or traces over HTTP.
 
 An OTLP receiver can accept a request but reject some of its records (`partial_success`). Because the response does not
 name the rejected records, and OTLP does not allow clients to resend the request, the agent parks all of its records.
@@ -13,14 +13,17 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit, urlunsplit
 
-from bridge.sink import DeliveryFailed, DeliveryRejected, Sink, SinkConfig, TransitionRecord, excerpt
+import msgspec
+
+from bridge.sink import DeliveryFailed, DeliveryRejected, Sink, SinkConfig, Transition, TransitionRecord, excerpt
 from sinks.http.config import HttpConfig, check_token_stays_private
 from sinks.http.endpoint import Endpoint, entra_token
 from sinks.http.urls import http_url
 
 logger = logging.getLogger(__name__)
 
-_PATH = "/v1/logs"
+_ENDINGS = tuple(each.value for each in Transition if each.is_ending)
+_UNITS = {"logs": "log records", "traces": "spans"}
 _GRPC_PORT = 4317
 _GRPC_PORT_ADVICE = "Port 4317 is usually for gRPC. This sink uses OTLP over HTTP, and the usual port is 4318."
 
@@ -29,13 +32,21 @@ class OtlpConfig(HttpConfig, frozen=True, kw_only=True):
     """The settings of the sink type `otlp`."""
 
     endpoint: str = "http://127.0.0.1:4318"
-    """The URL of the OTLP receiver. The agent adds /v1/logs unless the URL ends with this path."""
+    """The URL of the OTLP receiver. The agent adds /v1/logs or /v1/traces unless the URL ends with this path."""
+    signal: Literal["logs", "traces"] = "logs"
+    """logs: send each record as a log record. traces: send one span per event, when the event ends. Such a sink
+    receives only records that end an event. To send both signals, configure two sinks."""
     compression: Literal["none", "gzip"] = "none"
     """The compression of the request body."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_token_stays_private(self, logs_url(self.endpoint))
+        check_token_stays_private(self, signal_url(self.endpoint, self.signal))
+        if self.signal == "traces":
+            endings = tuple(each for each in _ENDINGS if self.transitions is None or each in self.transitions)
+            if not endings:
+                raise ValueError(f'signal = "traces" needs a transition that ends an event: {", ".join(_ENDINGS)}.')
+            msgspec.structs.force_setattr(self, "transitions", endings)
 
 
 class OtlpSink(Sink):
@@ -46,7 +57,7 @@ class OtlpSink(Sink):
     def __init__(self, config: OtlpConfig) -> None:
         super().__init__(config)
         self._token = entra_token(config)
-        url = logs_url(config.endpoint)
+        url = signal_url(config.endpoint, config.signal)
         advice = _GRPC_PORT_ADVICE if urlsplit(url).port == _GRPC_PORT else ""
         self._endpoint = Endpoint(url, config, token=self._token, advice=advice)
         self._headers = {"Content-Type": "application/x-protobuf"}
@@ -57,7 +68,13 @@ class OtlpSink(Sink):
         # Imported with the first send, because protobuf takes 3 MB.
         from sinks.otlp.encoding import encode_request, rejection  # noqa: PLC0415
 
+        if self.config.signal == "traces":  # the encoder of the SDK takes 6 MB
+            from sinks.otlp.traces import encode_request  # noqa: PLC0415
+
         body = encode_request(batch)
+        self.sent_nothing = not body
+        if self.sent_nothing:
+            return
         headers = self._headers
         if self.config.compression == "gzip":
             body = gzip.compress(body, mtime=0)
@@ -70,7 +87,7 @@ class OtlpSink(Sink):
             logger.warning("The OTLP receiver accepted the records with a warning: %s", shown)
         if count > 0:
             raise DeliveryRejected(
-                f"The OTLP receiver accepted the request and rejected {count} of {len(batch)} log records: "
+                f"The OTLP receiver accepted the request and rejected {count} of the {_UNITS[self.config.signal]}: "
                 f"{shown or 'The receiver gave no reason.'}",
                 records=list(batch),
             )
@@ -96,10 +113,13 @@ class OtlpSink(Sink):
             self._token.close()
 
 
-def logs_url(endpoint: str) -> str:
-    """Return the URL for logs. Raise ValueError if *endpoint* is not an HTTP URL."""
+def signal_url(endpoint: str, signal: str) -> str:
+    """Return the URL for *signal*, logs or traces.
+
+    Raise ValueError if *endpoint* is not an HTTP URL.
+    """
     parts = http_url(endpoint, key="endpoint")
     if parts.username is not None or parts.password is not None:
         raise ValueError("endpoint contains a user name or a password. Put an Authorization header into headers_file.")
-    path = parts.path.rstrip("/")
-    return urlunsplit(parts._replace(path=path if path.endswith(_PATH) else path + _PATH, fragment=""))
+    path, end = parts.path.rstrip("/"), f"/v1/{signal}"
+    return urlunsplit(parts._replace(path=path if path.endswith(end) else path + end, fragment=""))

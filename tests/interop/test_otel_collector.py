@@ -12,8 +12,16 @@ import time
 from pathlib import Path
 
 import pytest
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from bridge.agent.agent import Agent
+from bridge.config.loader import load
+from bridge.metrics.metrics import PREFIX as METRICS_PREFIX
 from bridge.sink import DeliveryRejected
+from bridge.testing import EventSpec, Simulator
+from bridge.testing.http_contract import HttpPeer
 from bridge.testing.records import sample_event, sample_record
 from sinks.otlp.sink import OtlpConfig, OtlpSink
 
@@ -30,6 +38,11 @@ receivers:
 exporters:
   debug:
     verbosity: detailed
+  otlphttp:
+    endpoint: {forward}
+    compression: none
+    sending_queue:
+      enabled: false
 service:
   telemetry:
     metrics:
@@ -37,7 +50,13 @@ service:
   pipelines:
     logs:
       receivers: [otlp]
-      exporters: [debug]
+      exporters: [debug{comma}]
+    metrics:
+      receivers: [otlp]
+      exporters: [otlphttp]
+    traces:
+      receivers: [otlp]
+      exporters: [otlphttp]
 """
 _START_SECONDS = 30.0
 _READ_SECONDS = 10.0
@@ -52,10 +71,18 @@ def _free_port():
 class Collector:
     """A running Collector, and what it has printed."""
 
-    def __init__(self, program: str, directory: Path) -> None:
+    def __init__(self, program: str, directory: Path, *, forward: str = "") -> None:
+        """Forward every signal to the URL *forward* after the Collector has read it. Without a URL, print the logs."""
         self.endpoint = f"http://127.0.0.1:{(port := _free_port())}"
         config = directory / "config.yaml"
-        config.write_text(CONFIG.format(port=port, grpc_port=(grpc_port := _free_port())))
+        config.write_text(
+            CONFIG.format(
+                port=port,
+                grpc_port=(grpc_port := _free_port()),
+                forward=forward or "http://127.0.0.1:9",
+                comma=", otlphttp" if forward else "",
+            )
+        )
         self.grpc_endpoint = f"http://127.0.0.1:{grpc_port}"
         self._log = directory / "log"
         with self._log.open("wb") as log:
@@ -77,12 +104,17 @@ class Collector:
 
 
 @pytest.fixture
-def collector(tmp_path):
+def program():
     program = os.environ.get("OTELCOL") or shutil.which("otelcol")
     if program is None:
         pytest.skip(
             "no OpenTelemetry Collector: set OTELCOL to one (tests/interop/otelcol/build.yaml says how to build it)"
         )
+    return program
+
+
+@pytest.fixture
+def collector(program, tmp_path):
     collector = Collector(program, tmp_path)
     try:
         collector.wait_for("Everything is ready", _START_SECONDS)
@@ -147,3 +179,95 @@ def test_check_is_accepted_and_writes_nothing(collector, make_sink):
     record = sample_record()
     sink.send([record])
     assert "\n".join(_printed(collector, record)).count("LogRecord #") == 1
+
+
+AGENT = """stop_grace_seconds = 5
+[imds]
+endpoint = "{azure}"
+poll_interval_seconds = 0.2
+[status]
+listen = ""
+[telemetry]
+otlp_endpoint = "{collector}"
+interval_seconds = 1
+[[sinks]]
+type = "otlp"
+endpoint = "{collector}"
+[[sinks]]
+type = "otlp"
+name = "spans"
+signal = "traces"
+endpoint = "{collector}"
+"""
+
+
+def test_counts_of_the_collector_equal_those_of_the_agent(program, tmp_path):
+    """The Collector reads the metrics, the logs, and the spans of one run, and forwards them to the test."""
+    with HttpPeer() as peer, Simulator(vms=["vm_0"], rate_limit=False) as azure:
+        collector = Collector(program, tmp_path, forward=f"http://{peer.address.authority}")
+        try:
+            collector.wait_for("Everything is ready", _START_SECONDS)
+            config = tmp_path / "config.toml"
+            config.write_text(AGENT.format(azure=azure.endpoint, collector=collector.endpoint))
+            agent = Agent(load(config, {}), tmp_path / "state")
+            agent.start()
+            for kind in ("Freeze", "Reboot"):
+                event = azure.world.add_event(EventSpec(event_type=kind, notice_seconds=900))
+                _wait_for(lambda: _count(agent, "records_total", transition="scheduled"), kind == "Reboot")
+                azure.world.start(event)
+                _wait_for(lambda: _count(agent, "records_total", transition="started"), kind == "Reboot")
+                azure.world.complete(event)
+                _wait_for(lambda: _count(agent, "records_total", transition="completed"), kind == "Reboot")
+            agent.stop()
+        finally:
+            collector.close()
+        pushed = _last_totals(peer)
+        logs = _forwarded(peer, "logs", ExportLogsServiceRequest, "log_records")
+        spans = _forwarded(peer, "traces", ExportTraceServiceRequest, "spans")
+    assert pushed == _totals(agent)
+    assert len(logs) == pushed["sink_delivered_total", frozenset({("sink", "otlp")})] == 6
+    assert len(spans) == pushed["sink_delivered_total", frozenset({("sink", "spans")})] == 2
+    assert {log.trace_id for log in logs} == {span.trace_id for span in spans}
+
+
+def _wait_for(count, is_second):
+    deadline, never = time.monotonic() + _READ_SECONDS, threading.Event()
+    while count() < 1 + is_second:
+        assert time.monotonic() < deadline
+        never.wait(0.05)
+
+
+def _count(agent, name, **labels):
+    return agent.metrics.registry.get_sample_value(f"{METRICS_PREFIX}{name}", labels) or 0
+
+
+def _totals(agent):
+    """Return all totals of /metrics, except those of the process."""
+    return {
+        (sample.name.removeprefix(METRICS_PREFIX), frozenset(sample.labels.items())): sample.value
+        for family in agent.metrics.registry.collect()
+        for sample in family.samples
+        if sample.name.startswith(METRICS_PREFIX) and sample.name.endswith("_total")
+    }
+
+
+def _last_totals(peer):
+    last = [each for each in peer.requests if each.path.endswith("/metrics")][-1]
+    [resource] = ExportMetricsServiceRequest.FromString(last.body).resource_metrics
+    return {
+        (
+            metric.name.removeprefix(METRICS_PREFIX),
+            frozenset((each.key, each.value.string_value) for each in point.attributes),
+        ): point.as_double
+        for metric in resource.scope_metrics[0].metrics
+        if metric.name.startswith(METRICS_PREFIX)
+        for point in metric.sum.data_points
+    }
+
+
+def _forwarded(peer, signal, request_class, field):
+    found = [request_class.FromString(each.body) for each in peer.requests if each.path.endswith(f"/{signal}")]
+    kind = "spans" if field == "spans" else "logs"
+    resources = [each for request in found for each in getattr(request, f"resource_{kind}")]
+    scopes = [each for resource in resources for each in getattr(resource, f"scope_{kind}")]
+    return [each for scope in scopes for each in getattr(scope, field)]

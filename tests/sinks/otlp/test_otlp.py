@@ -20,7 +20,7 @@ from bridge.sink import DeliveryFailed, DeliveryRejected, Transition, VmIdentity
 from bridge.testing.http_contract import Answer, HttpPeer
 from bridge.testing.records import sample_event, sample_record
 from sinks.otlp.encoding import encode_request, log_record
-from sinks.otlp.sink import OtlpConfig, OtlpSink, logs_url
+from sinks.otlp.sink import OtlpConfig, OtlpSink, signal_url
 
 PREFIX = "azure.scheduled_event."
 
@@ -265,7 +265,7 @@ def test_gzip_on_request(peer):
     ],
 )
 def test_path_is_added_once(endpoint, url):
-    assert logs_url(endpoint) == url
+    assert signal_url(endpoint, "logs") == url
 
 
 def test_password_in_the_endpoint_is_refused_and_not_shown():
@@ -316,7 +316,7 @@ def test_partial_success_with_rejections_rejects_the_whole_batch(peer, sink):
     """The agent parks all records, because the response does not name the rejected records."""
     peer.say(200, body=response(1, "the record is too old"))
     batch = [sample_record(1), sample_record(2)]
-    with pytest.raises(DeliveryRejected, match="rejected 1 of 2 log records: the record is too old") as caught:
+    with pytest.raises(DeliveryRejected, match="rejected 1 of the log records: the record is too old") as caught:
         sink.send(batch)
     assert caught.value.records == tuple(batch)
 
