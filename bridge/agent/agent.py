@@ -33,7 +33,6 @@ from bridge.config.secret_keys import readable_secrets
 from bridge.delivery.pool import CUT_SECONDS, WorkerPool
 from bridge.delivery.router import Router
 from bridge.errors import BridgeError, StateDirectoryError
-from bridge.events.event import VmIdentity
 from bridge.health.reporter import HealthReporter
 from bridge.health.server import HealthServer
 from bridge.imds.client import attested_tokens, client_of
@@ -230,10 +229,8 @@ class Agent:
             push.close()
         self._push = None
         if settings is not None:
-            self._push = MetricsPush(settings, self.metrics, self.outbox, about=self._vm_and_labels)
-
-    def _vm_and_labels(self) -> tuple[VmIdentity, Mapping[str, str]]:
-        return self.identity.vm, self._settings.labels
+            about = lambda: (self.identity.vm, self._settings.labels)  # noqa: E731  # a reload replaces both
+            self._push = MetricsPush(settings, self.metrics, self.outbox, about=about)
 
     def _log_running(self) -> None:
         logger.info(
