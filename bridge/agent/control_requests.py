@@ -372,7 +372,7 @@ def move_records(source: Source, *, old: str, new: str) -> int:
     _require_sinks(source, old, new)
     if old == new:
         raise OutboxError("The two sinks are the same sink.")
-    return source.outbox.change(deliveries.move, old, new, now=time.time())
+    return source.outbox.move(old, new)
 
 
 def import_records(source: Source, *, path: str) -> int:

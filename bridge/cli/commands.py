@@ -221,7 +221,8 @@ def move() -> None:
 
     Use this command after you rename a sink.
 
-    Moved records count as discarded in the metrics of OLD. Records that NEW has already received are not sent again.
+    Moved records count as discarded in the metrics of OLD. Records that NEW has received in the last 7 days
+    (state.keep_delivered_seconds) are not sent again.
     """
 
 

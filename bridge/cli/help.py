@@ -23,7 +23,7 @@ State directory: the key state.directory, else $STATE_DIRECTORY, else
   ~/.local/state/scheduled-events-bridge for others.
 Variables that override keys: $SCHEDULED_EVENTS_BRIDGE_STATUS_LISTEN overrides
   status.listen, and $SCHEDULED_EVENTS_BRIDGE_STATE_DIRECTORY state.directory.
-To turn off colors, set NO_COLOR.
+To turn off colors, set NO_COLOR=1.
 """
 
 EXAMPLES: dict[str, tuple[str, ...]] = {

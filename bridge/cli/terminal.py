@@ -58,7 +58,7 @@ class Table:
 
 def styled(text: str, *, bold: bool = False, colour: Colour | None = None, to: TextIO | None = None) -> str:
     """Return *text* with a style if the stream *to* is a terminal."""
-    if not (is_terminal(to) and "NO_COLOR" not in os.environ):
+    if not (is_terminal(to) and not os.environ.get("NO_COLOR")):
         return text
     return click.style(text, bold=bold or None, fg=colour)
 

@@ -13,6 +13,27 @@ from bridge.events.event import VmIdentity
 OTEL_PREFIX = "azure.scheduled_event."
 """The prefix of attributes that are not in the semantic conventions."""
 SERVICE_NAME = "scheduled-events-bridge"
+#: Labels with these names of the semantic conventions (1.44, "Resource") are attributes of the same name.
+CONVENTIONAL_LABELS = frozenset(
+    {
+        "deployment.environment.name",
+        "host.image.id",
+        "host.type",
+        "k8s.cluster.name",
+        "k8s.cluster.uid",
+        "k8s.namespace.name",
+        "k8s.node.name",
+        "k8s.node.uid",
+        "k8s.pod.name",
+        "k8s.pod.uid",
+        "os.name",
+        "os.type",
+        "os.version",
+        "service.criticality",
+        "service.name",
+        "service.namespace",
+    }
+)
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
@@ -36,8 +57,8 @@ def resource_attributes(vm: VmIdentity, labels: Mapping[str, str], *, instance_i
 
     Labels never replace attributes of the VM.
 
-    *instance_id* is the stream ID, which is new at each start. If the name of a label contains a dot, such as
-    ``deployment.environment.name``, the attribute has the same name.
+    *instance_id* is the stream ID, which is new at each start. Labels whose names are not in `CONVENTIONAL_LABELS`
+    become attributes with the prefix ``azure.scheduled_event.labels.``.
     """
     service = {"service.name": SERVICE_NAME, "service.version": own_version(), "service.instance.id": instance_id}
     known = {
@@ -57,6 +78,8 @@ def resource_attributes(vm: VmIdentity, labels: Mapping[str, str], *, instance_i
         f"{OTEL_PREFIX}vm.update_domain": vm.update_domain,
         **{f"{OTEL_PREFIX}vm.tags.{name}": value for name, value in vm.tags.items()},
     }
-    named = {name if "." in name else f"{OTEL_PREFIX}labels.{name}": value for name, value in labels.items()}
+    named = {
+        name if name in CONVENTIONAL_LABELS else f"{OTEL_PREFIX}labels.{name}": value for name, value in labels.items()
+    }
     found = {**service, **named, **{name: text for name, text in known.items() if text}}
     return {name: text for name, text in found.items() if text}

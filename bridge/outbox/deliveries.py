@@ -22,6 +22,8 @@ from bridge.outbox import approvals
 from bridge.outbox.rows import NEEDED, DecisionStage, Delivery, DeliveryState, RecordRow, SinkRow
 from bridge.outbox.state import State
 
+_REPLACED = "A newer record of the event replaced it."
+
 
 class DeliveryResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of sending one record to a sink.
@@ -82,7 +84,7 @@ def replace_older(state: State, sink: str, record: RecordRow, *, now: float) -> 
     for row in list(state.queue(sink).of_event(record.event_key)):
         if row.sequence < record.sequence:
             state.count(sink, event_over=1)
-            change_state(state, row, DeliveryState.EXPIRED, now=now, error="A newer record of the event replaced it.")
+            change_state(state, row, DeliveryState.EXPIRED, now=now, error=_REPLACED)
 
 
 def retry(
@@ -125,17 +127,38 @@ def discard(state: State, sink: str, *, states: Collection[DeliveryState], recor
     return len(rows)
 
 
-def move(state: State, old: str, new: str, *, now: float) -> int:
+def expire_outdated(state: State, sinks: Iterable[str], *, now: float) -> None:
+    """Expire each pending record whose sink has the event's newest record.
+
+    All *sinks* are `current_state_only`.
+    """
+    for sink in sinks:
+        for row in list(state.queue(sink).pending.values()):
+            event = state.events.rows.get(row.event_key)
+            newest = 0 if event is None else event.last_state_sequence or 0
+            if row.sequence < newest and (newest, sink) in state.deliveries.rows:
+                state.count(sink, event_over=1)
+                change_state(state, row, DeliveryState.EXPIRED, now=now, error=_REPLACED)
+
+
+def move(state: State, old: str, new: str, *, now: float, current_state_only: Collection[str] = ()) -> int:
     """Move all undelivered records from the sink *old* to the sink *new*.
 
-    Return the number of moved records.
+    Return the number of moved records. The sink *new* then also receives the later records of each moved event,
+    whatever their type.
     """
     moved = 0
     for row in needed_records(state, old):
         if (row.sequence, new) not in state.deliveries.rows:
             state.put_delivery(msgspec.structs.replace(row, sink=new, attempts=0, error=None, changed_at=now))
             moved += 1
+            event = state.events.rows.get(row.event_key)
+            is_state = state.records.rows[row.sequence].record.approval is None
+            if event is not None and event.ended_at is None and is_state:
+                told = {**event.sinks, new: max(row.sequence, event.sinks.get(new, 0))}
+                state.put_event(msgspec.structs.replace(event, sinks=told))
         change_state(state, row, DeliveryState.DISCARDED, now=now)
+    expire_outdated(state, {new}.intersection(current_state_only), now=now)
     return moved
 
 

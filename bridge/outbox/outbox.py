@@ -250,7 +250,13 @@ class Outbox:
                 current_state_only=frozenset(current_state_only),
             )
             records.add_sinks(state, self._context)
+            deliveries.expire_outdated(state, self._context.current_state_only, now=self.clock.timestamp())
         self.on_due()
+
+    def move(self, old: str, new: str) -> int:
+        """Move the undelivered records of the sink *old* to *new*, and return their number."""
+        only, now = self._context.current_state_only, self.clock.timestamp()
+        return self.change(deliveries.move, old, new, now=now, current_state_only=only)
 
     def append_observation(
         self, document: Document | None, changes: Sequence[Change], *, active_event_ids: tuple[str, ...] | None

@@ -312,7 +312,8 @@ def kubernetes_event(node: str, event: dict[str, str]) -> Json:
     `kubectl describe node` shows such Events.
     """
     now = f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
-    not_before = f", not before {event['NOT_BEFORE']}" if event["NOT_BEFORE"] else ""
+    has_ended = event["TRANSITION"] in ENDS  # the record then contains the last known NotBefore
+    not_before = f", not before {event['NOT_BEFORE']}" if event["NOT_BEFORE"] and not has_ended else ""
     message = f"{event['EVENT_TYPE']} {event['TRANSITION']}{not_before}. {event['DESCRIPTION']}".strip()
     return {
         "apiVersion": "v1",

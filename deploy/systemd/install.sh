@@ -17,8 +17,8 @@
 #
 # An upgrade never leaves a VM in a worse state. Before anything is changed, the service's user loads every library of
 # the new version and checks the configuration. If the service then does not start, or if /readyz does not report ready
-# in time, the script restores and starts the previous version, unit, and configuration, and exits with 1. A sink that
-# was not ready before the upgrade does not count.
+# in time, the script restores and starts the previous version, unit, and configuration, and exits with 1. A problem
+# that /readyz reported before the upgrade, such as a sink whose destination is down, does not count after it.
 #
 # To install secrets before the first start, use --no-start (this creates the group), install the secrets, and run
 # systemctl start. A disabled service stays disabled and is restarted only if it runs. A masked service is not changed.
@@ -315,7 +315,8 @@ fi
 
 as_the_service() { # run the new version's Python with the environment of the service
   if [ -n "$user" ] && [ -z "$root" ]; then
-    runuser -u "$user" -- env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin "STATE_DIRECTORY=$state" "$root$new/bin/python" -I "$@"
+    runuser -u "$user" -- env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin "STATE_DIRECTORY=$state" \
+      ${NO_COLOR:+"NO_COLOR=$NO_COLOR"} "$root$new/bin/python" -I "$@"
   else
     "$root$new/bin/python" -I "$@"
   fi
@@ -404,7 +405,7 @@ else
   elif [ "$start" = no ]; then
     say "The service was not started. To start it, run systemctl restart $name"
   else
-    # A sink that is down before the upgrade is still down after it. Only new problems count.
+    # A destination that is down before the upgrade is still down after it. Only new problems count.
     "$root$new/bin/python" -I - reasons <"$here/try_tree.py" >"$before/reasons" 2>/dev/null || true
     systemctl restart "$name.service" || go_back 'The new version does not start.'
     reasons=$("$root$new/bin/python" -I - ready "$wait" "$before/reasons" <"$here/try_tree.py" 2>&1) || status=$?

@@ -3,8 +3,8 @@
 
     PYTHON -I - imports EXTRAS          exit 1 unless every module and compiled library of the tree can be loaded
     PYTHON -I - reasons                 print why the running agent is not ready, one reason per line
-    PYTHON -I - ready SECONDS [FILE]    exit 1 unless the running agent is ready within SECONDS. Components that were
-                                        not ready in FILE, which contains the output of `reasons`, do not count
+    PYTHON -I - ready SECONDS [FILE]    exit 1 unless the running agent is ready within SECONDS. Reasons that are also
+                                        in FILE, which contains the output of `reasons`, do not count
 
 The installer passes this file on standard input, because the service user might not have access to the file.
 """
@@ -28,6 +28,10 @@ from typing import Any
 SERVICE = "scheduled-events-bridge.service"
 #: The agent does not need these modules, and their libraries might be missing.
 NOT_FOR_A_SERVICE = ("bridge.cli.demo_view", "bridge.cli.demo_portal", "bridge.__main__", "bridge.portal")
+#: Two reasons are the same if they are equal after these substitutions: the name of a sink replaces its state, because
+#: both states mean that the destination accepts no records. Of IMDS, only the error remains, if IMDS responded. Ages do
+#: not count. The Ansible role contains the same substitutions.
+SAME_REASON = ((r"^(Sink \S+) .*", r"\1"), (r"^[^:]*\bIMDS\b[^:]*", "IMDS"), (r"[0-9.]+ s\b", ""))
 #: The number of failures to print. If one library is missing, nearly every module fails.
 MOST_LINES = 5
 #: The modules of each extra that are imported only when they are used. The key "" applies to every agent.
@@ -68,17 +72,17 @@ def reasons() -> list[str]:
 
 
 def ready(seconds: float, before: list[str]) -> list[str]:
-    """Return the reasons why the agent is not ready after *seconds*. Ignore the components in *before*.
+    """Return the reasons why the agent is not ready after *seconds*. Ignore the reasons in *before*.
 
     A destination that was failing before an upgrade must not prevent the upgrade.
     """
-    excused = {component(reason) for reason in before}
+    excused = {without_details(reason) for reason in before}
     until = time.monotonic() + seconds
     while True:
         readiness, problem = ask()
         if problem is None and readiness is None:  # without a status address, a notification to systemd is sufficient
             return []
-        if readiness is not None and not {component(reason) for reason in readiness.reasons} - excused:
+        if readiness is not None and not {without_details(reason) for reason in readiness.reasons} - excused:
             return []
         if not runs():
             return ["The service does not keep running."]
@@ -117,12 +121,11 @@ class AnyStatus(urllib.request.HTTPErrorProcessor):
         return response
 
 
-def component(reason: str) -> str:
-    """Return the sink or the service that *reason* names. Otherwise, return *reason* without its numbers."""
-    found = re.match(r"Sink \S+|.*\bIMDS\b", reason)
-    if found is None:
-        return re.sub(r"[0-9.]+", "", reason)
-    return "IMDS" if found[0].endswith("IMDS") else found[0]
+def without_details(reason: str) -> str:
+    """Return the part of *reason* that identifies the problem."""
+    for pattern, replacement in SAME_REASON:
+        reason = re.sub(pattern, replacement, reason)
+    return reason
 
 
 def runs() -> bool:

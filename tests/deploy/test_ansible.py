@@ -218,6 +218,31 @@ def test_three_machines_in_rings_of_which_the_second_fails(fleet, made, shown):
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
+def test_destination_that_fails_prevents_no_upgrade_and_excuses_no_other_problem(fleet, made, shown):
+    _, roll_out, go_back = shown
+    fleet.start("one", with_version_before=True)
+    fleet.wait_until_up()
+    fleet.wait_until_ready("one")
+    fleet.configure("one", "refusing-sink")
+    fleet.announce("one")
+    fleet.wait_until_not_ready("one")
+
+    done = fleet.play(roll_out, NEW, config="refusing-sink")
+    assert (done.code, fleet.readyz("one")) == (0, (503, NEW))
+    assert "The agent is not ready, as before the change: Sink refusing needs attention." in done.said
+    again = fleet.play(roll_out, NEW, config="refusing-sink")
+    assert (again.code, again.total("changed")) == (0, 0)
+
+    broken = fleet.play(roll_out, NEW, config="refusing-sink-never-ready")
+    assert (broken.code, fleet.readyz("one")) == (2, (503, NEW))
+    assert f"Rolled back: {NEW} runs as before, and is as ready as before." in broken.said
+
+    back = fleet.play(go_back, NEW, config="refusing-sink")
+    assert (back.code, fleet.readyz("one")) == (0, (503, made.old))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
 def test_agent_is_taken_off_three_machines_of_which_one_has_none(fleet, removals):
     first, every, purge = removals
     for name in ("one", "two", "three"):

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import pty
 import re
 import shutil
 import subprocess
@@ -15,12 +16,12 @@ UNIT = f"{NAME}.service"
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(600)]
 
 #: Stands in for a Python of another version, and makes venvs that hold nothing but itself. An agent of such a venv
-#: refuses a configuration with the word "refused".
+#: refuses a configuration with the word "refused", and uses colors on a terminal unless NO_COLOR has a value.
 PYTHON = """#!/bin/sh
 for last; do :; done
 case "$*" in
   *"-m venv "*) mkdir -p "$last/bin" && cp "$0" "$last/bin/python" ;;
-  *check-config*) ! grep -q refused "$last" || exit 78 ;;
+  *check-config*) [ ! -t 2 ] || [ -n "$NO_COLOR" ] || echo colors >&2; ! grep -q refused "$last" || exit 78 ;;
   -c*) exec {python} -c "import sys; sys.version_info = {version}; exec(sys.argv[1])" "$2" ;;
 esac
 """
@@ -58,10 +59,11 @@ def on_this_machine(tool, unable, tmp_path):
     if probe.returncode:
         unable("no namespaces and overlays make a machine here that forgets what is installed", probe.stderr)
 
-    def run(*command, **environment):
+    def run(*command, stderr=subprocess.PIPE, **environment):
         done = subprocess.run(
-            [*within, *command], env=os.environ | environment, capture_output=True, text=True, timeout=60, check=False
-        )
+            [*within, *command], env=os.environ | environment, stdout=subprocess.PIPE, stderr=stderr,
+            text=True, timeout=60, check=False,
+        )  # fmt: skip
         return done, notes.read_text().splitlines() if notes.exists() else []
 
     return run
@@ -73,9 +75,9 @@ def onto_this_machine(on_this_machine, stand_in, deploy, tmp_path):
     wheel = tmp_path / "agent.whl"
     wheel.touch()
 
-    def install(*arguments, version=(3, 12, 0)):
+    def install(*arguments, version=(3, 12, 0), **options):
         python = stand_in(tmp_path / "python", version)
-        return on_this_machine(deploy / "systemd/install.sh", "--python", python, *arguments, wheel)
+        return on_this_machine(deploy / "systemd/install.sh", "--python", python, *arguments, wheel, **options)
 
     return install
 
@@ -100,6 +102,19 @@ def test_told_not_to_start_it_leaves_what_runs_alone_and_says_so(onto_this_machi
     assert done.returncode == 0, done.stderr
     assert asked == ["daemon-reload", f"--quiet enable {UNIT}"]
     assert f"systemctl restart {NAME}" in done.stdout
+
+
+@pytest.mark.parametrize(("no_color", "has_colors"), [("", True), ("1", False)])
+def test_no_color_applies_to_the_commands_that_the_installer_runs(onto_this_machine, no_color, has_colors):
+    ours, theirs = pty.openpty()
+    try:
+        done, _ = onto_this_machine(stderr=theirs, NO_COLOR=no_color)
+        os.write(theirs, b"END\n")
+        shown = os.read(ours, 65536).decode()
+    finally:
+        os.close(theirs)
+        os.close(ours)
+    assert (done.returncode, "colors" in shown) == (0, has_colors), shown
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """The installer's test of a running agent: which reasons roll an upgrade back."""
 
+import ast
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -15,6 +17,10 @@ REFUSING = "Sink hook needs attention. `status` shows its last error."
 DEAD = "Sink hook is stuck: its oldest record has waited 512 s."
 OTHER_SINK = "Sink other needs attention. `status` shows its last error."
 NO_POLL = "IMDS has not responded yet."
+SILENT = "The last response of IMDS was 40 s ago."
+NOT_JSON = "The last good response of IMDS was 40 s ago: The body is not JSON."
+NOT_JSON_YET = "IMDS gave no document: The body is not JSON."
+NO_EVENTS = "IMDS gave no document: The document has no list of events."
 BEHIND = "The outbox is not saved for 12 s: the disk is full."
 
 pytestmark = pytest.mark.deploy
@@ -78,16 +84,43 @@ def test_reasons_of_the_running_agent_are_printed(try_tree):
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [([], []), ([REFUSING], [REFUSING]), ([DEAD], [REFUSING]), ([REFUSING], [DEAD, REFUSING]), ([DEAD], [])],
-    ids=["ready", "refusing", "dead, then refusing", "two reasons", "recovered"],
+    [
+        ([], []),
+        ([REFUSING], [REFUSING]),
+        ([DEAD], [REFUSING]),
+        ([REFUSING], [DEAD, REFUSING]),
+        ([DEAD], []),
+        ([SILENT], [NO_POLL]),
+        ([NOT_JSON], [NOT_JSON_YET]),
+    ],
+    ids=["ready", "refusing", "dead, then refusing", "two reasons", "recovered", "silent IMDS", "invalid document"],
 )
-def test_destination_that_was_down_before_does_not_prevent_an_upgrade(try_tree, tmp_path, before, after):
+def test_problem_that_existed_before_does_not_prevent_an_upgrade(try_tree, tmp_path, before, after):
     (tmp_path / "before").write_text("".join(f"{reason}\n" for reason in before))
     assert try_tree("ready", "5", tmp_path / "before", not_ready=after).returncode == 0
 
 
-@pytest.mark.parametrize("after", [[NO_POLL], [BEHIND], [REFUSING, OTHER_SINK], [REFUSING, NO_POLL]])
-def test_new_problem_prevents_an_upgrade(try_tree, tmp_path, after):
-    (tmp_path / "before").write_text(f"{REFUSING}\n")
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (REFUSING, [NO_POLL]),
+        (REFUSING, [BEHIND]),
+        (REFUSING, [REFUSING, OTHER_SINK]),
+        (REFUSING, [REFUSING, NO_POLL]),
+        (SILENT, [NO_EVENTS]),
+        (NOT_JSON, [NO_EVENTS]),
+    ],
+)
+def test_new_problem_prevents_an_upgrade(try_tree, tmp_path, before, after):
+    (tmp_path / "before").write_text(f"{before}\n")
     done = try_tree("ready", "0.5", tmp_path / "before", not_ready=after)
     assert (done.returncode, done.stderr.splitlines()) == (1, after)
+
+
+def test_installer_and_ansible_role_compare_reasons_in_the_same_way():
+    role = PROGRAM.parents[1] / "ansible/roles/scheduled_events_bridge/vars/main.yml"
+    substitutions = re.findall(r"'regex_replace', '(.+?)', '(.*?)'", role.read_text(encoding="utf-8"))
+    found = re.search(r"SAME_REASON = (.+)", PROGRAM.read_text(encoding="utf-8"))
+    assert found
+    unescaped = [tuple(text.replace("\\\\", "\\") for text in pair) for pair in substitutions]
+    assert tuple(unescaped) == ast.literal_eval(found[1])

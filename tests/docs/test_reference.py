@@ -15,6 +15,8 @@ from configuration_tables import tables
 from bridge.approval.rules import first_match
 from bridge.cli import commands
 from bridge.config.loader import read
+from bridge.config.secret_keys import CREDENTIAL_VARIABLES
+from bridge.events.otel_resource import CONVENTIONAL_LABELS
 from bridge.events.record import Evidence, Transition
 from bridge.exit_codes import ExitCode
 from bridge.testing.records import sample_event, sample_record
@@ -134,3 +136,11 @@ def test_every_transition_and_every_evidence_is_explained():
     text = _section("Got paged? How to read a record")
     missing = [word.value for word in (*Transition, *Evidence) if f"`{word.value}`" not in text]
     assert missing == []
+
+
+@pytest.mark.parametrize(
+    "names", [CREDENTIAL_VARIABLES, CONVENTIONAL_LABELS], ids=["withheld variables", "OTLP labels"]
+)
+def test_page_of_the_sinks_lists_every_name_with_a_special_treatment(names):
+    shown = doc_pages.page("docs/reference/sinks.md")
+    assert [name for name in sorted(names) if f"`{name}`" not in shown] == []

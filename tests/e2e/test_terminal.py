@@ -104,16 +104,16 @@ def test_warnings_and_problems_are_readable_on_light_and_dark_backgrounds(agent,
     assert "\x1b[" not in terminal("check-config", "-c", agent.config, NO_COLOR="1").read_until(lambda _: False)
 
 
-@pytest.mark.parametrize(("columns", "no_color"), [(80, False), (120, True)])
-def test_status_has_colors_unless_no_color_and_fits_the_terminal(agent, terminal, columns, no_color):
+@pytest.mark.parametrize(("columns", "no_color"), [(80, None), (80, ""), (120, "1")])
+def test_status_has_colors_unless_no_color_has_a_value_and_fits_the_terminal(agent, terminal, columns, no_color):
     with Simulator(vms=["vm_0", "vm_1", "vm_2"], rate_limit=False) as azure, nobody() as dead:
         agent.configure(azure.endpoint, f'[[sinks]]\ntype = "webhook"\nurl = "http://{dead.authority}"\n')
         azure.world.add_event(EventSpec(event_type="Terminate", resources=("vm_0", "vm_1"), duration_seconds=5))
         agent.start()
         agent.wait_for(lambda: "failing" in agent.call("status", "--config", agent.config)[1])
-        env = {"NO_COLOR": "1"} if no_color else {}
+        env = {} if no_color is None else {"NO_COLOR": no_color}
         text = terminal("status", "-c", agent.config, columns=columns, **env).read_until(lambda _: False)
-    assert ("\x1b[" in text) is not no_color
+    assert ("\x1b[" in text) is not bool(no_color)
     assert not _PALE.search(text)
     lines = _CODE.sub("", text).splitlines()
     assert max(map(len, lines)) <= columns

@@ -85,6 +85,12 @@ class Alertmanager:
             self._process.terminate()
             self._process.wait(PATIENCE_SECONDS)
 
+    def kill(self) -> None:
+        """Kill it with SIGKILL. It then loses the notifications since its last snapshot, at most 15 minutes ago."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(PATIENCE_SECONDS)
+
     def forget(self) -> None:
         """Delete its data, as a container without a volume does at each start."""
         shutil.rmtree(self._directory / "data")
@@ -267,6 +273,30 @@ def test_an_alertmanager_that_is_restarted_has_the_same_alerts_again_and_notifie
     # Two or three records of the Freeze, and two of each other event. A refresh counts once more.
     assert account.accepted == account.delivered
     assert account.accepted > 6
+
+
+def test_killed_alertmanager_notifies_again_but_reports_no_end_of_an_event_that_ended_meanwhile(
+    azure: Simulator, agent: Callable[[str], None], tmp_path: Path
+) -> None:
+    event = EventSpec(event_type="Freeze", notice_seconds=900.0, duration_seconds=None)
+    lasting, ending = azure.world.add_event(event), azure.world.add_event(event)
+    directory = tmp_path / "alertmanager"
+    directory.mkdir()
+    with alertmanager_in(directory) as running:
+        agent(running.url)
+        eventually(lambda: running.notifications(lasting) and running.notifications(ending))
+        assert all("WestNO_0" in alert["annotations"]["summary"] for alert in running.alerts())
+
+        running.kill()
+        azure.world.cancel(ending)
+        running.start()
+        eventually(lambda: running.notifications(lasting) == ["firing", "firing"])
+        account = Reader(tmp_path / "state")
+        eventually(lambda: account.ask(read_status).totals.sinks["alerts"].pending == 0)
+        azure.world.cancel(lasting)
+        eventually(lambda: running.notifications(lasting)[-1] == "resolved")
+        assert running.alerts() == []
+        assert running.notifications(ending) == ["firing"]
 
 
 @pytest.mark.skipif(shutil.which("amtool") is None, reason="amtool, which comes with Alertmanager, is not installed")

@@ -28,6 +28,9 @@ CONFIGURATIONS = {
     'transitions = ["canceled"]\n',
     "never-ready": f'{STDOUT}[imds]\nendpoint = "http://127.0.0.1:1"\n',
     "refused": "no_such_key = 1\n",
+    "refusing-sink": f'{STDOUT}[[sinks]]\ntype = "webhook"\nname = "refusing"\nurl = "http://169.254.169.254/hook"\n',
+    "refusing-sink-never-ready": f'{STDOUT}[[sinks]]\ntype = "webhook"\nname = "refusing"\n'
+    'url = "http://169.254.169.254/hook"\n[imds]\nendpoint = "http://127.0.0.1:1"\n',
 }
 #: How long a machine is waited for that gets never-ready; and then for the version before, so it is no less.
 SECONDS_IN_VAIN = 20
@@ -88,6 +91,20 @@ class Fleet:
         for name in names:
             wait_for(partial(self._is_ready, name), otherwise=partial(self.on, name, "journalctl -n 20"))
 
+    def wait_until_not_ready(self, name: str) -> None:
+        """Wait until the agent reports a failing sink."""
+        wait_for(lambda: self.readyz(name)[0] == 503, otherwise=partial(self.on, name, "journalctl -n 20"))
+
+    def configure(self, name: str, config: str) -> None:
+        """Replace the configuration of a machine, and restart its agent."""
+        self.on(name, f"printf %s {shlex.quote(CONFIGURATIONS[config])} >{ETC}/config.toml; systemctl restart {NAME}")
+
+    def announce(self, name: str) -> None:
+        """Make the machine's metadata service announce an event."""
+        body = '{"event_type": "Freeze", "event_source": "Platform"}'
+        ask = f"import urllib.request as u; u.urlopen('http://169.254.169.254/control/events', b'{body}')"
+        self.on(name, f"python3 -c {shlex.quote(ask)}")
+
     def _is_ready(self, name: str) -> bool:
         return self.readyz(name)[0] == 200
 
@@ -142,7 +159,7 @@ class Fleet:
         hosts = {
             name: {
                 f"{ROLE}_config": str(self.directory / f"{config}.toml"),
-                f"{ROLE}_wait_seconds": SECONDS_IN_VAIN if config == "never-ready" else 120,
+                f"{ROLE}_wait_seconds": SECONDS_IN_VAIN if config.endswith("never-ready") else 120,
             }
             for name, config in configs.items()
         }

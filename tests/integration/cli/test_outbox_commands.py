@@ -10,6 +10,7 @@ from datetime import datetime, timedelta, timezone
 import click
 import pytest
 from click.testing import CliRunner
+from outbox_kit import RouteAll
 
 from bridge.agent.control_requests import RecordFilter, Source, read_events, read_undelivered
 from bridge.agent.control_socket import ControlServer
@@ -214,6 +215,31 @@ def test_move_gives_the_records_of_one_sink_to_another(stage, kit, capsys):
     totals = stage.totals()
     assert (totals["a"]["discarded"], totals["new"]["accepted"], totals["new"]["discarded"]) == (3, 3, 3)
     assert (totals["b"]["accepted"], totals["b"]["pending"]) == (3, 2)
+
+
+def test_move_to_a_current_state_sink_sends_no_record_that_is_older_than_one_of_that_sink(stage, kit):
+    kit.commit(stage.outbox, kit.event("E-1"), kit.event("E-2"))
+    kit.commit(stage.outbox, kit.event("E-1", "Started"), transition="started")
+    stage.outbox.configure(RouteAll("b", "new"), ("b", "new"), labels={}, current_state_only=("new",))
+    kit.settle(stage.outbox, "new", 2, 3)
+    kit.saved(stage.outbox)
+    stage.ready()
+    move(kit.directory, "a", "new")
+    if not stage.with_agent:
+        stage.outbox = kit.open(sinks=("b", "new"), current_state_only=("new",))
+    assert kit.due(stage.outbox, "new") == []
+    assert kit.totals(stage.outbox)["new"]["expired"] == 1
+
+
+def test_later_records_of_a_moved_event_go_to_the_new_sink_also(stage, kit):
+    kit.commit(stage.outbox, kit.event())
+    kit.saved(stage.outbox)
+    stage.outbox.change(lambda state: state.count("new"))
+    stage.ready()
+    move(kit.directory, "a", "new")
+    outbox = stage.outbox if stage.with_agent else kit.open(sinks=())
+    (event,) = outbox.read(lambda state: list(state.events.rows.values()))
+    assert event.sinks == {"a": 1, "b": 1, "new": 1}
 
 
 def hold(kit):

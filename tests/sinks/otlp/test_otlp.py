@@ -15,6 +15,7 @@ from opentelemetry.semconv._incubating import attributes as semconv
 
 from bridge.config.loader import read
 from bridge.errors import ConfigurationError
+from bridge.events.otel_resource import CONVENTIONAL_LABELS
 from bridge.events.record import Approval
 from bridge.sink import DeliveryFailed, DeliveryRejected, Transition, VmIdentity
 from bridge.testing.http_contract import Answer, HttpPeer
@@ -214,13 +215,15 @@ def test_every_other_name_than_those_of_the_semantic_conventions_has_the_prefix(
     """Each field of the VM has a value, so that each attribute of the resource appears."""
     text = dict.fromkeys(("vm_id", "resource_id", "subscription_id", "resource_group", "location", "zone"), "x")
     vm = VmIdentity(name="a", scale_set="s", placement_group_id="5a7e", tags={"cost center": "47", "empty": ""}, **text)
-    sink.send([sample_record(vm=vm, labels={"team": "payments", "deployment.environment.name": "prod"})])
+    labels = {"team": "payments", "my.team": "sre", **dict.fromkeys(CONVENTIONAL_LABELS, "x")}
+    sink.send([sample_record(vm=vm, labels=labels)])
     [found] = sent(peer).resource_logs
     resource = attributes(found.resource.attributes)
     names = {*resource, *attributes(found.scope_logs[0].log_records[0].attributes)}
     assert {name for name in names if not name.startswith(PREFIX)} <= names_of_the_semantic_conventions()
     assert {name.removeprefix(PREFIX): value for name, value in resource.items() if name.startswith(PREFIX)} == {
         "labels.team": "payments",
+        "labels.my.team": "sre",
         "vm.scale_set": "s",
         "vm.placement_group_id": "5a7e",
         "vm.tags.cost center": "47",
