@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 # ruff: noqa: S603
-"""Checks, makes and tries a release: all of release.yml but what needs credentials, the same on any machine.
+"""Checks, builds, and tests a release.
+
+These are all steps of release.yml that need no credentials.
 
     .ci/release.py check --tag v1.2.3     the tag, pyproject.toml, CHANGELOG.md, other files and the tree agree
     .ci/release.py build --out dist       sdist, wheel, archives, packages, chart, SBOM, notes, SHA256SUMS
-    .ci/release.py verify --out dist      nothing is missing or strange there, and what is there installs and runs
+    .ci/release.py verify --out dist      check that dist is complete, installs, and runs
     .ci/release.py publish --out dist --tag v1.2.3      the page of the release, by gh and its GH_TOKEN
 
 Without --tag, `check` is a rehearsal: CHANGELOG.md may still say "Unreleased", and the tree may have changes. `build`
-needs release-tools.txt beside this file. A word that a tag brings is compared before it is used, and reaches no shell.
+needs release-tools.txt in this folder. A word that a tag brings is compared before it is used, and reaches no shell.
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ class Refused(Exception):
 
 
 def run(*command: str | Path, **environment: str) -> str:
-    """Return what *command* prints; what it says beside that is shown."""
+    """Return what *command* prints; its standard error is shown."""
     done = subprocess.run(
         command, cwd=ROOT, env=os.environ | environment, stdout=subprocess.PIPE, text=True, check=False
     )
@@ -100,7 +102,7 @@ def version_here() -> str:
 
 
 def check(tag: str | None, on: str | None) -> None:
-    """Refuse what cannot become a release; tell the steps of a workflow the version and the name of the image."""
+    """Reject an invalid release, and print its version and image name for the workflow."""
     version = version_here()
     faults = [*faults_of_changelog(version, tag), *faults_of_places(version)]
     if tag is not None:
@@ -154,10 +156,10 @@ def faults_of_places(version: str) -> Iterator[str]:
 
 
 def faults_of_tree(tag: str, on: str | None) -> Iterator[str]:
-    """Yield why the files here may not be those of *tag*; *on* is the branch that must have its commit."""
+    """Yield why the files may not be those of *tag*, a commit of the branch *on*."""
     changed = git("status", "--porcelain")
     if changed is None:
-        yield f"{ROOT} is no git checkout."
+        yield f"{ROOT} is not a git checkout."
         return
     if changed:
         names = [line[3:] for line in changed.splitlines()]
@@ -212,7 +214,7 @@ def pack_chart(archive: Path, epoch: int) -> None:
 
 
 def number(sbom: Path, version: str) -> None:
-    """Give the SBOM the serial number that GitHub attests none without: for the same lock always the same."""
+    """Give the SBOM a serial number, which is always the same for the same lock."""
     document = json.loads(sbom.read_text(encoding="utf-8"))
     document["serialNumber"] = uuid.uuid5(uuid.NAMESPACE_URL, f"pkg:pypi/{NAME}@{version}#{sha256(LOCK)}").urn
     sbom.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
@@ -224,7 +226,7 @@ def files(out: Path) -> list[Path]:
 
 
 def notes(version: str) -> str:
-    """Return CHANGELOG.md's section as GitHub shows it on the page of a release, where each line break is one."""
+    """Return CHANGELOG.md's section for GitHub, which keeps each line break."""
     text = next(text for title, text in sections() if version in title.split())
     server, repository = (os.environ.get(name) for name in ("GITHUB_SERVER_URL", "GITHUB_REPOSITORY"))
     if server and repository:  # the page of a release is not where the file lies
@@ -233,7 +235,7 @@ def notes(version: str) -> str:
 
 
 def unwrapped(text: str) -> str:
-    """Return Markdown with each paragraph and each item on one line; tables and fenced blocks stay."""
+    """Return Markdown with each paragraph and item on one line, except blocks and tables."""
     lines: list[str] = []
     fenced = False
     for line in text.splitlines():
@@ -251,7 +253,7 @@ def unwrapped(text: str) -> str:
 
 
 def verify(out: Path, *, install: bool) -> None:
-    """Refuse files that are not a whole release of this version; with *install*, put it into directories and run it."""
+    """Reject files that are not a complete release; with *install*, install and run it."""
     version = version_here()
     faults = [*faults_of_files(out, version)] or [*faults_of_contents(out, version)]
     if faults:
@@ -306,7 +308,7 @@ def faults_of_files(out: Path, version: str) -> Iterator[str]:
 
 
 def faults_of_contents(out: Path, version: str) -> Iterator[str]:
-    """Yield what the files say of themselves that is wrong, and archives that hold another wheel than ours."""
+    """Yield wrong metadata of the files, and archives that contain another wheel."""
     wheel = out / wheel_name(version)
     with zipfile.ZipFile(wheel) as held:
         metadata = held.read(f"{NAME.replace('-', '_')}-{version}.dist-info/METADATA")
@@ -315,7 +317,7 @@ def faults_of_contents(out: Path, version: str) -> Iterator[str]:
     for archive in (*(f"linux-{arch}.tar.gz" for arch in MACHINES), "windows-x86_64.zip"):
         path = out / f"{NAME}-{version}-{archive}"
         if digest_inside(path, f"wheels/{wheel.name}") != sha256(wheel):
-            yield f"{path.name} does not hold the wheel that is beside it."
+            yield f"{path.name} does not contain the wheel of this folder."
     if digest_inside(out / chart_name(version), "Chart.yaml") != sha256(CHART / "Chart.yaml"):
         yield f"{chart_name(version)} does not hold the chart of this tree."
     bom = json.loads((out / sbom_name(version)).read_text(encoding="utf-8"))
@@ -323,12 +325,12 @@ def faults_of_contents(out: Path, version: str) -> Iterator[str]:
     lacking = set(re.findall(r"(?m)^[a-z0-9.-]+==[^ \n]+", LOCK.read_text(encoding="utf-8"))) - listed
     own = bom.get("metadata", {}).get("component", {})
     if bom.get("bomFormat") != "CycloneDX" or "serialNumber" not in bom or own.get("version") != version:
-        yield f"{sbom_name(version)} is no CycloneDX document of {NAME} {version} with a serial number."
+        yield f"{sbom_name(version)} is not a CycloneDX document of {NAME} {version} with a serial number."
     yield from (f"{sbom_name(version)} lacks {pin}." for pin in sorted(lacking))
 
 
 def digest_inside(archive: Path, name: str) -> str | None:
-    """Return the digest of the file *name* in the one directory of *archive*, None when it has none."""
+    """Return the digest of the file *name* in *archive*, or None if it has no such file."""
     if archive.suffix == ".zip":
         with zipfile.ZipFile(archive) as packed:
             path = next((path for path in packed.namelist() if path.partition("/")[2] == name), None)
@@ -340,7 +342,7 @@ def digest_inside(archive: Path, name: str) -> str | None:
 
 
 def install_wheel(out: Path, version: str, directory: Path) -> None:
-    """Install the wheel and all its extras in the locked versions, each file by its hash, and run it."""
+    """Install the wheel with all extras in the locked versions, by hash, and run it."""
     wheel = out.resolve() / wheel_name(version)
     lines = directory / "requirements.txt"
     own = f"{NAME} @ {wheel.as_uri()} --hash=sha256:{sha256(wheel)}\n"

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Looks through a site that mkdocs made of docs/: no link is dead, and those that leave it are well formed.
+"""Finds dead links in the documentation site, and malformed links to other sites.
 
     .ci/site.py SITE [--repository URL]
 
-A link into the site must find its page and its anchor there. One into the repository at URL, or to a file beside docs/,
-must find that file in this tree. Nothing is asked of the network: of all others it is said only what could never work.
+A link into the site must find its page and its anchor. A link into the repository at URL, or to a file outside docs/,
+must find that file in this tree. The program does not use the network. For other sites, it reports only invalid
+addresses.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note the links and the id of a tag; where a page looks for fonts and the like beforehand is no link."""
+        """Add the links and the id of a tag, except preconnect hints."""
         values = dict(attrs)
         self.anchors |= {values[name] or "" for name in ("id", "name") if values.get(name)}
         if tag != "link" or values.get("rel") != "preconnect":
@@ -65,7 +66,7 @@ def _fault(link: str, path: Path, pages: dict[Path, Page], site: Path, repositor
     if target in pages:
         is_there = not parts.fragment or unquote(parts.fragment) in pages[target].anchors
         return "" if is_there else f"{target.name} has no such anchor"
-    if site not in target.parents:  # a file beside docs/, as beside the site
+    if site not in target.parents:  # a file outside docs/
         target = ROOT / target.relative_to(site.parent) if site.parent in target.parents else ROOT / ".nowhere"
     return "" if target.exists() else "there is no such file"
 
@@ -88,7 +89,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="No link of a site may be dead.")
     parser.add_argument("site", type=Path)
     parser.add_argument(
-        "--repository", default="", help="Where files beside docs/ are shown, such as https://github.com/a/b"
+        "--repository", default="", help="The address of the repository, such as https://github.com/a/b"
     )
     arguments = parser.parse_args()
     found = list(faults(arguments.site, arguments.repository.rstrip("/")))

@@ -52,6 +52,8 @@ REFERENCES = (
     "docs/operate/portal.md",  # a section for each task of an operator
 )
 
+_SUFFIXES = {".bicep", ".conf", ".html", ".kql", ".ps1", ".service", ".sh", ".tf", ".toml", ".yaml", ".yml"}
+
 _FENCED = re.compile(r"^( *)(```|~~~).*?^\1\2[ \t]*$", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 _IMAGE = re.compile(r"!\[([^\]]*)\]\([^)]*\)")
@@ -67,7 +69,14 @@ def pages() -> list[Path]:
 
 def programs() -> list[Path]:
     """Return the Python files with docstrings, help texts, and messages."""
-    return [path for name in ("bridge", "sinks", "docs") for path in sorted((ROOT / name).rglob("*.py"))]
+    folders = ("bridge", "sinks", "docs", "deploy", ".ci")
+    return [path for name in folders for path in sorted((ROOT / name).rglob("*.py"))]
+
+
+def other_files() -> list[Path]:
+    """Return the templates, alerts, units, and other files with texts or comments."""
+    found = [*(ROOT / "bridge" / "portal" / "templates").iterdir(), *(ROOT / "deploy").rglob("*")]
+    return sorted(path for path in found if path.suffix in _SUFFIXES and path.is_file())
 
 
 def forbidden(text: str, *, first_line: int = 1) -> Iterator[tuple[int, str]]:
@@ -155,6 +164,9 @@ def findings() -> Iterator[str]:
     for path in programs():
         if path != Path(__file__):
             yield from _program_findings(path)
+    for path in other_files():
+        text = path.read_text(encoding="utf-8")
+        yield from (f"{path.relative_to(ROOT)}:{line}: avoid '{phrase}'" for line, phrase in forbidden(text))
     docs = sorted((ROOT / "docs").rglob("*.md"))
     yield from long_sentences([each for path in docs for each in sentences(path.read_text(encoding="utf-8"))])
 

@@ -1,5 +1,5 @@
 # ruff: noqa: INP001
-"""Build the release archives, which contain everything needed to install the agent on a VM.
+"""Build the release archives, which contain everything to install the agent.
 
     python3 -m venv build && build/bin/pip install --require-hashes -r deploy/artifact/tools.txt
     build/bin/python -m pip wheel --no-deps --wheel-dir dist .
@@ -87,7 +87,10 @@ class Locked:
 
 @dataclass(frozen=True)
 class Target:
-    """A Python version and an architecture. The architecture AMD64 implies Windows, and all others imply Linux."""
+    """A Python version and an architecture.
+
+    The architecture AMD64 implies Windows, and all others imply Linux.
+    """
 
     python: str
     machine: str
@@ -135,7 +138,10 @@ class Wheelhouse:
         self.own = own
 
     def fetch(self, locked: Sequence[Locked], target: Target) -> None:
-        """Download the wheels in *locked* that *target* needs, and verify their hashes. Skip existing wheels."""
+        """Download the wheels in *locked* that *target* needs, and verify their hashes.
+
+        Skip existing wheels.
+        """
         its_own = [one for one in locked if one.name not in LEFT_OUT and target.takes(one.marker)]
         wanted = [one for one in its_own if self.find(one.pin, target) is None]
         if not wanted:
@@ -153,7 +159,7 @@ class Wheelhouse:
             )  # fmt: skip
 
     def find(self, pin: str, target: Target) -> Path | None:
-        """Return the wheel of *pin* that runs on *target*, or None if the directory has no such wheel."""
+        """Return the wheel of *pin* that runs on *target*, or None if it does not exist."""
         tags = target.tags()
         for path in sorted(self.directory.glob("*.whl")):
             name, version, _, own_tags = parse_wheel_filename(path.name)
@@ -162,7 +168,7 @@ class Wheelhouse:
         return None
 
     def get(self, pin: str, target: Target) -> Path:
-        """Return the wheel of *pin* that runs on *target*. If the wheel is missing, stop the build."""
+        """Return the wheel of *pin* that runs on *target*; stop the build if it is missing."""
         path = self.find(pin, target)
         if path is None:
             raise SystemExit(f"There is no wheel of {pin} for Python {target.python} on {target.machine}.")
@@ -234,7 +240,7 @@ def requirements(wheels: Collection[Path], locked: Sequence[Locked], own: Path) 
 
 
 def lay_out(directory: Path, extras: Path, house: Wheelhouse, arch: str) -> None:
-    """Write the main archive's files to *directory* and the extras archive's files to *extras*."""
+    """Write the main archive's files to *directory* and the extras to *extras*."""
     locked, tools = read_lock(HERE / "requirements.txt"), read_lock(HERE / "tools.txt")
     targets = [Target(python, MACHINES[arch]) for python in PYTHONS]
     for target in targets:

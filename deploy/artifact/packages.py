@@ -45,7 +45,10 @@ class Package:
 
     @property
     def own_version(self) -> str:
-        """Return the version with a tilde, so that dpkg and rpm sort a release candidate before its release."""
+        """Return the version with a tilde.
+
+        dpkg and rpm then sort a release candidate before its release.
+        """
         return re.sub(r"\.?(?=(?:a|b|rc|dev)\d)", "~", self.version)
 
     def make(self, kind: str, out: Path) -> Path:
@@ -147,7 +150,10 @@ class Package:
 
 
 def md5(path: Path) -> str:
-    """Return the MD5 digest, the only digest that `dpkg --verify` supports. It detects only accidental changes."""
+    """Return the MD5 digest, the only digest that `dpkg --verify` supports.
+
+    It detects only accidental changes.
+    """
     return hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
 
 

@@ -1,5 +1,5 @@
 # ruff: noqa: INP001
-"""Generates the manual page and the completions for bash, zsh, and fish from the agent's commands.
+"""Generates the manual page and the shell completions from the agent's commands.
 
     PYTHON -I shell_files.py LIBRARIES OUT EPOCH
 
@@ -39,7 +39,10 @@ def escaped(text: str) -> str:
 
 
 def marked_up(text: str) -> Iterator[str]:
-    """Convert a help text to roff. Paragraphs with click's no-wrap mark keep their line breaks."""
+    """Convert a help text to roff.
+
+    Paragraphs with click's no-wrap mark keep their line breaks.
+    """
     for number, part in enumerate(re.split(r"\n[ \t]*\n", inspect.cleandoc(text))):
         if number:
             yield ".PP"

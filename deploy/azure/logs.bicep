@@ -12,7 +12,7 @@ param tags object = {}
 @description('The workspace, in this resource group.')
 param workspaceName string
 
-@description('The data collection rule. Azure takes 30 characters at most for one with an address of its own.')
+@description('The data collection rule. Azure takes 30 characters at most for a rule with a separate address.')
 @maxLength(30)
 param ruleName string = 'scheduled-events'
 

@@ -26,7 +26,7 @@ until [ -e "$disk" ]; do
   sleep 1
 done
 
-# After a reimage the disk holds what is still owed, so it is formatted only when it is known to hold nothing (2).
+# After a reimage the disk contains undelivered records, so it is formatted only if it is empty (2).
 found=0
 blkid -p "$disk" >/dev/null || found=$?
 case $found in
@@ -35,7 +35,7 @@ case $found in
   *) fail "what is on $disk cannot be told: blkid says $found" ;;
 esac
 mkdir -p "$state"
-# nofail: a VM whose disk is missing boots all the same. The service waits for the mount, because its state is there.
+# nofail: a VM without the disk still boots. The service waits for the mount, because the disk contains its state.
 grep -q "^LABEL=$label " /etc/fstab ||
   printf 'LABEL=%s %s ext4 defaults,noatime,nofail 0 2\n' "$label" "$state" >>/etc/fstab
 systemctl daemon-reload

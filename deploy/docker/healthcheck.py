@@ -42,7 +42,7 @@ def main() -> str:
 
 
 def configured() -> str:
-    """Return status.listen from the environment, from the configuration file, or the default, in this order."""
+    """Return status.listen from the environment, else from the file, else the default."""
     if os.environ.get(VARIABLE):
         return os.environ[VARIABLE]
     if not os.path.exists(CONFIG):  # noqa: PTH110  # pathlib would cost a tenth of the run

@@ -1,5 +1,5 @@
 # ruff: noqa: INP001
-"""Cordon and drain this pod's node before a scheduled event, and uncordon the node after the last event.
+"""Drain this pod's node before a scheduled event, and uncordon it afterward.
 
 The option `--cordon-only` leaves the pods on the node. `--taint` adds a taint to the node, and `--event` writes a
 Kubernetes Event for each record.
@@ -86,7 +86,9 @@ class Api:
     def call(
         self, method: str, path: str, body: Json | None = None, kind: str = "application/json"
     ) -> tuple[int, Json]:
-        """Return the status and the body of a response. Raise Later without a response, or Failed if access is denied.
+        """Return the status and the body of a response.
+
+        Raise Later without a response, or Failed if access is denied.
 
         Read the token before each request, because Kubernetes rotates the token. Retry after a 401.
         """
@@ -130,7 +132,10 @@ class Node:
         self._with_bare_pods = with_bare_pods
 
     def cordon(self, event_id: str, taint: str) -> bool:
-        """Cordon the node and set *taint*, unless *taint* is empty. Return False if the node no longer exists."""
+        """Cordon the node and set *taint*, unless *taint* is empty.
+
+        Return False if the node no longer exists.
+        """
 
         def change(node: Json, spec: Json, annotations: Json) -> None:
             if not node["spec"].get("unschedulable"):  # otherwise, someone else might have cordoned the node
@@ -259,7 +264,10 @@ def is_terminating(answer: Json) -> bool:
 
 
 def expect(status: int, answer: Json, what: str) -> Json:
-    """Return *answer* if *status* is a success. Raise Later for a temporary error, and Failed otherwise."""
+    """Return *answer* if *status* is a success.
+
+    Raise Later for a temporary error, and Failed otherwise.
+    """
     if status < HTTPStatus.MULTIPLE_CHOICES:
         return answer
     sentence = f"{what}: HTTP {status}. {said(answer)}"
@@ -333,7 +341,10 @@ def kubernetes_event(node: str, event: dict[str, str]) -> Json:
 
 
 def is_still_affected(event_id: str, spared: frozenset[str]) -> bool:
-    """Return whether another active event requires a drain of this VM. Raise Later if the events are unknown."""
+    """Return whether another active event requires a drain of this VM.
+
+    Raise Later if the events are unknown.
+    """
     command = ["scheduled-events-bridge", "status", "--json"]
     try:
         done = subprocess.run(command, capture_output=True, timeout=STATUS_SECONDS, check=True)  # noqa: S603
@@ -394,7 +405,10 @@ def prepare(node: Node, event: dict[str, str], options: argparse.Namespace) -> N
 
 
 def process(node: Node, event: dict[str, str], options: argparse.Namespace) -> None:
-    """Prepare the node if *event* is announced or starts. Uncordon the node if its last event has ended."""
+    """Prepare the node if *event* is announced or starts.
+
+    Uncordon the node if its last event has ended.
+    """
     transition, affects = event["TRANSITION"], event["AFFECTS_THIS_VM"]
     spared = ADVISORY | frozenset(filter(None, options.spare.split(",")))
     if transition in DRAINING and affects != "false" and event["EVENT_TYPE"] not in spared:

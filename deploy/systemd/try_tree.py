@@ -1,5 +1,7 @@
 # ruff: noqa: INP001
-"""Tests an installed agent. install.sh runs this file with the installed agent's Python interpreter.
+"""Tests an installed agent.
+
+install.sh runs this file with the installed agent's Python interpreter.
 
     PYTHON -I - imports EXTRAS          exit 1 unless every module and compiled library of the tree can be loaded
     PYTHON -I - reasons                 print why the running agent is not ready, one reason per line
@@ -72,7 +74,9 @@ def reasons() -> list[str]:
 
 
 def ready(seconds: float, before: list[str]) -> list[str]:
-    """Return the reasons why the agent is not ready after *seconds*. Ignore the reasons in *before*.
+    """Return the reasons why the agent is not ready after *seconds*.
+
+    Ignore the reasons in *before*.
 
     A destination that was failing before an upgrade must not prevent the upgrade.
     """
@@ -92,7 +96,10 @@ def ready(seconds: float, before: list[str]) -> list[str]:
 
 
 def ask() -> tuple[Any, Any]:
-    """Return the readiness of the running agent and the error of the request, or None for both without an address."""
+    """Return the readiness of the agent and the error of the request.
+
+    Both are None without an address.
+    """
     import msgspec  # noqa: PLC0415  # of the tested tree
 
     from bridge.config.loader import find_config, load  # noqa: PLC0415
@@ -114,7 +121,10 @@ def ask() -> tuple[Any, Any]:
 
 
 class AnyStatus(urllib.request.HTTPErrorProcessor):
-    """Accepts a response with any status, because an agent that is not ready responds with 503."""
+    """Accepts a response with any status.
+
+    An agent that is not ready responds with 503.
+    """
 
     def http_response(self, _request: Any, response: Any) -> Any:
         """Return *response*."""

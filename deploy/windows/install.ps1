@@ -9,9 +9,9 @@ Installs, upgrades or removes the Scheduled Events Bridge as a Windows service. 
 %ProgramData%\scheduled-events-bridge    config.toml (written only if there is none), state, logs; for administrators
                                          and the service alone
 
-The service runs as NT SERVICE\scheduled-events-bridge, an account of its own without a password. It starts with
-Windows, is restarted when it ends by itself, and is told of a shutdown before the network goes. A version that refuses
-the configuration that is there is not installed: the old one goes on.
+The service runs as NT SERVICE\scheduled-events-bridge, a separate account without a password. It starts with
+Windows, is restarted when it ends by itself, and is notified of a shutdown before the network stops. A version that refuses
+the existing configuration is not installed: the old one goes on.
 
 .PARAMETER Extras
 apprise, template, websocket: with the archive of a release, which holds them. It holds the agent and every library too,
@@ -26,7 +26,7 @@ compared with its hash there, whatever index a pip setting of your own (PIP_INDE
 A python.exe of 3.10 or newer, installed for all users.
 
 .PARAMETER Config
-A configuration to put in place of the one that is there.
+A configuration that replaces the existing one.
 
 .PARAMETER Uninstall
 Removes the service and the program.
@@ -180,7 +180,7 @@ function Register-Agent([string] $Base, [string] $Version) {
             -DependsOn 'Tcpip', 'Dnscache' | Out-Null
     }
     Invoke-Native 'sc.exe' @('config', $name, 'obj=', $account)
-    # After 5 s, 30 s, and from then on 5 minutes; a day without a fault counts anew.
+    # After 5 s, 30 s, and from then on 5 minutes; a day without a fault resets the count.
     $actions = 'restart/5000/restart/30000/restart/300000'
     Invoke-Native 'sc.exe' @('failure', $name, 'reset=', '86400', 'actions=', $actions)
     # stop_grace_seconds (10) and a second more must fit in. Raise it when you raise that.
@@ -209,7 +209,7 @@ if ($Uninstall) {
     return
 }
 if (-not $Package -and -not (Test-Path (Join-Path $PSScriptRoot 'wheels'))) {
-    throw 'This is no archive of a release: name the wheel of the agent, -Package.'
+    throw 'This is not an archive of a release. Set the wheel of the agent, -Package.'
 }
 if ($Package -and $Extras) {
     throw 'With -Package the extras stand behind the wheel, in brackets; -Extras is for the archive of a release.'

@@ -1,4 +1,6 @@
-"""Runs the agent as a Windows service. install.ps1 registers the service and creates a venv next to this file.
+"""Runs the agent as a Windows service.
+
+install.ps1 registers the service and creates a venv next to this file.
 
 The service runs the base interpreter directly and adds the venv's packages to the path. The venv's python.exe would
 start the base interpreter as a second process, which the Windows service manager cannot monitor.
@@ -44,7 +46,7 @@ def main() -> int:
 
 
 def _serve(host: Host) -> None:
-    """Connect to the Windows service manager, and process its requests until the agent has stopped."""
+    """Connect to the Windows service manager, and serve it until the agent has stopped."""
     if sys.platform != "win32":
         raise OSError("There are services of this kind on Windows only.")
     import servicemanager  # noqa: PLC0415

@@ -257,14 +257,14 @@ def test_file_that_the_sums_do_not_know_is_refused(tree, files):
     ("name", "content", "sentence"),
     [
         (WHEEL, wheel_of("1.2.2"), f"{WHEEL} does not say 1.2.3 in its metadata."),
-        (ARCHIVES[0], packed(**{f"wheels/{WHEEL}": b"another"}), f"{ARCHIVES[0]} does not hold the wheel that is"),
-        (ARCHIVES[2], packed(other=b""), f"{ARCHIVES[2]} does not hold the wheel that is beside it."),
-        (ON_WINDOWS, zipped(**{f"wheels/{WHEEL}": b"another"}), f"{ON_WINDOWS} does not hold the wheel that is"),
-        (ON_WINDOWS, zipped(other=b""), f"{ON_WINDOWS} does not hold the wheel that is beside it."),
+        (ARCHIVES[0], packed(**{f"wheels/{WHEEL}": b"another"}), f"{ARCHIVES[0]} does not contain the wheel of"),
+        (ARCHIVES[2], packed(other=b""), f"{ARCHIVES[2]} does not contain the wheel of this folder."),
+        (ON_WINDOWS, zipped(**{f"wheels/{WHEEL}": b"another"}), f"{ON_WINDOWS} does not contain the wheel of"),
+        (ON_WINDOWS, zipped(other=b""), f"{ON_WINDOWS} does not contain the wheel of this folder."),
         (CHART_ARCHIVE, packed(**{"Chart.yaml": b"name: b"}), f"{CHART_ARCHIVE} does not hold the chart of this tree."),
         (SBOM, bom_of(VERSION, "msgspec==0.22.0"), f"{SBOM} lacks markdown==3.10."),
-        (SBOM, bom_of("1.2.2", *PINS), f"{SBOM} is no CycloneDX document"),
-        (SBOM, bom_of(VERSION, *PINS).replace(b"serialNumber", b"number"), f"{SBOM} is no CycloneDX document"),
+        (SBOM, bom_of("1.2.2", *PINS), f"{SBOM} is not a CycloneDX document"),
+        (SBOM, bom_of(VERSION, *PINS).replace(b"serialNumber", b"number"), f"{SBOM} is not a CycloneDX document"),
     ],
     # Packed bytes have the time in them: as names they would be others in each worker.
     ids=[

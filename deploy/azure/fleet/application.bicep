@@ -57,7 +57,7 @@ resource application 'Microsoft.Compute/galleries/applications@2024-03-03' = {
   tags: tags
   properties: {
     supportedOSType: 'Linux'
-    description: 'Tells of the Scheduled Events of a VM, and approves them.'
+    description: 'Forwards the Scheduled Events of a VM, and approves them.'
   }
 }
 

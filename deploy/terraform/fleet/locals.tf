@@ -26,11 +26,11 @@ locals {
   application = {
     properties = {
       supportedOSType = "Linux"
-      description     = "Tells of the Scheduled Events of a VM, and approves them."
+      description     = "Forwards the Scheduled Events of a VM, and approves them."
     }
   }
 
-  # Where the files are, which is secret, is put beside this in main.tf.
+  # Where the files are, which is secret, is added in main.tf.
   application_version = {
     properties = {
       publishingProfile = {

@@ -65,7 +65,7 @@ variable "rings" {
 }
 
 variable "tag_name" {
-  description = "The tag that names the ring of a VM or scale set. A value that is no ring, such as none, keeps it out."
+  description = "The tag that names the ring of a VM or scale set. A value that names no ring, such as none, excludes it."
   type        = string
   default     = "scheduled-events-bridge"
 }
