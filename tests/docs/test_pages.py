@@ -15,6 +15,10 @@ def test_front_page_is_short():
     assert len(README.splitlines()) <= 150
 
 
+def test_changelog_of_the_first_release_is_short():
+    assert len(doc_pages.page("CHANGELOG.md").splitlines()) <= 40
+
+
 def test_navigation_of_the_site_names_every_page():
     text = (DOCS / "mkdocs.yml").read_text(encoding="utf-8").partition("nav:")[2]
     named = set(re.findall(r"[\w/-]+\.md", text))
