@@ -35,6 +35,7 @@ from bridge.delivery.router import Router
 from bridge.errors import BridgeError, StateDirectoryError
 from bridge.health.reporter import HealthReporter
 from bridge.health.server import HealthServer
+from bridge.health.serving import Serving
 from bridge.imds.client import attested_tokens, client_of
 from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import Metrics, own_version
@@ -52,6 +53,7 @@ from bridge.system.threads import LoopWatch
 logger = logging.getLogger(__name__)
 
 TURN_SECONDS = 1.0
+_OFF = ("", 0)
 _TEND_SECONDS = 5.0
 _FORGET_SECONDS = 3600.0
 _LOCK_SECONDS = 10.0
@@ -122,8 +124,13 @@ class Agent:
         self._push: MetricsPush | None = None
         self._loop_watch = LoopWatch()
         self.health = self._new_health_reporter()
-        address = settings.status.address
-        self._health_server = None if address is None else HealthServer(*address, self.health.pages)
+        self._serving = Serving(self.outbox, self.poller, settings=settings.serving, vm_name=self.vm_name)
+        self.poller.on_records = self._serving.observe
+        self._health_server = HealthServer(*(settings.status.address or _OFF), self.health.pages)
+        pages = {"/serving": self._serving.page}
+        self._serving_server = HealthServer(
+            *(settings.serving.address or _OFF), pages, setting="serving.listen", accepts_any_host=True
+        )
         source = Source(
             directory,
             self.outbox,
@@ -167,12 +174,12 @@ class Agent:
         self.metrics.watch_outbox(self.health.outbox)
         self.metrics.watch_vm(self.vm_name)
         self._control.open()
-        if self._health_server is not None:
-            self._health_server.open()
+        self._health_server.open()
         if not self._load(stop):
             return
         good_at = self.outbox.read(lambda state: state.get("last_good_at"))
         self.imds.answered_at = None if good_at is None else parse_time(good_at).timestamp()
+        self._serving_server.open()
         self.identity.start(stop, timeout_seconds=self._settings.imds.timeout_seconds)
         self._route()
         if stop():
@@ -274,8 +281,10 @@ class Agent:
         except OSError as error:
             logger.debug("The state directory cannot be locked: %s", error)  # the saver reports the disk
         self._control.open()
-        if self._health_server is not None:
-            self._health_server.open()
+        self._health_server.open()
+        self._serving_server.open()
+        if self._serving_server.port is not None:
+            self._run_every(0.0, "serving", self._serving.why_out)
         self._run_every(_TEND_SECONDS, "approval files", self.approvals.check_files)
         self._run_every(_TEND_SECONDS, "workers", self._start_missing_workers)
         heartbeat_seconds = self._settings.heartbeat.interval_seconds
@@ -370,7 +379,7 @@ class Agent:
         self.metrics.reloaded(is_right=False)
 
     def _warn_of_restart(self) -> None:
-        for key in ("state", "status"):
+        for key in ("state", "status", "serving"):
             if getattr(self._started_with, key) != getattr(self._settings, key):
                 logger.warning("A change of [%s] takes effect after a restart. All other changes are in effect.", key)
 
@@ -416,8 +425,8 @@ class Agent:
             logger.error("The outbox could not be saved. The next start does not have the last changes. %s", why)
         if self._push is not None:
             self._push.close(_time_left(end))
-        if self._health_server is not None:
-            self._health_server.close()
+        self._health_server.close()
+        self._serving_server.close()
         self._notifier.close()
 
     def _stop_parts(self, deadline: float) -> None:

@@ -21,7 +21,7 @@ from msgspec import Meta
 from bridge.config.approval import ApprovalSettings
 from bridge.config.telemetry import PushSettings, TelemetrySettings
 from bridge.config.toml import Check, check_url
-from bridge.events.event import VmIdentity
+from bridge.events.event import VmIdentity, check_event_type
 
 if TYPE_CHECKING:
     from bridge.sink import Sink, SinkConfig
@@ -65,6 +65,11 @@ def _listen(value: str) -> None:
         if value.startswith(":"):
             hint = f' To listen on every address, write "0.0.0.0{value}".'
         raise ValueError('"host:port", such as "127.0.0.1:9464" or "[::1]:9464", or "" for none', hint)
+
+
+def _address(listen: str) -> tuple[str, int] | None:
+    host, _, port = listen.rpartition(":")
+    return (host.strip("[]"), int(port)) if listen else None
 
 
 def _is_address(host: str) -> bool:
@@ -166,8 +171,31 @@ class StatusSettings(msgspec.Struct, frozen=True, kw_only=True):
 
         Return None if the pages are off.
         """
-        host, _, port = self.listen.rpartition(":")
-        return (host.strip("[]"), int(port)) if self.listen else None
+        return _address(self.listen)
+
+
+class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """``[serving]``: the page /serving, the health of this VM for load balancers."""
+
+    listen: Annotated[str, Check(_listen)] = ""
+    """Address (or localhost) and port of the page, such as "0.0.0.0:9465". Every Host header is accepted. "" turns the
+    page off."""
+    event_types: Annotated[tuple[Annotated[str, Check(check_event_type)], ...], Meta(min_length=1)] = (
+        *("Reboot", "Redeploy", "Preempt", "Terminate"),
+    )
+    """The types of events that take this VM out of service, in Azure's spelling."""
+    before_seconds: _DurationOrZero = 900.0
+    """An event takes the VM out of service this many seconds before NotBefore. Without a NotBefore, the event does so
+    immediately."""
+    min_duration_seconds: _DurationOrZero = 0.0
+    """Only events with at least this expected duration in seconds. An unknown duration matches."""
+    after_seconds: _DurationOrZero = 60.0
+    """Seconds for which the VM stays out of service after an ending without proof."""
+
+    @property
+    def address(self) -> tuple[str, int] | None:
+        """Return the host and the port, or None if the page is off."""
+        return _address(self.listen)
 
 
 class HeartbeatSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,6 +237,8 @@ class TopSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The outbox on disk."""
     status: StatusSettings = StatusSettings()
     """Health and metrics."""
+    serving: ServingSettings = ServingSettings()
+    """A page for load balancers."""
     heartbeat: HeartbeatSettings = HeartbeatSettings()
     """Heartbeat records."""
     telemetry: TelemetrySettings | None = None

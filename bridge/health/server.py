@@ -1,11 +1,12 @@
-"""The HTTP server for /healthz, /readyz, and /metrics.
+"""The HTTP server for /healthz, /readyz, and /metrics, and a second one for /serving.
 
 Each connection has its own thread and is closed after one request. If more than sixteen connections are open, the
 server closes the oldest one, so that incomplete requests cannot block health probes. If the port is in use, the agent
 logs an ERROR and tries again later, but continues to poll and deliver.
 
 If the server listens on a loopback address, it rejects requests whose Host header contains any other name. This
-prevents DNS rebinding, which would let a web page in a local browser read the health pages.
+prevents DNS rebinding, which would let a web page in a local browser read the health pages. The server of /serving
+accepts every Host header, because load balancers set their own.
 """
 
 from __future__ import annotations
@@ -56,11 +57,22 @@ Pages = Mapping[str, Callable[[], Response]]
 class HealthServer:
     """Serves *pages* on *host* and *port* between `open` and `close`.
 
-    Port 0 selects a free port.
+    Port 0 selects a free port. With an empty *host*, the server does not listen. *setting* is the key of the address.
     """
 
-    def __init__(self, host: str, port: int, pages: Pages, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        pages: Pages,
+        *,
+        setting: str = "status.listen",
+        accepts_any_host: bool = False,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._address = (host, port)
+        self._setting = setting
+        self._accepts_any_host = accepts_any_host
         self._pages = pages
         self._monotonic = monotonic
         self._log = ThrottledLog(logger)
@@ -77,7 +89,7 @@ class HealthServer:
 
         Try at most once every ten seconds.
         """
-        if self._server is not None or self._monotonic() < self._next_try:
+        if not self._address[0] or self._server is not None or self._monotonic() < self._next_try:
             return
         self._next_try = self._monotonic() + _RETRY_SECONDS
         host, port = self._address
@@ -87,15 +99,15 @@ class HealthServer:
             self._log.problem(
                 "listen",
                 logging.ERROR,
-                f"The agent cannot listen on {host}:{port} (status.listen): {error.strerror or error}. It runs without "
-                "/healthz, /readyz, and /metrics, and tries again. Free the port, or set another port.",
+                f"The agent cannot listen on {host}:{port} ({self._setting}): {error.strerror or error}. It runs "
+                f"without {', '.join(self._pages)}, and tries again. Free the port, or set another port.",
             )
             return
-        self._log.recovered("listen", "The agent listens on status.listen again.")
-        logger.info("Health and metrics are served.", extra={"listen": f"{host}:{self.port}"})
+        self._log.recovered("listen", f"The agent listens on {self._setting} again.")
+        logger.info("%s: listening.", self._setting, extra={"listen": f"{host}:{self.port}"})
 
     def _started(self) -> _Server:
-        server = _Server(*self._address, self._pages)
+        server = _Server(*self._address, self._pages, accepts_any_host=self._accepts_any_host)
         serving = threading.Thread(
             target=server.serve_forever, kwargs={"poll_interval": _WAKE_SECONDS}, name="status", daemon=True
         )
@@ -124,9 +136,9 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     allow_reuse_address = os.name != "nt"
     request_queue_size = 64
 
-    def __init__(self, host: str, port: int, pages: Pages) -> None:
+    def __init__(self, host: str, port: int, pages: Pages, *, accepts_any_host: bool) -> None:
         self.pages = pages
-        self.is_local = is_loopback(host)
+        self.is_local = is_loopback(host) and not accepts_any_host
         self._lock = threading.Lock()
         self._open: list[socket.socket] = []
         self.is_closing = threading.Event()

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from enum import Enum
 from typing import Protocol
@@ -116,6 +116,7 @@ class Poller:
         self._boot_id = boot_id
         self._booted_at = clock.now() - timedelta(seconds=seconds_since_boot)
         self.approvals = approvals
+        self.on_records: Callable[[Sequence[TransitionRecord]], object] = lambda _records: None
         self._interval_seconds = poll_interval_seconds
         self._clock = clock
         self._report = ThrottledLog(logger)
@@ -135,10 +136,14 @@ class Poller:
         self._urgent: list[ScheduledEvent] = []
 
     @property
+    def document(self) -> Document | None:
+        """Return the tracked document, or None while it is unknown."""
+        return None if self._tracker is None else self._tracker.document
+
+    @property
     def incarnation(self) -> Incarnation:
         """Return the incarnation of the tracked document."""
-        document = None if self._tracker is None else self._tracker.document
-        return None if document is None else document.incarnation
+        return None if self.document is None else self.document.incarnation
 
     @property
     def gap_seconds(self) -> float:
@@ -267,6 +272,7 @@ class Poller:
         self._note(new_records)
 
     def _note(self, new_records: Sequence[TransitionRecord]) -> None:
+        self.on_records(new_records)
         for record in new_records:
             self._metrics.recorded(record.transition)
             _log_record(record)

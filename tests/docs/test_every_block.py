@@ -102,6 +102,10 @@ RUN = {
     "generated: record": _GENERATED,
     "generated: record short": _GENERATED,
     "alertmanager: route": "tests/interop/test_alertmanager.py::test_route_of_the_page_sends_info_elsewhere",
+    "nginx": "tests/e2e/test_load_balancers.py::"
+    "test_the_application_behind_nginx_follows_503_and_stays_up_without_the_agent",
+    "haproxy": "tests/e2e/test_load_balancers.py::"
+    "test_haproxy_sends_no_new_request_to_the_vm_after_two_check_intervals",
     "rollout: duration": (
         "tests/deploy/test_management_group.py::test_durations_of_the_page_follow_from_its_formula_and_the_template"
     ),

@@ -226,7 +226,7 @@ def test_a_change_that_needs_a_restart_is_said_and_the_rest_is_in_force(agent, i
     agent.wait_for(lambda: agent.records)
     stop(agent)
     assert agent.records[0]["labels"] == {"team": "b"}
-    assert "Health and metrics are served" not in agent.log
+    assert "status.listen: listening" not in agent.log
 
 
 # A wrong one.
