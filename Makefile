@@ -1,8 +1,8 @@
-# The commands of .github/CONTRIBUTING.md. `make check` runs all five.
+# The commands of .github/CONTRIBUTING.md. `make check` runs all five, and `make docs` checks texts.
 
 BIN := .venv/bin
 
-.PHONY: check lint format types imports test fix
+.PHONY: check lint format types imports test docs fix
 
 check: lint format types imports test
 
@@ -20,6 +20,11 @@ imports: $(BIN)/pytest
 
 test: $(BIN)/pytest
 	$(BIN)/pytest
+
+docs: $(BIN)/pytest
+	$(BIN)/codespell
+	$(BIN)/python docs/language.py
+	$(BIN)/python docs/generate.py --check
 
 fix: $(BIN)/pytest
 	$(BIN)/ruff check --fix .
