@@ -79,6 +79,8 @@ def agent_header(settings: ApprovalSettings, keys: Sequence[TrustedKey], *, vers
         "required_approvals": 1 if settings.remote is None else settings.remote.required_approvals,
         "dry_run": settings.dry_run,
         "disabled": is_disabled(directory),
+        "command": settings.remote is not None and settings.remote.command is not None,
+        "command_covers_all": settings.remote is not None and settings.remote.command_covers_all,
         "kids": [key.kid for key in keys if not unusable_keys([key])],
     }
     return json.dumps(about, separators=(",", ":"))

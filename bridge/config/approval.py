@@ -125,6 +125,8 @@ class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
     drain. No shell is used."""
     command_timeout_seconds: Annotated[float, Meta(gt=0, le=_LONGEST_COMMAND_SECONDS)] = 600.0
     """Time limit of the command in seconds, at most a day. Then the command is killed and nothing is approved."""
+    command_covers_all: bool = False
+    """true: the command prepares every VM of the event. The portal then sends an approval only to this VM."""
     keys: tuple[KeySettings, ...] = ()
     """The trusted keys, one table each, at least one."""
 

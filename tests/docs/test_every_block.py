@@ -57,6 +57,8 @@ RUN = {
     "first portal: install": ".ci/run::step_portal",
     "first portal: enter": _FIRST_PORTAL,
     "first portal: secrets": _FIRST_PORTAL,
+    "inventory: configuration": "tests/portal/test_settings.py::test_configurations_of_the_page_are_right",
+    "file: vms.csv": "tests/portal/test_inventory.py::test_file_of_the_page_is_valid",
     "file: first portal.toml": _FIRST_PORTAL,
     "file: first agent.toml": _FIRST_PORTAL,
     "first portal: run": _FIRST_PORTAL,

@@ -69,9 +69,10 @@ class RunningPortal:
         *,
         clock: Clock = REAL_CLOCK,
         limits: HttpLimits = HttpLimits(),  # noqa: B008  # frozen
+        vm_limits: dict[str, Any] | None = None,
         **tables: Any,
     ) -> None:
-        self._settings = read(portal_table(directory, **tables))
+        self._settings = read(portal_table(directory, **tables, limits=vm_limits or {}))
         self._more: dict[str, Any] = {"clock": clock, "limits": limits}
         self._thread: threading.Thread | None = None
         self._failed: BaseException | None = None

@@ -177,6 +177,7 @@ def _stored(token):
         iss="ada",
         decision="approve",
         jws=token,
+        issued_at_seconds=0.0,
         expires_at_seconds=int(time.time()) + 3600,
         details={},
     )

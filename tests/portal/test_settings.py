@@ -108,6 +108,8 @@ def test_configurations_of_the_page_are_right():
     database = read(tomllib.loads(doc_pages.marked(page, "postgresql: configuration"))).database
     assert database.url is not None
     assert database.password().is_set
+    table = tomllib.loads(doc_pages.marked(page, "inventory: configuration"))
+    assert read({**table, "agents": {"token_env": "TOKEN"}}).inventory.file is not None
     [sink] = loader.read(tomllib.loads(doc_pages.marked(page, "file: agent.toml"))).sinks
     assert (sink.type_name, sink.config.scope) == ("webhook", "all")
 

@@ -100,7 +100,14 @@ def test_each_request_describes_the_agent(start, portal):
     about = json.loads(portal.requests[-1].asked.headers[AGENT_HEADER.lower()])
     version = about.pop("version")
     assert version
-    assert about == {"required_approvals": 2, "dry_run": True, "disabled": True, "kids": ["k1"]}
+    assert about == {
+        "required_approvals": 2,
+        "dry_run": True,
+        "disabled": True,
+        "command": False,
+        "command_covers_all": False,
+        "kids": ["k1"],
+    }
 
 
 def test_the_decisions_for_another_machines_state_are_requested_again(start, portal):

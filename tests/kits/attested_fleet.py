@@ -1,0 +1,143 @@
+"""One or two portals on one database, and agents that each have an attested token for their own VM only."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import secrets
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import requests
+from fleet_records import NOW, vm_id_of
+from page_kit import Page
+from portal_databases import Database
+from portal_kit import BATCH, RunningPortal, batch
+from portal_users import local_user
+
+from bridge.approval.signing import generate_key
+from bridge.events.record import TransitionRecord
+from bridge.portal.agent_tokens import AgentTokens
+from bridge.portal.store.users import add_session, put_user
+from bridge.portal.user_names import local_key
+from bridge.portal.users import COOKIE
+from bridge.testing import ManualClock
+
+_SUBSCRIPTION = "8d10da13-8125-4ba9-a717-bf7490507b3d"
+_FOREVER = "9999-01-01T00:00:00.000Z"
+_ABLE = {"version": "1", "kids": ["p1"], "required_approvals": 1, "dry_run": False, "disabled": False}
+
+
+class AttestedFleet:
+    """The portals. Each request goes to another one in turn."""
+
+    def __init__(self, directory: Path, database: Database, clock: ManualClock, **tables: Any) -> None:
+        self.clock = clock
+        secret = secrets.token_hex(20)
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "secret").write_text(f"{secret}\n", encoding="utf-8")
+        pair = generate_key(directory / "portal.key")
+        self.public_key_file = pair.public_key_file
+        self._tokens = AgentTokens(lambda: [secret], clock=clock.clock)
+        self._store = database.store()
+        for name, scope in (("ann", ()), ("sam", ("labels.team:payments",)), ("eve", ("labels.team:search",))):
+            self._store.write(put_user, local_user(name, "approver", *scope))
+            sha256 = hashlib.sha256(f"session-of-{name}".encode()).hexdigest()
+            session = {"new_sha256": sha256, "csrf_token": f"token-of-{name}", "at": "2026", "until": _FOREVER}
+            self._store.write(add_session, person_key=local_key(name), **session)
+        attested = {"subscriptions": [_SUBSCRIPTION], "secret_file": str(directory / "secret")}
+        whole = {
+            "database": database.table,
+            "agents": {"attested": attested},
+            "signing": {"kid": "p1", "private_key_file": str(pair.private_key_file)},
+            **tables,
+        }
+        self._number = 2 if "url" in database.table else 1
+        self.portals = [
+            RunningPortal(directory / f"portal{number}", clock=clock.clock, **whole) for number in range(self._number)
+        ]
+        self._turn = 0
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[AttestedFleet]:
+        """Run the portals."""
+        with contextlib.ExitStack() as stack:
+            for portal in self.portals:
+                stack.enter_context(portal)
+            yield self
+
+    def portal(self) -> RunningPortal:
+        """Return the portal for the next request."""
+        self._turn += 1
+        return self.portals[self._turn % self._number]
+
+    def send(self, vm: int, *records: TransitionRecord, token: str | None = None) -> requests.Response:
+        """POST *records* with the token of *vm*."""
+        own = token or self._tokens.new(vm_id_of(vm), subscription_id=_SUBSCRIPTION)
+        return self.portal().post(batch(records), content_type=BATCH, token=own)
+
+    def report(self, vm: int, *records: TransitionRecord) -> None:
+        """Send *records*, which the portal must accept."""
+        answer = self.send(vm, *records)
+        assert answer.status_code == 204, answer.text
+
+    def poll(self, vm: int, *, index: int = 0, wait: float = 1, **reported: Any) -> dict[str, Any]:
+        """Request decisions at each portal, as the agent of *vm*. Return the decisions of all portals."""
+        token = self._tokens.new(vm_id_of(vm), subscription_id=_SUBSCRIPTION)
+        headers = {"Authorization": f"Bearer {token}", "Scheduled-Events-Agent": json.dumps({**_ABLE, **reported})}
+        decisions: dict[str, None] = {}
+        for portal in self.portals:
+            url = f"{portal.url}/vms/{vm_id_of(vm)}/decisions?index={index}&wait={wait}"
+            decisions |= dict.fromkeys(requests.get(url, headers=headers, timeout=wait + 20).json()["decisions"])
+        return {"decisions": list(decisions)}
+
+    def page(self, person: str, path: str = "/") -> Page:
+        """Return a page as *person* sees it."""
+        origin = self.portal().url.removesuffix("/api/v1")
+        answer = requests.get(f"{origin}{path}", headers=_cookie_of(person), timeout=20)
+        assert answer.status_code == 200, answer.text
+        return Page(answer.text)
+
+    def event(self, event_id: str) -> dict[str, Any]:
+        """Return an event as the API shows it."""
+        found: dict[str, Any] = self.portal().get(f"/events/{event_id}").json()["event"]
+        return found
+
+    def events(self, **query: str) -> dict[str, Any]:
+        """Return the answer of the API with the open events."""
+        found: dict[str, Any] = self.portal().get("/events", **query).json()
+        return found
+
+    def decide(self, person: str, verdict: str, event_id: str, *confirm: str) -> requests.Response:
+        """Submit a verdict of *person* by the form of the page."""
+        event = self.event(event_id)
+        fields = {
+            "csrf": f"token-of-{person}",
+            "event": f"{event['key']}:{event['digest']}",
+            "verdict": verdict,
+            "reason": "because",
+            "confirm": [f"{event['key']}:{name}" for name in confirm],
+        }
+        return self.submit(person, "/decide", fields)
+
+    def submit(self, person: str, path: str, fields: Any) -> requests.Response:
+        """POST a form of a page as *person*."""
+        origin = self.portal().url.removesuffix("/api/v1")
+        headers = {**_cookie_of(person), "Origin": origin}
+        return requests.post(f"{origin}{path}", data=fields, headers=headers, timeout=20, allow_redirects=False)
+
+    def close(self) -> None:
+        """Close the store of the users."""
+        self._store.close()
+
+
+def at_11_01() -> ManualClock:
+    """Return a clock one minute after the records of `fleet_records`."""
+    return ManualClock(NOW + timedelta(minutes=1))
+
+
+def _cookie_of(person: str) -> dict[str, str]:
+    return {"Cookie": f"{COOKIE}=session-of-{person}"}

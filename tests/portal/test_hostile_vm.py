@@ -1,0 +1,237 @@
+"""One hostile VM with its own valid attested token, against a portal and against two portals on PostgreSQL.
+
+The hostile VM is the VM with the number 66. vm_0 and vm_1 are honest VMs of the team payments.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import pytest
+from attested_fleet import AttestedFleet, at_11_01
+from fleet_records import NOW, fleet_record, vm_id_of
+from msgspec.structs import replace
+
+from bridge.approval.decision_token import verify_for_any_vm
+from bridge.config.trusted_keys import TrustedKey
+from bridge.events.record import Approval, Evidence, Transition
+
+HOSTILE = 66
+SEARCH = {"team": "search"}
+
+
+@pytest.fixture
+def fleet_of(database, tmp_path):
+    """Return a function that creates the portals with tables."""
+    made = []
+
+    def make(**tables):
+        made.append(AttestedFleet(tmp_path / "fleet", database, at_11_01(), **tables))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def fleet(fleet_of):
+    with fleet_of(vm_limits={"records_per_minute": 10_000}).running() as running:
+        yield running
+
+
+def hostile(**fields):
+    return fleet_record(HOSTILE, **{"labels": SEARCH, **fields})
+
+
+def of_others(fleet):
+    """Return what everyone else sees: the API, and the page of a person of each scope."""
+    answer = fleet.events()
+    pages = [fleet.page(person).text for person in ("sam", "ann")]
+    collapsed = " events that only vm_66 reports."
+    return (
+        [(each["key"], each["digest"], each["state"], each["groups"]) for each in answer["events"]],
+        answer["total"],
+        [" ".join(word for word in page.split() if not page.endswith(collapsed)) for page in pages[:1]],
+    )
+
+
+def test_invented_events_change_one_line(fleet):
+    for vm in (0, 1):
+        fleet.report(vm, fleet_record(vm))
+    before = of_others(fleet)
+    for start in range(0, 200, 50):
+        fleet.report(
+            HOSTILE,
+            *(
+                hostile(event_id=f"ahead-{number}", seconds=300 * 86_400, resources=("vm_66",))
+                for number in range(start, start + 50)
+            ),
+        )
+    fleet.report(HOSTILE, *(hostile(event_id=f"invented-{number}", resources=("vm_0",)) for number in range(255)))
+    assert of_others(fleet) == before
+    [line] = fleet.events()["collapsed"]
+    assert (line["name"], line["count"]) == ("vm_66", 455)
+    assert "455 events that only vm_66 reports." in fleet.page("ann").text
+    assert "vm_66" not in fleet.page("sam").text
+
+
+def test_rate_and_size_of_records_are_limited(fleet_of):
+    with fleet_of().running() as fleet:
+        names = tuple(f"vm_{number}" for number in range(30_000))
+        assert fleet.send(HOSTILE, hostile(resources=names)).status_code == 413
+        statuses = [fleet.send(HOSTILE, hostile(event_id=f"E-{number}")).status_code for number in range(300)]
+        assert statuses.count(204) <= 121 * len(fleet.portals)
+        refused = fleet.send(HOSTILE, hostile(event_id="one more"))
+        refused = refused if refused.status_code == 429 else fleet.send(HOSTILE, hostile(event_id="another"))
+        assert (refused.status_code, int(refused.headers["Retry-After"]) >= 1) == (429, True)
+        fleet.report(0, fleet_record(0))
+        fleet.clock.advance(60)
+        fleet.report(HOSTILE, hostile(event_id="a minute later"))
+
+
+def test_duration_of_400_digits_is_refused_as_malformed(fleet):
+    answer = fleet.send(HOSTILE, hostile(duration_seconds=int("9" * 400)))
+    assert answer.status_code == 400, answer.text
+
+
+def test_other_report_of_an_event_changes_nothing_and_no_hold_is_refused(fleet):
+    for vm in (0, 1):
+        fleet.report(vm, fleet_record(vm, description="planned", active=("A",)))
+        fleet.poll(vm)
+    compared = ("state", "digest", "event", "groups", "counts", "unconfirmed", "first_observed_at", "observed_at")
+    before, buttons = fleet.event("A"), fleet.page("sam").buttons
+    taken = Approval(source="rule:mine", result="accepted", approvers=("ann",))
+    reports = [
+        hostile(event_type="Terminate", resources=("vm_66", "vm_0")),
+        hostile(sequence=2, description="checked with the DBA team"),
+        hostile(sequence=3, transition=Transition.STARTED),
+        replace(hostile(sequence=4, transition=Transition.APPROVED), approval=taken),
+        hostile(sequence=5, transition=Transition.COMPLETED, evidence=Evidence.OBSERVED, seconds=86_400),
+        hostile(sequence=6, transition=Transition.HEARTBEAT, active=()),
+    ]
+    for report in reports:
+        fleet.report(HOSTILE, report)
+        after = fleet.event("A")
+        assert {name: after[name] for name in compared} == {name: before[name] for name in compared}
+        assert fleet.page("sam").buttons == buttons
+        assert [vm["is_member"] for vm in after["vms"] if vm["name"] == "vm_66"] == [False]
+    assert "not a VM of the event" in fleet.page("ann", f"/events/{before['key']}").text
+    answer = fleet.decide("sam", "hold", "A")
+    assert answer.status_code == 303, answer.text
+
+
+def test_scoped_approver_sees_the_urgent_event_first_among_500(fleet):
+    at = NOW + timedelta(minutes=9)
+    for start in range(0, 500, 100):
+        vms = range(1_000 + start, 1_100 + start)
+        for vm in vms:
+            later = NOW + timedelta(minutes=10, seconds=vm)
+            fields = {"resources": (f"vm_{vm}",), "labels": SEARCH, "not_before": later}
+            fleet.report(vm, fleet_record(vm, event_id=f"E-{vm}", **fields))
+    fleet.report(0, fleet_record(0, event_id="mine", resources=("vm_0",), not_before=at))
+    page = fleet.page("sam")
+    assert (page.html.count('class="event is-announced"'), "vm_0" in page.text) == (1, True)
+    first = fleet.events(limit="21")
+    assert first["total"] == 501
+    assert [each["event"]["event_id"] for each in first["events"]] == [
+        "mine",
+        *(f"E-{vm}" for vm in range(1_000, 1_020)),
+    ]
+    assert "Open events 1 to 50 of 500." in fleet.page("eve").text
+    assert "Open events 1 to 50 of 501." in fleet.page("ann").text
+
+
+def test_unconfirmed_name_needs_an_explicit_confirmation(fleet):
+    fleet.report(0, fleet_record(0, event_id="earlier"))
+    fleet.report(1, fleet_record(1, event_id="earlier"))
+    fleet.clock.advance(660)  # vm_1 is silent
+    fleet.report(0, fleet_record(0))
+    impostor = hostile()
+    fleet.report(HOSTILE, replace(impostor, vm=replace(impostor.vm, name="vm_1")))
+    fleet.poll(0)
+    assert fleet.event("A")["unconfirmed"] == ["vm_1"]
+    assert "vm_1 claims the name of another VM" in fleet.page("ann", "/agents").text
+    assert fleet.decide("sam", "approve", "A", "vm_1").status_code == 403
+    refused = fleet.decide("ann", "approve", "A")
+    assert (refused.status_code, "No agent confirms vm_1." in refused.text) == (409, True)
+    assert fleet.decide("ann", "approve", "A", "vm_1").status_code == 303
+    assert fleet.decide("sam", "hold", "A").status_code == 303
+
+
+def test_claimed_label_enters_no_scope_with_an_inventory(fleet_of, tmp_path):
+    inventory = tmp_path / "vms.csv"
+    lines = [f"{vm_id_of(vm)},vm_{vm},West,team=payments" for vm in (0, 1)]
+    inventory.write_text("\n".join(["vmId,name,resourceGroup,labels", *lines]), encoding="utf-8")
+    with fleet_of(inventory={"file": str(inventory)}).running() as fleet:
+        wait_for(lambda: fleet.report(0, fleet_record(0, labels={})) or fleet.event("A")["groups"])
+        assert "labels.team:payments" in fleet.event("A")["groups"]
+        fleet.report(HOSTILE, fleet_record(HOSTILE, event_id="B", resources=("vm_66", "vm_0")))
+        assert fleet.event("B")["groups"] == ["subscription:s"]
+        assert "vm_66" not in fleet.page("sam").text
+
+
+def wait_for(groups, seconds=20):
+    until = time.monotonic() + seconds
+    while not any(each.startswith("labels.") for each in groups()):
+        assert time.monotonic() < until, "the inventory was not loaded"
+        time.sleep(0.1)
+
+
+def test_only_the_vm_whose_command_covers_all_receives_the_approval(fleet):
+    for vm in (0, 1):
+        fleet.report(vm, fleet_record(vm))
+        fleet.poll(vm, command=True)
+    refused = fleet.decide("ann", "approve", "A")
+    assert (refused.status_code, "has no command that covers all VMs" in refused.text) == (409, True)
+    fleet.poll(1, command=True, command_covers_all=True)
+    assert fleet.decide("ann", "approve", "A").status_code == 303
+    assert (fleet.poll(0)["decisions"], len(fleet.poll(1)["decisions"])) == ([], 1)
+
+
+def test_approval_reaches_ten_honest_agents_next_to_invented_agents(fleet):
+    names = tuple(f"vm_{number}" for number in range(10))
+    for vm in range(10):
+        fleet.report(vm, fleet_record(vm, resources=names))
+        fleet.poll(vm)
+    for vm in range(100, 120):
+        fleet.report(vm, fleet_record(vm, resources=(*names, f"vm_{vm}")))
+        fleet.poll(vm)
+    assert fleet.decide("ann", "approve", "A").status_code == 303
+    assert [len(fleet.poll(vm)["decisions"]) for vm in range(10)] == [1] * 10
+
+
+def test_backlog_keeps_its_times_and_a_clock_ahead_does_not_outrank_later_streams(fleet):
+    for vm in range(10):
+        fleet.report(vm, fleet_record(vm, event_id=f"E-{vm}", seconds=-7_200 + vm, resources=(f"vm_{vm}",)))
+    found = fleet.events(state="all")["events"]
+    assert [each["event"]["event_id"] for each in found] == [f"E-{vm}" for vm in reversed(range(10))]
+    assert found[-1]["first_observed_at"] == "2026-11-20T09:00:00.000Z"
+    fleet.report(20, fleet_record(20, event_id="C", stream=432_000))
+    fleet.clock.advance(600)
+    fleet.report(20, fleet_record(20, event_id="C", stream=5, transition=Transition.STARTED))
+    assert [vm["state"] for vm in fleet.event("C")["vms"]] == ["started"]
+
+
+def test_approval_after_a_hold_with_a_clock_ahead_is_later_than_the_hold(fleet):
+    fleet.report(0, fleet_record(0, resources=("vm_0",)))
+    fleet.poll(0)
+    fleet.clock.advance(300)
+    assert fleet.decide("ann", "hold", "A").status_code == 303
+    hold = claims_of(fleet, fleet.poll(0)["decisions"][0])
+    fleet.clock.advance(-300)
+    page = fleet.page("ann", f"/events/{fleet.event('A')['key']}")
+    form, pressed = page.form_with("Withdraw")
+    fleet.submit("ann", form.action, [*form.fields, *pressed])
+    fleet.poll(0)
+    assert fleet.decide("ann", "approve", "A").status_code == 303
+    newest = [claims_of(fleet, each) for each in fleet.poll(0)["decisions"]]
+    [approval] = [each for each in newest if each.verdict.value == "approve"]
+    assert approval.issued_at > hold.issued_at
+
+
+def claims_of(fleet, token):
+    key = TrustedKey(kid="p1", approver="portal", public_key_file=str(fleet.public_key_file))
+    now = fleet.clock.clock.now() + timedelta(seconds=300)
+    return verify_for_any_vm(token, keys=[key], now=now)
