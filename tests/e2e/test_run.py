@@ -78,7 +78,7 @@ def test_a_live_migration_gives_scheduled_started_completed_with_every_field(age
         *("schema_version", "id", "transition_key", "stream_id", "sequence", "active_event_ids"),
         *("transition", "evidence"),
         *("observed_at", "incarnation", "previous_incarnation", "event", "previous", "changed"),
-        *("notice_seconds", "affects_this_vm", "vm", "labels", "approval"),
+        *("notice_seconds", "affects_this_vm", "vm", "labels", "approval", "impact", "timeline"),
     ]
 
 

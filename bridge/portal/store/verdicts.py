@@ -164,7 +164,9 @@ def _locked_event(connection: Connection, key: str, at: str) -> EventState:
 
 def _check(event: EventState, new: Verdict, said: Sequence[Verdict], *, at: str, confirmed: Collection[str]) -> None:
     if new.choice is Choice.HOLD:
-        if not event.is_open or event.event.event_id is None:  # the report of one VM never prevents a hold
+        if (
+            not event.is_open or event.event.event_id is None or event.event.is_advisory
+        ):  # the report of one VM never prevents a hold
             raise VerdictRefused(undecidable(event), event=event)
         return
     if event.undecidable_because is not None:
