@@ -26,7 +26,11 @@ _ASKED_FOR = "A user requested this event. An approval starts the event now inst
 def sentence(record: TransitionRecord) -> str:
     """Return *record* as one line, without a line break at the end."""
     start = f"{record.observed_at} {_headline(record)}"
-    notes = [note for note in (_change(record), _outcome(record), _description(record), _advice(record)) if note]
+    notes = [
+        note
+        for note in (_change(record), _outcome(record), _measured(record), _description(record), _advice(record))
+        if note
+    ]
     return escaped(". ".join([start, *(note.rstrip(".") for note in notes)]))
 
 
@@ -91,6 +95,18 @@ def _outcome(record: TransitionRecord) -> str:
         return ""
     reason = f" ({approval.reason})" if approval.reason else ""
     return f"Approval by {approval.source}: {approval.result}{reason}"
+
+
+def _measured(record: TransitionRecord) -> str:
+    impact = record.impact
+    if impact is None:
+        return ""
+    longest = impact.longest_seconds
+    if longest is None:
+        return f"Measured pause: unknown ({(impact.reason or '').rstrip('.')})"
+    if not longest:
+        return "Measured pause: none"
+    return f"Measured pause: {longest:.1f} s (resolution {impact.resolution_seconds:.2f} s)"
 
 
 def _description(record: TransitionRecord) -> str:

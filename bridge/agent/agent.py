@@ -37,6 +37,7 @@ from bridge.health.reporter import HealthReporter
 from bridge.health.server import HealthServer
 from bridge.health.serving import Serving
 from bridge.imds.client import attested_tokens, client_of
+from bridge.impact.sampler import Sampler
 from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import Metrics, own_version
 from bridge.metrics.otlp_push import MetricsPush
@@ -101,6 +102,7 @@ class Agent:
         )
         self.imds = client_of(settings.imds)
         self.identity = IdentityResolver(self.imds, self.outbox, settings.vm)
+        self._sampler = Sampler(on_pause=self.metrics.paused)
         self.poller = Poller(
             self.imds,
             self.outbox,
@@ -108,6 +110,7 @@ class Agent:
             metrics=self.metrics,
             boot_id=boot_id(),
             poll_interval_seconds=settings.imds.poll_interval_seconds,
+            sampler=self._sampler,
             seconds_since_boot=seconds_since_boot(),
         )
         self.stop_polling = threading.Event()
@@ -187,6 +190,7 @@ class Agent:
         self.metrics.state_is_ephemeral(is_ephemeral=warn_if_ephemeral(self._directory))
         self.pool.start_missing(self._settings.sinks)
         self._start_approvals()
+        self._sampler.start()
         self.poll_thread.start()
         self._start_push()
         self._notifier.ready(f"Watching {self.vm_name() or 'this VM'} for {len(self._settings.sinks)} sinks")
@@ -430,6 +434,7 @@ class Agent:
         self._notifier.close()
 
     def _stop_parts(self, deadline: float) -> None:
+        self._sampler.stop()
         self.stop_polling.set()
         self.poller.wake()
         self.approvals.stop()

@@ -47,7 +47,7 @@ from bridge.events.event import (
     names_vm,
     normal_name,
 )
-from bridge.events.record import Evidence, Transition
+from bridge.events.record import Evidence, Impact, Transition
 
 #: The number of digits is limited, because the time of `int()` grows with the square of this number.
 _INTEGER = re.compile(r"[+-]?[0-9]{1,40}")
@@ -126,6 +126,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     """DocumentIncarnation of the first response that showed the change."""
     previous_incarnation: Incarnation = None
     """DocumentIncarnation of the previous response."""
+    impact: Impact | None = None
+    """The measured impact of an ending."""
 
 
 def is_over(event: ScheduledEvent) -> bool:

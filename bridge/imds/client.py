@@ -92,6 +92,8 @@ class ImdsClient:
         self._approval_connection = self._connection()
         self.answered_at: float | None = None
         """Unix time of the last response with status 200. Set it if an earlier client received such a response."""
+        self.date: str | None = None
+        """The Date header of the last response to `scheduled_events`."""
         self._last: tuple[bytes, Document] | None = None
 
     @property
@@ -150,7 +152,7 @@ class ImdsClient:
 
     def _poll(self, version: str, deadline_seconds: float) -> Document:
         response = self._send(self._poll_connection, "GET", _events_path(version), deadline_seconds=deadline_seconds)
-        self.answered_at = self._clock()
+        self.answered_at, self.date = self._clock(), response.headers.get("Date")
         document = self._parsed(response.content, version)
         self._last = (response.content, document)
         return document

@@ -32,6 +32,7 @@ __all__ = ["CONTENT_TYPE", "PREFIX", "ChannelMetrics", "Metrics", "OutboxReading
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _POLL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 30, 150)
+_PAUSE_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 30, 60)
 _SEND_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 # The buckets cover an idle agent (milliseconds) and long outages (days).
 _LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5, 30, 120, 600, 3_600, 21_600, 86_400, 604_800)
@@ -142,6 +143,12 @@ class Metrics:
             buckets=_POLL_BUCKETS,
             registry=self.registry,
         )
+        self._pauses = Histogram(
+            f"{PREFIX}impact_pause_seconds",
+            "Measured pauses of this VM in seconds.",
+            buckets=_PAUSE_BUCKETS,
+            registry=self.registry,
+        )
         self._last_good = self._gauge("last_good_poll_timestamp_seconds", "Unix time of the last good response.")
         records = self._counter("records", "Transition records, by transition.", "transition")
         self._approvals = self._counter(
@@ -195,6 +202,10 @@ class Metrics:
             child = self._polls_by_result[result] = self._polls.labels(result)
         child.inc()
         self._poll_durations.observe(duration_seconds)
+
+    def paused(self, seconds: float) -> None:
+        """Record a measured pause of this VM."""
+        self._pauses.observe(seconds)
 
     def good_poll(self, timestamp_seconds: float, document: Document) -> None:
         """Record the Unix time of a good response, and the document that the agent now tracks."""

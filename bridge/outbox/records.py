@@ -20,6 +20,7 @@ from bridge.events.event import Incarnation, ScheduledEvent, VmIdentity, encode,
 from bridge.events.record import (
     Approval,
     Evidence,
+    Impact,
     TimelineEntry,
     Transition,
     TransitionRecord,
@@ -62,6 +63,7 @@ def new_record(
     previous: dict[str, Any] | None = None,
     changed: tuple[str, ...] = (),
     approval: Approval | None = None,
+    impact: Impact | None = None,
 ) -> TransitionRecord:
     """Return a record without its ID, VM, labels, and place in the stream.
 
@@ -87,6 +89,7 @@ def new_record(
         vm=VmIdentity(),
         labels={},
         approval=approval,
+        impact=impact,
     )
 
 

@@ -19,14 +19,18 @@ from datetime import datetime, timedelta
 from enum import Enum
 from typing import Protocol
 
+import msgspec
+
 from bridge.backoff import poll_delay
 from bridge.clock import REAL_CLOCK, Clock, Instant, format_time, parse_time
 from bridge.errors import DocumentInvalid, ImdsError, ImdsStatus
-from bridge.events.event import Document, Incarnation, ScheduledEvent
-from bridge.events.record import TransitionRecord
+from bridge.events.event import Document, Incarnation, ScheduledEvent, names_vm
+from bridge.events.record import Transition, TransitionRecord
 from bridge.events.tracker import DocumentTracker, Update
-from bridge.events.transitions import Step, classify_shown
+from bridge.events.transitions import Change, Step, classify_shown
 from bridge.imds.client import ImdsClient
+from bridge.impact.report import impact_of, window_start
+from bridge.impact.sampler import Sampler
 from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import Metrics
 from bridge.outbox import records
@@ -43,6 +47,8 @@ _GAP_POLLS = 5
 #: The poll waits this long before it logs and counts, because the saver and the sinks need the interpreter first.
 _HEAD_START_SECONDS = 0.004
 _CONFIRMING_SECONDS = 1.0
+#: The sampler reads the clocks often from this time before NotBefore.
+_NEAR_SECONDS = 10.0
 #: The time of the last good response is stored this often, so that an idle agent does not write to the disk.
 _LIVENESS_SECONDS = 600.0
 _UNTRUSTED_URGENT_SECONDS = 2.0
@@ -106,6 +112,7 @@ class Poller:
         boot_id: str,
         poll_interval_seconds: float,
         approvals: Approvals | None = None,
+        sampler: Sampler | None = None,
         seconds_since_boot: float = 0.0,
         clock: Clock = REAL_CLOCK,
     ) -> None:
@@ -117,6 +124,7 @@ class Poller:
         self._booted_at = clock.now() - timedelta(seconds=seconds_since_boot)
         self.approvals = approvals
         self.on_records: Callable[[Sequence[TransitionRecord]], object] = lambda _records: None
+        self._sampler = sampler
         self._interval_seconds = poll_interval_seconds
         self._clock = clock
         self._report = ThrottledLog(logger)
@@ -249,6 +257,8 @@ class Poller:
         approvals = self.approvals
         approved = frozenset[str]() if approvals is None else approvals.approved
         update = tracker.observe(document, instant, vm_name=self._identity.vm.name, approved=approved)
+        tracked = tracker.document if update is None else update.document
+        self._watch_impact(tracked or document, instant, approved)
         if update is not None:
             if approvals is not None and update.changes:
                 approvals.wait_for_submission()
@@ -265,11 +275,46 @@ class Poller:
         new_records: Sequence[TransitionRecord] = ()
         if update.is_news:
             new_records = self._outbox.append_observation(
-                update.document, update.changes, active_event_ids=update.active_event_ids
+                update.document,
+                [self._measured(change) for change in update.changes],
+                active_event_ids=update.active_event_ids,
             )
             self._stop.wait(_HEAD_START_SECONDS)
         tracker.commit(update)
         self._note(new_records)
+
+    def _watch_impact(self, document: Document, instant: Instant, approved: frozenset[str]) -> None:
+        if self._sampler is not None:
+            soon = instant.wall + timedelta(seconds=_NEAR_SECONDS)
+            near = (
+                names_vm(event, self._identity.vm.name)
+                and (
+                    event.event_status == "Started"
+                    or event.key in approved
+                    or (event.not_before is not None and event.not_before <= soon)
+                )
+                for event in document.events
+            )
+            self._sampler.watch(is_near=any(near))
+            self._sampler.responded(self._imds.date)
+
+    def _measured(self, change: Change) -> Change:
+        """Add the measured impact to the ending of an event of this VM."""
+        is_over = change.transition in {Transition.COMPLETED, Transition.ENDED}
+        if self._sampler is None or not is_over or not names_vm(change.event, self._identity.vm.name):
+            return change
+        timeline = self._outbox.read(records.event, change.event.key).timeline
+        starts = [each.observed_at for each in timeline if each.transition is Transition.STARTED]
+        started_at = parse_time(starts[0]).timestamp() if starts else None
+        ended_at = change.observed_at.timestamp()
+        impact = impact_of(
+            self._sampler.interruptions(since=window_start(started_at, ended_at)),
+            started_at=started_at,
+            ended_at=ended_at,
+            sampled_since=self._sampler.began_at,
+            resolution_seconds=self._sampler.resolution_seconds,
+        )
+        return msgspec.structs.replace(change, impact=impact)
 
     def _note(self, new_records: Sequence[TransitionRecord]) -> None:
         self.on_records(new_records)

@@ -160,6 +160,9 @@ def _annotations(record: TransitionRecord) -> dict[str, str]:
         "record_id": record.id,
         "resource_id": record.vm.resource_id,
         "event_status": event and event.event_status,
+        "measured_pause_seconds": None
+        if record.impact is None or record.impact.longest_seconds is None
+        else f"{record.impact.longest_seconds:g}",
         "resources": event and ", ".join(event.resources or ()),
         "not_before": event and event.not_before and format_time(event.not_before),
     }

@@ -5,6 +5,7 @@ At the end of each case, the fold of the portal must show open events as open an
 
 import json
 import shutil
+import signal
 import sqlite3
 import time
 from contextlib import closing, contextmanager
@@ -253,3 +254,38 @@ def test_agent_that_is_stopped_for_an_hour_across_the_life_of_an_event(timed_sta
         record["id"]: record for record in stage.healthy.records if record["transition"] == "completed"
     }.values()
     assert (ending["event"]["event_id"], ending["evidence"]) == ("E-1", "inferred")
+
+
+# The measured impact.
+
+
+def test_stop_of_the_agent_is_a_stall_and_no_pause(stage):
+    stage.start()
+    stage.azure.begin("E-1")
+    stage.wait_until_settled()
+    stage.process.send_signal(signal.SIGSTOP)
+    time.sleep(5)
+    stage.process.send_signal(signal.SIGCONT)
+    stage.wait_for_polls(5)
+    stage.azure.end("E-1")
+    stage.wait_until_settled()
+    (ending,) = [record for record in stage.healthy.records if record["transition"] == "completed"]
+    impact = ending["impact"]
+    assert impact["agent_stalled_seconds"] == pytest.approx(5.0, abs=0.7)
+    assert [pause for pause in impact["pauses"] if pause["seconds"] is None or pause["seconds"] > 1] == []
+    assert [each["transition"] for each in ending["timeline"]] == ["started"]
+
+
+def test_restart_in_the_middle_of_an_event_lowers_the_coverage(stage):
+    stage.start()
+    stage.azure.begin("E-1")
+    stage.wait_until_settled()
+    time.sleep(2)
+    stage.kill()
+    stage.start()
+    stage.wait_for_polls(5)
+    stage.azure.end("E-1")
+    stage.wait_until_settled()
+    (ending,) = {each["id"]: each for each in stage.healthy.records if each["transition"] == "completed"}.values()
+    assert 0 <= ending["impact"]["coverage"] < 1
+    assert ending["impact"]["longest_seconds"] is None or ending["impact"]["pauses"]

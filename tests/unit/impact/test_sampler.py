@@ -1,0 +1,158 @@
+"""The sampler and its judgement, with clocks that the test moves. The figures were measured in a guest."""
+
+import pytest
+
+from bridge.impact.judgement import Reading, Verdict
+from bridge.impact.report import impact_of, window_start
+from bridge.impact.sampler import Sampler
+
+NEAR = 0.05
+
+
+class Machine:
+    """A VM whose clocks and context switches move only when the test moves them."""
+
+    def __init__(self, *, rate, cpus=1, has_host=False):
+        self.raw, self.real, self.host, self.switches = 100.0, 1_000_000.0, 1_000_000.0, 0.0
+        self.rate, self.has_host, self.pauses = rate, has_host, []
+        self.sampler = Sampler(read=self.read, cpus=cpus, on_pause=self.pauses.append)
+        self.run(60, wait=1.0)
+        self.sampler.watch(is_near=True)
+        self.run(1)
+
+    def read(self, *, counts):
+        host = self.host if self.has_host and counts else None
+        return Reading(raw=self.raw, real=self.real, context_switches=int(self.switches) if counts else None, host=host)
+
+    def move(self, seconds, *, switches):
+        self.raw, self.real, self.host = self.raw + seconds, self.real + seconds, self.host + seconds
+        self.switches += switches
+
+    def run(self, seconds, *, wait=NEAR):
+        for _ in range(round(seconds / wait)):
+            self.move(wait, switches=self.rate * wait)
+            self.sampler.sample(wait)
+
+    def late(self, seconds, *, switches):
+        self.move(NEAR + seconds, switches=switches)
+        self.sampler.sample(NEAR)
+
+    def found(self):
+        return [(each.verdict, round(each.late_seconds + each.step_seconds, 1)) for each in self.interruptions()]
+
+    def interruptions(self):
+        return self.sampler.interruptions(since=0.0)
+
+
+def test_agent_that_alone_stops_is_a_stall():
+    machine = Machine(rate=788)
+    machine.late(3.0, switches=2364)
+    assert machine.found() == [(Verdict.STALLED, 3.0)]
+    assert machine.pauses == []
+
+
+def test_vm_that_is_paused_while_its_clock_runs_is_a_pause():
+    machine = Machine(rate=788)
+    machine.late(3.0, switches=33)
+    assert machine.found() == [(Verdict.PAUSED, 3.0)]
+    assert machine.pauses == [pytest.approx(3.0)]
+
+
+def test_vm_that_stops_with_its_clocks_is_a_pause_when_two_clocks_show_it():
+    machine = Machine(rate=788, has_host=True)
+    machine.host += 3.0
+    machine.run(2)
+    (lone,) = machine.interruptions()
+    assert (lone.verdict, lone.source) == (Verdict.UNDECIDED, "ptp_hyperv")
+    assert machine.pauses == []
+    machine.real += 3.0  # the time service of Hyper-V sets the clock after some seconds
+    machine.run(1)
+    assert [(each.verdict, each.source) for each in machine.interruptions()] == [(Verdict.PAUSED, "ptp_hyperv")]
+    assert machine.pauses == [pytest.approx(3.0)]
+
+
+def test_date_header_confirms_a_step_of_the_wall_clock():
+    machine = Machine(rate=788)
+    for second in range(5):
+        machine.sampler.responded(f"Mon, 12 Jan 1970 13:46:{second + 40:02d} GMT")
+        machine.run(1)
+    machine.real += 3.2
+    machine.run(0.5)
+    assert machine.found() == []
+    machine.sampler.responded("Mon, 12 Jan 1970 13:46:48 GMT")
+    (pause,) = machine.interruptions()
+    assert (pause.verdict, pause.source, round(pause.step_seconds, 1)) == (Verdict.PAUSED, "realtime", 3.2)
+
+
+@pytest.mark.parametrize("seconds", [3.0, -3.0, 3600.0])
+def test_step_of_the_wall_clock_alone_is_no_pause(seconds):
+    machine = Machine(rate=788, has_host=True)
+    machine.real += seconds
+    machine.run(5)
+    assert machine.found() == []
+
+
+@pytest.mark.parametrize(
+    ("rate", "cpus", "switches", "verdict"),
+    [
+        (200, 1, 40, Verdict.PAUSED),
+        (200, 1, 600, Verdict.STALLED),
+        (50_000, 64, 300, Verdict.PAUSED),
+        (50_000, 64, 150_000, Verdict.STALLED),
+        (10, 1, 33, Verdict.UNDECIDED),
+        (788, 1, 200, Verdict.UNDECIDED),
+    ],
+)
+def test_idle_guests_and_guests_with_many_cpus(rate, cpus, switches, verdict):
+    machine = Machine(rate=rate, cpus=cpus)
+    machine.late(3.0, switches=switches)
+    (found,) = machine.interruptions()
+    assert found.verdict is verdict
+    assert (found.reason is None) == (verdict is not Verdict.UNDECIDED)
+
+
+def test_pause_of_an_unannounced_event_is_measured_by_the_idle_sampler():
+    machine = Machine(rate=788)
+    machine.sampler.watch(is_near=False)
+    machine.run(20, wait=1.0)
+    machine.move(4.0, switches=788 + 33)
+    machine.sampler.sample(1.0)
+    assert machine.found() == [(Verdict.PAUSED, 3.0)]
+
+
+def impact(machine, **fields):
+    values = {"started_at": machine.real - 20, "ended_at": machine.real, "sampled_since": 0.0, **fields}
+    return impact_of(machine.interruptions(), resolution_seconds=0.1, **values)
+
+
+def test_impact_of_an_event_without_a_pause_is_a_measured_zero():
+    found = impact(Machine(rate=788))
+    assert (found.longest_seconds, found.total_seconds, found.coverage, found.reason) == (0.0, 0.0, 1.0, None)
+
+
+def test_restart_in_the_middle_of_an_event_is_no_measured_zero():
+    machine = Machine(rate=788)
+    found = impact(machine, sampled_since=machine.real - 5)
+    assert (found.longest_seconds, found.total_seconds, found.coverage) == (None, None, 0.25)
+    assert found.reason is not None
+
+
+def test_event_that_never_started_has_no_coverage():
+    found = impact(Machine(rate=788), started_at=None)
+    assert (found.longest_seconds, found.coverage) == (None, None)
+    assert window_start(None, 1000.0) == 400.0
+
+
+def test_undecided_pause_is_null_with_a_reason():
+    machine = Machine(rate=10)
+    machine.late(3.0, switches=33)
+    found = impact(machine)
+    assert (found.pauses[0].seconds, found.longest_seconds, found.total_seconds) == (None, None, None)
+    assert found.pauses[0].reason == found.reason
+
+
+def test_stall_lowers_the_coverage():
+    machine = Machine(rate=788)
+    machine.late(5.0, switches=788 * 5)
+    found = impact(machine)
+    assert (found.pauses, found.agent_stalled_seconds, found.coverage) == ((), 5.0, 0.75)
