@@ -99,15 +99,21 @@ def backup(path: Path | None, target: Path) -> None:
 @portal.command(short_help="Verify the audit.")
 @click.argument("what", type=click.Choice(["verify"]))
 @config
-def audit(what: str, path: Path | None) -> int:  # noqa: ARG001  # `verify` is the only choice
+@option("--expect", metavar="HASH", help="A hash that an earlier run printed. Fail if no entry has it.")
+def audit(what: str, path: Path | None, expect: str | None) -> int:  # noqa: ARG001  # `verify` is the only choice
     """Verify every entry in the audit log.
 
     The exit code is 1 if an entry was changed or removed.
     """
-    found = library().verify(path)
+    found = library().verify(path, expect)
     if found.fault is not None:
         click.echo(f"Entry {found.fault.entry} of {found.entries} is invalid: {found.fault.why}.", err=True)
         return ExitCode.FAILED
+    if expect is not None and found.expected_entry is None:
+        click.echo("No entry has the expected hash. Entries were removed, or replaced with new hashes.", err=True)
+        return ExitCode.FAILED
+    if expect is not None:
+        click.echo(f"Entry {found.expected_entry} has the expected hash.")
     click.echo(f"All {found.entries} entries are valid. The last hash is {found.last_hash or 'none'}.")
     return ExitCode.OK
 

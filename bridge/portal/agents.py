@@ -2,13 +2,15 @@
 
 One route returns a challenge. The other route accepts an attested document that contains the challenge, and returns a
 token. Neither route requires credentials, so the portal limits each body to 64 KiB and verifies at most four documents
-at a time. If too many documents are waiting, the portal responds with 503.
+at a time, and two for each address block. Addresses from which an agent got a token earlier are served first. If too
+many documents are waiting, the portal responds with 503.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -23,6 +25,7 @@ from starlette.routing import Route
 from bridge.clock import Clock, format_time
 from bridge.errors import SecretUnavailable
 from bridge.logs import ThrottledLog
+from bridge.portal.address_queue import AddressQueue, QueueFull
 from bridge.portal.agent_tokens import (
     CHALLENGE_SECONDS,
     KEPT_SECONDS,
@@ -33,7 +36,8 @@ from bridge.portal.agent_tokens import (
 )
 from bridge.portal.attested import DocumentRefused, DocumentVerifier
 from bridge.portal.certificate_chain import IntermediateCertificates, azure_roots, certificates_in
-from bridge.portal.requests import body_of, error_answer, json_answer
+from bridge.portal.proxies import Proxies
+from bridge.portal.requests import body_of, error_answer, headers_of, json_answer
 from bridge.portal.settings import AttestedSettings
 from bridge.portal.store.database import Store
 from bridge.portal.store.documents import take_document
@@ -44,7 +48,9 @@ logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 64 * 1024
 _THREADS = 4
-_MOST_WAITING = 500
+_THREADS_OF_BLOCK = 2
+_MOST_WAITING, _MOST_WAITING_OF_BLOCK = 2_000, 250
+_MOST_KNOWN = 50_000
 #: All other refusals have the status 403.
 _STATUSES = {
     DocumentRefusal.TOO_LARGE: 413,
@@ -67,8 +73,10 @@ class AgentRoutes:
         documents: Counter,
         clock: Clock,
         store: Store,
+        proxies: Proxies,
     ) -> None:
         self._clock = clock
+        self._proxies = proxies
         self._store = store
         secrets = secrets_of(settings.secret())
         self._challenges = Challenges(secrets, clock=clock)
@@ -90,7 +98,14 @@ class AgentRoutes:
         self._log = ThrottledLog(logger, clock=clock)
         # Separate threads, because a slow download of a certificate must not delay records.
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="attested")
-        self._waiting = 0
+        self._queue = AddressQueue(
+            running=_THREADS,
+            running_of_block=_THREADS_OF_BLOCK,
+            waiting=_MOST_WAITING,
+            waiting_of_block=_MOST_WAITING_OF_BLOCK,
+        )
+        self._known: OrderedDict[str, None] = OrderedDict()
+        """The addresses from which an agent got a token, with the newest at the end."""
 
     def routes(self, root: str) -> list[Route]:
         """Return the routes below *root*."""
@@ -116,25 +131,25 @@ class AgentRoutes:
         """Return a token for the VM of the document in *request*, or the refusal reason."""
         try:
             body = await body_of(request, most_bytes=MAX_BODY_BYTES)
-            token = await self._token_for(_document_in(body))
+            peer = request.client.host if request.client else ""
+            token = await self._token_for(_document_in(body), self._proxies.client_of(headers_of(request), peer))
         except DocumentRefused as refused:
             return self._refused(refused)
         except SecretUnavailable as error:
             return self._without_secret(error)
-        if token is None:
+        except QueueFull:
             self._documents.labels("busy").inc()
             return error_answer(503, "Too many documents are waiting for verification.")
         self._documents.labels("accepted").inc()
         return json_answer({"token": token, "expires_in": TOKEN_SECONDS})
 
-    async def _token_for(self, document: str) -> str | None:
-        if self._waiting >= _MOST_WAITING:
-            return None
-        self._waiting += 1
-        try:
+    async def _token_for(self, document: str, address: str) -> str:
+        async with self._queue.turn(address, is_preferred=address in self._known):
             vm = await asyncio.get_running_loop().run_in_executor(self._threads, self._verifier.vm_of, document)
-        finally:
-            self._waiting -= 1
+        self._known[address] = None
+        self._known.move_to_end(address)
+        if len(self._known) > _MOST_KNOWN:
+            self._known.popitem(last=False)
         return self.tokens.new(vm.vm_id, subscription_id=vm.subscription_id)
 
     def _take_document(self, vm_id: str, nonce: str) -> bool:

@@ -26,6 +26,7 @@ from bridge.portal.metrics import PortalMetrics
 from bridge.portal.pages import Pages
 from bridge.portal.pending_decisions import PendingDecisions
 from bridge.portal.poll import PREFIX, LongPoll
+from bridge.portal.proxies import Proxies
 from bridge.portal.requests import RequestRefused, error_answer
 from bridge.portal.server_sent_events import LiveUpdates
 from bridge.portal.settings import PortalSettings
@@ -67,9 +68,12 @@ class Application:
         self._clock = clock
         self._log = ThrottledLog(logger, clock=clock)
         attested = settings.agents.attested
+        proxies = Proxies(settings.people.proxy_addresses)
         self._agents: AgentRoutes | None = None
         if attested is not None:
-            self._agents = AgentRoutes(attested, documents=metrics.documents, clock=clock, store=threads.store)
+            self._agents = AgentRoutes(
+                attested, documents=metrics.documents, clock=clock, store=threads.store, proxies=proxies
+            )
         self._connected_agents = ConnectedAgents(clock)
         self._users = Users(settings.people, store=threads, clock=clock)
         self.pending_decisions = PendingDecisions(threads, clock=clock)

@@ -42,6 +42,9 @@ _SKEW_SECONDS = 60
 #: A document with more certificates could contain too many possible chains.
 _MOST_CERTIFICATES = 5
 _RSA_BITS = range(2048, 4097)
+#: A long exponent makes each verification as slow as a signature.
+_MOST_EXPONENT_BITS = 32
+_CURVES = (ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
 
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _NAME = re.compile(r"(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)?metadata\.azure\.(?:com|us|cn)")
@@ -209,6 +212,8 @@ def _parsed(document: str) -> _Signed:
         for each in data["certificates"]
         if each.name == "certificate"
     )
+    for _, certificate in bag:
+        _check_cost(certificate.public_key())
     return _Signed(content, inner["content_type"].dotted, signers[0], bag)
 
 
@@ -225,7 +230,7 @@ def _check_signature(signed: _Signed, certificate: x509.Certificate) -> None:
     digest, algorithm = _DIGESTS[signed.signer["digest_algorithm"]["algorithm"].dotted]
     message, signature, key = _message(signed, digest), signed.signer["signature"].native, certificate.public_key()
     try:
-        if isinstance(key, rsa.RSAPublicKey) and key.key_size in _RSA_BITS:
+        if isinstance(key, rsa.RSAPublicKey):
             key.verify(signature, message, padding.PKCS1v15(), algorithm())
             return
         if isinstance(key, ec.EllipticCurvePublicKey):
@@ -234,6 +239,16 @@ def _check_signature(signed: _Signed, certificate: x509.Certificate) -> None:
     except (InvalidSignature, UnsupportedAlgorithm, ValueError) as error:
         raise DocumentRefused(DocumentRefusal.FORGED, "The signature is invalid.") from error
     raise DocumentRefused(DocumentRefusal.MALFORMED, "The type of the signer's key is not supported.")
+
+
+def _check_cost(key: object) -> None:
+    """Raise DocumentRefused for a key with which one verification could take over 50 ms."""
+    if isinstance(key, rsa.RSAPublicKey):
+        is_cheap = key.key_size in _RSA_BITS and key.public_numbers().e.bit_length() <= _MOST_EXPONENT_BITS
+    else:
+        is_cheap = isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, _CURVES)
+    if not is_cheap:
+        raise DocumentRefused(DocumentRefusal.MALFORMED, "The type of a certificate's key is not supported.")
 
 
 def _message(signed: _Signed, digest: str) -> bytes:

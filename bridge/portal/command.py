@@ -23,7 +23,7 @@ from bridge.portal.grants import Grant, Role, scope_group
 from bridge.portal.migrations import current
 from bridge.portal.serve import Portal
 from bridge.portal.settings import database_file, find, load
-from bridge.portal.store.audit import add_entries, all_entries, count, entries
+from bridge.portal.store.audit import add_entries, all_entries, count, entries, entry_with_hash
 from bridge.portal.store.database import Store
 from bridge.portal.store.users import User, all_users, find_user, put_user
 from bridge.portal.user_names import LOCAL, MOST_CHARACTERS, issuer_of, local_key, user_name_in
@@ -39,6 +39,8 @@ class Verified(NamedTuple):
     entries: int
     last_hash: str
     fault: Fault | None
+    expected_entry: int | None
+    """The entry with the expected hash, or None if no entry has this hash."""
 
 
 def serve(config: Path | None) -> None:
@@ -58,13 +60,14 @@ def backup(config: Path | None, target: Path) -> None:
         store.kind.back_up(target)
 
 
-def verify(config: Path | None) -> Verified:
-    """Check every entry of the audit."""
+def verify(config: Path | None, expect: str | None = None) -> Verified:
+    """Check every entry of the audit, and find the entry with the hash *expect*."""
     with _opened(config) as store:
         total = store.read(count)
         fault = store.read(lambda connection: first_fault(all_entries(connection), count=total))
         last = store.read(entries, after=max(0, total - 1))
-    return Verified(total, last[-1].hash if last else "", fault)
+        wanted = None if expect is None else store.read(entry_with_hash, expect.strip().lower())
+    return Verified(total, last[-1].hash if last else "", fault, wanted)
 
 
 def add_user(config: Path | None, name: str, *, password: str | None, role: str, scope: Sequence[str]) -> None:

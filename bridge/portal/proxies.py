@@ -20,10 +20,11 @@ class Proxies:
     """The configured proxies."""
 
     def __init__(self, addresses: Iterable[str]) -> None:
-        self._addresses = frozenset(_address_in(each) or each for each in addresses)
+        self._networks = [ipaddress.ip_network(each) for each in addresses]
 
     def __contains__(self, address: str) -> bool:
-        return (_address_in(address) or address) in self._addresses
+        found = _address_in(address)
+        return found is not None and any(ipaddress.ip_address(found) in each for each in self._networks)
 
     def client_of(self, headers: Mapping[str, str], peer: str) -> str:
         """Return the address of the client of a request with *headers* from *peer*."""

@@ -228,7 +228,7 @@ users = Table(
     Column("disabled_at", String(24)),
 )
 
-#: The primary key of a session is the SHA-256 of its ID.
+#: The primary key of a session is the SHA-256 of its ID. The ID is the key of the encrypted refresh token.
 sessions = Table(
     "sessions",
     metadata,
@@ -237,6 +237,10 @@ sessions = Table(
     Column("csrf_token", Text, nullable=False),
     Column("made_at", String(24), nullable=False),
     Column("expires_at", String(24), nullable=False),
+    Column("idle_expires_at", String(24), nullable=False),
+    Column("refresh_token", Text),
+    Column("refresh_at", String(24)),
+    Column("is_reduced", Boolean(create_constraint=False), nullable=False),
 )
 
 #: The audit. Each row contains the hash of the previous row. Rows are never changed or deleted.

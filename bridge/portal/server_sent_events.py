@@ -24,7 +24,7 @@ from bridge.portal.rendering import SECURITY_HEADERS
 from bridge.portal.requests import error_answer
 from bridge.portal.store.database import StoreThreads, StoreUnavailable
 from bridge.portal.store.event_details import Marks, marks, open_events_of_vms, subjects_after
-from bridge.portal.users import AccessDenied, Users
+from bridge.portal.users import AccessDenied, Person, Users
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ AGENTS, ALL = "agents", "all"
 _CHECK_SECONDS = 1.0
 _KEEP_ALIVE_SECONDS = 10.0
 _MOST_PENDING = 100
-_MOST_SUBSCRIBERS = 256
+_MOST_SUBSCRIBERS, _MOST_OF_PERSON = 4_096, 16
 _HEADERS = {
     **SECURITY_HEADERS,
     "Content-Type": "text/event-stream",
@@ -44,8 +44,9 @@ _HEADERS = {
 class Subscriber:
     """One open stream."""
 
-    def __init__(self, session: str | None) -> None:
-        self.session = session
+    def __init__(self, person: Person) -> None:
+        self.person_key = person.key
+        self.session = person.session_sha256
         self.ended: str | None = None
         self._pending: set[str] = set()
         self._woken = asyncio.Event()
@@ -138,7 +139,10 @@ class LiveUpdates:
         if self._is_stopping or len(self._subscribers) >= _MOST_SUBSCRIBERS:
             await error_answer(503, "Too many pages are open, or the portal is stopping.")(scope, receive, send)
             return
-        subscriber = Subscriber(person.session_sha256)
+        if sum(each.person_key == person.key for each in self._subscribers) >= _MOST_OF_PERSON:
+            await error_answer(429, "You have too many open pages. Close some of them.")(scope, receive, send)
+            return
+        subscriber = Subscriber(person)
         scope[CONNECTION].call_when_gone(lambda: subscriber.end("gone"))
         self._subscribers.add(subscriber)
         self._check_requested.set()

@@ -6,7 +6,7 @@ import ipaddress
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -20,6 +20,8 @@ from bridge.config.secret_keys import readable_secrets
 from bridge.config.toml import Check, convert
 from bridge.config.trusted_keys import key_mistakes
 from bridge.errors import ConfigurationError, SecretUnavailable
+from bridge.http.failures import is_loopback
+from bridge.portal.grants import Grant, Role, scope_group
 from bridge.system.secrets import Secret
 
 if sys.version_info >= (3, 11):
@@ -71,6 +73,31 @@ def _address(value: str) -> None:
         ipaddress.ip_address(value)
     except ValueError:
         raise ValueError('an IP address, such as "127.0.0.1"') from None
+
+
+def _network(value: str) -> None:
+    try:
+        ipaddress.ip_network(value)
+    except ValueError:
+        raise ValueError('an IP address or a network, such as "10.1.0.0/24"') from None
+
+
+def _scope(value: str) -> None:
+    try:
+        scope_group(value)
+    except ValueError:
+        raise ValueError("resource_group:NAME or labels.NAME:VALUE") from None
+
+
+def _issuer(value: str) -> None:
+    try:
+        parts = urlsplit(value)
+        is_safe = parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or ""))
+        is_usable = is_safe and bool(parts.hostname) and value.isprintable() and " " not in value
+    except ValueError:
+        is_usable = False
+    if not is_usable or "@" in value or "?" in value or "#" in value:
+        raise ValueError("an https URL, such as https://login.example.net/realms/ops")
 
 
 _Listen = Annotated[str, Check(_listen)]
@@ -230,13 +257,70 @@ class ReadersSettings(msgspec.Struct, frozen=True, kw_only=True):
         return Secret(key="readers.token", file=self.token_file, env=self.token_env)
 
 
+class OidcGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """``[[people.oidc.groups]]``: a group of the provider and the role of its members."""
+
+    group: _Text
+    """The value in the claim `groups_claim`. For Entra ID, the object ID of the group."""
+    role: Role
+    """viewer, approver, or operator."""
+    scope: tuple[Annotated[str, Check(_scope)], ...] = ()
+    """The VMs for which the role applies, as `resource_group:NAME` or `labels.NAME:VALUE`. Default: all VMs."""
+
+    def grant(self) -> Grant:
+        """Return the role with its scope."""
+        return Grant(role=self.role, scope=tuple(map(scope_group, self.scope)))
+
+
+class OidcSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """``[people.oidc]``: login through an OpenID Connect provider."""
+
+    issuer: Annotated[str, Check(_issuer)]
+    """The issuer, exactly as the provider spells it in its configuration and in each ID token."""
+    client_id: _Text
+    """The ID of the portal at the provider. The redirect URI is `ORIGIN/login/callback`."""
+    client_secret_file: _Text | None = None
+    """A file with the secret of the client. The portal reads the file again for each login."""
+    client_secret_env: _Text | None = None
+    """The environment variable with the secret."""
+    scopes: tuple[_Text, ...] = ("openid", "profile")
+    """The requested scopes. For Entra ID, add `offline_access`. Otherwise, sessions become viewers after 15 minutes."""
+    groups_claim: _Text = "groups"
+    """The claim of the ID token with the list of groups."""
+    name_claim: _Text = "preferred_username"
+    """The claim with the displayed name. The portal identifies a person by the issuer and the subject only."""
+    ca_file: _Text | None = None
+    """The authorities of the provider's certificate, PEM. Default: the authorities of certifi."""
+    groups: Annotated[tuple[OidcGroup, ...], Meta(min_length=1)]
+    """A user can log in only with at least one of these groups."""
+
+    def __post_init__(self) -> None:
+        if (self.client_secret_file is None) == (self.client_secret_env is None):
+            raise ValueError("Set client_secret_file or client_secret_env, and only one of them.")
+
+    def client_secret(self) -> Secret:
+        """Return the secret of the client."""
+        return Secret(key="people.oidc.client_secret", file=self.client_secret_file, env=self.client_secret_env)
+
+    def grants(self, groups: Iterable[str]) -> tuple[Grant, ...]:
+        """Return the grants of a member of *groups*."""
+        members = frozenset(groups)
+        return tuple(dict.fromkeys(each.grant() for each in self.groups if each.group in members))
+
+
 class PeopleSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``[people]``: sign-in and approval rules for the users of the pages."""
 
     required_approvals: Annotated[int, Meta(ge=1, le=9)] = 1
     """The number of different people who must approve an event. One person is enough for a hold."""
-    session_hours: Annotated[float, Meta(gt=0, le=168)] = 12.0
+    session_hours: Annotated[float, Meta(gt=0, le=168)] = 8.0
     """The lifetime of a session."""
+    idle_minutes: Annotated[float, Meta(gt=0, le=10_080)] = 60.0
+    """A session also ends after this time without a request. Automatic updates of an open page do not count."""
+    oidc: OidcSettings | None = None
+    """OpenID Connect. With this table, local users can log in only from `local_login_from`."""
+    local_login_from: tuple[Annotated[str, Check(_network)], ...] = ()
+    """The addresses or networks from which local users can log in when `oidc` is set, such as `10.1.0.0/24`."""
     origin: _Text | None = None
     """The origin of the portal in a browser, such as `https://portal.example.net`. Default: from the Host header. Set
     this if a proxy changes that header."""
@@ -252,6 +336,8 @@ class PeopleSettings(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.proxy_header and not self.proxy_addresses:
             raise ValueError("proxy_header needs proxy_addresses.")
+        if self.oidc is not None and self.origin is None:
+            raise ValueError("oidc needs origin, which is the address of the portal in a browser.")
 
 
 class SigningSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -327,7 +413,15 @@ def check_secrets(settings: PortalSettings) -> None:
     agents = settings.agents
     if settings.readers.token_file is not None:
         mistakes.extend(readable_secrets([("readers.token_file", settings.readers.token_file)]))
-    for secret in (agents.token(), agents.webhook_secret(), settings.readers.token(), settings.database.password()):
+    oidc = settings.people.oidc
+    client_secrets = () if oidc is None else (oidc.client_secret(),)
+    for secret in (
+        *client_secrets,
+        agents.token(),
+        agents.webhook_secret(),
+        settings.readers.token(),
+        settings.database.password(),
+    ):
         try:
             secret.values()
         except SecretUnavailable as error:

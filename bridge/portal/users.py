@@ -8,6 +8,7 @@ SHA-256 hash of each session cookie.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import logging
@@ -15,6 +16,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -25,6 +27,7 @@ from starlette.requests import Request
 
 from bridge.clock import Clock, format_time
 from bridge.logs import ThrottledLog
+from bridge.portal.address_queue import AddressQueue, QueueFull, client_of
 from bridge.portal.audit import NewEntry
 from bridge.portal.fleet import EventState
 from bridge.portal.grants import Grant, Role, can_approve, scope_of
@@ -33,8 +36,8 @@ from bridge.portal.requests import RequestRefused, headers_of
 from bridge.portal.settings import PeopleSettings
 from bridge.portal.store import users as store_users
 from bridge.portal.store.audit import add_entries
-from bridge.portal.store.database import StoreThreads
-from bridge.portal.user_names import folded_name, local_key, user_name_in
+from bridge.portal.store.database import StoreThreads, StoreUnavailable
+from bridge.portal.user_names import local_key, user_name_in
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +45,8 @@ logger = logging.getLogger(__name__)
 COOKIE = "__Host-scheduled-events-portal"
 _SESSION_BYTES = 32
 _LONGEST_PASSWORD = 1_024
-#: After this number of wrong passwords for one name or from one address, further logins must wait.
+#: After this number of wrong passwords from one address, further logins from this address must wait.
+#: Wrong passwords never delay other addresses. Otherwise, a stranger could lock a user out.
 _MOST_WRONG = 5
 _WRONG_SECONDS = 300.0
 _MOST_REMEMBERED = 10_000
@@ -50,7 +54,8 @@ _MOST_REMEMBERED = 10_000
 UNUSED_HASH = "$argon2id$v=19$m=65536,t=3,p=4$NODTa3+FH8YWtHER2am/vg$4iqmJnJsGYRtmaLk+wzwN/Pwv000lt7CzysQeENAI+I"
 #: Each check of a password needs 64 MiB and takes about 50 ms.
 _HASHES_AT_ONCE = 2
-_MOST_SIGNING_IN = 50
+_MOST_WAITING, _MOST_WAITING_OF_BLOCK = 1_000, 20
+_ACTIVITY_SECONDS = 60.0
 
 VIEWER = "You are a viewer. Only an approver can decide."
 OPERATOR = "You are an operator. Only an approver can decide."
@@ -127,9 +132,8 @@ def still(person: Person, connection: Connection, *, at: str) -> Person:
         found = store_users.session_of(connection, person.session_sha256, at=at)
         if found is None:
             raise AccessDenied(401, "Sign in first.")
-        user: store_users.User | None = found[0]
-    else:
-        user = store_users.user_of(connection, person.key)
+        return msgspec.structs.replace(person, grants=found.grants)
+    user = store_users.user_of(connection, person.key)
     if user is None:
         return person
     if user.disabled_at is not None:
@@ -144,13 +148,19 @@ class Users:
         self._store = store
         self._clock = clock
         self.session = timedelta(hours=settings.session_hours)
+        self._idle = timedelta(minutes=settings.idle_minutes)
+        self._local_login_from = None if settings.oidc is None else Proxies(settings.local_login_from)
         self._origin = settings.origin
         self._proxy_header = settings.proxy_header.lower() if settings.proxy_header else None
         self._proxies = Proxies(settings.proxy_addresses)
         self._proxy_role = Role(settings.proxy_role)
         self._hasher = PasswordHasher()
-        self._hashing = asyncio.Semaphore(_HASHES_AT_ONCE)
-        self._signing_in = 0
+        self._hashing = AddressQueue(
+            running=_HASHES_AT_ONCE,
+            running_of_block=1,
+            waiting=_MOST_WAITING,
+            waiting_of_block=_MOST_WAITING_OF_BLOCK,
+        )
         self._wrong = _Wrong(clock)
         self._csrf_key = b""
         self._log = ThrottledLog(logger, clock=clock)
@@ -166,9 +176,12 @@ class Users:
 
     async def person_of(self, request: Request) -> Person:
         """Return the person who sent *request*. Raise AccessDenied (401) if the person is unknown."""
-        return await self.person(headers_of(request), request.cookies, _peer_of(request))
+        is_activity = request.url.path != "/live" and "part" not in request.query_params
+        return await self.person(headers_of(request), request.cookies, _peer_of(request), is_activity=is_activity)
 
-    async def person(self, headers: Mapping[str, str], cookies: Mapping[str, str], address: str) -> Person:
+    async def person(
+        self, headers: Mapping[str, str], cookies: Mapping[str, str], address: str, *, is_activity: bool = True
+    ) -> Person:
         """Return the person of a request from *address*.
 
         Raise AccessDenied (401) for an unknown person.
@@ -180,12 +193,13 @@ class Users:
             session_sha256 = _sha256(session_id)
             found = await self._store.read(store_users.session_of, session_sha256, at=self._now())
             if found is not None:
-                user, csrf_token = found
+                if is_activity:
+                    await self._note_activity(session_sha256, found)
                 return Person(
-                    key=user.person_key,
-                    name=user.user_name,
-                    grants=user.grants,
-                    csrf_token=csrf_token,
+                    key=found.user.person_key,
+                    name=found.user.user_name,
+                    grants=found.grants,
+                    csrf_token=found.csrf_token,
                     session_sha256=session_sha256,
                 )
         raise AccessDenied(401, "Sign in first.")
@@ -212,15 +226,26 @@ class Users:
 
     async def sign_in(self, name: str, password: str, *, address: str, old_session_id: str) -> str:
         """Start a session and return its ID, or raise AccessDenied."""
-        if self._signing_in >= _MOST_SIGNING_IN:
-            raise AccessDenied(429, "Too many people are signing in. Try again in a minute.")
-        self._signing_in += 1
+        if not self.allows_passwords(address):
+            raise AccessDenied(403, "Local users cannot log in from this address.")
         try:
-            async with self._hashing:
+            self._check_wrong(address)
+            async with self._hashing.turn(address):
                 user = await self._known(user_name_in(name), password, address)
-        finally:
-            self._signing_in -= 1
-        session_id, csrf_token = secrets.token_urlsafe(_SESSION_BYTES), secrets.token_urlsafe(_SESSION_BYTES)
+        except QueueFull:
+            raise AccessDenied(429, "Too many people are signing in. Try again in a minute.") from None
+        return await self.begin_session(user, old_session_id=old_session_id)
+
+    def allows_passwords(self, address: str) -> bool:
+        """Return whether local users can log in from *address*."""
+        return self._local_login_from is None or address in self._local_login_from
+
+    async def begin_session(
+        self, user: store_users.User, *, old_session_id: str, session_id: str = "", **refresh: str | None
+    ) -> str:
+        """Start a session of *user* with a new ID, end the old session, and return the new ID."""
+        session_id = session_id or new_session_id()
+        csrf_token = secrets.token_urlsafe(_SESSION_BYTES)
         now = self._clock.now()
         await self._store.write(
             _begin_session,
@@ -230,8 +255,17 @@ class Users:
             csrf_token=csrf_token,
             at=format_time(now),
             until=format_time(now + self.session),
+            idle_until=format_time(now + self._idle),
+            **refresh,
         )
         return session_id
+
+    async def _note_activity(self, session_sha256: str, found: store_users.Session) -> None:
+        until = self._clock.now() + self._idle
+        if found.idle_expires_at < format_time(until - timedelta(seconds=_ACTIVITY_SECONDS)):
+            with contextlib.suppress(StoreUnavailable):  # the next request tries again
+                idle = {"idle_expires_at": format_time(until)}
+                await self._store.write(store_users.change_session, session_sha256, **idle)
 
     async def sign_out(self, person: Person) -> None:
         """End the session of *person*."""
@@ -251,18 +285,19 @@ class Users:
         return Person(key=key, name=user.user_name, grants=user.grants, csrf_token=token)
 
     async def _known(self, name: str | None, password: str, address: str) -> store_users.User:
-        both = (f"name {folded_name(name or '')}", f"address {address}")
-        if any(map(self._wrong.is_too_many, both)):
-            raise AccessDenied(429, "Too many wrong passwords. Wait five minutes.")
+        self._check_wrong(address)
         user = None if name is None else await self._store.read(store_users.user_of, local_key(name))
         known = user.password_hash if user is not None and user.disabled_at is None else None
         is_right = len(password) <= _LONGEST_PASSWORD and await self._is_right(known or UNUSED_HASH, password)
         if user is not None and known is not None and is_right:
             return user
-        for whom in both:
-            self._wrong.note(whom)
+        self._wrong.note(client_of(address))
         self._log.problem("sign-in", logging.WARNING, "A login failed, because the name or the password was wrong.")
         raise AccessDenied(401, "The name or the password is wrong.")
+
+    def _check_wrong(self, address: str) -> None:
+        if self._wrong.is_too_many(client_of(address)):
+            raise AccessDenied(429, "Too many wrong passwords. Wait five minutes.")
 
     async def _is_right(self, password_hash: str, password: str) -> bool:
         def verify() -> bool:
@@ -277,13 +312,18 @@ class Users:
         return format_time(self._clock.now())
 
 
+def new_session_id() -> str:
+    """Return a random ID."""
+    return secrets.token_urlsafe(_SESSION_BYTES)
+
+
 def hashed(password: str) -> str:
     """Return the argon2id hash of *password*."""
     return PasswordHasher().hash(password)
 
 
 class _Wrong:
-    """Counts recent wrong passwords by user name and client address."""
+    """Counts recent wrong passwords by client address."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -303,7 +343,7 @@ class _Wrong:
         return [each for each in self._times.get(whom, ()) if each > since]
 
 
-def _begin_session(connection: Connection, /, *, user: store_users.User, old_sha256: str, **session: str) -> None:
+def _begin_session(connection: Connection, /, *, user: store_users.User, old_sha256: str, **session: Any) -> None:
     if store_users.user_of(connection, user.person_key) != user:
         raise AccessDenied(401, "The name or the password is wrong.")
     store_users.end_session(connection, old_sha256)

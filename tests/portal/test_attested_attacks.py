@@ -314,3 +314,23 @@ class LongKey:
 def test_a_key_that_would_take_long_is_not_tried(stranger):
     verifier = VerifierKit(Authority(NOW, key=LongKey()))
     assert verifier.refusal(verifier.document(key=stranger.key)) is DocumentRefusal.MALFORMED
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        ec.generate_private_key(ec.SECP256K1()).public_key(),
+        ec.generate_private_key(ec.BrainpoolP512R1()).public_key(),
+        rsa.RSAPublicNumbers((1 << 2047) + 1, (1 << 2047) + 3).public_key(),
+    ],
+    ids=["secp256k1", "brainpool", "exponent"],
+)
+def test_certificate_with_a_costly_key_is_not_tried(verifier, azure, key):
+    class Costly:
+        def public_key(self):
+            return key
+
+    signer = azure.signer(NAME)
+    costly = Authority(NOW, key=Costly())
+    der = azure.document(verifier.content(), signer)
+    assert verifier.refusal(with_bag(der, signer, costly.signer(NAME))) is DocumentRefusal.MALFORMED

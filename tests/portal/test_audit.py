@@ -9,10 +9,11 @@ from itertools import pairwise
 
 import msgspec
 import pytest
+from portal_databases import of_file
 from sqlalchemy.exc import DBAPIError
 
 from bridge.portal.audit import NO_HASH, NewEntry, chained, first_fault
-from bridge.portal.store.audit import add_entries, all_entries, count, entries
+from bridge.portal.store.audit import add_entries, all_entries, count, entries, entry_with_hash
 
 AT = "2026-11-20T11:00:30.000Z"
 
@@ -97,6 +98,30 @@ def test_the_database_itself_refuses_to_change_an_entry(ten, statement):
     with ten.engine.connect() as connection, pytest.raises(DBAPIError, match="cannot be changed or deleted"):
         connection.exec_driver_sql(statement)
     assert fault_of(ten) is None
+
+
+@pytest.mark.parametrize("columns", ["entry", "rowid, entry"])
+def test_sqlite_refuses_to_replace_an_entry(tmp_path, columns):
+    with of_file(tmp_path) as database:
+        store = database.store()
+        store.write(add_entries, [new()], at=AT)
+        values = "1" if columns == "entry" else "1, 7"
+        others = "at, actor, action, subject, details, previous_hash, hash"
+        statement = (
+            f"INSERT OR REPLACE INTO audit ({columns}, {others}) VALUES ({values}, '', 'eve', '', '', '', '', '')"
+        )
+        with store.engine.connect() as connection, pytest.raises(DBAPIError, match="cannot be changed or deleted"):
+            connection.exec_driver_sql(statement)
+        assert fault_of(store) is None
+
+
+def test_entry_with_a_stored_hash_is_found_until_it_is_removed(ten):
+    seventh = ten.read(entries, after=6, limit=1)[0]
+    assert ten.read(entry_with_hash, seventh.hash) == 7
+    tampered(ten, "DELETE FROM audit WHERE entry > 6")
+    tampered(ten, "UPDATE counters SET value = 6 WHERE name = 'audit'")
+    assert fault_of(ten) is None
+    assert ten.read(entry_with_hash, seventh.hash) is None
 
 
 def test_two_who_add_at_once_make_one_chain(database):

@@ -69,11 +69,10 @@ def test_wrong_passwords_of_one_stop_nobody_else_behind_the_proxy(tmp_path):
         assert _comes_in(office, CLIENT) == 303
 
 
-def test_name_that_is_guessed_from_many_addresses_behind_the_proxy_has_to_wait(tmp_path):
+def test_name_that_is_guessed_from_many_addresses_behind_the_proxy_is_not_locked(tmp_path):
     with Office(tmp_path, people={"proxy_addresses": ["127.0.0.1"]}) as office:
         statuses = [_guess(office, f"198.51.100.{turn}", "ann")[0] for turn in range(6)]
-        assert statuses == [401] * 5 + [429]
-        assert _comes_in(office, CLIENT) == 429
+        assert statuses == [401] * 6
 
 
 def test_forged_address_gives_no_further_guesses(tmp_path):

@@ -65,7 +65,7 @@ def session(run, tmp_path):
 
     def goes_on():
         found = store.read(session_of, "s", at=at)
-        return found if found is None else found[0]
+        return found if found is None else found.user
 
     store.write(add_session, **began)
     assert goes_on().user_name == "Ann"

@@ -47,6 +47,11 @@ def all_entries(connection: Connection) -> Iterator[Entry]:
         page = entries(connection, after=page[-1].entry)
 
 
+def entry_with_hash(connection: Connection, wanted: str) -> int | None:
+    """Return the number of the entry with the hash *wanted*, or None."""
+    return connection.execute(select(audit.c.entry).where(audit.c.hash == wanted)).scalar()
+
+
 def count(connection: Connection) -> int:
     """Return the number of entries that were ever written."""
     return int(connection.execute(select(counters.c.value).where(counters.c.name == _COUNTER)).scalar_one())

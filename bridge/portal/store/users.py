@@ -6,10 +6,10 @@ import secrets
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, delete, select
+from sqlalchemy import Connection, delete, select, update
 
 from bridge.errors import BridgeError
-from bridge.portal.grants import Grant, can_approve, grants_in, text_of
+from bridge.portal.grants import Grant, can_approve, grants_in, reduced, text_of
 from bridge.portal.schema import properties, sessions, users
 from bridge.portal.store.database import insert, upsert
 from bridge.portal.user_names import folded_name, local_key
@@ -76,31 +76,78 @@ def _user(row: dict[str, Any]) -> User:
     return User(**{**row, "grants": grants_in(row["grants"])})
 
 
+class Session(msgspec.Struct, frozen=True, kw_only=True):
+    """A valid session."""
+
+    user: User
+    csrf_token: str
+    idle_expires_at: str
+    refresh_token: str | None
+    refresh_at: str | None
+    """The time at which the portal reads the groups again, or None for a local user."""
+    is_reduced: bool
+    """Whether the last attempt to read the groups failed."""
+
+    @property
+    def grants(self) -> tuple[Grant, ...]:
+        """Return the grants of the user in this session."""
+        return reduced(self.user.grants) if self.is_reduced else self.user.grants
+
+
 def add_session(
-    connection: Connection, *, person_key: str, new_sha256: str, csrf_token: str, at: str, until: str
+    connection: Connection,
+    *,
+    person_key: str,
+    new_sha256: str,
+    csrf_token: str,
+    at: str,
+    until: str,
+    idle_until: str | None = None,
+    refresh_token: str | None = None,
+    refresh_at: str | None = None,
 ) -> None:
     """Store a session and delete the expired ones."""
-    connection.execute(delete(sessions).where(sessions.c.expires_at <= at))
+    connection.execute(delete(sessions).where((sessions.c.expires_at <= at) | (sessions.c.idle_expires_at <= at)))
     row = {
         "session_sha256": new_sha256,
         "person_key": person_key,
         "csrf_token": csrf_token,
         "made_at": at,
         "expires_at": until,
+        "idle_expires_at": idle_until or until,
+        "refresh_token": refresh_token,
+        "refresh_at": refresh_at,
+        "is_reduced": False,
     }
     connection.execute(sessions.insert(), row)
 
 
-def session_of(connection: Connection, session_sha256: str, *, at: str) -> tuple[User, str] | None:
-    """Return a session's user and CSRF token; None if the session or user is invalid."""
-    query = select(sessions.c.csrf_token, users).join_from(sessions, users)
-    is_live = (sessions.c.session_sha256 == session_sha256) & (sessions.c.expires_at > at)
+def session_of(connection: Connection, session_sha256: str, *, at: str) -> Session | None:
+    """Return a session, or None if the session or its user is invalid."""
+    names = ("csrf_token", "idle_expires_at", "refresh_token", "refresh_at", "is_reduced")
+    query = select(*(sessions.c[name] for name in names), users).join_from(sessions, users)
+    is_live = (sessions.c.expires_at > at) & (sessions.c.idle_expires_at > at)
+    is_live &= sessions.c.session_sha256 == session_sha256
     row = connection.execute(query.where(is_live, users.c.disabled_at.is_(None))).first()
     if row is None:
         return None
     values = row._asdict()
-    csrf_token = values.pop("csrf_token")
-    return _user(values), csrf_token
+    own = {name: values.pop(name) for name in names}
+    return Session(user=_user(values), **own)
+
+
+def change_session(connection: Connection, session_sha256: str, /, **values: Any) -> None:
+    """Update a session, if the session still exists."""
+    connection.execute(update(sessions).where(sessions.c.session_sha256 == session_sha256).values(**values))
+
+
+def claim_refresh(connection: Connection, session_sha256: str, *, at: str, until: str) -> bool:
+    """Return whether the caller can use the refresh token.
+
+    No other request uses the token before *until*.
+    """
+    is_due = (sessions.c.session_sha256 == session_sha256) & (sessions.c.refresh_at <= at)
+    return connection.execute(update(sessions).where(is_due).values(refresh_at=until)).rowcount == 1
 
 
 def end_session(connection: Connection, session_sha256: str) -> None:

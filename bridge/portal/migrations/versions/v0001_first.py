@@ -29,5 +29,8 @@ def upgrade() -> None:
         action = "FOR EACH STATEMENT EXECUTE FUNCTION audit_refuses()"
     else:
         action = "BEGIN SELECT RAISE(ABORT, 'audit entries cannot be changed or deleted'); END"
+        # A REPLACE deletes the old row without a DELETE trigger.
+        exists = "EXISTS (SELECT 1 FROM audit WHERE entry = NEW.entry OR rowid = NEW.rowid)"
+        op.execute(f"CREATE TRIGGER audit_no_replace BEFORE INSERT ON audit WHEN {exists} {action}")
     for operation in ("UPDATE", "DELETE", *(["TRUNCATE"] if is_postgresql else [])):
         op.execute(f"CREATE TRIGGER audit_no_{operation.lower()} BEFORE {operation} ON audit {action}")
