@@ -115,8 +115,8 @@ def _is_table(field: msgspec.structs.FieldInfo) -> bool:
     }
 
 
-def _first_line(struct: type) -> str:
-    return (struct.__doc__ or "").partition("\n")[0]
+def _description(struct: type) -> str:
+    return " ".join((struct.__doc__ or "").split())
 
 
 def _agent_tables() -> Iterator[Table]:
@@ -145,10 +145,10 @@ def _sink_tables() -> Iterator[Table]:
         found = keys_of(cls.Config, f"sinks.{name}.", stricter=base_rules(cls.Config))
         # A common key is repeated only if this sink type has another default or accepts other values.
         own = tuple(key for key in found if key[1:] != common.get(key.name, key)[1:] or key.name not in common)
-        yield Table(f"sinks.{name}", f'[[sinks]]\ntype = "{name}"', _first_line(cls), own)
+        yield Table(f"sinks.{name}", f'[[sinks]]\ntype = "{name}"', _description(cls), own)
 
 
 def _purpose(struct: type) -> str:
     """Return the first line of the docstring of *struct* without the header of the table."""
-    text = _first_line(struct).partition(": ")[2] or _first_line(struct)
+    text = _description(struct).partition(": ")[2] or _description(struct)
     return text[:1].upper() + text[1:]

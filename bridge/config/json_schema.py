@@ -27,6 +27,8 @@ def configuration_schema() -> dict[str, Any]:
     roots, defs = msgspec.json.schema_components(structs, ref_template=f"{_DEFS}{{name}}")
     for struct in _structs_of(defs, structs):
         _close(defs[struct.__name__], struct)
+    for each in defs.values():
+        each["description"] = " ".join(each.get("description", "").split())
     top = defs.pop(TopSettings.__name__)
     references = dict(zip(sinks, roots[1:], strict=True))
     top["properties"]["sinks"] = {

@@ -247,6 +247,8 @@ def decode_record(text: str | bytes) -> TransitionRecord:
 def json_schema() -> dict[str, Any]:
     """Return the JSON schema of a transition record (draft 2020-12)."""
     schema = msgspec.json.schema(TransitionRecord)
+    for each in schema["$defs"].values():
+        each["description"] = " ".join(each.get("description", "").split())
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_ID, **schema}
 
 
