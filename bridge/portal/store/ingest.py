@@ -95,7 +95,7 @@ def add_records(
     same record again in a newer stream.
     """
     keys = sorted({vm_key(each.record) for each in received})
-    _lock_vms(connection, keys)
+    lock_vms(connection, keys)
     known = _known_vms(connection, keys)
     new = _stored(connection, received, received_at, known, limits)
     first_received = _first_received(connection, received, received_at)
@@ -120,7 +120,8 @@ def add_records(
     return changed
 
 
-def _lock_vms(connection: Connection, keys: Sequence[str]) -> None:
+def lock_vms(connection: Connection, keys: Sequence[str]) -> None:
+    """Lock the rows of *keys*, which must be sorted. Create missing rows."""
     connection.execute(insert(connection, vms).on_conflict_do_nothing(), [{"vm_key": key} for key in keys])
     for part in in_parts(keys):
         connection.execute(select(vms.c.vm_key).where(vms.c.vm_key.in_(part)).order_by(vms.c.vm_key).with_for_update())
@@ -249,7 +250,7 @@ def settle(connection: Connection, known: Mapping[str, _Vm], *, at: str) -> None
 
 def settle_again(connection: Connection, keys: Sequence[str], *, at: str) -> None:
     """Determine the names and groups of *keys* again, and update their open events."""
-    _lock_vms(connection, keys)
+    lock_vms(connection, keys)
     known = _known_vms(connection, keys)
     settle(connection, known, at=at)
     moved = {key: vm for key, vm in known.items() if vm.must_settle and vm.state is not None}

@@ -15,7 +15,7 @@ from bridge.portal.fleet import VmState
 from bridge.portal.schema import names, vms
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.database import escaped_like, in_parts, insert
-from bridge.portal.store.ingest import settle_again
+from bridge.portal.store.ingest import lock_vms, settle_again
 
 PAGE = 100
 _vm_of = msgspec.json.Decoder(VmState).decode
@@ -117,9 +117,11 @@ def bind_name(connection: Connection, vm_key: str, *, by: str, at: str) -> bool:
     if row is None or not row.is_conflict:
         return False
     owner = connection.execute(select(names.c.vm_key).where(names.c.name_key == row.name_key)).scalar()
+    both = sorted({vm_key, *([owner] if owner else [])})
+    lock_vms(connection, both)
     connection.execute(delete(names).where(names.c.name_key == row.name_key))
     connection.execute(insert(connection, names).values(name_key=row.name_key, vm_key=vm_key, bound_at=at))
-    settle_again(connection, sorted({vm_key, *([owner] if owner else [])}), at=at)
+    settle_again(connection, both, at=at)
     details = {"name": row.name_key, "vm_key": vm_key, "earlier_vm_key": owner}
     add_entries(connection, [NewEntry(actor=by, action="name_resolved", subject="", details=details)], at=at)
     return True

@@ -1,0 +1,133 @@
+"""The cost of records and of list queries for a fleet. With BENCH=short, the fleet is smaller."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+
+pytest.importorskip("sqlalchemy", reason="the extra [portal] is not installed")
+
+from fleet_records import NOW, fleet_record
+from fold_kit import ARRIVAL, add
+from msgspec.structs import replace
+from portal_kit import RunningPortal, batch
+
+from bridge.events.record import Transition
+from bridge.portal.fleet import State
+from bridge.portal.store.database import Store
+from bridge.portal.store.events import EventFilter, collapsed, count_open, list_events, list_open
+from bridge.portal.store.vms import VmFilter, list_vms
+
+pytestmark = [pytest.mark.bench, pytest.mark.timeout(600)]
+
+IS_SHORT = os.environ.get("BENCH") == "short"
+VMS = 1_000 if IS_SHORT else 5_000
+PAST = 5_000 if IS_SHORT else 100_000
+REPORTERS = 500 if IS_SHORT else 2_000
+_NAMES = tuple(f"vm_{number}" for number in range(100))
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = Store.of_file(tmp_path / "portal.db")
+    store.migrate()
+    yield store
+    store.close()
+
+
+def cpu_ms(work):
+    before = time.process_time()
+    work()
+    return 1_000 * (time.process_time() - before)
+
+
+def test_cost_of_a_record_does_not_depend_on_the_number_of_vms(store, figure):
+    def of_twenty(first):
+        records = [fleet_record(vm, resources=_NAMES) for vm in range(first, first + 20)]
+        return cpu_ms(lambda: [add(store, record) for record in records]) / 20
+
+    add(store, *(fleet_record(vm, resources=_NAMES) for vm in range(10)))
+    few = min(of_twenty(10), of_twenty(30))
+    for start in range(50, VMS, 200):
+        add(store, *(fleet_record(vm, resources=_NAMES) for vm in range(start, min(start + 200, VMS))))
+    many = min(of_twenty(VMS), of_twenty(VMS + 20))
+    figure(f"CPU per record: {few:.2f} ms with 10 VMs, {many:.2f} ms with {VMS} VMs")
+    assert many < 1.5 * few + 1
+
+
+@pytest.mark.parametrize("vms_of_event", [REPORTERS, 100])
+def test_records_of_one_event_are_stored_within_seconds(tmp_path, figure, vms_of_event):
+    number = REPORTERS if vms_of_event == REPORTERS else VMS
+    bodies = []
+    for vm in range(number):
+        of_event = vm // vms_of_event
+        names = tuple(f"vm_{each}" for each in range(of_event * vms_of_event, (of_event + 1) * vms_of_event))
+        bodies.append(batch([fleet_record(vm, event_id=f"E-{of_event}", resources=names)]))
+    with RunningPortal(tmp_path) as portal:
+        began = time.monotonic()
+        slowest = []
+
+        def send(body):
+            at = time.monotonic()
+            answer = portal.post(body, content_type="application/cloudevents-batch+json")
+            slowest.append(time.monotonic() - at)
+            return answer.status_code
+
+        with ThreadPoolExecutor(64) as pool:
+            statuses = list(pool.map(send, bodies))
+        seconds = time.monotonic() - began
+    figure(f"{number} VMs, events of {vms_of_event}: stored in {seconds:.1f} s, slowest request {max(slowest):.2f} s")
+    assert set(statuses) == {204}
+    assert max(slowest) < 10
+
+
+def test_pages_of_a_fleet_take_little_cpu(store, figure):
+    for start in range(0, PAST, 500):
+        records = []
+        for number in range(start, min(start + 500, PAST)):
+            at = {"seconds": -86_400 - number * 60, "event_id": f"past-{number}", "resources": (f"vm_{number % VMS}",)}
+            record = fleet_record(number % VMS, transition=Transition.COMPLETED, **at)
+            records.append(replace(record, sequence=number + 1))
+        add(store, *records)
+    for number in range(500):
+        vm = VMS - 1 - number
+        fields = {"not_before": NOW + timedelta(seconds=3_600 + number), "labels": {"team": f"t{number % 10}"}}
+        add(store, fleet_record(vm, sequence=PAST + 1, event_id=f"open-{number}", resources=(f"vm_{vm}",), **fields))
+    scoped = EventFilter(scope=("labels.team:t3",))
+    queries = {
+        "open": lambda c: list_open(c, EventFilter(), now=ARRIVAL, limit=50),
+        "open in scope": lambda c: list_open(c, scoped, now=ARRIVAL, limit=50),
+        "open by text": lambda c: list_open(c, EventFilter(text="vm_77"), now=ARRIVAL, limit=50),
+        "counts": lambda c: count_open(c, EventFilter(), now=ARRIVAL),
+        "collapsed": lambda c: collapsed(c, EventFilter(), now=ARRIVAL),
+        "a week of past events": lambda c: list_events(
+            c, EventFilter(states=(State.COMPLETED,)), now=ARRIVAL, limit=50, since="2026-11-13T00:00:00.000Z"
+        ),
+        "all past events": lambda c: list_events(c, EventFilter(), now=ARRIVAL, limit=50),
+        "VMs by name": lambda c: list_vms(c, VmFilter(text="vm_77"), limit=50),
+    }
+    costs = {
+        name: min(cpu_ms(lambda query=query: store.read(query)) for _ in range(3)) for name, query in queries.items()
+    }
+    figure("CPU: " + ", ".join(f"{name} {cost:.0f} ms" for name, cost in costs.items()))
+    assert max(costs.values()) < 100
+
+
+def test_large_records_of_one_vm_use_little_memory_and_disk(tmp_path, figure):
+    names = tuple(f"vm_{number}" for number in range(20_000))
+    body = [batch([fleet_record(66, event_id=f"E-{number}", resources=names)]) for number in range(150)]
+    with RunningPortal(tmp_path, vm_limits={"records_per_minute": 1_000}) as portal:
+        portal.send(fleet_record(0))
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        for each in body:
+            portal.post(each, content_type="application/cloudevents-batch+json")
+        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1_024
+    disk = sum(each.stat().st_size for each in tmp_path.glob("portal.db*")) / 1e6
+    figure(f"150 records of 20,000 names: memory grows by {grown:.0f} MB, the database has {disk:.0f} MB")
+    assert grown < 50
+    assert disk < 2 * 52.5

@@ -1,0 +1,53 @@
+"""Retention and the storage limit of one VM, on each database."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from fleet_records import NOW, fleet_record
+from fold_kit import ARRIVAL, add, all_events
+from sqlalchemy import func, select
+
+from bridge.clock import format_time
+from bridge.events.record import Transition
+from bridge.portal.audit import NewEntry, first_fault
+from bridge.portal.schema import event_vms, records, vms
+from bridge.portal.settings import LimitSettings
+from bridge.portal.store.audit import add_entries, all_entries, count
+from bridge.portal.store.ingest import ReceivedRecord, add_records
+from bridge.portal.store.retention import delete_old, trim_vms
+
+
+def rows(store, table):
+    return store.read(lambda connection: connection.execute(select(func.count()).select_from(table)).scalar_one())
+
+
+def test_old_records_and_events_are_deleted_and_the_audit_still_verifies(store):
+    old = format_time(NOW - timedelta(days=401))
+    add(store, *(fleet_record(vm, event_id=f"E-{vm}", seconds=-401 * 86_400) for vm in range(600)), at=old)
+    entry = NewEntry(actor="ann", action="held", subject="E", details={})
+    store.write(add_entries, [entry], at=old)
+    add(store, fleet_record(0, event_id="new"))
+    rounds = 1
+    while store.write(delete_old, before=format_time(NOW - timedelta(days=400))):
+        rounds += 1
+    assert rounds > 1
+    assert [event.event.event_id for event in all_events(store).values()] == ["new"]
+    assert (rows(store, records), rows(store, vms), rows(store, event_vms)) == (1, 1, 1)
+    total = store.read(count)
+    assert store.read(lambda connection: first_fault(all_entries(connection), count=total)) is None
+
+
+def test_vm_beyond_its_storage_loses_its_oldest_records_and_no_open_event(store):
+    limits = LimitSettings(record_bytes=16_384, open_events=2)
+    add(store, fleet_record(1, event_id="of another VM"))
+    for number in range(200):
+        for sequence, transition in ((1, Transition.SCHEDULED), (2, Transition.COMPLETED)):
+            record = fleet_record(0, event_id=f"E-{number}", sequence=2 * number + sequence, transition=transition)
+            store.write(add_records, [ReceivedRecord(record, "x" * 1_000)], ARRIVAL, limits)
+        store.write(trim_vms, most_bytes=limits.vm_bytes)
+    is_open = fleet_record(0, event_id="open", sequence=1_000)
+    store.write(add_records, [ReceivedRecord(is_open, "x")], ARRIVAL, limits)
+    assert rows(store, records) < 2 * limits.vm_bytes / 2_000
+    found = {event.event.event_id for event in all_events(store).values() if event.is_open}
+    assert found == {"of another VM", "open"}
