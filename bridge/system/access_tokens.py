@@ -174,8 +174,8 @@ def fetch_token(scope: str, *, client_id: str | None = None, is_default: bool = 
     *client_id* selects a user-assigned identity. If *is_default* is True, azure-identity uses the first credential that
     it finds. Tokens are not cached, because a rejected token must not be returned again.
     """
-    import requests  # noqa: PLC0415  # likewise
-    from azure.core.pipeline.transport import RequestsTransport  # noqa: PLC0415  # 11 to 20 MB and a second, where used
+    import requests  # noqa: PLC0415  # these imports take 11 to 20 MB and a second
+    from azure.core.pipeline.transport import RequestsTransport  # noqa: PLC0415  # likewise
     from azure.identity import DefaultAzureCredential, ManagedIdentityCredential  # noqa: PLC0415  # likewise
 
     # A proxy would get the identity of its own VM. Only workload identity uses a public address.
