@@ -324,7 +324,7 @@ class JournalFormatter(logging.Formatter):
 
 def _lines(formatter: logging.Formatter, record: logging.LogRecord) -> list[str]:
     given = {key: _plain(value) for key, value in extra_fields(record).items()}
-    fields = "".join(f" {key}={_shown(value)}" for key, value in given.items() if value not in (None, [], {}))
+    fields = "".join(f" {key}={_shown(value)}" for key, value in given.items() if value not in (None, "", [], {}))
     lines = [escaped(record.getMessage() + fields)]
     if record.exc_info and record.exc_info[0]:
         lines += ["  " + escaped(part) for part in formatter.formatException(record.exc_info).split("\n")]

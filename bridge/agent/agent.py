@@ -305,7 +305,7 @@ class Agent:
             task()
         except Exception as error:  # noqa: BLE001  # logged with its traceback; the other tasks must run
             message = f"A periodic task failed: {name}. The agent tries again. {error}"
-            self._log.problem(name, logging.ERROR, message, exc_info=error)
+            self._log.problem(name, logging.ERROR, message, kind=repr(type(error)), exc_info=error)
         else:
             self._log.recovered(name, f"The periodic task succeeded again: {name}.")
 

@@ -203,7 +203,7 @@ class Approver:
                 self._log.recovered("approver", "Approvals work again.")
             except BridgeError as error:
                 if not self._stop.is_set():
-                    self._log.problem("approver", logging.ERROR, f"Approvals failed: {error}")
+                    self._log.problem("approver", logging.ERROR, f"Approvals failed: {error}", kind=repr(type(error)))
             except Exception as error:  # noqa: BLE001  # logged with its traceback; the thread must continue
                 message = f"The approver failed and tries again. {type(error).__name__}: {error}"
                 self._log.problem("approver", logging.ERROR, message, kind=repr(type(error)), exc_info=error)

@@ -158,7 +158,8 @@ class DeliveryWorker:
 
     def _report_fault(self, error: Exception) -> None:
         message = f"The delivery worker failed and continues. {type(error).__name__}: {error}"
-        self._report.problem("worker", logging.ERROR, message, exc_info=error, sink=self.name)
+        kind = repr(type(error))
+        self._report.problem("worker", logging.ERROR, message, kind=kind, exc_info=error, sink=self.name)
 
     # The loop, on the thread of the sink.
 

@@ -408,11 +408,14 @@ class PortalSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_secrets(settings: PortalSettings) -> None:
-    """Raise ConfigurationError with every configured secret that cannot be read."""
-    mistakes: list[str] = []
+    """Raise ConfigurationError for secrets that cannot be read or that others can read."""
     agents = settings.agents
-    if settings.readers.token_file is not None:
-        mistakes.extend(readable_secrets([("readers.token_file", settings.readers.token_file)]))
+    files = {
+        "agents.token_file": agents.token_file,
+        "agents.webhook_secret_file": agents.webhook_secret_file,
+        "readers.token_file": settings.readers.token_file,
+    }
+    mistakes = [*readable_secrets((key, file) for key, file in files.items() if file is not None)]
     oidc = settings.people.oidc
     client_secrets = () if oidc is None else (oidc.client_secret(),)
     for secret in (

@@ -40,10 +40,15 @@ def test_portal_does_not_start_without_the_secrets_that_it_is_told_of(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a mode contains no access lists")
-def test_portal_does_not_start_if_other_users_can_read_the_token_of_the_readers(tmp_path):
+@pytest.mark.parametrize("key", ["agents.token_file", "agents.webhook_secret_file", "readers.token_file"])
+def test_portal_does_not_start_if_other_users_can_read_a_secret(tmp_path, key):
     table = portal_table(tmp_path)
-    (tmp_path / "readers").chmod(0o644)
-    with pytest.raises(ConfigurationError, match=r"readers.token_file: .*other users can read it.*chmod o-r"):
+    section, name = key.split(".")
+    secret = tmp_path / "secret"
+    secret.write_text("whsec_dGhpcyBpcyBhIHNlY3JldCBvZiBlbm91Z2ggYnl0ZXM=\n", encoding="utf-8")
+    secret.chmod(0o644)
+    table[section] = {**table.get(section, {}), name: str(secret)}
+    with pytest.raises(ConfigurationError, match=rf"{key}: .*other users can read it.*chmod o-r"):
         Portal(read(table)).run()
 
 

@@ -58,7 +58,7 @@ def test_piped_logs_are_json_lines_with_the_extra_fields(agent_env: dict[str, st
 def test_journal_gets_its_priority_and_no_time(agent_env: dict[str, str]) -> None:
     code = (
         "configure(form='journal'); log.info('calm', extra={'sinks': ['a', 'b'], 'why': 'two words', 'is_on': True, "
-        "'lost': {'rows': 2}, 'vm': None, 'names': []})\n"
+        "'lost': {'rows': 2}, 'vm': None, 'names': [], 'reason': ''})\n"
         "log.warning('hm\\nforged')\ntry: 1 / 0\nexcept ZeroDivisionError: log.exception('it broke')"
     )
     first, second, *others = run(code, agent_env).stderr.decode().splitlines()

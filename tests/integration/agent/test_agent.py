@@ -176,3 +176,16 @@ def test_agent_stops_at_once_when_another_agent_uses_the_new_directory(agent, tm
     assert time.monotonic() - began_at < 5
     assert list((tmp_path / "state").iterdir()) == []
     other.release()
+
+
+def test_failure_of_a_periodic_task_is_logged_once_although_its_text_changes(agent, caplog):
+    attempts = []
+
+    def fail():
+        attempts.append(1)
+        raise OSError(f"attempt {len(attempts)}")
+
+    agent._run_every(0, "test", fail)
+    agent._run_every(0, "test", fail)
+    assert len(attempts) == 2
+    assert sum("A periodic task failed: test." in entry.getMessage() for entry in caplog.records) == 1

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from bridge.config.approval import ApprovalSettings
-from bridge.errors import ImdsStatus, ImdsUnreachable
+from bridge.errors import BridgeError, ImdsStatus, ImdsUnreachable
 from bridge.outbox import approvals
 
 ANNE, BORIS = "anne", "boris"
@@ -232,3 +232,24 @@ def test_a_failure_in_the_approver_is_said_and_does_not_end_it(kit, caplog):
         kit.see(kit.event())
         time.sleep(0.02)
     assert kit.outcomes == [("approved", "accepted")]
+
+
+def test_failure_of_the_approvals_is_logged_once_although_its_text_changes(kit, caplog):
+    class Failure(BridgeError):
+        count = 0
+
+        def __str__(self):
+            Failure.count += 1
+            return f"failure {Failure.count}"
+
+    kit.see(kit.event())
+    kit.imds.answer = Failure()
+    kit.approver.start()
+    kit.approver.receive([kit.token(kit.event())])
+    deadline = time.monotonic() + 20
+    while Failure.count < 2 and time.monotonic() < deadline:
+        kit.approver.wake()
+        kit.see(kit.event())
+        time.sleep(0.02)
+    assert Failure.count >= 2
+    assert sum("Approvals failed" in entry.getMessage() for entry in caplog.records) == 1

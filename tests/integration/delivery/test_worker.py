@@ -216,3 +216,13 @@ def test_a_preempt_that_comes_after_ten_thousand_records_goes_next(bench):
     bench.add("P-1", urgent=True)
     gate.set()
     assert ids(box.wait_for(2, 10))[1] == "P-1"
+
+
+def test_fault_of_the_worker_is_logged_once_although_its_text_changes(bench, caplog):
+    bench.sink()
+    worker = bench.start()
+    for number in (1, 2):
+        worker._report_fault(RuntimeError(f"bug {number}"))
+    assert [entry.getMessage().rpartition(" ")[2] for entry in caplog.records if "worker failed" in entry.message] == [
+        "1"
+    ]
