@@ -80,6 +80,12 @@ def test_deb_holds_the_archive_the_command_the_manual_and_the_completions(deb):
     assert not [name for name in held if name.startswith(("/usr/local", "/usr/share/share", f"{LIB}/share"))]
 
 
+def test_deb_requires_a_python_for_which_it_has_libraries(deb):
+    path, _ = deb
+    depends = said("dpkg-deb", "--field", path, "Depends").strip().split(", ")
+    assert depends[:2] == ["python3 (>= 3.10)", "python3 (<< 3.15)"]
+
+
 def test_release_candidate_is_older_than_its_release_for_dpkg_too(tool, deploy):
     made = runpy.run_path(str(deploy / "artifact/packages.py"))["Package"]
     versions = ["0.1.0", "0.2.0.dev3", "0.2.0a1", "0.2.0rc1", "0.2.0", "0.2.0.post1", "0.10.0"]
