@@ -37,6 +37,7 @@ from bridge.health.reporter import HealthReporter
 from bridge.health.server import HealthServer
 from bridge.health.serving import Serving
 from bridge.imds.client import attested_tokens, client_of
+from bridge.impact.downtime import Stamp, downtime_after, read_stamp, stamp_stop, write_stamp
 from bridge.impact.sampler import Sampler
 from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import Metrics, own_version
@@ -187,7 +188,16 @@ class Agent:
         self._route()
         if stop():
             return
-        self.metrics.state_is_ephemeral(is_ephemeral=warn_if_ephemeral(self._directory))
+        is_ephemeral = warn_if_ephemeral(self._directory)
+        self.metrics.state_is_ephemeral(is_ephemeral=is_ephemeral)
+        self.poller.downtime = downtime_after(
+            read_stamp(self._directory),
+            current_boot_id=boot_id(),
+            now=self._sampler.began_at,
+            seconds_since_boot=seconds_since_boot(),
+            is_ephemeral=is_ephemeral,
+        )
+        stamp_stop(self._directory, is_near=False)  # the next start must not measure this boot again
         self.pool.start_missing(self._settings.sinks)
         self._start_approvals()
         self._sampler.start()
@@ -289,6 +299,8 @@ class Agent:
         self._serving_server.open()
         if self._serving_server.port is not None:
             self._run_every(0.0, "serving", self._serving.why_out)
+        if self._sampler.is_near:
+            write_stamp(self._directory, Stamp(at=time.time(), boot_id=boot_id()))
         self._run_every(_TEND_SECONDS, "approval files", self.approvals.check_files)
         self._run_every(_TEND_SECONDS, "workers", self._start_missing_workers)
         heartbeat_seconds = self._settings.heartbeat.interval_seconds
@@ -435,6 +447,7 @@ class Agent:
 
     def _stop_parts(self, deadline: float) -> None:
         self._sampler.stop()
+        stamp_stop(self._directory, is_near=self._sampler.is_near)
         self.stop_polling.set()
         self.poller.wake()
         self.approvals.stop()

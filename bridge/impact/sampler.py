@@ -133,6 +133,11 @@ class Sampler:
         else:
             self._is_near.clear()
 
+    @property
+    def is_near(self) -> bool:
+        """Return whether an event of this VM is near."""
+        return self._is_near.is_set()
+
     def _run(self) -> None:
         while not self._stop.is_set():
             seconds = _NEAR_SECONDS if self._is_near.is_set() else _IDLE_SECONDS

@@ -29,6 +29,7 @@ from bridge.events.record import Transition, TransitionRecord
 from bridge.events.tracker import DocumentTracker, Update
 from bridge.events.transitions import Change, Step, classify_shown
 from bridge.imds.client import ImdsClient
+from bridge.impact.downtime import Downtime
 from bridge.impact.report import impact_of, window_start
 from bridge.impact.sampler import Sampler
 from bridge.logs import ThrottledLog
@@ -49,6 +50,7 @@ _HEAD_START_SECONDS = 0.004
 _CONFIRMING_SECONDS = 1.0
 #: The sampler reads the clocks often from this time before NotBefore.
 _NEAR_SECONDS = 10.0
+_BOOT_TYPES = frozenset({"Reboot", "Redeploy"})
 #: The time of the last good response is stored this often, so that an idle agent does not write to the disk.
 _LIVENESS_SECONDS = 600.0
 _UNTRUSTED_URGENT_SECONDS = 2.0
@@ -125,6 +127,8 @@ class Poller:
         self.approvals = approvals
         self.on_records: Callable[[Sequence[TransitionRecord]], object] = lambda _records: None
         self._sampler = sampler
+        self.downtime: Downtime | None = None
+        """The downtime before this start of the agent, if a boot is the reason."""
         self._interval_seconds = poll_interval_seconds
         self._clock = clock
         self._report = ThrottledLog(logger)
@@ -314,6 +318,10 @@ class Poller:
             sampled_since=self._sampler.began_at,
             resolution_seconds=self._sampler.resolution_seconds,
         )
+        downtime = self.downtime
+        if downtime is not None and change.event.event_type in _BOOT_TYPES and timeline:
+            is_inside = parse_time(timeline[0].observed_at).timestamp() <= downtime.last_alive_at
+            impact = downtime.added_to(impact) if is_inside else impact
         return msgspec.structs.replace(change, impact=impact)
 
     def _note(self, new_records: Sequence[TransitionRecord]) -> None:

@@ -1,0 +1,111 @@
+"""Measures the downtime of a reboot from a stamp on disk.
+
+While an event of this VM is near, the agent writes a stamp with the current time once a second. The stamp is a separate
+file that is written in place and synced, so that a crash of the host loses at most the last stamp.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from bridge.events.record import DowntimeParts, Impact
+from bridge.system.boot import boot_id, has_booted
+
+_FILE = "last-sign-of-life"
+#: The interval of the stamps, and the time that a sync may take.
+UNCERTAINTY_SECONDS = 1.5
+_BYTES = 128
+_STOPPING_SECONDS = 1.0
+
+
+class Stamp(msgspec.Struct, frozen=True, kw_only=True):
+    """The last sign of life."""
+
+    at: float
+    """Unix seconds."""
+    boot_id: str
+
+
+class Downtime(msgspec.Struct, frozen=True, kw_only=True):
+    """The time from the last sign of life before a boot to the start of the agent.
+
+    All times are in Unix seconds.
+    """
+
+    last_alive_at: float
+    booted_at: float
+    agent_at: float
+
+    def added_to(self, impact: Impact) -> Impact:
+        """Return *impact* with this downtime."""
+        return msgspec.structs.replace(
+            impact,
+            downtime_seconds=round(self.agent_at - self.last_alive_at, 3),
+            downtime_uncertainty_seconds=UNCERTAINTY_SECONDS,
+            # A boot before the last sign of life shows that the clock was not set correctly at the boot.
+            downtime_parts=None
+            if self.booted_at < self.last_alive_at
+            else DowntimeParts(
+                until_kernel_seconds=round(self.booted_at - self.last_alive_at, 3),
+                until_agent_seconds=round(self.agent_at - self.booted_at, 3),
+            ),
+        )
+
+
+def downtime_after(
+    stamp: Stamp | None, *, current_boot_id: str, now: float, seconds_since_boot: float, is_ephemeral: bool
+) -> Downtime | None:
+    """Return the downtime before this start of the agent.
+
+    The result is None without a boot since *stamp*, or if the state directory does not survive a redeploy.
+    """
+    if stamp is None or is_ephemeral or not has_booted(stamp.boot_id, current_boot_id) or now < stamp.at:
+        return None
+    return Downtime(last_alive_at=stamp.at, booted_at=now - seconds_since_boot, agent_at=now)
+
+
+def read_stamp(directory: Path) -> Stamp | None:
+    """Return the stamp in *directory*, or None if it is missing or damaged."""
+    try:
+        return msgspec.json.decode((directory / _FILE).read_bytes().strip(), type=Stamp)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def write_stamp(directory: Path, stamp: Stamp) -> None:
+    """Write *stamp* and sync it. Errors have no effect."""
+    text = msgspec.json.encode(stamp).ljust(_BYTES)
+    with suppress(OSError):
+        descriptor = os.open(directory / _FILE, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            os.pwrite(descriptor, text, 0)
+            os.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def stamp_stop(directory: Path, *, is_near: bool) -> None:
+    """Write the last stamp of an orderly shutdown. *is_near*: an event of this VM is near.
+
+    If only the agent stops, delete the stamp, because the VM keeps running.
+    """
+    if is_near and is_shutting_down():
+        write_stamp(directory, Stamp(at=time.time(), boot_id=boot_id()))
+        return
+    with suppress(OSError):
+        (directory / _FILE).unlink(missing_ok=True)
+
+
+def is_shutting_down() -> bool:
+    """Return whether the system is shutting down. Without systemd, return False."""
+    with suppress(OSError, subprocess.SubprocessError):
+        command = ["systemctl", "is-system-running"]
+        answer = subprocess.run(command, capture_output=True, timeout=_STOPPING_SECONDS, check=False)  # noqa: S603 - fixed
+        return answer.stdout.strip() == b"stopping"
+    return False
