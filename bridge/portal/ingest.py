@@ -19,13 +19,13 @@ from bridge.clock import Clock, format_time
 from bridge.logs import ThrottledLog
 from bridge.portal.authentication import AuthenticationFailure, Authenticator
 from bridge.portal.cloudevents import RecordTooLarge, RequestMalformed, received_records
-from bridge.portal.fleet import vm_key
 from bridge.portal.metrics import PortalMetrics
 from bridge.portal.requests import body_of, error_answer, headers_of
 from bridge.portal.settings import LimitSettings
 from bridge.portal.store.database import StoreThreads, StoreUnavailable
 from bridge.portal.store.ingest import ReceivedRecord, add_records
 from bridge.portal.vm_limits import VmLimits
+from bridge.portal.vm_state import vm_key
 
 logger = logging.getLogger(__name__)
 

@@ -90,7 +90,7 @@ def test_name_is_confirmed_for_ten_minutes_without_heartbeats(store, minutes, un
 
 def test_name_is_confirmed_for_two_heartbeats(store):
     for sequence, minutes in ((1, 0), (2, 20), (3, 40)):
-        heartbeat = fleet_record(0, sequence=sequence, transition=Transition.HEARTBEAT)
+        heartbeat = fleet_record(0, sequence=sequence, transition=Transition.HEARTBEAT, seconds=60 * minutes)
         add(store, heartbeat, at=format_time(NOW + timedelta(minutes=minutes)))
     add(store, fleet_record(0, sequence=4, resources=("vm_0",)), at=format_time(NOW + timedelta(minutes=41)))
     for minutes, unconfirmed in ((80, ()), (82, ("vm_0",))):

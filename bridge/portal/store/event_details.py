@@ -13,7 +13,7 @@ from sqlalchemy import Connection, func, select
 from bridge.approval.digest import digest as digest_of
 from bridge.events.record import Transition, TransitionRecord
 from bridge.portal.audit import Entry
-from bridge.portal.fleet import EventState, vm_key
+from bridge.portal.fleet import EventState
 from bridge.portal.schema import audit, decisions, event_vms, events, records, verdicts
 from bridge.portal.store.audit import entries
 from bridge.portal.store.database import in_parts
@@ -22,6 +22,7 @@ from bridge.portal.store.users import all_users, barred_people
 from bridge.portal.store.vms import vm_names
 from bridge.portal.two_person_rule import counting, most_of_one_issuer
 from bridge.portal.verdicts import Choice, Lift, Verdict
+from bridge.portal.vm_state import vm_key
 
 _OUTCOMES = tuple(each.value for each in (Transition.APPROVED, Transition.APPROVAL_REFUSED, Transition.APPROVAL_FAILED))
 _MOST_OPEN = 1_000

@@ -24,7 +24,6 @@ from bridge.portal.fleet import (
     State,
     View,
     VmOfEvent,
-    VmState,
     unconfirmed_names,
     undecidable_because,
     version_of,
@@ -32,6 +31,7 @@ from bridge.portal.fleet import (
 from bridge.portal.schema import event_groups, event_variants, event_vms, events, records, vms
 from bridge.portal.store.database import escaped_like, in_parts
 from bridge.portal.store.fold import event_of_variant
+from bridge.portal.vm_state import VmState
 
 PAGE = 100
 #: One VM alone can have this number of open events in the list.

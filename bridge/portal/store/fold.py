@@ -15,9 +15,10 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, and_, delete, select
 
 from bridge.events.event import ScheduledEvent, VmIdentity
-from bridge.portal.fleet import EventSummary, View, VmState, count_view, show_version, version_of
+from bridge.portal.fleet import EventSummary, View, count_view, show_version, version_of
 from bridge.portal.schema import event_groups, event_variants, event_vms, events, vms
 from bridge.portal.store.database import in_parts, insert, upsert
+from bridge.portal.vm_state import VmState
 
 _MOST_SEARCH_CHARACTERS = 65_536
 _summary_of = msgspec.json.Decoder(EventSummary).decode

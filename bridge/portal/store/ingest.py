@@ -15,19 +15,7 @@ from sqlalchemy import Connection, select, tuple_
 from bridge.events.event import ScheduledEvent, normal_name
 from bridge.events.record import Transition, TransitionRecord
 from bridge.portal.audit import NewEntry
-from bridge.portal.fleet import (
-    View,
-    VmState,
-    event_key,
-    groups_of,
-    places_of,
-    position_of,
-    reported_at,
-    version_of,
-    view_after,
-    vm_after,
-    vm_key,
-)
+from bridge.portal.fleet import View, event_key, version_of, view_after
 from bridge.portal.schema import (
     decisions,
     event_variants,
@@ -52,6 +40,7 @@ from bridge.portal.store.fold import (
     store_views,
     views_of_vms,
 )
+from bridge.portal.vm_state import VmState, groups_of, places_of, position_of, reported_at, vm_after, vm_key
 from bridge.text import one_line
 
 INVENTORY = "inventory"

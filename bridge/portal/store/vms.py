@@ -11,11 +11,11 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, delete, func, or_, select
 
 from bridge.portal.audit import NewEntry
-from bridge.portal.fleet import VmState
 from bridge.portal.schema import names, vms
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.database import escaped_like, in_parts, insert
 from bridge.portal.store.ingest import lock_vms, settle_again
+from bridge.portal.vm_state import VmState
 
 PAGE = 100
 _vm_of = msgspec.json.Decoder(VmState).decode

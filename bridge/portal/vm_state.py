@@ -1,0 +1,153 @@
+"""Defines the state that the portal keeps for each VM, and the order of the VM's records.
+
+Records are sorted by `stream_id`, which begins with its creation time, and then by `sequence`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from bridge.clock import format_time, parse_time
+from bridge.events.event import VmIdentity, normal_name
+from bridge.events.record import Transition, TransitionRecord
+
+if TYPE_CHECKING:
+    from bridge.portal.fleet import View
+
+#: RFC 9562, section 5.7: the first 48 bits of a UUIDv7 are its time in milliseconds.
+_TIME_SHIFT, _VERSION_7 = 80, 7
+_MOST_GROUPS = 64
+#: A VM without heartbeats is confirmed for this time after its last record.
+_CONFIRMED_SECONDS = 600.0
+#: The limits for the interval of heartbeats. A delayed heartbeat must not end the confirmation.
+_SHORTEST_HEARTBEAT_SECONDS, _LONGEST_HEARTBEAT_SECONDS = 30.0, 3_600.0
+
+#: The sort key for the records of one VM: the time and ID of the stream, the sequence, and the ID of the record.
+Position = tuple[int, str, int, str]
+_FIRST: Position = (-1, "", -1, "")
+
+
+class VmState(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest state of a VM and its active events."""
+
+    vm_key: str
+    position: Position
+    observed_at: str
+    vm: VmIdentity
+    labels: dict[str, str]
+    name: str | None = None
+    """The first name that the VM reported, or its name in the inventory. Later names do not count."""
+    listed_at: Position | None = None
+    """Position of the newest record with a list, or None if no record had a list."""
+    active_event_ids: tuple[str, ...] = ()
+    heartbeat_at: str | None = None
+    heartbeat_seconds: float | None = None
+    """The time between the last two heartbeats."""
+
+    @property
+    def name_key(self) -> str | None:
+        """Return the key of the claimed name: subscription, resource group, and name."""
+        if self.name is None:
+            return None
+        place = ((self.vm.subscription_id or "").casefold(), (self.vm.resource_group or "").casefold())
+        return "/".join((*place, normal_name(self.name))).replace("\0", "\ufffd")
+
+    def has_ended(self, view: View) -> bool:
+        """Return whether a record after *view* lists active events without its event."""
+        is_newer = self.listed_at is not None and self.listed_at > view.position
+        return is_newer and view.event_id not in self.active_event_ids
+
+    def confirmed_until(self, heard_at: str) -> str:
+        """Return the end of the confirmation: two heartbeats, or 10 minutes without them."""
+        seconds = _CONFIRMED_SECONDS if self.heartbeat_seconds is None else 2 * self.heartbeat_seconds
+        return format_time(parse_time(heard_at) + timedelta(seconds=seconds))
+
+
+def vm_key(record: TransitionRecord) -> str:
+    """Return the key of the VM: the vmId in lower case, or the stream if the vmId is unknown."""
+    vm_id = record.vm.vm_id
+    return vm_id.lower() if vm_id else f"stream:{record.stream_id.lower()}"
+
+
+def vm_after(known: VmState | None, record: TransitionRecord, *, first_received_at: str, received_at: str) -> VmState:
+    """Return the state of the VM after *record*, even if the record is late or a duplicate."""
+    position = position_of(record, first_received_at)
+    new = _vm_state_of(record, position, received_at)
+    if known is None:
+        known = new
+    newest = max(known, new, key=lambda each: each.position)
+    listed = max(known, new, key=lambda each: each.listed_at or _FIRST)
+    heartbeat_at, seconds = known.heartbeat_at, known.heartbeat_seconds
+    if record.transition is Transition.HEARTBEAT:
+        if heartbeat_at is not None and heartbeat_at < new.observed_at:
+            gap = (parse_time(new.observed_at) - parse_time(heartbeat_at)).total_seconds()
+            seconds = min(max(gap, _SHORTEST_HEARTBEAT_SECONDS), _LONGEST_HEARTBEAT_SECONDS)
+        heartbeat_at = max(heartbeat_at or "", new.observed_at)
+    return msgspec.structs.replace(
+        newest,
+        name=known.name or new.name,
+        listed_at=listed.listed_at,
+        active_event_ids=listed.active_event_ids,
+        heartbeat_at=heartbeat_at,
+        heartbeat_seconds=seconds,
+    )
+
+
+def position_of(record: TransitionRecord, first_received_at: str) -> Position:
+    """Return the position of *record*, whose stream first arrived at *first_received_at*."""
+    milliseconds = _stream_milliseconds(record.stream_id, first_received_at)
+    return milliseconds, record.stream_id.lower(), record.sequence, record.id
+
+
+def reported_at(record: TransitionRecord, received_at: str) -> str:
+    """Return `observed_at`, or the time of arrival if `observed_at` is in the future."""
+    return min(format_time(parse_time(record.observed_at)), received_at)
+
+
+def groups_of(vm: VmState) -> tuple[str, ...]:
+    """Return the groups that *vm* reports, for scopes and filters."""
+    group = [f"resource_group:{vm.vm.resource_group.casefold()}"] if vm.vm.resource_group else []
+    found = (*group, *(f"labels.{name}:{value}" for name, value in sorted(vm.labels.items())))
+    return tuple(each for each in found if "\n" not in each)[:_MOST_GROUPS]
+
+
+def places_of(vm: VmState) -> tuple[str, ...]:
+    """Return the region and the subscription that *vm* reports, for filters.
+
+    No scope can contain them.
+    """
+    places: Mapping[str, str | None] = {"region": vm.vm.location, "subscription": vm.vm.subscription_id}
+    return tuple(f"{name}:{value.casefold()}" for name, value in places.items() if value and "\n" not in value)
+
+
+def _stream_milliseconds(stream_id: str, first_received_at: str) -> int:
+    """Return the time of a stream: of its UUIDv7, or of its first arrival if earlier.
+
+    If the VM's clock was ahead, the time in the UUIDv7 is in the future. Without the arrival time as an upper limit, an
+    old stream could then take precedence over newer streams.
+    """
+    received = int(parse_time(first_received_at).timestamp() * 1000)
+    try:
+        stream = uuid.UUID(stream_id)
+    except ValueError:
+        return received
+    return min(stream.int >> _TIME_SHIFT, received) if stream.version == _VERSION_7 else received
+
+
+def _vm_state_of(record: TransitionRecord, position: Position, received_at: str) -> VmState:
+    has_list = record.active_event_ids is not None
+    return VmState(
+        vm_key=vm_key(record),
+        position=position,
+        observed_at=reported_at(record, received_at),
+        vm=record.vm,
+        labels=record.labels,
+        name=record.vm.name or None,
+        listed_at=position if has_list else None,
+        active_event_ids=tuple(sorted(set(record.active_event_ids or ()))),
+    )
