@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from record_kit import event, record
 
-from bridge.sink import Evidence, Transition
+from bridge.sink import Evidence, Impact, Transition
 from sinks.sentence import sentence
 from sinks.webhook.alerts import details, summary
 
@@ -68,3 +68,16 @@ def test_no_name_can_turn_the_direction_of_writing():
     said = sentence(record(affects_this_vm=False, event=event(resources=("vm_\u202e1_mv", "vm\u2066_2"))))
     assert "vm_\\u202e1_mv" in said
     assert "vm\\u2066_2" in said
+
+
+@pytest.mark.parametrize(
+    ("impact", "text"),
+    [
+        (Impact(longest_seconds=3.04, resolution_seconds=0.05), "Measured pause: 3.0 s (resolution 0.05 s)"),
+        (Impact(longest_seconds=0.0, resolution_seconds=0.05), "Measured pause: none"),
+        (Impact(reason="The agent sampled only a part of the event."), "Measured pause: unknown (The agent sampled"),
+        (Impact(downtime_seconds=41.2, downtime_uncertainty_seconds=1.5), "Measured downtime: 41.2 s (up to 1.5 s"),
+    ],
+)
+def test_sentence_of_an_ending_contains_the_measured_impact(impact, text):
+    assert text in sentence(record(transition=Transition.COMPLETED, impact=impact))
