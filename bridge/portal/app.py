@@ -142,7 +142,8 @@ class Application:
         self._live.stop()
 
     def close(self) -> None:
-        """Stop the verification of attested documents."""
+        """Stop the verification of attested documents, and the threads of OpenID Connect."""
+        self._users.close()
         if self._agents is not None:
             self._agents.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -11,17 +12,22 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from bridge.clock import Clock
+from bridge.errors import BridgeError, SecretUnavailable
 from bridge.logs import ThrottledLog
 from bridge.portal.form_fields import Form, form_of, one, own_page, part_of
+from bridge.portal.oidc import LoginRefused
 from bridge.portal.rendering import SECURITY_HEADERS, Renderer
 from bridge.portal.requests import RequestRefused, headers_of
 from bridge.portal.server_sent_events import LiveUpdates
 from bridge.portal.store.database import StoreUnavailable
-from bridge.portal.users import COOKIE, AccessDenied, Person, Users
+from bridge.portal.user_names import LOCAL, issuer_of
+from bridge.portal.users import COOKIE, AccessDenied, Person, Users, new_session_id
 
 logger = logging.getLogger(__name__)
 
 _SEE_OTHER = 303
+_LOGIN_COOKIE = "__Host-scheduled-events-login"
+_LOGIN_SECONDS = 600
 Answer = Callable[[Request, Person], Awaitable[Response]]
 
 
@@ -82,11 +88,63 @@ class LoginPages:
         _set_cookie(answer, session_id, int(self._users.session.total_seconds()))
         return answer
 
-    async def logout(self, _request: Request, person: Person, _form: Form) -> Response:
+    async def oidc_start(self, request: Request) -> Response:
+        """``GET /login/oidc``: redirect to the identity provider."""
+        wanted, secret = own_page(request.query_params.get("next", "")), new_session_id()
+        if self._users.oidc is None:
+            return self._problem(request, None, 404, "OpenID Connect is not configured.")
+        try:
+            answer = redirect(await self._users.oidc.authorization_url(secret))
+        except (LoginRefused, SecretUnavailable) as error:
+            return self._oidc_refused(request, error)
+        _set_cookie(answer, f"{secret}.{wanted}", _LOGIN_SECONDS, name=_LOGIN_COOKIE)
+        return answer
+
+    async def oidc_finish(self, request: Request) -> Response:
+        """``GET /login/callback``: finish the login and start a session with a new ID."""
+        secret, _, wanted = request.cookies.get(_LOGIN_COOKIE, "").partition(".")
+        session_id = new_session_id()
+        if self._users.oidc is None:
+            return self._problem(request, None, 404, "OpenID Connect is not configured.")
+        try:
+            user, columns = await self._users.oidc.finish(
+                secret,
+                state=request.query_params.get("state", ""),
+                code=request.query_params.get("code", ""),
+                session_id=session_id,
+            )
+            old = request.cookies.get(COOKIE, "")
+            await self._users.begin_session(user, old_session_id=old, session_id=session_id, **columns)
+        except (LoginRefused, AccessDenied, SecretUnavailable) as error:
+            return self._oidc_refused(request, error)
+        except StoreUnavailable as error:
+            return self._unavailable(request, error)
+        answer = redirect(own_page(wanted))
+        _set_cookie(answer, session_id, int(self._users.session.total_seconds()))
+        _set_cookie(answer, "", 0, name=_LOGIN_COOKIE)
+        return answer
+
+    def _oidc_refused(self, request: Request, error: BridgeError) -> Response:
+        is_secret = isinstance(error, SecretUnavailable)
+        if is_secret:
+            self._log.problem("secret", logging.ERROR, str(error))
+        why = "The portal cannot read its secrets." if is_secret else str(error)
+        answer = self._login_page(request, "/", why=why, status=403)
+        _set_cookie(answer, "", 0, name=_LOGIN_COOKIE)
+        return answer
+
+    async def logged_out(self, request: Request, *, url: str | None) -> Response:
+        """Return the login page with a link to the logout page of the identity provider."""
+        return self._login_page(request, "/", provider_logout=url)
+
+    async def logout(self, request: Request, person: Person, _form: Form) -> Response:
         """``POST /logout``: end the session and its streams."""
         await self._users.sign_out(person)
         self._live.end_session(person.session_sha256)
         answer = redirect("/login")
+        if self._users.oidc is not None and issuer_of(person.key) != LOCAL:
+            with contextlib.suppress(LoginRefused):
+                answer = await self.logged_out(request, url=await self._users.oidc.logout_url())
         _set_cookie(answer, "", 0)
         return answer
 
@@ -119,8 +177,17 @@ class LoginPages:
         }
         return self.renderer.page(template, values, status=status)
 
-    def _login_page(self, request: Request, wanted: str, *, why: str = "", status: int = 200) -> Response:
-        return self.page(request, None, "login.html", status=status, next=wanted, why=why)
+    def _login_page(
+        self, request: Request, wanted: str, *, why: str = "", status: int = 200, provider_logout: str | None = None
+    ) -> Response:
+        values = {
+            "next": wanted,
+            "why": why,
+            "provider_logout": provider_logout,
+            "has_oidc": self._users.oidc is not None,
+            "has_passwords": self._users.allows_passwords(self._users.address_of(request)),
+        }
+        return self.page(request, None, "login.html", status=status, **values)
 
     def _problem(self, request: Request, person: Person | None, status: int, why: str) -> Response:
         answer = self.page(request, person, "problem.html", status=status, why=why)
@@ -140,5 +207,5 @@ def redirect(address: str) -> Response:
     return RedirectResponse(address, _SEE_OTHER, headers={**SECURITY_HEADERS, "Cache-Control": "no-store"})
 
 
-def _set_cookie(answer: Response, value: str, seconds: int) -> None:
-    answer.set_cookie(COOKIE, value, max_age=seconds, path="/", secure=True, httponly=True, samesite="lax")
+def _set_cookie(answer: Response, value: str, seconds: int, *, name: str = COOKIE) -> None:
+    answer.set_cookie(name, value, max_age=seconds, path="/", secure=True, httponly=True, samesite="lax")

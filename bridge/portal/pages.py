@@ -123,6 +123,8 @@ class Pages:
                 Route(path, login.accepts_form(form), methods=["POST"], name=f"page_{name}")
                 for name, path, form in forms
             ),
+            Route("/login/oidc", login.oidc_start, methods=["GET"], name="page_oidc_start"),
+            Route("/login/callback", login.oidc_finish, methods=["GET"], name="page_oidc_finish"),
             Route("/login", login.login_form, methods=["GET"], name="page_login"),
             Route("/login", login.login, methods=["POST"], name="page_sign_in"),
             Route("/live", self._live, name="live"),

@@ -31,6 +31,7 @@ from bridge.portal.address_queue import AddressQueue, QueueFull, client_of
 from bridge.portal.audit import NewEntry
 from bridge.portal.fleet import EventState
 from bridge.portal.grants import Grant, Role, can_approve, scope_of
+from bridge.portal.oidc_sessions import OidcSessions
 from bridge.portal.proxies import Proxies
 from bridge.portal.requests import RequestRefused, headers_of
 from bridge.portal.settings import PeopleSettings
@@ -149,6 +150,12 @@ class Users:
         self._clock = clock
         self.session = timedelta(hours=settings.session_hours)
         self._idle = timedelta(minutes=settings.idle_minutes)
+        self.oidc: OidcSessions | None = None
+        if settings.oidc is not None:
+            self.oidc = OidcSessions(settings.oidc, origin=settings.origin or "", store=store, clock=clock)
+        self._may_approve_later = settings.oidc is not None and any(
+            each.role is Role.APPROVER for each in settings.oidc.groups
+        )
         self._local_login_from = None if settings.oidc is None else Proxies(settings.local_login_from)
         self._origin = settings.origin
         self._proxy_header = settings.proxy_header.lower() if settings.proxy_header else None
@@ -167,8 +174,13 @@ class Users:
 
     @property
     def others_may_approve(self) -> bool:
-        """Return whether a proxy can authenticate approvers without a local name."""
-        return self._proxy_header is not None and self._proxy_role is Role.APPROVER
+        """Return whether approvers can log in whom the database does not contain yet."""
+        return self._may_approve_later or (self._proxy_header is not None and self._proxy_role is Role.APPROVER)
+
+    def close(self) -> None:
+        """Stop the threads of OpenID Connect."""
+        if self.oidc is not None:
+            self.oidc.close()
 
     async def load(self) -> None:
         """Read the CSRF key that all processes of the portal share."""
@@ -193,6 +205,11 @@ class Users:
             session_sha256 = _sha256(session_id)
             found = await self._store.read(store_users.session_of, session_sha256, at=self._now())
             if found is not None:
+                if self.oidc is not None and found.refresh_at is not None and found.refresh_at <= self._now():
+                    await self.oidc.refreshed(session_sha256, session_id, found)
+                    found = await self._store.read(store_users.session_of, session_sha256, at=self._now())
+                    if found is None:
+                        raise AccessDenied(401, "Sign in first.")
                 if is_activity:
                     await self._note_activity(session_sha256, found)
                 return Person(

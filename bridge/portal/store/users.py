@@ -37,8 +37,13 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
 def put_user(connection: Connection, user: User) -> User:
     """Add or replace a user, and end the user's sessions."""
     connection.execute(delete(sessions).where(sessions.c.person_key == user.person_key))
-    upsert(connection, users, [{**msgspec.structs.asdict(user), "grants": text_of(user.grants)}])
+    keep_user(connection, user)
     return user
+
+
+def keep_user(connection: Connection, user: User) -> None:
+    """Add or replace a user, and keep the user's sessions."""
+    upsert(connection, users, [{**msgspec.structs.asdict(user), "grants": text_of(user.grants)}])
 
 
 def find_user(connection: Connection, name: str) -> User | None:

@@ -1,0 +1,220 @@
+"""The client of an OpenID Connect provider.
+
+The state, the nonce, and the PKCE verifier of a login are derived from one random secret in a cookie of the browser, so
+any process of the portal can finish a login that another process started. The provider's signature, the exact issuer,
+the audience, the times, and the nonce of every ID token are checked. Only RS256 and ES256 are accepted.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import logging
+import threading
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+import requests
+from authlib.oauth2.rfc6749.parameters import prepare_grant_uri
+from authlib.oauth2.rfc7636 import create_s256_code_challenge
+from authlib.oidc.core import CodeIDToken
+from joserfc import jwt
+from joserfc.errors import JoseError
+from joserfc.jwk import KeySet
+
+from bridge.clock import Clock
+from bridge.errors import BridgeError
+from bridge.http.session import DeadlineSession
+from bridge.logs import ThrottledLog
+from bridge.portal.settings import OidcSettings
+
+logger = logging.getLogger(__name__)
+
+_ALGORITHMS = ["RS256", "ES256"]
+_DEADLINE_SECONDS = 5.0
+_KEPT_SECONDS, _AGAIN_SECONDS = 3_600.0, 60.0
+_LEEWAY_SECONDS = 30
+_MOST_SUBJECT, _MOST_NAME = 255, 256
+_OK = 200
+
+
+class LoginRefused(BridgeError):
+    """The provider or the portal refuses the login. The message is for the user."""
+
+
+class LoginAttempt:
+    """One login. *secret* is in a cookie of the browser, and never in a URL."""
+
+    def __init__(self, secret: str) -> None:
+        self.state = _derived(secret, "state")
+        self.nonce = _derived(secret, "nonce")
+        self.verifier = _derived(secret, "verifier")
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """A user whom the provider authenticated."""
+
+    subject: str
+    name: str
+    groups: tuple[str, ...]
+    refresh_token: str | None
+
+
+class OidcProvider:
+    """The provider of *settings*. All methods block, and threads can share the provider."""
+
+    def __init__(self, settings: OidcSettings, *, redirect_uri: str, clock: Clock) -> None:
+        self._settings = settings
+        self._redirect_uri = redirect_uri
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._metadata: tuple[float, dict[str, Any]] | None = None
+        self._keys: tuple[float, KeySet] | None = None
+        self._log = ThrottledLog(logger, clock=clock)
+
+    def authorization_url(self, attempt: LoginAttempt) -> str:
+        """Return the URL of the provider's login page."""
+        parameters = {
+            "scope": " ".join(self._settings.scopes),
+            "nonce": attempt.nonce,
+            "code_challenge": create_s256_code_challenge(attempt.verifier),
+            "code_challenge_method": "S256",
+        }
+        url: str = prepare_grant_uri(
+            self._endpoint("authorization_endpoint"),
+            client_id=self._settings.client_id,
+            response_type="code",
+            redirect_uri=self._redirect_uri,
+            state=attempt.state,
+            **parameters,
+        )
+        return url
+
+    def logout_url(self) -> str | None:
+        """Return the URL of the provider's logout page, or None if the provider has none."""
+        url = self._read_metadata().get("end_session_endpoint")
+        return f"{url}?client_id={quote(self._settings.client_id, safe='')}" if isinstance(url, str) else None
+
+    def exchanged(self, attempt: LoginAttempt, code: str) -> Identity:
+        """Return the user for an authorization code. Raise LoginRefused."""
+        form = {
+            "grant_type": "authorization_code",
+            "code": code,
+            "redirect_uri": self._redirect_uri,
+            "code_verifier": attempt.verifier,
+        }
+        return self._identity(self._tokens(form), {"nonce": attempt.nonce})
+
+    def refreshed(self, refresh_token: str, subject: str) -> Identity:
+        """Return the user again, with the current groups. Raise LoginRefused."""
+        tokens = self._tokens({"grant_type": "refresh_token", "refresh_token": refresh_token})
+        identity = self._identity({"refresh_token": refresh_token, **tokens}, {})
+        if identity.subject != subject:
+            raise LoginRefused("The provider returned another user.")
+        return identity
+
+    def _identity(self, tokens: dict[str, Any], params: dict[str, str]) -> Identity:
+        claims = self._claims(tokens.get("id_token"), params)
+        subject, name = claims["sub"], claims.get(self._settings.name_claim) or claims["sub"]
+        if not isinstance(subject, str) or not 0 < len(subject) <= _MOST_SUBJECT or not isinstance(name, str):
+            raise LoginRefused("The ID token has no valid subject or name.")
+        names = claims.get("_claim_names")
+        is_overage = isinstance(names, dict) and self._settings.groups_claim in names
+        if is_overage or claims.get("hasgroups"):
+            raise LoginRefused(
+                "You are a member of too many groups, so Entra ID does not list them. Ask an administrator to send "
+                "only the groups that are assigned to the application."
+            )
+        groups = claims.get(self._settings.groups_claim) or []
+        found = tuple(each for each in groups if isinstance(each, str)) if isinstance(groups, list) else ()
+        refresh = tokens.get("refresh_token")
+        return Identity(
+            subject=subject,
+            name=name[:_MOST_NAME],
+            groups=found,
+            refresh_token=refresh if isinstance(refresh, str) else None,
+        )
+
+    def _claims(self, token: object, params: dict[str, str]) -> CodeIDToken:
+        if not isinstance(token, str):
+            raise LoginRefused("The provider returned no ID token.")
+        try:
+            decoded = self._decoded(token)
+            options: Any = {
+                "iss": {"essential": True, "value": self._settings.issuer},
+                "aud": {"essential": True, "value": self._settings.client_id},
+                "sub": {"essential": True},
+            }
+            found = CodeIDToken(
+                decoded.claims, decoded.header, options, {"client_id": self._settings.client_id, **params}
+            )
+            found.validate(now=int(self._clock.timestamp()), leeway=_LEEWAY_SECONDS)
+        except (JoseError, ValueError, TypeError, KeyError) as error:
+            self._log.problem("id-token", logging.WARNING, f"An ID token was refused: {type(error).__name__}.")
+            raise LoginRefused("The ID token of the provider is invalid.") from error
+        return found
+
+    def _decoded(self, token: str) -> jwt.Token:
+        try:
+            return jwt.decode(token, self._read_keys(_KEPT_SECONDS), algorithms=_ALGORITHMS)
+        except (JoseError, ValueError):
+            # The provider can have changed its keys.
+            return jwt.decode(token, self._read_keys(_AGAIN_SECONDS), algorithms=_ALGORITHMS)
+
+    def _tokens(self, form: dict[str, str]) -> dict[str, Any]:
+        secret = self._settings.client_secret().value() or ""
+        client = quote(self._settings.client_id, safe=""), quote(secret, safe="")
+        return self._json("POST", self._endpoint("token_endpoint"), data=form, auth=client)
+
+    def _endpoint(self, name: str) -> str:
+        url = self._read_metadata().get(name)
+        if not isinstance(url, str):
+            raise LoginRefused(f"The identity provider publishes no {name}.")
+        return url
+
+    def _read_metadata(self) -> dict[str, Any]:
+        now = self._clock.monotonic()
+        with self._lock:
+            if self._metadata is None or now - self._metadata[0] >= _KEPT_SECONDS:
+                issuer = self._settings.issuer
+                found = self._json("GET", f"{issuer.rstrip('/')}/.well-known/openid-configuration")
+                if found.get("issuer") != issuer:
+                    message = "The issuer of the identity provider differs from people.oidc.issuer."
+                    self._log.problem("issuer", logging.ERROR, message)
+                    raise LoginRefused(message)
+                self._metadata = now, found
+            return self._metadata[1]
+
+    def _read_keys(self, kept_seconds: float) -> KeySet:
+        url, now = self._endpoint("jwks_uri"), self._clock.monotonic()
+        with self._lock:
+            if self._keys is None or now - self._keys[0] >= kept_seconds:
+                self._keys = now, KeySet.import_key_set(self._json("GET", url))  # type: ignore[arg-type]
+            return self._keys[1]
+
+    def _json(self, method: str, url: str, **parts: Any) -> dict[str, Any]:
+        try:
+            with DeadlineSession() as session:
+                response = session.request(
+                    method,
+                    url,
+                    deadline_seconds=_DEADLINE_SECONDS,
+                    proxies=requests.utils.get_environ_proxies(url),
+                    verify=self._settings.ca_file,
+                    **parts,
+                )
+            found = response.json()
+        except (requests.RequestException, BridgeError, OSError, ValueError) as error:
+            self._log.problem("provider", logging.WARNING, f"The provider cannot be used: {type(error).__name__}.")
+            raise LoginRefused("The identity provider is not available. Try again in a moment.") from error
+        if response.status_code != _OK or not isinstance(found, dict):
+            self._log.problem("status", logging.WARNING, f"The provider responded with {response.status_code}.")
+            raise LoginRefused("The identity provider refused the login. Start the login again.")
+        return found
+
+
+def _derived(secret: str, purpose: str) -> str:
+    found = hmac.digest(secret.encode(), purpose.encode(), hashlib.sha256)
+    return base64.urlsafe_b64encode(found).rstrip(b"=").decode()
