@@ -8,7 +8,9 @@ import json
 import time
 from urllib.parse import parse_qs, urlsplit
 
+import doc_pages
 import pytest
+import tomllib
 from joserfc import jwt
 from joserfc.jwk import OctKey
 from oidc_stub import CLIENT, OidcStub
@@ -54,6 +56,8 @@ class Login:
             try:
                 return await work(*pair)
             finally:
+                for each in pair:
+                    each.close()
                 threads.close()
 
         return asyncio.run(main())
@@ -170,8 +174,6 @@ def test_forged_id_token_starts_no_session(login, forgery):
         with pytest.raises(LoginRefused):
             await login.finish(users, secret, state)
 
-    if forgery == "RS512":
-        pytest.importorskip("joserfc")
     login.run(work)
 
 
@@ -235,3 +237,9 @@ def test_disabled_user_cannot_log_in_and_local_users_need_a_listed_address(login
             await users.sign_in("ann", "x", address="10.2.0.1", old_session_id="")
 
     login.run(work)
+
+
+def test_configuration_of_the_page_is_right():
+    text = doc_pages.marked(doc_pages.page("docs/operate/portal-login.md"), "login: configuration")
+    people = read({"agents": {"token_env": "X"}, **tomllib.loads(text)}).people
+    assert [grant.role.value for grant in people.oidc.grants(["ops", "everyone", "other"])] == ["approver", "viewer"]
