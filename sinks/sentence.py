@@ -98,18 +98,7 @@ def _outcome(record: TransitionRecord) -> str:
 
 
 def _measured(record: TransitionRecord) -> str:
-    impact = record.impact
-    if impact is None:
-        return ""
-    if impact.downtime_seconds is not None:
-        uncertainty = impact.downtime_uncertainty_seconds or 0.0
-        return f"Measured downtime: {impact.downtime_seconds:.1f} s (up to {uncertainty:.1f} s less)"
-    longest = impact.longest_seconds
-    if longest is None:
-        return f"Measured pause: unknown ({(impact.reason or '').rstrip('.')})"
-    if not longest:
-        return "Measured pause: none"
-    return f"Measured pause: {longest:.1f} s (resolution {impact.resolution_seconds:.2f} s)"
+    return "" if record.impact is None else record.impact.summary
 
 
 def _description(record: TransitionRecord) -> str:

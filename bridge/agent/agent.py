@@ -26,6 +26,7 @@ from pathlib import Path
 from bridge.agent.control_requests import Source, read_status
 from bridge.agent.control_socket import ControlClient, ControlServer, RequestRefused
 from bridge.agent.heartbeat import send_heartbeat
+from bridge.agent.messages import log_running, warn_unconfigured_sinks
 from bridge.approval.service import ApprovalService
 from bridge.clock import parse_time
 from bridge.config.loader import Settings
@@ -40,7 +41,7 @@ from bridge.imds.client import attested_tokens, client_of
 from bridge.impact.downtime import Stamp, downtime_after, read_stamp, stamp_stop, write_stamp
 from bridge.impact.sampler import Sampler
 from bridge.logs import ThrottledLog
-from bridge.metrics.metrics import Metrics, own_version
+from bridge.metrics.metrics import Metrics
 from bridge.metrics.otlp_push import MetricsPush
 from bridge.outbox import deliveries, retention
 from bridge.outbox.lock import DirectoryLock
@@ -129,7 +130,8 @@ class Agent:
         self._loop_watch = LoopWatch()
         self.health = self._new_health_reporter()
         self._serving = Serving(self.outbox, self.poller, settings=settings.serving, vm_name=self.vm_name)
-        self.poller.on_records = self._serving.observe
+        if settings.serving.address is not None:
+            self.poller.on_records = self._serving.observe
         self._health_server = HealthServer(*(settings.status.address or _OFF), self.health.pages)
         pages = {"/serving": self._serving.page}
         self._serving_server = HealthServer(
@@ -204,10 +206,10 @@ class Agent:
         self.poll_thread.start()
         self._start_push()
         self._notifier.ready(f"Watching {self.vm_name() or 'this VM'} for {len(self._settings.sinks)} sinks")
-        self._warn_unconfigured_sinks()
+        warn_unconfigured_sinks(self._settings, self._pending())
         for sentence in readable_secrets(self._settings.secret_files):
             logger.warning("%s", sentence)
-        self._log_running()
+        log_running(self._settings, self._directory, vm_name=self.vm_name(), imds=self.imds.endpoint)
 
     def _load(self, stop: Callable[[], bool]) -> bool:
         began_at = time.monotonic()
@@ -252,25 +254,6 @@ class Agent:
         if settings is not None:
             about = lambda: (self.identity.vm, self._settings.labels)  # noqa: E731  # a reload replaces both
             self._push = MetricsPush(settings, self.metrics, self.outbox, about=about)
-
-    def _log_running(self) -> None:
-        logger.info(
-            "The agent is running.",
-            extra={
-                "version": own_version(),
-                "configuration": str(self._settings.file or "none, so the defaults"),
-                "vm": self.vm_name(),
-                "imds": self.imds.endpoint,
-                "state_directory": str(self._directory),
-                "sinks": [sink.name for sink in self._settings.sinks],
-            },
-        )
-        if self._settings.file is None:
-            logger.info(
-                "The agent uses the defaults, because no configuration file exists. The first request turns Scheduled "
-                "Events on for this VM. A reboot or redeploy that you request may then wait up to 15 minutes for an "
-                "approval."
-            )
 
     # While the agent runs.
 
@@ -364,7 +347,7 @@ class Agent:
         self.pool.start_missing(settings.sinks)
         self._start_push()
         self._in_force = settings
-        self._warn_unconfigured_sinks()
+        warn_unconfigured_sinks(self._settings, self._pending())
         self.metrics.reloaded(is_right=True)
         logger.info("The configuration was reloaded.", extra={"sinks": [sink.name for sink in settings.sinks]})
 
@@ -398,18 +381,6 @@ class Agent:
         for key in ("state", "status", "serving"):
             if getattr(self._started_with, key) != getattr(self._settings, key):
                 logger.warning("A change of [%s] takes effect after a restart. All other changes are in effect.", key)
-
-    def _warn_unconfigured_sinks(self) -> None:
-        configured = {sink.name for sink in self._settings.sinks}
-        for name, pending in self._pending().items():
-            if name not in configured and pending:
-                logger.warning(
-                    "A sink that is not in the configuration has undelivered records. Configure the sink again, move "
-                    "the records with `outbox move %s NEW`, or discard them with `outbox discard --sink %s`.",
-                    name,
-                    name,
-                    extra={"sink": name, "pending": pending},
-                )
 
     def _pending(self) -> Mapping[str, int]:
         return {name: row.pending for name, row in self.outbox.read(deliveries.totals).sinks.items()}

@@ -27,6 +27,7 @@ from bridge.events.record import TransitionRecord, decode_record
 from bridge.health.readiness import Readiness
 from bridge.outbox import approvals, deliveries
 from bridge.outbox.deliveries import OutboxTotals
+from bridge.outbox.records import LAST_ENDING
 from bridge.outbox.rows import NEEDED, DeliveryState, PendingApproval, StoredDecision
 from bridge.outbox.state import State
 
@@ -137,6 +138,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """The newest error among the pending and parked records of each sink."""
     last_transitions: dict[str, TransitionRecord]
     """The newest record that Azure caused for each active event, by event key."""
+    last_ending: TransitionRecord | None
+    """The newest ending with a measured impact."""
     decisions: tuple[StoredDecision, ...]
     approvals: tuple[PendingApproval, ...]
     readiness: Readiness | None
@@ -165,6 +168,7 @@ def read_status(source: Source) -> Status:
     def status(state: State) -> Status:
         decided = approvals.read_state(state)
         active = [event for event in state.events.rows.values() if event.ended_at is None]
+        ending = state.get(LAST_ENDING)
         last = {event.key: state.records.rows.get(event.last_state_sequence or 0) for event in active}
         return Status(
             stream_id=decided.stream_id,
@@ -175,6 +179,7 @@ def read_status(source: Source) -> Status:
             totals=deliveries.totals(state),
             last_errors={name: error for name in state.queues if (error := _last_error(state, name)) is not None},
             last_transitions={key: row.record for key, row in last.items() if row is not None},
+            last_ending=None if ending is None else decode_record(ending),
             decisions=decided.decisions,
             approvals=tuple(decided.approvals.values()),
             readiness=readiness,

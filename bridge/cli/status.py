@@ -169,6 +169,18 @@ def _warnings(report: StatusReport) -> Iterator[str]:
 
 
 def _events(report: StatusReport, now: datetime) -> list[str]:
+    return [*_active_events(report, now), *_last_ending(report, now)]
+
+
+def _last_ending(report: StatusReport, now: datetime) -> list[str]:
+    record = report.last_ending
+    if record is None or record.event is None or record.impact is None:
+        return []
+    what = f"Last event: {record.event.event_type or 'unknown'} {record.transition.value}"
+    return wrapped(f"{what} {_moment(record.observed_at, now)}. {record.impact.summary}.")
+
+
+def _active_events(report: StatusReport, now: datetime) -> list[str]:
     if not report.events:
         return ["No scheduled events." if report.agent else "No scheduled events when the agent stopped."]
     table = Table(("EVENT", "STATUS", "STARTS", "NOT BEFORE", "AFFECTS"), widths=_EVENT_WIDTHS)

@@ -101,6 +101,8 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     active_event_ids: tuple[str, ...] | None
     """The value in the next record. Null if no agent is running, or if some events are unknown."""
     events: tuple[EventReport, ...]
+    last_ending: TransitionRecord | None
+    """The newest record of an ending with a measured impact."""
     sinks: tuple[SinkReport, ...]
 
 
@@ -127,6 +129,7 @@ def build_report(answer: Status, *, directory: Path, configuration: Configuratio
         configuration=configuration,
         active_event_ids=answer.active_event_ids,
         events=tuple(_event(event, answer, vm_name, now) for event in events),
+        last_ending=answer.last_ending,
         sinks=tuple(_sinks(answer, configuration, now)),
     )
 

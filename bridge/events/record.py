@@ -167,6 +167,18 @@ class Impact(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
     """Why a measurement is missing. None if nothing is missing."""
 
+    @property
+    def summary(self) -> str:
+        """Return the most important measurement in words."""
+        if self.downtime_seconds is not None:
+            uncertainty = self.downtime_uncertainty_seconds or 0.0
+            return f"Measured downtime: {self.downtime_seconds:.1f} s (up to {uncertainty:.1f} s less)"
+        if self.longest_seconds is None:
+            return f"Measured pause: unknown ({(self.reason or '').rstrip('.')})"
+        if not self.longest_seconds:
+            return "Measured pause: none"
+        return f"Measured pause: {self.longest_seconds:.1f} s (resolution {self.resolution_seconds:.2f} s)"
+
 
 class TimelineEntry(msgspec.Struct, frozen=True, kw_only=True):
     """An earlier transition of an event that has ended."""

@@ -93,6 +93,10 @@ def new_record(
     )
 
 
+#: The key in `meta` of the newest ending with a measured impact, which `status` shows.
+LAST_ENDING = "last_ending"
+
+
 def save_liveness(state: State, *, last_good_at: datetime, boot_id: str) -> None:
     """Store the time of the last good response from IMDS, and this VM's current boot ID."""
     state.put("last_good_at", format_time(last_good_at))
@@ -132,6 +136,8 @@ def append(
             body=encode(record),
         )
         state.records.put(row)
+        if record.impact is not None:
+            state.put(LAST_ENDING, row.body.decode())
         _note_event(state, record, row, content)
         _route(state, record, row, context)
         added.append(record)

@@ -93,6 +93,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """Whether Resources contains this name, as the VM reports the event."""
     is_member: bool = False
     """Whether Resources contains this name in the version that the portal shows."""
+    measured: str | None = None
+    """The measured impact in words, or None."""
     is_listed_as_ended: bool = False
     """Whether the VM's newest list of active events does not contain the event."""
 
@@ -117,6 +119,8 @@ class VmOfEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of the event as this VM reports it. A decision for this VM must carry this digest."""
     description: str | None
     affects_this_vm: bool | None
+    measured: str | None
+    """The measured impact in words, or None."""
     is_member: bool
     is_confirmed: bool
     """Whether the VM owns its name, is named in Resources, and has sent a record recently."""
@@ -299,6 +303,7 @@ def view_after(
         digest=version.digest,
         variant=version.variant,
         affects_this_vm=record.affects_this_vm,
+        measured=None if record.impact is None else record.impact.summary,
     )
     if known is None:
         return new

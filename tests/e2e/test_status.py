@@ -25,7 +25,7 @@ resource = pytest.importorskip("resource", reason="Windows has no limits for fil
 KEYS = {
     "": {
         *("schema_version", "at", "known_at", "agent", "vm", "last_good_poll_at", "state"),
-        *("configuration", "active_event_ids", "events", "sinks"),
+        *("configuration", "active_event_ids", "events", "last_ending", "sinks"),
     },
     "configuration": {
         *("file", "looked_for", "problem", "sinks", "vm_name", "imds_endpoint", "max_bytes"),
@@ -100,6 +100,17 @@ def wait_for_status(agent, predicate):
 
 def is_ready(report):
     return report["agent"] is not None and report["agent"]["status"] == "ready"
+
+
+def test_the_measured_impact_of_the_last_event_is_shown(agent, azure):
+    agent.configure(azure.endpoint)
+    event_id = azure.world.add_event(EventSpec(event_type="Freeze", status="Started", resources=("vm_0",)))
+    agent.start()
+    wait_for_status(agent, lambda report: report["events"])
+    azure.world.complete(event_id)
+    ending = wait_for_status(agent, lambda report: report["last_ending"])["last_ending"]
+    assert (ending["transition"], ending["impact"]["pauses"]) == ("completed", [])
+    assert re.search(r"Last event: Freeze completed \d{4}.*\. Measured pause: ", status(agent))
 
 
 def test_a_running_agent_is_shown_with_its_events_and_sinks(agent, azure):

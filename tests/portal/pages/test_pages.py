@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from fleet_records import fleet_record
 from page_kit import PEOPLE, Office, Page
 
-from bridge.events.record import Transition
+from bridge.events.record import Impact, Transition
 from bridge.portal.fleet import key_of_event_id
 
 A, B = key_of_event_id("A"), key_of_event_id("B")
@@ -255,6 +256,13 @@ def test_group_filters_and_stays_chosen(office):
     chosen = [attributes for tag, attributes in page.tags if tag == "option" and "selected" in attributes]
     assert [each["value"] for each in chosen] == ["labels.team:search"]
     assert office.browser("vic").get("/?group=nonsense").status_code == 400
+
+
+def test_measured_impact_is_shown_with_the_report_of_each_vm(office):
+    impact = Impact(longest_seconds=4.2, resolution_seconds=0.05)
+    ending = fleet_record(0, sequence=9, transition=Transition.COMPLETED, active=())
+    office.portal.send(msgspec.structs.replace(ending, impact=impact))
+    assert "Measured pause: 4.2 s (resolution 0.05 s)" in office.browser("ann").page(f"/events/{A}").text
 
 
 def test_audit_page_is_newest_first_and_goes_back(office):
