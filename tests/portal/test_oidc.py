@@ -14,9 +14,10 @@ import tomllib
 from joserfc import jwt
 from joserfc.jwk import OctKey
 from oidc_stub import CLIENT, OidcStub
+from page_kit import Office
 from portal_databases import Database
 
-from bridge.clock import format_time
+from bridge.clock import REAL_CLOCK, format_time
 from bridge.portal.oidc import LoginRefused
 from bridge.portal.settings import PeopleSettings, read
 from bridge.portal.store.database import StoreThreads
@@ -243,3 +244,27 @@ def test_configuration_of_the_page_is_right():
     text = doc_pages.marked(doc_pages.page("docs/operate/portal-login.md"), "login: configuration")
     people = read({"agents": {"token_env": "X"}, **tomllib.loads(text)}).people
     assert [grant.role.value for grant in people.oidc.grants(["ops", "everyone", "other"])] == ["approver", "viewer"]
+
+
+def test_browser_logs_in_and_out_over_http(provider, tmp_path):
+    people = {"origin": "https://portal.example.net", "oidc": provider.settings()}
+    with Office(tmp_path, people=people, clock=REAL_CLOCK) as office:
+        browser = office.browser()
+        page = browser.get("/login?next=/audit").text
+        assert ("/login/oidc?next=/audit" in page, "password" in page) == (True, False)
+        start = browser.get("/login/oidc?next=/audit")
+        assert start.status_code == 303, start.text
+        query = parse_qs(urlsplit(start.headers["Location"]).query)
+        assert query["redirect_uri"] == ["https://portal.example.net/login/callback"]
+        provider.nonce, cookie = query["nonce"][0], start.headers["Set-Cookie"].partition(";")[0]
+        back = f"/login/callback?code=code-1&state={query['state'][0]}"
+        refused = browser.get(back)
+        assert (refused.status_code, browser.cookie) == (403, None)
+        browser.headers["Cookie"] = cookie
+        done = browser.get(back)
+        assert (done.status_code, done.headers["Location"]) == (303, "/audit")
+        form, pressed = browser.page("/audit").form_with("Sign out")
+        out = browser.post(form.action, [*form.single, *pressed], origin="https://portal.example.net")
+        assert f"{provider.issuer}/end?client_id=portal" in out.text
+        assert browser.cookie is None
+        assert browser.get(back).status_code == 403

@@ -7,6 +7,7 @@ import http.client
 import logging
 import socket
 import time
+from contextlib import ExitStack
 from functools import partial
 from types import SimpleNamespace
 
@@ -223,3 +224,11 @@ def test_slow_subscriber_uses_little_memory_and_delays_no_other():
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)  # or megabytes fit on the way
         assert asyncio.run(_slow_and_quick(listening)) < 256 * 1024
+
+
+def test_one_person_with_many_streams_leaves_the_streams_of_others_live(office):
+    ann, bob = office.browser("ann"), office.browser("bob")
+    with ExitStack() as streams:
+        statuses = [streams.enter_context(ann.get("/live", stream=True)).status_code for _ in range(40)]
+        assert (statuses.count(200), set(statuses)) == (16, {200, 429})
+        assert streams.enter_context(bob.get("/live", stream=True)).status_code == 200
