@@ -19,7 +19,7 @@ import msgspec
 MIN_LATE_SECONDS = 0.05
 #: A shorter delay that cannot be classified is noise of the scheduler.
 _MIN_UNDECIDED_SECONDS = 0.5
-_MIN_STEP_SECONDS = 0.1
+MIN_STEP_SECONDS = 0.1
 #: Shares of the usual context switches. During a measured pause, the share was 0.014.
 _STILL, _RUNNING = 0.03, 0.15
 #: The usual rate can vary by this share between the last count and the delay.
@@ -109,7 +109,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def resolution_seconds(self) -> float:
         """Return the uncertainty of *seconds*."""
-        return _DATE_RESOLUTION_SECONDS if self.source == "date_header" else _MIN_STEP_SECONDS
+        return _DATE_RESOLUTION_SECONDS if self.source == "date_header" else MIN_STEP_SECONDS
 
 
 def steps_between(before: Reading, after: Reading) -> list[Step]:
@@ -118,7 +118,7 @@ def steps_between(before: Reading, after: Reading) -> list[Step]:
     found = [Step(source="realtime", raw=after.raw, seconds=after.real - before.real - elapsed)]
     if before.host is not None and after.host is not None:
         found.insert(0, Step(source="ptp_hyperv", raw=after.raw, seconds=after.host - before.host - elapsed))
-    return [step for step in found if step.seconds >= _MIN_STEP_SECONDS]
+    return [step for step in found if step.seconds >= MIN_STEP_SECONDS]
 
 
 def date_step(before: float, after: float, *, raw: float) -> Step | None:

@@ -18,6 +18,7 @@ from email.utils import parsedate_to_datetime
 import msgspec
 
 from bridge.impact.judgement import (
+    MIN_STEP_SECONDS,
     Lateness,
     Reading,
     Step,
@@ -36,7 +37,7 @@ _IDLE_SECONDS, _NEAR_SECONDS = 60.0, 0.05
 _COUNT_SECONDS = 5.0
 _RATE_SECONDS = 60.0
 KEPT_SECONDS = 600.0
-_STAT_BYTES = 1 << 20
+_STAT_BYTES = 8192
 _RAW = getattr(time, "CLOCK_MONOTONIC_RAW", None)
 _UNDECIDED = "The number of context switches does not show whether the VM or only the agent stood still."
 _ONE_CLOCK = "Only one clock outside the VM shows the pause."
@@ -62,6 +63,7 @@ class SystemClocks:
 
     def __init__(self) -> None:
         self._stat = self._host = -1
+        self._stat_bytes = _STAT_BYTES
         with suppress(OSError):
             self._stat = os.open("/proc/stat", os.O_RDONLY)
         with suppress(OSError):
@@ -79,7 +81,10 @@ class SystemClocks:
 
     def _context_switches(self) -> int | None:
         try:
-            text = os.pread(self._stat, _STAT_BYTES, 0)
+            text = os.pread(self._stat, self._stat_bytes, 0)
+            while len(text) == self._stat_bytes:  # a machine with many interrupts
+                self._stat_bytes *= 2
+                text = os.pread(self._stat, self._stat_bytes, 0)
             return int(text[text.index(b"\nctxt ") + 6 :].split(b"\n", 1)[0])
         except (OSError, ValueError):
             return None
@@ -163,8 +168,14 @@ class Sampler:
 
         None means that the wait ended early, so it was not late.
         """
-        now = self._read(counts=self._is_near.is_set())
-        is_late = wait_seconds is not None and now.raw - self._last.raw - wait_seconds >= _NEAR_SECONDS
+        now, last = self._read(counts=self._is_near.is_set()), self._last
+        elapsed = now.raw - last.raw
+        is_late = wait_seconds is not None and elapsed - wait_seconds >= _NEAR_SECONDS
+        has_step = now.real - last.real - elapsed >= MIN_STEP_SECONDS
+        is_counted = now.context_switches is not None or now.raw - self._counts[-1].raw >= _COUNT_SECONDS
+        if not (is_late or has_step or is_counted):
+            self._last = now  # nothing happened, as in nearly all polls
+            return
         if now.context_switches is None and (is_late or now.raw - self._counts[-1].raw >= _COUNT_SECONDS):
             now = self._read(counts=True)
         with self._lock:

@@ -8,12 +8,13 @@ import shutil
 import signal
 import sqlite3
 import time
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 
 import msgspec
 import preload
 import pytest
 from agent_stage import APPROVE_ALL, Stage, judge, open_in_fold
+from loop_disk import loop_disk
 from portal_stub import PortalStub
 
 from bridge.imds.document import parse_document
@@ -292,26 +293,29 @@ def test_restart_in_the_middle_of_an_event_lowers_the_coverage(stage):
     assert ending["impact"]["longest_seconds"] is None or ending["impact"]["pauses"]
 
 
-def test_downtime_of_a_reboot_is_within_its_uncertainty(stage):
-    stage.start()
-    stage.azure.begin("E-1", EventType="Reboot")
-    stage.wait_until_settled()
-    stamp = stage.state / "last-sign-of-life"
-    stage.wait(stamp.exists)
-    time.sleep(1.5)
-    stage.kill()
-    crashed_at = time.monotonic()
-    reboot(stage)
-    stamp.write_bytes(msgspec.json.encode({**json.loads(stamp.read_bytes()), "boot_id": "another boot"}))
-    time.sleep(3)
-    started_at = time.monotonic()
-    stage.start()
-    stage.wait_for_polls(1)
-    polled_at = next(at for at in stage.azure.polled_at if at > started_at)
-    stage.azure.end("E-1")
-    stage.wait_until_settled()
-    impact = next(each["impact"] for each in stage.healthy.records if each["transition"] == "completed")
-    uncertainty = impact["downtime_uncertainty_seconds"]
-    assert uncertainty <= 2
-    assert started_at - crashed_at - 0.2 <= impact["downtime_seconds"] <= polled_at - crashed_at + uncertainty + 0.2
-    assert impact["longest_seconds"] is None
+@pytest.mark.parametrize("how", ["the agent is killed", "the host crashes and loses unsynced pages"])
+def test_downtime_of_a_reboot_is_within_its_uncertainty(tmp_path, agent_env, how):
+    with loop_disk(tmp_path / "disk") as disk, opened(tmp_path, agent_env, state=disk.path / "state") as stage:
+        stage.start()
+        stage.azure.begin("E-1", EventType="Reboot")
+        stage.wait_until_settled()
+        stamp = stage.state / "last-sign-of-life"
+        stage.wait(stamp.exists)
+        time.sleep(1.5)
+        crashed_at = time.monotonic()
+        with disk.crash_of_the_host() if "host" in how else nullcontext():
+            stage.kill()
+        reboot(stage)
+        stamp.write_bytes(msgspec.json.encode({**json.loads(stamp.read_bytes()), "boot_id": "another boot"}))
+        time.sleep(3)
+        started_at = time.monotonic()
+        stage.start()
+        stage.wait_for_polls(1)
+        polled_at = next(at for at in stage.azure.polled_at if at > started_at)
+        stage.azure.end("E-1")
+        stage.wait_until_settled()
+        impact = next(each["impact"] for each in stage.healthy.records if each["transition"] == "completed")
+        uncertainty = impact["downtime_uncertainty_seconds"]
+        assert uncertainty <= 2
+        assert started_at - crashed_at - 0.2 <= impact["downtime_seconds"] <= polled_at - crashed_at + uncertainty + 0.2
+        assert impact["longest_seconds"] is None

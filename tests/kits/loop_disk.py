@@ -59,6 +59,17 @@ class LoopDisk:
         subprocess.run(["e2fsck", "-fy", self._image], check=False, capture_output=True, timeout=30)
         assert self._mount()
 
+    @contextmanager
+    def crash_of_the_host(self) -> Iterator[None]:
+        """Lose all pages that are not synced when the block begins; in the block, end all programs with open files."""
+        synced = self._image.with_suffix(".synced")
+        shutil.copyfile(self._image, synced)  # the file has only what the file system has written through
+        yield
+        subprocess.run(["umount", self.path], check=True, timeout=30)
+        synced.replace(self._image)
+        subprocess.run(["e2fsck", "-fy", self._image], check=False, capture_output=True, timeout=30)
+        assert self._mount()
+
     def unmount(self) -> None:
         if self._thaw_later is not None:
             self.thaw()
