@@ -30,7 +30,7 @@ from bridge.errors import BridgeError, ConfigurationError
 from bridge.http.failures import root_cause
 from bridge.http.session import DeadlineSession
 from bridge.logs import ThrottledLog
-from bridge.portal.settings import AUTHORITIES_URLS
+from bridge.portal.setting_checks import AUTHORITIES_URLS
 
 logger = logging.getLogger(__name__)
 

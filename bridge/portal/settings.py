@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
-import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -20,8 +18,9 @@ from bridge.config.secret_keys import readable_secrets
 from bridge.config.toml import Check, convert
 from bridge.config.trusted_keys import key_mistakes
 from bridge.errors import ConfigurationError, SecretUnavailable
-from bridge.http.failures import is_loopback
+from bridge.portal import setting_checks
 from bridge.portal.grants import Grant, Role, scope_group
+from bridge.portal.setting_checks import AUTHORITIES_URLS
 from bridge.system.secrets import Secret
 
 if sys.version_info >= (3, 11):
@@ -32,75 +31,10 @@ else:
 CONFIG_VARIABLE = "SCHEDULED_EVENTS_PORTAL_CONFIG"
 SYSTEM_CONFIG = Path("/etc/scheduled-events-portal/portal.toml")
 _SYSTEM_STATE = Path("/var/lib/scheduled-events-portal")
-_HIGHEST_PORT = 65535
 _Text = Annotated[str, Meta(min_length=1)]
 
 
-def _listen(value: str) -> None:
-    host, _, port = value.rpartition(":")
-    is_port = re.fullmatch("[0-9]{1,5}", port) and int(port) <= _HIGHEST_PORT
-    try:
-        is_address = host == "localhost" or bool(ipaddress.ip_address(host.strip("[]")))
-    except ValueError:
-        is_address = False
-    if not (is_port and is_address):
-        raise ValueError(
-            '"address:port", such as "127.0.0.1:8443", "0.0.0.0:8443" or "[::1]:8443". Port 0 selects a free port'
-        )
-
-
-#: Microsoft publishes the certificates of its certificate authorities at these URLs.
-AUTHORITIES_URLS = ("https://www.microsoft.com/pkiops/certs", "https://www.microsoft.com/pki/mscorp")
-
-
-def _authorities_url(value: str) -> None:
-    try:
-        parts = urlsplit(value)
-        is_usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and bool(parts.path.strip("/"))
-    except ValueError:
-        is_usable = False
-    if not is_usable or "@" in value or "?" in value or "#" in value:
-        raise ValueError(f"an address with a path, such as {AUTHORITIES_URLS[0]}")
-
-
-def _uuid(value: str) -> None:
-    if not re.fullmatch("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", value):
-        raise ValueError("the id of a subscription, a UUID")
-
-
-def _address(value: str) -> None:
-    try:
-        ipaddress.ip_address(value)
-    except ValueError:
-        raise ValueError('an IP address, such as "127.0.0.1"') from None
-
-
-def _network(value: str) -> None:
-    try:
-        ipaddress.ip_network(value)
-    except ValueError:
-        raise ValueError('an IP address or a network, such as "10.1.0.0/24"') from None
-
-
-def _scope(value: str) -> None:
-    try:
-        scope_group(value)
-    except ValueError:
-        raise ValueError("resource_group:NAME or labels.NAME:VALUE") from None
-
-
-def _issuer(value: str) -> None:
-    try:
-        parts = urlsplit(value)
-        is_safe = parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or ""))
-        is_usable = is_safe and bool(parts.hostname) and value.isprintable() and " " not in value
-    except ValueError:
-        is_usable = False
-    if not is_usable or "@" in value or "?" in value or "#" in value:
-        raise ValueError("an https URL, such as https://login.example.net/realms/ops")
-
-
-_Listen = Annotated[str, Check(_listen)]
+_Listen = Annotated[str, Check(setting_checks.listen)]
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,7 +115,7 @@ def _mistake_of(url: str) -> str | None:
 class AttestedSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``[agents.attested]``: agents exchange an attested document for a one-hour token."""
 
-    subscriptions: Annotated[tuple[Annotated[str, Check(_uuid)], ...], Meta(min_length=1)]
+    subscriptions: Annotated[tuple[Annotated[str, Check(setting_checks.uuid)], ...], Meta(min_length=1)]
     """The accepted subscriptions. Anyone with an Azure account has genuine documents."""
     secret_file: _Text | None = None
     """A file with the secret that signs challenges and tokens, at least 32 characters. To rotate the secret,
@@ -197,7 +131,7 @@ class AttestedSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The root certificates for the signers of documents, PEM. Default: the roots of Azure."""
     intermediates_file: _Text | None = None
     """Intermediate certificates, PEM, for a portal that cannot download them. They are not trusted as roots."""
-    intermediates_urls: tuple[Annotated[str, Check(_authorities_url)], ...] = AUTHORITIES_URLS
+    intermediates_urls: tuple[Annotated[str, Check(setting_checks.authorities_url)], ...] = AUTHORITIES_URLS
     """The portal downloads intermediate certificates only below these URLs. An empty list disables downloads."""
 
     def __post_init__(self) -> None:
@@ -264,7 +198,7 @@ class OidcGroup(msgspec.Struct, frozen=True, kw_only=True):
     """The value in the claim `groups_claim`. For Entra ID, the object ID of the group."""
     role: Role
     """viewer, approver, or operator."""
-    scope: tuple[Annotated[str, Check(_scope)], ...] = ()
+    scope: tuple[Annotated[str, Check(setting_checks.scope)], ...] = ()
     """The VMs for which the role applies, as `resource_group:NAME` or `labels.NAME:VALUE`. Default: all VMs."""
 
     def grant(self) -> Grant:
@@ -275,7 +209,7 @@ class OidcGroup(msgspec.Struct, frozen=True, kw_only=True):
 class OidcSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``[people.oidc]``: login through an OpenID Connect provider."""
 
-    issuer: Annotated[str, Check(_issuer)]
+    issuer: Annotated[str, Check(setting_checks.issuer)]
     """The issuer, exactly as the provider spells it in its configuration and in each ID token."""
     client_id: _Text
     """The ID of the portal at the provider. The redirect URI is `ORIGIN/login/callback`."""
@@ -319,7 +253,7 @@ class PeopleSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A session also ends after this time without a request. Automatic updates of an open page do not count."""
     oidc: OidcSettings | None = None
     """OpenID Connect. With this table, local users can log in only from `local_login_from`."""
-    local_login_from: tuple[Annotated[str, Check(_network)], ...] = ()
+    local_login_from: tuple[Annotated[str, Check(setting_checks.network)], ...] = ()
     """The addresses or networks from which local users can log in when `oidc` is set, such as `10.1.0.0/24`."""
     origin: _Text | None = None
     """The origin of the portal in a browser, such as `https://portal.example.net`. Default: from the Host header. Set
@@ -327,7 +261,7 @@ class PeopleSettings(msgspec.Struct, frozen=True, kw_only=True):
     proxy_header: _Text | None = None
     """The header with the name of the user whom a proxy has authenticated, such as `X-Forwarded-User` of oauth2-proxy.
     The proxy must remove this header from incoming requests."""
-    proxy_addresses: tuple[Annotated[str, Check(_address)], ...] = ()
+    proxy_addresses: tuple[Annotated[str, Check(setting_checks.address)], ...] = ()
     """The addresses of the proxies. The portal accepts `proxy_header` only from these addresses. To count wrong
     passwords for each client, the portal also reads the `X-Forwarded-For` header from these addresses."""
     proxy_role: Literal["viewer", "approver"] = "viewer"

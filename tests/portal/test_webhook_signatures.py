@@ -62,6 +62,7 @@ def test_empty_and_short_secrets_are_not_usable():
 
 def test_portal_accepts_signed_records(tmp_path):
     (tmp_path / "secrets").write_text(f"{SECRET}\n", encoding="utf-8")
+    (tmp_path / "secrets").chmod(0o600)
     with RunningPortal(tmp_path, agents={"webhook_secret_file": str(tmp_path / "secrets")}) as portal:
         body = cloud_event_bytes(fleet_record(0))
         headers = {name.replace("-", "_"): value for name, value in signed(body, at=int(time.time())).items()}
