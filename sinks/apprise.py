@@ -91,10 +91,7 @@ class AppriseSink(Sink):
         self._calls = BlockingCalls(f"apprise:{config.name}", target="Apprise")
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
-        """Send the record in *batch*.
-
-        Raise DeliveryFailed unless every service accepted the record.
-        """
+        """Send the record. Raise DeliveryFailed unless every service accepted the record."""
         (record,) = batch
         work = partial(self._notify, self._current(), record)
         self._calls.run(work, timeout_seconds=self.config.timeout_seconds)
@@ -153,10 +150,7 @@ class AppriseSink(Sink):
 
 
 def _services(urls: Sequence[str], *, timeout_seconds: float) -> dict[str, Any]:
-    """Return one Apprise object for each of *urls*.
-
-    A service that is down then affects no other service.
-    """
+    """Return one Apprise object per URL, so that a service that is down affects no other."""
     apprise = _apprise()
     # async_mode uses threads that would delay the end of the process.
     asset = apprise.AppriseAsset(async_mode=False)

@@ -42,10 +42,7 @@ def _attributes(record: TransitionRecord) -> dict[str, str]:
 
 
 def _source(vm: VmIdentity) -> str:
-    """Return the resource ID of the VM.
-
-    If the resource ID is unknown, return a URI with the name of the VM.
-    """
+    """Return the resource ID of the VM. If the ID is unknown, return a URI with its name."""
     if vm.resource_id:
         return quote(vm.resource_id, safe="/:@!$&'()*+,;=~")
     return f"/vm/{quote(vm.name or vm.vm_id or 'unknown', safe='')}"

@@ -74,10 +74,7 @@ def first_names(names: Sequence[str], most: int) -> str:
 
 
 def _when(record: TransitionRecord, event: ScheduledEvent) -> str:
-    """Return the announced time.
-
-    A remaining time such as "in 15 min" would be wrong when the text is read later.
-    """
+    """Return the announced time. A remaining time would be wrong when it is read later."""
     if record.transition.is_ending:
         return ""
     if event.not_before is None:

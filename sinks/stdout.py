@@ -44,18 +44,12 @@ class StdoutSink(Sink):
         self._calls = BlockingCalls(f"stdout:{config.name}", target="Standard output")
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
-        """Write *batch* to standard output.
-
-        Raise DeliveryFailed if the write does not finish in time.
-        """
+        """Write *batch*. Raise DeliveryFailed if the write does not finish in time."""
         lines = b"".join(map(self._line, batch))
         self._calls.run(partial(_write, lines), timeout_seconds=self.config.timeout_seconds)
 
     def check(self) -> None:
-        """Raise DeliveryFailed if standard output is closed or a pipe without a reader.
-
-        The check writes nothing.
-        """
+        """Raise DeliveryFailed if standard output is closed or has no reader. Write nothing."""
         _, descriptor = _opened()
         if descriptor is not None and _has_no_reader(descriptor):
             raise _failure(BrokenPipeError())

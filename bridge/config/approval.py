@@ -154,18 +154,12 @@ class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(" ".join(mistakes))
 
     def trusted_keys(self) -> tuple[TrustedKey, ...]:
-        """Return the keys that verify decisions.
-
-        Keep the returned objects, because they cache the files.
-        """
+        """Return the keys that verify decisions. Keep the objects, because they cache the files."""
         return tuple(key.trusted() for key in self.keys)
 
 
 class ApprovalSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """``[approval]``: early approval of events.
-
-    Without this table, the agent does not approve any events.
-    """
+    """``[approval]``: early approval of events. Without this table, no event is approved."""
 
     dry_run: bool = False
     """true: every step except the request to Azure. The record shows the result that would have followed."""
@@ -177,17 +171,12 @@ class ApprovalSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Signed decisions from an ops portal. Default: no portal."""
 
     def trusted_keys(self) -> tuple[TrustedKey, ...]:
-        """Return the keys of the portal.
-
-        Keep the returned objects, because they cache the key files.
-        """
+        """Return the keys of the portal. Keep the objects, because they cache the files."""
         return () if self.remote is None else self.remote.trusted_keys()
 
 
 def read_approval(table: object, mistakes: Problems) -> ApprovalSettings | None:
-    """Return the settings of the ``[approval]`` *table*.
-
-    If the table has mistakes, collect them and return None.
+    """Return the settings of ``[approval]``. If it has mistakes, add them and return None.
 
     The certificate files are read as well, so that an invalid certificate is reported at startup.
     """

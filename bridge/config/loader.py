@@ -44,9 +44,7 @@ OVERRIDES: Mapping[str, str] = {
 
 
 def load(path: Path | None, environ: Mapping[str, str] = _NO_ENVIRONMENT) -> Settings:
-    """Return the settings of the file at *path*, with overrides from *environ*.
-
-    `OVERRIDES` lists the variables.
+    """Return the settings of the file at *path*, with `OVERRIDES` from *environ*.
 
     If *path* is None, return the defaults with one stdout sink. Raises ConfigurationError, which lists all errors.
     """
@@ -60,9 +58,7 @@ def load(path: Path | None, environ: Mapping[str, str] = _NO_ENVIRONMENT) -> Set
 
 
 def load_top(path: Path | None, environ: Mapping[str, str] = _NO_ENVIRONMENT) -> TopSettings:
-    """Return the settings of *path* without sinks and approvals, with overrides.
-
-    The overrides come from *environ*.
+    """Return the settings of *path* and *environ*, except the sinks and approvals.
 
     The sink and approval tables are not validated, and no sink types are imported.
     """
@@ -74,10 +70,7 @@ def load_top(path: Path | None, environ: Mapping[str, str] = _NO_ENVIRONMENT) ->
 
 
 def _overridden(table: Mapping[str, Any], environ: Mapping[str, str]) -> Mapping[str, Any]:
-    """Return *table* with the values of `OVERRIDES` in *environ*.
-
-    An empty variable has no effect.
-    """
+    """Return *table* with the `OVERRIDES` in *environ*. An empty variable has no effect."""
     for variable, path in OVERRIDES.items():
         section, _, key = path.partition(".")
         value, keys = environ.get(variable), table.get(section, {})
@@ -119,10 +112,7 @@ def _withholding(sink: SinkSettings, variables: frozenset[str]) -> SinkSettings:
 
 
 def parsed(path: Path) -> dict[str, Any]:
-    """Return the file at *path* as parsed TOML.
-
-    Raise ConfigurationError if the file cannot be read or is not TOML.
-    """
+    """Return the parsed file. Raise ConfigurationError if it is unreadable or not TOML."""
     try:
         # Some Windows editors write a byte order mark.
         text = path.read_bytes().decode("utf-8-sig")
@@ -146,9 +136,7 @@ def parsed(path: Path) -> dict[str, Any]:
 def find_config(explicit: Path | None, environ: Mapping[str, str], *, windows: bool = _WINDOWS) -> Path | None:
     """Return the file to read: *explicit*, else that of *environ*, else the system's.
 
-    Return None if no file exists.
-
-    Raises ConfigurationError if the requested file does not exist.
+    Return None if no file exists. Raises ConfigurationError if the requested file does not exist.
     """
     variable = environ.get(CONFIG_VARIABLE, "")
     asked = explicit or (Path(variable) if variable else None)

@@ -79,10 +79,7 @@ def unknown(path: str, key: str, known: Sequence[str]) -> Problem:
 
 
 def wrong_type(path: str, value: object, wanted: Any, core: Any) -> Problem:
-    """Return the problem that *value* does not have the type *wanted*.
-
-    *core* is the type inside ``Annotated``.
-    """
+    """Return the problem of a wrong type. *core* is the type inside ``Annotated``."""
     info = types.type_info(core)
     choices = _choices(info) if isinstance(value, str) and not is_secret_name(path) else []
     return wrong(path, value, in_words(wanted), nearest(value, choices) if isinstance(value, str) else "")

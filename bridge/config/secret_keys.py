@@ -38,10 +38,7 @@ def secret_variables(table: object) -> frozenset[str]:
 
 
 def secret_files(table: object) -> tuple[tuple[str, str], ...]:
-    """Return each key of *table* that names a secret file, with the file.
-
-    A key is a path such as ``sinks[0].url_file``.
-    """
+    """Return each key that names a secret file, such as ``sinks[0].url_file``, and the file."""
     return tuple(_named(table, _FILE, ""))
 
 

@@ -167,10 +167,7 @@ class StatusSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def address(self) -> tuple[str, int] | None:
-        """Return the host, without the brackets of IPv6, and the port.
-
-        Return None if the pages are off.
-        """
+        """Return the host (IPv6 without brackets) and the port, or None if the pages are off."""
         return _address(self.listen)
 
 
@@ -267,10 +264,7 @@ class Settings(TopSettings, frozen=True, kw_only=True):
 
 
 def documented(struct: type[msgspec.Struct]) -> dict[str, str]:
-    """Return the text below each field of *struct* and its base classes.
-
-    Each text is on one line.
-    """
+    """Return the text below each field of *struct* and its base classes, on one line each."""
     import ast  # noqa: PLC0415  # only for help and tests
     import inspect  # noqa: PLC0415
     import textwrap  # noqa: PLC0415

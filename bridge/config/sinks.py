@@ -63,10 +63,7 @@ _RULES: dict[str, Any] = {
 def read_sinks(
     tables: object, mistakes: Problems, *, labels: Mapping[str, str] | None = None
 ) -> tuple[SinkSettings, ...]:
-    """Return the sinks in *tables*, and add their errors to *mistakes*.
-
-    *labels* are the configured labels, or None if they are invalid.
-    """
+    """Return the sinks, and add errors to *mistakes*. *labels* is None if they are invalid."""
     if not isinstance(tables, list | tuple):
         mistakes.wrong("sinks", tables, "a list of tables. Write each with two pairs of brackets: [[sinks]]")
         return ()
@@ -113,10 +110,7 @@ def _check_labels(sink: SinkSettings, labels: Mapping[str, str], path: str, mist
 
 
 def _default_name(type_name: object) -> str:
-    """Return the default name of a sink: its type, with a dot for a colon.
-
-    The type ``module:Class`` becomes ``module.Class``.
-    """
+    """Return the type with a dot for a colon: ``module:Class`` becomes ``module.Class``."""
     return type_name.replace(":", ".") if isinstance(type_name, str) else ""
 
 

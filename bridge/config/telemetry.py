@@ -36,10 +36,7 @@ def _endpoint(value: str) -> None:
 
 
 class TelemetrySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """``[telemetry]``: a push of the agent's own metrics over OTLP.
-
-    Without this table, the agent pushes nothing.
-    """
+    """``[telemetry]``: push of the agent's own metrics over OTLP. Off without this table."""
 
     otlp_endpoint: Annotated[str, Check(_endpoint)] | None = None
     """The URL of the OTLP receiver (HTTP with protobuf). The agent adds /v1/metrics unless the URL ends with this path.
@@ -69,10 +66,7 @@ class PushSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def push_settings(settings: TelemetrySettings, environ: Mapping[str, str]) -> PushSettings:
-    """Return *settings*, completed from *environ*.
-
-    Raises ConfigurationError with all mistakes.
-    """
+    """Return the settings with *environ*. Raises ConfigurationError with all mistakes."""
     names = {each: _name(each, environ) for each in _SUFFIXES}
     values = {each: environ.get(name, "").strip() for each, name in names.items()}
     mistakes = [

@@ -41,10 +41,7 @@ def check_name(value: str) -> None:
 
 
 def check_url(value: str, wanted: str) -> SplitResult:
-    """Return the parts of an HTTP URL without user, query, and fragment.
-
-    Raises ValueError(*wanted*) for other text.
-    """
+    """Return the parts of an HTTP URL without user, query, or fragment, or raise ValueError."""
     try:
         parts = urlsplit(value)
         is_usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
@@ -99,10 +96,7 @@ def _convert_table(
 
 
 def convert_value(value: object, wanted: Any, path: str) -> tuple[Any, list[Problem]]:
-    """Return *value* as the type *wanted*, and a list of problems.
-
-    With problems, the returned value is None.
-    """
+    """Return *value* as *wanted*, or None if it has problems, and the list of problems."""
     core = _core(wanted)
     if isinstance(core, type) and issubclass(core, msgspec.Struct):
         return _convert_table(value, core, path)

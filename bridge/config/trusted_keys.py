@@ -88,9 +88,7 @@ def key_mistakes(keys: Sequence[TrustedKey]) -> tuple[str, ...]:
 
 
 def unusable_keys(keys: Sequence[TrustedKey]) -> tuple[str, ...]:
-    """Return a sentence for each key whose file cannot be used.
-
-    Decisions with such a key do not count.
+    """Return a sentence for each unusable key file. Decisions with such a key do not count.
 
     The agent starts even if a key file is missing, because administrators revoke a key by deleting its file.
     """

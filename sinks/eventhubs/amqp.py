@@ -229,10 +229,7 @@ def _client(config: EventHubsConfig, access: Access) -> Any:
 
 
 def _proxy(url: str | None) -> dict[str, Any] | None:
-    """Return *url* in the form that the SDK requires.
-
-    The SDK expects the scheme, the user name, and the password as a part of `proxy_hostname`.
-    """
+    """Return *url* for the SDK, which expects scheme, user, and password in the host name."""
     if url is None:
         return None
     parts = urlsplit(url)

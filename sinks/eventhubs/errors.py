@@ -76,10 +76,7 @@ def is_about_access(error: BaseException) -> bool:
 
 
 def is_answer(error: BaseException) -> bool:
-    """Return whether *error* is a response of the event hub to a transfer.
-
-    The connection is then usable.
-    """
+    """Return whether *error* is a response to a transfer. The connection is then usable."""
     return _is_a(error, "EventDataSendError") and _condition(error) not in _MADE_UP
 
 

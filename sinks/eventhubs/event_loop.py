@@ -69,9 +69,7 @@ class LoopThread:
         return self._has_ended
 
     def call(self, work: Callable[[], Coroutine[Any, Any, _T]], *, seconds: float, end_seconds: float) -> _T:
-        """Return the result of *work*.
-
-        Raise Overdue at the deadline, or Ended if the loop has ended.
+        """Return the result of *work*. Raise Overdue at the deadline, or Ended if the loop ended.
 
         After the deadline, this method waits up to *end_seconds* for the loop to end.
         """

@@ -43,10 +43,7 @@ class EventHubsSink(Sink):
             self._sender = self._amqp = AmqpSender(config, self._access)
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
-        """Send *batch* in one transfer.
-
-        Raise DeliveryRejected if the batch contains more than one event.
-        """
+        """Send *batch*. Raise DeliveryRejected if it contains records of more than one event."""
         if len({record.event_key for record in batch}) > 1:
             raise DeliveryRejected("A batch must contain records of only one event.")
         self._sender.send(batch)

@@ -75,10 +75,7 @@ _SECRET_HEADER = re.compile(r"(?i)auth|token|key|secret|cookie|passw|signature")
 
 
 def entra_token(config: HttpConfig) -> RenewedToken | None:
-    """Return the token for the setting `entra_scope`, or None if it is not set.
-
-    The sink closes the token.
-    """
+    """Return the token for `entra_scope`, or None without it. The sink closes the token."""
     return None if config.entra_scope is None else token_of(config.entra_scope, key="entra_scope")
 
 
@@ -120,18 +117,13 @@ class Endpoint:
         self._is_closed = False
 
     def post(self, body: bytes, headers: Mapping[str, str], *, deadline_seconds: float | None = None) -> HttpResponse:
-        """Send *body* in a POST request.
-
-        Raise DeliveryFailed or DeliveryRejected unless the status is 2xx.
-        """
+        """Send *body*. Raise DeliveryFailed or DeliveryRejected unless the status is 2xx."""
         return self._accepted(self.request("POST", body, headers, deadline_seconds=deadline_seconds))
 
     def request(
         self, method: str, body: bytes | None, headers: Mapping[str, str], *, deadline_seconds: float | None = None
     ) -> HttpResponse:
-        """Return the response with any status.
-
-        Raise DeliveryFailed if no response arrives in time.
+        """Return the response with any status. Raise DeliveryFailed if none arrives in time.
 
         If the response body is compressed or larger than 64 KiB, the returned body is empty.
         """
@@ -227,10 +219,7 @@ class Endpoint:
         )
 
     def _description(self, response: HttpResponse, *, to: str = "") -> str:
-        """Return *response* as text.
-
-        Secrets are masked first, because a part of a secret is also a secret.
-        """
+        """Return *response* as text. Mask secrets first, because an excerpt can split a secret."""
         status = response.status_code
         reason = f"to {to}" if to else excerpt(self.mask(response.reason or "").encode())
         head = f"{self.shown} responded with {status} {reason}".rstrip()
@@ -323,10 +312,7 @@ class Endpoint:
 
 
 def _merged(*groups: Mapping[str, str]) -> dict[str, str]:
-    """Return all headers.
-
-    If the names of two headers differ only in case, the last header counts.
-    """
+    """Return all headers. If two names differ only in case, the last header counts."""
     found = {name.lower(): (name, value) for group in groups for name, value in group.items()}
     return dict(found.values())
 

@@ -23,10 +23,7 @@ _KEY_BYTES = range(24, 65)
 
 
 class Signer:
-    """Signs requests with the configured secrets.
-
-    The secrets are read again when their file changes.
-    """
+    """Signs requests with secrets. The secrets are read again when their file changes."""
 
     def __init__(self, secret: Secret) -> None:
         self._secret = secret

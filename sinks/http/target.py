@@ -60,10 +60,7 @@ def tls_context(config: HttpConfig) -> ssl.SSLContext:
 
 @functools.cache
 def _default_context() -> ssl.SSLContext:
-    """Return the context that all connections share.
-
-    Loading the authorities takes 2 MB.
-    """
+    """Return the context that all connections share, because each context takes 2 MB."""
     return ssl.create_default_context(cafile=certifi.where())
 
 

@@ -11,10 +11,7 @@ _SHORTEST_SECRET = 6
 
 
 def http_url(url: str, *, key: str) -> SplitResult:
-    """Return the parts of *url*.
-
-    Raise ValueError if the URL is invalid. The message does not contain *url*.
-    """
+    """Return the parts of *url*. Raise ValueError, without quoting *url*, if it is invalid."""
     try:
         parts = urlsplit(url)
         is_usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
@@ -28,10 +25,7 @@ def http_url(url: str, *, key: str) -> SplitResult:
 
 
 def plain_url(url: str, *, key: str) -> SplitResult:
-    """Return the parts of *url*.
-
-    Raise ValueError if the URL is invalid or contains a password.
-    """
+    """Return the parts of *url*. Raise ValueError if it is invalid or contains a password."""
     parts = http_url(url, key=key)
     if parts.username is not None or parts.password is not None:
         raise ValueError(f"{key} contains a user name or a password. Put the whole URL into {key}_file or {key}_env.")
@@ -39,10 +33,7 @@ def plain_url(url: str, *, key: str) -> SplitResult:
 
 
 def proxy_url(url: str, *, key: str) -> SplitResult:
-    """Return the parts of *url*.
-
-    Raise ValueError unless the URL is a valid URL of an HTTP proxy.
-    """
+    """Return the parts of *url*. Raise ValueError unless it is the URL of an HTTP proxy."""
     parts = http_url(url, key=key)
     if parts.scheme != "http":
         raise ValueError(f"{key} must be a URL such as http://proxy:3128. Proxies over TLS are not supported.")

@@ -85,10 +85,7 @@ def rejection(content: bytes) -> tuple[int, str]:
 
 
 def log_record(record: TransitionRecord) -> LogRecord:
-    """Return *record* as a log record.
-
-    A retry has the same bytes, because both times are `observed_at`.
-    """
+    """Return *record* as a log record. Both times are `observed_at`, so retries are equal."""
     nanoseconds = unix_nanoseconds(record.observed_at)
     number, text = _SEVERITIES[look_of(record).severity]
     return LogRecord(
@@ -147,10 +144,7 @@ def _any_value(value: Any) -> AnyValue:
 
 
 def attribute_value(value: Any) -> AttributeValue:
-    """Return *value* as an attribute of a log record or a span.
-
-    Values other than texts, numbers, and lists of texts become JSON.
-    """
+    """Return *value* as an attribute: a text, a number, a list of texts, or otherwise JSON."""
     if isinstance(value, bool | float) or (isinstance(value, int) and value in _INT64):
         return value
     if isinstance(value, str):

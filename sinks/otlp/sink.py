@@ -114,10 +114,7 @@ class OtlpSink(Sink):
 
 
 def signal_url(endpoint: str, signal: str) -> str:
-    """Return the URL for *signal*, logs or traces.
-
-    Raise ValueError if *endpoint* is not an HTTP URL.
-    """
+    """Return the URL for logs or traces. Raise ValueError unless *endpoint* is an HTTP URL."""
     parts = http_url(endpoint, key="endpoint")
     if parts.username is not None or parts.password is not None:
         raise ValueError("endpoint contains a user name or a password. Put an Authorization header into headers_file.")

@@ -39,10 +39,7 @@ _SHOWN_AS_SPANS = (f"{OTEL_PREFIX}impact.pauses", f"{OTEL_PREFIX}timeline", "log
 
 
 def encode_request(batch: Sequence[TransitionRecord]) -> bytes:
-    """Return the spans of *batch* as an ExportTraceServiceRequest.
-
-    The request is empty if no record has a span.
-    """
+    """Return the spans of *batch*. The request is empty if no record has a span."""
     spans = [span for record in batch for span in spans_of(record)]
     encoded: bytes = encode_spans(spans).SerializeToString()
     return encoded

@@ -50,10 +50,7 @@ _NO_LABEL_CHARACTER = re.compile(r"[^a-zA-Z0-9_]")
 
 
 class AlertmanagerFormat(Format):
-    """Sends records as alerts.
-
-    *tag_labels* contains the names of the VM tags to add as labels.
-    """
+    """Sends records as alerts. *tag_labels* names the VM tags to add as labels."""
 
     def __init__(self, *, refresh_seconds: float = REFRESH_SECONDS, tag_labels: Sequence[str] = ()) -> None:
         self._life = timedelta(seconds=refresh_seconds) * _REFRESHES_IN_A_LIFE
@@ -95,10 +92,7 @@ class AlertmanagerFormat(Format):
 
 
 def alerts_url(base: str) -> str:
-    """Return the URL to which alerts are sent.
-
-    *base* can be the URL of Alertmanager or of its API.
-    """
+    """Return the URL for alerts. *base* can be the URL of Alertmanager or of its API."""
     return base if base.endswith(_ALERTS_PATH) else base.rstrip("/") + _ALERTS_PATH
 
 

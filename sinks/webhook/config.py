@@ -130,10 +130,7 @@ class WebhookConfig(HttpConfig, frozen=True, kw_only=True):
 
 
 def portal_of(url: str | None) -> str:
-    """Return the URL of the portal that accepts records at *url*.
-
-    Raise ValueError for any other URL.
-    """
+    """Return the URL of the portal that accepts records at *url*. Otherwise raise ValueError."""
     if url is None or not url.endswith(_RECORDS) or "?" in url or "#" in url:
         raise ValueError(
             "credential is for a portal, and the url of a portal ends in /records. Set url, for example "

@@ -34,10 +34,7 @@ class Format(ABC):
         """
 
     def check(self, url: str, endpoint_of: Callable[[str], Endpoint]) -> None:
-        """Test the endpoint at *url* without writing to it.
-
-        Raise DeliveryFailed if the test fails.
-        """
+        """Test *url* without writing to it. Raise DeliveryFailed if the test fails."""
         endpoint_of(url).check()
 
     def refused(self, error: DeliveryRejected) -> DeliveryError:

@@ -69,10 +69,7 @@ def samples(config: SinkConfig, labels: Mapping[str, str]) -> Iterator[Transitio
 
 
 def sample(transition: Transition, **fields: Any) -> TransitionRecord:
-    """Return a sample record of *transition* with a value in every field.
-
-    *fields* replaces values.
-    """
+    """Return a sample record with a value in every field. *fields* replaces values."""
     has_changed = transition in _CHANGED
     before = {"event_status": "Scheduled", "not_before": "2026-11-20T11:15:00Z"}
     values = {

@@ -62,10 +62,7 @@ class WebhookSink(Sink):
 
     @classmethod
     def refresh_seconds(cls, config: Any) -> float | None:
-        """Return the refresh interval.
-
-        Alertmanager needs refreshes, because it loses alerts in a restart.
-        """
+        """Return the refresh interval, because Alertmanager loses alerts when it restarts."""
         return refresh_seconds_of(config)
 
     def __init__(self, config: WebhookConfig, *, now: Callable[[], datetime] = utc_now) -> None:
@@ -125,10 +122,7 @@ class WebhookSink(Sink):
             endpoint.close()
 
     def _post_to_portal(self, path: str, body: bytes) -> Any:
-        """Return the response of the portal to *body*.
-
-        This method runs in the thread of the token.
-        """
+        """Return the portal's response to *body*. This method runs in the thread of the token."""
         endpoint = self._attesting = self._new_endpoint(portal_of(self.config.url) + path, token=None)
         try:
             return endpoint.request("POST", body, {"Content-Type": "application/json", "Accept": "application/json"})

@@ -73,10 +73,7 @@ class TemplateFormat(Format):
         endpoint_of(self.url(url, sample(Transition.TEST))).check()
 
     def render(self, record: TransitionRecord) -> bytes:
-        """Return the body for *record*.
-
-        Raise DeliveryRejected if the template cannot render the record.
-        """
+        """Return the body for *record*. Raise DeliveryRejected if the template cannot render it."""
         text = self._filled(self._body, record, "The template")
         try:
             if self._is_json and text.strip():
