@@ -155,21 +155,23 @@ class Sampler:
                 logger.exception("The sampler failed. Pauses are not measured.")
                 return
 
-    def sample_wait(self, wait_seconds: float | None) -> None:
-        """Sample a wait of the poll thread, so that an idle agent needs no other thread.
+    def sample_poll(self, late_seconds: float) -> None:
+        """Sample a wait of the poll thread, which ended *late_seconds* after it was due.
 
-        If an event is near, do nothing. None marks the start of the wait.
+        An idle agent then needs no other thread. If an event is near, do nothing.
         """
         if not self._is_near.is_set():
-            self.sample(wait_seconds)
+            self.sample(late_seconds=late_seconds)
 
-    def sample(self, wait_seconds: float | None) -> None:
-        """Read the clocks after a wait of *wait_seconds*.
+    def sample(self, wait_seconds: float | None = None, *, late_seconds: float | None = None) -> None:
+        """Read the clocks after a wait of *wait_seconds* that ended *late_seconds* late.
 
-        None means that the wait ended early, so it was not late.
+        One of the two values is enough. Without either, the wait was not late.
         """
         now, last = self._read(counts=self._is_near.is_set()), self._last
         elapsed = now.raw - last.raw
+        if late_seconds is not None:
+            wait_seconds = elapsed - late_seconds
         is_late = wait_seconds is not None and elapsed - wait_seconds >= _NEAR_SECONDS
         has_step = now.real - last.real - elapsed >= MIN_STEP_SECONDS
         is_counted = now.context_switches is not None or now.raw - self._counts[-1].raw >= _COUNT_SECONDS

@@ -191,18 +191,13 @@ class Poller:
             # After a slow poll, the next poll starts earlier, but the poller never sends several polls at once.
             due = max(due + delay, self._clock.monotonic())
             self.loop_watch.expect_within(due - self._clock.monotonic())
-            wait_seconds = due - self._clock.monotonic()
-            self._sample_wait(None)
             was_reconfigured = self._sleep_until(due)
-            self._sample_wait(wait_seconds)
+            if self._sampler is not None:
+                self._sampler.sample_poll(self._clock.monotonic() - due)
             if was_reconfigured:
                 due = self._clock.monotonic()
         self.loop_watch.idle()
         self._save_liveness()
-
-    def _sample_wait(self, wait_seconds: float | None) -> None:
-        if self._sampler is not None:
-            self._sampler.sample_wait(wait_seconds)
 
     def _sleep_until(self, due: float) -> bool:
         """Wait until *due*, and return whether `reconfigure` ended the wait.
