@@ -38,9 +38,7 @@ def full_jitter(attempt: int, *, base_seconds: float, cap_seconds: float, random
 
 
 def delivery_cap(seconds_to_not_before: float | None, *, outage_seconds: float = math.inf) -> float:
-    """Return the maximum delay between two attempts to send a record.
-
-    The maximum decreases toward NotBefore.
+    """Return the maximum delay between two attempts. It decreases toward NotBefore.
 
     Before NotBefore, the maximum is a quarter of the remaining time, but at least 1 s and at most 15 s. In the first
     minute of an outage, it is at most 5 s. The limits are short, because Azure announces a Freeze or a Reboot only 15

@@ -35,19 +35,13 @@ class Instant(msgspec.Struct, frozen=True, kw_only=True):
     monotonic: float
 
     def seconds_since(self, earlier: Instant) -> float:
-        """Return the seconds since *earlier*.
-
-        One of the two clocks can stop while a VM is suspended, so the result is the longer of the two times.
-        """
+        """Return the longer time of the two clocks, because a suspended VM can stop one of them."""
         by_wall = (self.wall - earlier.wall).total_seconds()
         return max(by_wall, self.monotonic - earlier.monotonic, 0.0)
 
 
 class Clock(msgspec.Struct, frozen=True, kw_only=True):
-    """Provides the time and random numbers to the agent.
-
-    Tests replace this object to control the time.
-    """
+    """Provides the time and random numbers to the agent. Tests replace this object."""
 
     now: Callable[[], datetime] = utc_now
     """Return the wall-clock time as a timezone-aware UTC datetime."""

@@ -40,10 +40,7 @@ class BridgeError(Exception):
 
 
 class ConfigurationError(BridgeError):
-    """The configuration in *file* is invalid.
-
-    *mistakes* contains one sentence for each error in the file.
-    """
+    """The configuration is invalid. *mistakes* has one sentence for each error in *file*."""
 
     def __init__(self, *mistakes: str, file: Path | None = None) -> None:
         self.mistakes = mistakes
@@ -64,10 +61,7 @@ class ImdsUnreachable(ImdsError):
 
 
 class ImdsStatus(ImdsError):
-    """The metadata service returned a status other than 200.
-
-    *retry_after_seconds* is None if the response has no Retry-After header.
-    """
+    """A status other than 200. *retry_after_seconds* is None without a Retry-After header."""
 
     def __init__(self, message: str, *, status: int, retry_after_seconds: float | None = None) -> None:
         super().__init__(message)
@@ -92,10 +86,7 @@ class OutboxError(BridgeError):
 
 
 class StreamChanged(OutboxError):
-    """The outbox was reset after the caller read its state.
-
-    The caller must read the state again.
-    """
+    """The outbox was reset after the caller read its state. The caller must read it again."""
 
 
 class ScenarioError(BridgeError):
@@ -123,9 +114,7 @@ class RetryReason(str, Enum):
 
 
 class DeliveryFailed(DeliveryError):
-    """The destination did not accept any record in the batch.
-
-    The agent retries the batch later.
+    """The destination did not accept any record in the batch. The agent retries the batch.
 
     - *retry_after*: the delay in seconds that the destination requests. The delay applies to the whole sink and is
       limited to one hour.
@@ -153,10 +142,7 @@ class DeliveryFailed(DeliveryError):
 
 
 class SecretUnavailable(DeliveryFailed):
-    """The configured file or environment variable contains no secret.
-
-    A person must add the secret.
-    """
+    """The configured file or variable contains no secret. A person must add the secret."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, needs_attention=True)
@@ -195,17 +181,11 @@ class DeliveryRejected(DeliveryError):
 
 
 class KeyUnusable(BridgeError):
-    """A key file cannot be read or does not contain an Ed25519 key.
-
-    The message names the file and says what to do.
-    """
+    """A key file cannot be read or has no Ed25519 key. The message states the action."""
 
 
 class KeyMissing(KeyUnusable):
-    """The key file does not exist.
-
-    The agent ignores decisions that are signed with the missing key.
-    """
+    """The key file does not exist. The agent ignores decisions signed with this key."""
 
 
 class SigningFailed(BridgeError):
@@ -213,10 +193,7 @@ class SigningFailed(BridgeError):
 
 
 class PortalFailed(BridgeError):
-    """The portal did not return a usable response.
-
-    If *needs_attention* is true, someone must fix the problem.
-    """
+    """The portal returned no usable response. *needs_attention* means that a person must act."""
 
     def __init__(
         self, message: str, *, needs_attention: bool = False, retry_after_seconds: float | None = None
@@ -227,9 +204,7 @@ class PortalFailed(BridgeError):
 
 
 class CredentialFailed(BridgeError):
-    """An access token cannot be obtained.
-
-    If *needs_attention* is true, someone must fix the problem.
+    """An access token cannot be obtained. *needs_attention* means that a person must act.
 
     *retry_after_seconds* is the delay that the token issuer requests, or None.
     """

@@ -53,9 +53,7 @@ _DEEPEST = 6
 
 
 def configure(*, form: str = "auto", level: int | str = logging.INFO, stream: TextIO | None = None) -> None:
-    """Write all log lines to *stream*, by default standard error.
-
-    A second call replaces the configuration.
+    """Write all log lines to *stream* (default: standard error). A second call replaces this.
 
     *form* is ``json``, ``text``, ``journal``, or ``auto``. The form ``auto`` means ``text`` on a terminal, ``journal``
     if the systemd journal reads *stream*, and ``json`` otherwise.
@@ -111,10 +109,7 @@ def _wants_colour() -> bool:
 
 
 class QueuedHandler(logging.Handler):
-    """A logging handler that never blocks the caller.
-
-    A separate thread writes the lines.
-    """
+    """A logging handler that never blocks the caller. A separate thread writes the lines."""
 
     def __init__(self, stream: TextIO | None) -> None:
         super().__init__()
@@ -142,10 +137,7 @@ class QueuedHandler(logging.Handler):
                 self._lines.all_tasks_done.wait(deadline - time.monotonic())
 
     def close(self) -> None:
-        """Write the queued lines and stop the writer thread.
-
-        Continue after 0.1 s if the thread does not stop.
-        """
+        """Write the queued lines and stop the writer thread. Wait for it at most 0.1 s."""
         try:
             self._lines.put_nowait(None)
         except queue.Full:
@@ -238,10 +230,7 @@ class ThrottledLog:
         exc_info: BaseException | None = None,
         **fields: Any,
     ) -> None:
-        """Log *message* at the first failure of *key* with this *kind*.
-
-        Otherwise, only count the failure.
-        """
+        """Log *message* at the first failure of *key* with this *kind*, then only count failures."""
         now = self._clock.monotonic()
         with self._lock:
             trouble = self._troubles.setdefault(key, _Trouble(now))
@@ -311,10 +300,7 @@ class LineFormatter(logging.Formatter):
 
 
 class JournalFormatter(logging.Formatter):
-    """Formats a log record for the systemd journal.
-
-    A line starts with a priority (sd-daemon) and contains no time.
-    """
+    """Formats a log record for the systemd journal: a priority (sd-daemon), and no time."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the priority, the message, and the fields."""

@@ -125,10 +125,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Import the HTTP session only when a sink uses it.
-
-    The library requests takes time and memory.
-    """
+    """Import the HTTP session only when used, because requests takes time and memory."""
     if name in {"DeadlineSession", "ResponseUnread"}:
         from bridge.http import session  # noqa: PLC0415
 
@@ -151,10 +148,7 @@ class AttestedTokens(Protocol):
 
 
 class SinkConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings that every sink supports.
-
-    The configuration class of a sink can add more settings.
-    """
+    """The settings of every sink. The configuration class of a sink can add more settings."""
 
     name: str = ""
     """Name of this sink in logs, metrics, and the outbox. Default: the type. A new name creates a new sink."""
@@ -184,10 +178,7 @@ class SinkConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sink(ABC):
-    """A destination for transition records.
-
-    The agent creates one instance for each `[[sinks]]` table.
-    """
+    """A destination for records. The agent creates an instance for each `[[sinks]]` table."""
 
     Config: ClassVar[type[SinkConfig]] = SinkConfig
     """The settings of the sink. Each field is a key in the `[[sinks]]` table."""
@@ -228,28 +219,19 @@ class Sink(ABC):
 
     @classmethod
     def shown_by_check(cls, config: Any) -> str:
-        """Return the text that `check-config --connect` prints after a successful check.
-
-        The text says what `check` has tested.
-        """
+        """Return what `check` has tested, for `check-config --connect` to print on success."""
         del config
         return "the check of the sink found no problem."
 
     @classmethod
     def check_warnings(cls, config: Any) -> Sequence[str]:
-        """Return sentences that `check-config` prints as warnings.
-
-        The method must not use the network.
-        """
+        """Return warnings for `check-config` to print. The method must not use the network."""
         del config
         return ()
 
     @classmethod
     def check_labels(cls, config: Any, labels: Mapping[str, str]) -> None:
-        """Raise ValueError if this sink cannot send records that have *labels*.
-
-        The agent adds the labels in the configuration to every record.
-        """
+        """Raise ValueError if this sink cannot send *labels*, which the agent adds to records."""
         del config, labels
 
     @classmethod
@@ -266,10 +248,7 @@ class Sink(ABC):
         self.config = config
 
     def attest_by(self, tokens: AttestedTokens) -> None:
-        """Store the function *tokens*, which requests access tokens from an ops portal.
-
-        The agent calls this method immediately after the constructor.
-        """
+        """Store *tokens*, a source of portal tokens. Called once, right after the constructor."""
         del tokens
 
     @abstractmethod
@@ -294,7 +273,4 @@ class Sink(ABC):
         """Test the destination without writing data to it. Raise DeliveryFailed if the test fails."""
 
     def close(self) -> None:
-        """Close every connection.
-
-        The agent can call this method more than once, or during a `send`.
-        """
+        """Close every connection. The agent can call this more than once, or during a `send`."""

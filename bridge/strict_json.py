@@ -1,6 +1,4 @@
-"""Parses JSON (RFC 8259) and rejects ambiguous text.
-
-Different parsers could interpret such text differently.
+"""Parses JSON (RFC 8259), and rejects text that parsers could interpret differently.
 
 Unlike `json.loads`, this module rejects NaN, infinity, numbers that overflow, very long integers, and duplicate names
 in an object. Error messages never quote the JSON text.

@@ -87,10 +87,7 @@ def cli_decision(
     reason: str | None = None,
     issued_at: float | None = None,
 ) -> StoredDecision:
-    """Return an approval by a person.
-
-    A hold that is newer than *issued_at* (Unix seconds) overrides the approval.
-    """
+    """Return an approval, which a hold newer than *issued_at* (Unix seconds) overrides."""
     now = time.time()
     return StoredDecision(
         source="cli",

@@ -147,9 +147,7 @@ def events() -> None:
 @option("--overrule", is_flag=True, help="With --yes: approve despite holds or missing approvers.")
 @runs("approve.approve")
 def approve() -> None:
-    """Approve the event EVENT_ID for all VMs that it affects.
-
-    Azure can then start the event immediately.
+    """Approve the event EVENT_ID for all affected VMs. Azure can then start it immediately.
 
     The running agent posts the approval to Azure. The exit code is 1 if no agent is running, or if the event is not
     approved within 30 seconds.
@@ -169,10 +167,7 @@ def send_test() -> None:
 
 @commands.group(short_help="List, retry, discard, move, or import undelivered records.")
 def outbox() -> None:
-    """List, retry, discard, move, or import undelivered records.
-
-    The commands work with or without a running agent.
-    """
+    """List, retry, discard, move, or import undelivered records, also without an agent."""
 
 
 _sink = option("--sink", help="Only records of this sink, which need not be configured.")
@@ -217,9 +212,7 @@ def discard() -> None:
 @click.argument("new")
 @runs("outbox.move")
 def move() -> None:
-    """Move undelivered records from the sink OLD to the sink NEW.
-
-    Use this command after you rename a sink.
+    """Move undelivered records from the sink OLD to the sink NEW, for example after a rename.
 
     Moved records count as discarded in the metrics of OLD. Records that NEW has received in the last 7 days
     (state.keep_delivered_seconds) are not sent again.
@@ -233,9 +226,8 @@ def move() -> None:
 def import_() -> None:
     """Import undelivered records and holds from another outbox FILE.
 
-    The file can be the output of `sqlite3 .recover`.
-
-    Records that are already in the outbox are skipped. The agent's user must be able to read FILE.
+    The file can be the output of `sqlite3 .recover`. Records that are already in the outbox are skipped. The agent's
+    user must be able to read FILE.
     """
 
 
@@ -283,10 +275,7 @@ def schema(*, of_config: bool) -> None:
 @option("--list", "list_recipes", is_flag=True, help="List the recipes, and exit.")
 @runs("init.init")
 def init() -> None:
-    """Write a first configuration with comments.
-
-    Each sink is a recipe, such as eventhubs or webhook:slack.
-    """
+    """Write a first configuration with comments. Sinks are recipes, such as webhook:slack."""
 
 
 @commands.command(short_help="Create a key pair for signing decisions.")
@@ -298,10 +287,8 @@ def init() -> None:
 def keygen() -> None:
     """Create an Ed25519 key pair for signing decisions.
 
-    The command prints the configuration for VMs that trust the key.
-
-    The private key is written to PRIVATE_FILE and the public key to PRIVATE_FILE.pub. Existing files are never
-    overwritten.
+    The command prints the configuration for VMs that trust the key. The private key is written to PRIVATE_FILE and the
+    public key to PRIVATE_FILE.pub. Existing files are never overwritten.
     """
 
 
@@ -326,9 +313,7 @@ def keygen() -> None:
 @option("--json", "as_json", is_flag=True, help="Print one requirement per line.")
 @runs("portal_check.portal_check")
 def portal_check() -> None:
-    """Test whether a portal follows PROTOCOL.md.
-
-    URL has the same format as approval.remote.url in the configuration.
+    """Test whether a portal follows PROTOCOL.md. URL has the format of approval.remote.url.
 
     The command sends the same requests as an agent. The exit code is 1 if the portal does not meet a requirement.
 
@@ -353,10 +338,8 @@ def portal_check() -> None:
 def decide() -> None:
     """Sign a decision on an event, and print the signed token.
 
-    Your portal must return the token to the agent.
-
-    With --all, sign a decision for every VM in the file, except VMs on which the event has ended. Approvals also skip
-    VMs on which the event has already started.
+    Your portal must return the token to the agent. With --all, sign a decision for every VM in the file, except VMs on
+    which the event has ended. Approvals also skip VMs on which the event has already started.
     """
 
 

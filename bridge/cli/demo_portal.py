@@ -1,6 +1,4 @@
-"""Implements `demo --portal`, which runs a simulated IMDS, three agents, and a portal.
-
-All of them run in one process.
+"""Implements `demo --portal`: a simulated IMDS, three agents, and a portal in one process.
 
 The agents send records to the portal and poll it for decisions. When the user approves an event in the browser, an
 agent posts the approval to the simulated IMDS. All servers listen on loopback addresses. Pressing Ctrl-C ends the demo

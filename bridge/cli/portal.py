@@ -1,7 +1,4 @@
-"""Defines the command `portal` and its subcommands.
-
-Each subcommand imports the portal only when it runs.
-"""
+"""Defines the command `portal`. Each subcommand imports the portal only when it runs."""
 
 from __future__ import annotations
 
@@ -101,10 +98,7 @@ def backup(path: Path | None, target: Path) -> None:
 @config
 @option("--expect", metavar="HASH", help="A hash that an earlier run printed. Fail if no entry has it.")
 def audit(what: str, path: Path | None, expect: str | None) -> int:  # noqa: ARG001  # `verify` is the only choice
-    """Verify every entry in the audit log.
-
-    The exit code is 1 if an entry was changed or removed.
-    """
+    """Verify every entry in the audit log. Exit with 1 if an entry was changed or removed."""
     found = library().verify(path, expect)
     if found.fault is not None:
         click.echo(f"Entry {found.fault.entry} of {found.entries} is invalid: {found.fault.why}.", err=True)
@@ -142,11 +136,9 @@ def users() -> None:
 @_scope
 @_no_password
 def add_user(name: str, path: Path | None, role: str, scope: tuple[str, ...], *, no_password: bool) -> None:
-    """Add or replace the user NAME.
+    """Add or replace the user NAME. Without --scope, the user can see all VMs.
 
     On a terminal, the command prompts for the password. Otherwise, it reads one line from standard input.
-
-    Without --scope, the user can see all VMs.
     """
     password = None if no_password else _password()
     library().add_user(path, name, password=password, role=role, scope=scope)
@@ -168,10 +160,7 @@ def list_users(path: Path | None) -> None:
 @_scope
 @option("--all-vms", is_flag=True, help="Remove the scope. The user can then see all VMs.")
 def change_user(name: str, path: Path | None, role: str | None, scope: tuple[str, ...], *, all_vms: bool) -> None:
-    """Change the role or the scopes of the user NAME, and end the user's sessions.
-
-    --scope replaces all scopes.
-    """
+    """Change the role or replace all scopes of the user NAME, and end the user's sessions."""
     if scope and all_vms:
         raise click.UsageError("--scope and --all-vms are mutually exclusive. Use only one of them.")
     _print_user(library().change_user(path, name, role=role, scope=scope if scope or all_vms else None))
@@ -211,10 +200,7 @@ def enable_user(name: str, path: Path | None) -> None:
 @click.argument("name")
 @config
 def sign_out_user(name: str, path: Path | None) -> None:
-    """End all sessions of the user NAME, for example after the user has lost a laptop.
-
-    The user can sign in again.
-    """
+    """End all sessions of the user NAME. The user can sign in again."""
     library().sign_out_user(path, name)
     click.echo(f"The sessions of {name} have ended.")
 

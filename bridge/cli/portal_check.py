@@ -47,10 +47,7 @@ def portal_check(
     as_json: bool,
     **remote: object,
 ) -> int:
-    """Check a portal, print the results, and return the exit code.
-
-    *remote* contains keys from the table ``[approval.remote]``. *imds* is the URL of the metadata service.
-    """
+    """Check a portal, and return the exit code. *remote* has keys of ``[approval.remote]``."""
     keys: tuple[TrustedKey, ...] = ()
     if public_key is not None:
         kid = kid or public_key.name.split(".")[0]

@@ -104,10 +104,7 @@ def _freeze_start_objects() -> None:
 
 
 def reload_configuration(agent: Agent, config: Path | None, stop: Callable[[], bool]) -> None:
-    """Reload the configuration.
-
-    If it is invalid, log each error and continue with the old configuration.
-    """
+    """Reload the configuration. If it is invalid, log each error and keep the old one."""
     try:
         settings = _read_again(config)
         warnings = readable_secrets(settings.secret_files)

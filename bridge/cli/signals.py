@@ -59,10 +59,7 @@ def set_by_signals() -> threading.Event:
 
 
 class RunSignals:
-    """Handles the signals of `run`.
-
-    Until `wake` is called, a stop signal ends the process at once.
-    """
+    """Handles the signals of `run`. A stop signal before `wake` ends the process at once."""
 
     def __init__(self) -> None:
         self.stop = threading.Event()
@@ -84,20 +81,14 @@ class RunSignals:
 
     @staticmethod
     def ignore() -> None:
-        """Ignore further signals.
-
-        Otherwise, a second signal during the exit would look like a crash.
-        """
+        """Ignore signals. A second signal during the exit would look like a crash."""
         for number in (_RELOAD, *STOP_SIGNALS):
             if number is not None:
                 signal.signal(number, signal.SIG_IGN)
 
 
 def exit_on_stop_while_importing() -> None:
-    """Exit with 0 on a stop signal.
-
-    A service manager treats any other exit code as a failure.
-    """
+    """Exit with 0 on a stop signal, because service managers treat other codes as a failure."""
     for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: os._exit(0))
     if _RELOAD is not None:

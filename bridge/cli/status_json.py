@@ -1,6 +1,4 @@
-"""Builds the report that `status` displays.
-
-`status --json` prints the report as a JSON object.
+"""Builds the report that `status` displays, and that `status --json` prints as JSON.
 
 The keys are stable. If no agent is running, values that only an agent can report are null.
 """
@@ -27,10 +25,7 @@ SCHEMA_VERSION = 1
 
 
 class ConfigurationReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The configuration that the command found.
-
-    The running agent might use a different configuration.
-    """
+    """The configuration that the command found. A running agent might use a different one."""
 
     file: str | None = None
     """Null if no file was found, or if only the state directory was given."""

@@ -1,6 +1,4 @@
-"""Prints tables, wrapped lines, colors, and messages on a terminal.
-
-Output to a pipe has no formatting.
+"""Prints tables, wrapped lines, colors, and messages. Output to a pipe has no formatting.
 
 The tables are not printed with the rich library, because it would split long EventIds on a narrow terminal, and you
 could then not copy them.
@@ -70,9 +68,7 @@ def is_terminal(to: TextIO | None = None) -> bool:
 
 
 def wrapped(text: str, *, indent: str = "", first: str | None = None, to: TextIO | None = None) -> list[str]:
-    """Wrap *text* at the width of the terminal *to*.
-
-    If *to* is not a terminal, return one line.
+    """Wrap *text* at the width of the terminal *to*, or return one line for another stream.
 
     *first* is the prefix of the first line, and *indent* is the prefix of the other lines.
     """
@@ -92,10 +88,7 @@ def countdown(seconds: float) -> str:
 
 
 def ago(seconds: float) -> str:
-    """Describe a time that is *seconds* in the past, such as "4 min ago".
-
-    Show whole minutes below one hour.
-    """
+    """Describe a past time, such as "4 min ago". Show whole minutes below one hour."""
     if _MINUTE <= seconds < _HOUR:
         return f"{int(seconds // _MINUTE)} min ago"
     return f"{seconds:.1f} s ago" if 0 <= seconds < 1 else f"{duration(seconds)} ago"

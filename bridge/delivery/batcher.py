@@ -81,9 +81,7 @@ def _first(rows: Iterable[Delivery], blocked: Collection[str], taken: Collection
 
 
 def _probe(rows: Iterable[Delivery], blocked: Collection[str]) -> list[Delivery]:
-    """Return the first row of the event to probe next.
-
-    Urgent rows are first, then the rows with the fewest attempts, then the oldest.
+    """Return the next row to probe: urgent first, then fewest attempts, then oldest.
 
     Events with fewer attempts come first, because an event that always fails would otherwise be probed every time. Only
     the first 2,000 rows are compared, to keep the probe fast.

@@ -98,10 +98,7 @@ class WorkerPool:
                 self._metrics.forget_sink(name)
 
     def drain(self, deadline: float) -> None:
-        """Let the workers send due records until *deadline*, then cancel the rest.
-
-        *deadline* is a monotonic time.
-        """
+        """Send due records until *deadline* (monotonic), then cancel the remaining workers."""
         workers = [worker for _, worker in list(self._workers.values())]
         for worker in workers:
             worker.stop(grace_seconds=max(deadline - time.monotonic(), 0.0))

@@ -26,10 +26,7 @@ from bridge.system.secrets import ChangingFile
 
 
 class Refusals:
-    """The rejections by one sink.
-
-    *accepted_under* is the digest of the last working configuration.
-    """
+    """Rejections by a sink. *accepted_under* is the digest of the last working configuration."""
 
     def __init__(self, *, accepted_under: str | None) -> None:
         self._accepted_under = accepted_under
@@ -52,10 +49,7 @@ class Refusals:
         return is_first
 
     def are_about_endpoint(self, events: Mapping[int, str], *, under: str) -> bool:
-        """Return whether the endpoint caused a rejection.
-
-        *events* maps each rejected sequence to its event key.
-        """
+        """Return whether the endpoint caused a rejection. *events* maps sequences to event keys."""
         has_accepted = self._accepted_under == under
         sequence = next(iter(events))
         if has_accepted and len(events) == 1 and self._refused.get(sequence, self._acceptances) < self._acceptances:

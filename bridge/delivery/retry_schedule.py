@@ -103,10 +103,7 @@ class RetrySchedule:
 
     @property
     def is_troubled(self) -> bool:
-        """Return whether an event or the sink is delayed.
-
-        Only then must the worker report new records.
-        """
+        """Return whether an event or the sink is delayed, so that new records must be reported."""
         return self._probe_at is not None or bool(self._delays)
 
     @property
@@ -165,10 +162,7 @@ class RetrySchedule:
     def record_arrived(
         self, event_key: str, now: float, *, urgent: bool, seconds_to_not_before: float | None = None
     ) -> None:
-        """Note a new record, and make its event due.
-
-        Only urgent events ignore a Retry-After delay.
-        """
+        """Make the event of a new record due. Only urgent events ignore a Retry-After delay."""
         delay = self._delays.get(event_key)
         if delay is not None:
             delay.until = _LONG_AGO

@@ -21,10 +21,7 @@ from bridge.sink import SinkConfig
 
 
 def wants(config: SinkConfig, record: TransitionRecord, vm_name: str | None) -> bool:
-    """Return whether the sink with *config* receives *record*.
-
-    *vm_name* is None if the VM's name is unknown.
-    """
+    """Return whether the sink receives *record*. *vm_name* is None if the name is unknown."""
     if record.transition is Transition.HEARTBEAT:
         return config.heartbeat
     return _takes_transition(config, record) and _takes_event(config, record, vm_name)

@@ -41,9 +41,7 @@ _NO_THREAD = "No thread can be started: raise the limit of tasks (TasksMax, pids
 
 
 class Sender:
-    """Runs calls on the thread of one sink.
-
-    Use a Sender from one thread only, except for `cut`.
+    """Runs calls on the thread of one sink. Only `cut` is thread-safe.
 
     *build* creates the sink before the first call. *configuration* returns a digest of the sink's configuration, and
     can read files. *attested* provides the access tokens that an ops portal issues for this VM.
@@ -69,10 +67,7 @@ class Sender:
         """True after `cut`. The Sender then sends nothing more."""
 
     def run(self, work: Callable[[SinkThread], T]) -> T:
-        """Run *work* on the sink's thread.
-
-        Raise DeliveryFailed if a call is overdue or no thread can start.
-        """
+        """Run *work*. Raise DeliveryFailed if a call is overdue or no thread can start."""
         began_at = time.monotonic()
         if self._abandoned:
             self._reap_abandoned()
@@ -99,10 +94,7 @@ class Sender:
         self.run(lambda thread: thread.check())
 
     def cut(self) -> None:
-        """Reject further calls, and close the sink to end the current call.
-
-        This method is thread-safe.
-        """
+        """Reject further calls, and close the sink to end the current call (thread-safe)."""
         self.is_cut = True  # before the next line, because `run` sets its thread before it reads this value
         current = self._current
         if current is not None:
@@ -129,10 +121,7 @@ class Sender:
             raise DeliveryFailed(_NO_THREAD, needs_attention=True) from error
 
     def _reap_abandoned(self) -> None:
-        """Wait for the most recently abandoned sink to close.
-
-        Raise DeliveryFailed if too many threads remain.
-        """
+        """Wait for the last abandoned sink. Raise DeliveryFailed if too many threads remain."""
         until = time.monotonic() + min(_CLOSE_SECONDS, self._timeout_seconds * _CLOSE_SHARE)
         self._abandoned[-1].wait_closed(until - time.monotonic())
         self._abandoned = [each for each in self._abandoned if not each.is_gone(0)]
@@ -152,10 +141,7 @@ class _Overdue(Exception):
 
 
 class _Abandoned(BaseException):
-    """Ends work on an abandoned thread.
-
-    It is a BaseException because the work catches every Exception.
-    """
+    """Ends an abandoned thread. A BaseException, because the work catches every Exception."""
 
 
 class SinkThread:
@@ -264,10 +250,7 @@ class SinkThread:
     # On the watching thread.
 
     def run(self, work: Callable[[SinkThread], T]) -> T:
-        """Run *work* on the sink's thread, and return its result.
-
-        Raise _Overdue if a call exceeds its deadline.
-        """
+        """Run *work*, and return its result. Raise _Overdue if a call exceeds its deadline."""
         done: Future[T] = Future()
 
         def run() -> None:
@@ -307,10 +290,7 @@ class SinkThread:
                 self._changed.wait(waited)
 
     def cut(self) -> None:
-        """Reject further calls, and close the sink to end the current call.
-
-        This method is thread-safe.
-        """
+        """Reject further calls, and close the sink to end the current call (thread-safe)."""
         self._is_cut = True
         self.begin_closing()
 

@@ -227,10 +227,7 @@ class DeliveryWorker:
         return SendMode.WAIT, [], []
 
     def _choose(self, rows: DueRows, *, now: float, mode: SendMode, fresh_event: str | None) -> list[Delivery]:
-        """Return the rows of the next request.
-
-        For some sinks, also return the rows of the request after it.
-        """
+        """Return the rows of the next request, and for some sinks of the request after it."""
         batch = next_batch(rows, self._schedule, now, batching=self._batching, fresh_event=fresh_event)
         self._batch_size = len(batch)
         if not batch or not self._prepares_next or mode is not SendMode.ALL:
@@ -262,10 +259,7 @@ class DeliveryWorker:
         return seconds
 
     def _warm_up(self, thread: SinkThread) -> float:
-        """Call `warm_up` once after the first successful poll.
-
-        Return the seconds until this worker checks again.
-        """
+        """Warm up once after the first successful poll. Return the seconds until the next check."""
         if not self._needs_warm_up or self._stop_at is not None:
             return _NEVER
         if not self._has_seen_document():
@@ -320,10 +314,7 @@ class DeliveryWorker:
         self._outbox.record_results(self.name, results, accepted_under=accepted_under)
 
     def _delivered(self, batch: list[Delivery], *, under: str | None) -> None:
-        """Mark *batch* as delivered.
-
-        *under* is the configuration digest, or None if the sink made no request.
-        """
+        """Mark *batch* as delivered. *under* is a digest, or None if no request was made."""
         is_first = under is not None and self._refusals.accepted([row.sequence for row in batch], under=under)
         self._store(batch, DeliveryState.DELIVERED, accepted_under=under if is_first else None)
         now = self._clock.now()

@@ -34,9 +34,7 @@ class HttpResponse(NamedTuple):
 
 
 class DeadlineConnection:
-    """A connection to *host*.
-
-    Threads can share the connection, which handles one request at a time.
+    """A connection to *host*. Threads can share it, and it handles one request at a time.
 
     *tls* returns the context of each new connection, so that it can have new certificates. Without *tls*, the
     connection is not encrypted. *proxy* is the host and the port of an HTTP proxy, and *proxy_headers* are sent to it.
@@ -71,10 +69,7 @@ class DeadlineConnection:
         max_body_bytes: int,
         body: bytes | None = None,
     ) -> HttpResponse:
-        """Send a request and return the response.
-
-        Raises DeadlineExceeded at the deadline, OSError, and http.client.HTTPException.
-        """
+        """Return the response. Raises DeadlineExceeded, OSError, and http.client.HTTPException."""
         with self._is_free:
             call = Call(self, deadline_seconds)
             try:
@@ -163,10 +158,7 @@ class _Connection(Watched):
             self._unsent.append(data)
 
     def _send_collected(self) -> None:
-        """Send the request.
-
-        Ignore an early close, because the server might already have responded.
-        """
+        """Send the request, even if the server closes early, because it might have responded."""
         request, self._unsent = b"".join(self._unsent or ()), None
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             super().send(request)

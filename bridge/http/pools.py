@@ -1,7 +1,6 @@
 """urllib3 connections whose sockets the watchdog can shut down.
 
-The IMDS poll uses `bridge.http.watchdog` but not this module, because importing urllib3 would take a third of the
-agent's startup time.
+The IMDS poll does not import this module, because importing urllib3 would take a third of the startup time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""DeadlineSession is a `requests.Session` with a deadline for every request.
-
-A watchdog thread (`bridge.http.watchdog`) enforces the deadline of each request.
-"""
+"""Provides `DeadlineSession`, a `requests.Session` with a deadline for every request."""
 
 from __future__ import annotations
 
@@ -141,10 +138,7 @@ class _DeadlineAdapter(requests.adapters.HTTPAdapter):
 
 
 def _without_secrets(url: str | None) -> str:
-    """Return the scheme, host, and port of *url*.
-
-    Every other part can contain a secret.
-    """
+    """Return the scheme, host, and port of *url*. Every other part can contain a secret."""
     parsed = urllib3.util.parse_url(url or "")
     return urllib3.util.Url(scheme=parsed.scheme, host=parsed.host, port=parsed.port).url
 

@@ -1,8 +1,4 @@
-"""Checks the PEM files of a TLS client when the agent reads its configuration.
-
-Sinks and the connection to an ops portal use this check for `ca_file`, `client_cert_file`, and `client_key_file`. The
-check reports an unusable file before the agent opens a connection.
-"""
+"""Checks the PEM files of a TLS client when the agent reads its configuration."""
 
 from __future__ import annotations
 

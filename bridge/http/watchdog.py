@@ -120,10 +120,7 @@ class _Watchdog:
 
 
 class _InFlight(threading.local):
-    """Stores the request of the current thread.
-
-    urllib3 cannot pass a request to a connection.
-    """
+    """Stores the current thread's request, because urllib3 cannot pass it to a connection."""
 
     call: Call | None = None
 
@@ -188,10 +185,7 @@ class Watched(http.client.HTTPConnection):
 
 
 def connected_socket(call: Call, host: str, port: int) -> socket.socket:
-    """Return a socket connected to one address of *host*.
-
-    Each address gets an equal share of the time left.
-    """
+    """Return a socket connected to *host*. Its addresses get equal shares of the time left."""
     error = OSError("the name has no address")
     name = host.strip("[]")
     encoded = name.encode() if name.isascii() else name.encode("idna")  # bytes: the codec for a str needs 1 MB

@@ -73,9 +73,8 @@ class AccessToken(NamedTuple):
 class RenewedToken:
     """A token that a background thread renews.
 
-    *fetch* requests a token, and can hang or raise any exception.
-
-    Error messages name *source* as the issuer, and suggest *advice* if *fetch* fails.
+    *fetch* requests a token, and can hang or raise any exception. Error messages name *source* as the issuer, and
+    suggest *advice* if *fetch* fails.
     """
 
     def __init__(
@@ -106,10 +105,7 @@ class RenewedToken:
         self._token = None
 
     def refuse(self, token: AccessToken) -> bool:
-        """Drop the refused *token*, at most once every five minutes.
-
-        Return False if the token is kept.
-        """
+        """Drop the refused *token* at most once in five minutes. Return False if it is kept."""
         now = self._clock.monotonic()
         if token == self._token and now - self._refused_at >= _REPLACEMENT_SECONDS:
             self._refused_at = now
@@ -155,10 +151,7 @@ class RenewedToken:
 
 
 def token_of(scope: str, *, key: str) -> RenewedToken:
-    """Return the token for *scope* of the VM's identity.
-
-    Error messages name the setting *key*.
-    """
+    """Return the token for *scope* of the VM's identity. Error messages name the key *key*."""
     return RenewedToken(
         partial(fetch_token, scope, client_id=os.environ.get("AZURE_CLIENT_ID") or None),
         source=f"Entra ID ({key})",
@@ -167,9 +160,7 @@ def token_of(scope: str, *, key: str) -> RenewedToken:
 
 
 def fetch_token(scope: str, *, client_id: str | None = None, is_default: bool = False) -> AccessToken:
-    """Return a new token for *scope*.
-
-    The token comes from the VM's managed identity, or from workload identity in Kubernetes.
+    """Return a new token from the VM's managed identity, or Kubernetes workload identity.
 
     *client_id* selects a user-assigned identity. If *is_default* is True, azure-identity uses the first credential that
     it finds. Tokens are not cached, because a rejected token must not be returned again.
@@ -342,10 +333,7 @@ class AttestedToken(RenewedToken):
 
 
 def _has_nonce(document: str, nonce: str) -> bool:
-    """Return whether *document* contains *nonce*.
-
-    The signed content of a document is plain text.
-    """
+    """Return whether *document*, whose signed content is plain text, contains *nonce*."""
     try:
         return nonce.encode() in base64.b64decode(document)
     except ValueError:

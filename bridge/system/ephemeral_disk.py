@@ -35,10 +35,7 @@ def warn_if_ephemeral(directory: Path) -> bool:
 
 
 def why_ephemeral(directory: Path, *, root: Path = Path("/")) -> str | None:
-    """Return the problem of *directory* and the required action, or None.
-
-    *root* replaces / in tests.
-    """
+    """Return the problem and the required action, or None. *root* replaces / in tests."""
     try:
         path = os.path.realpath(directory)
         reason = _reason_on_windows(path) if sys.platform == "win32" else _reason_on_linux(path, root)

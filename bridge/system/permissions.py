@@ -77,10 +77,7 @@ def _why(here: Path, found: os.stat_result, trusted: Collection[int], mounts: Pa
 
 
 def user_name(uid: int | None = None) -> str:
-    """Return the name of the user *uid*, or the number if there is no name.
-
-    The default is the current user.
-    """
+    """Return the name of the user *uid* (default: current user), or the number without one."""
     if sys.platform == "win32":
         return getpass.getuser()
     uid = os.geteuid() if uid is None else uid

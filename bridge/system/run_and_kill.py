@@ -72,10 +72,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Runner:
-    """Runs one program at a time.
-
-    Any thread can call `close`, which prevents further programs from starting.
-    """
+    """Runs one program at a time. Any thread can call `close`, which prevents further starts."""
 
     def __init__(self) -> None:
         self._starting = threading.Lock()
@@ -92,9 +89,7 @@ class Runner:
         without: Collection[str] = (),
         directory: str | None = None,
     ) -> Finished:
-        """Run *argv* without a shell for at most *deadline_seconds*.
-
-        Freezes of the VM do not count.
+        """Run *argv* without a shell for at most *deadline_seconds*. VM freezes do not count.
 
         The program inherits this process's environment variables, except those in *without*, and also receives
         *environment*. Raise OSError if the program cannot start.
@@ -234,10 +229,7 @@ def _start(
 
 
 def _scratch_file() -> IO[bytes]:
-    """Return a temporary file.
-
-    On Linux, the file is in memory, because the disk might be full.
-    """
+    """Return a temporary file, on Linux in memory, because the disk might be full."""
     try:
         return os.fdopen(os.memfd_create("stdin"), "w+b")
     except (AttributeError, OSError):

@@ -112,10 +112,7 @@ def _secrets_in(text: str) -> tuple[str, ...]:
 
 
 def masked(text: str, secrets: Iterable[str]) -> str:
-    """Return *text* with each secret replaced.
-
-    A server can repeat the request in its response.
-    """
+    """Return *text* with each secret replaced, because a server can repeat the request."""
     for secret in sorted((secret for secret in secrets if len(secret) >= _SHORTEST_MASKED), key=len, reverse=True):
         text = text.replace(secret, MASK)
     return text

@@ -23,10 +23,7 @@ _LEAST_SECONDS = 1.0
 
 
 class SystemdNotifier:
-    """Sends notifications to the socket in ``NOTIFY_SOCKET``.
-
-    Without this variable, the methods do nothing.
-    """
+    """Sends notifications to the socket in ``NOTIFY_SOCKET``. Without it, methods do nothing."""
 
     def __init__(self, environ: MutableMapping[str, str], monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -49,10 +46,7 @@ class SystemdNotifier:
         self._send(f"EXTEND_TIMEOUT_USEC={within_seconds * _MICROSECONDS:.0f}\nSTATUS={one_line(status)}")
 
     def stopping(self, within_seconds: float) -> None:
-        """Report that the agent is stopping, and extend the unit's stop timeout.
-
-        The new timeout is *within_seconds*.
-        """
+        """Report that the agent is stopping, and extend the stop timeout to *within_seconds*."""
         self._send(
             f"STOPPING=1\nEXTEND_TIMEOUT_USEC={within_seconds * _MICROSECONDS:.0f}\nSTATUS=Sending the pending records"
         )

@@ -1,4 +1,1 @@
-"""Implements `check-config`, which checks the configuration and this machine.
-
-With `--connect`, it also checks the destinations.
-"""
+"""Implements `check-config`. With `--connect`, it also checks the destinations."""

@@ -40,10 +40,7 @@ _ENVIRONMENT_HINT = " (This command's environment can differ from the agent's en
 
 
 class Problem(NamedTuple):
-    """A problem on this machine.
-
-    *where* is the affected part of the configuration, such as ``Sink sre-alerts``.
-    """
+    """A problem. *where* is the part of the configuration, such as ``Sink sre-alerts``."""
 
     where: str
     message: str
