@@ -124,10 +124,7 @@ class ApprovalCommands:
         logger.info("The command of %s runs.", owner, extra={"event_id": approval.event_id})
 
     def take(self, state: ApprovalState, *, now: float) -> Changes:
-        """Return the results of the commands that ended after the last call.
-
-        Ignore the result of a command if its approval was withdrawn or ended while the command ran.
-        """
+        """Return new results, except of approvals withdrawn or ended while the command ran."""
         result = Changes()
         ended = [each for each in self._commands if each.finished.done()]
         if self._is_closed:  # `close` may have killed the programs

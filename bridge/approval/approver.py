@@ -151,9 +151,7 @@ class Approver:
         unsettled: frozenset[str] = frozenset(),
         tracked: Document | None = None,
     ) -> None:
-        """Store a valid response from the metadata service.
-
-        Wake the thread if the document has changed.
+        """Store a valid IMDS response. Wake the thread if the document has changed.
 
         *asked_at* (monotonic seconds, default: *instant*) is the time of the request, and *instant* is the time of the
         response. *unsettled* contains the EventIds of events with an unconfirmed change. *tracked* is the document that

@@ -61,10 +61,7 @@ def approval_record(
     *,
     message: str | None = None,
 ) -> ApprovalRecord:
-    """Return a record with the *result* of *approval*.
-
-    The reason contains *message* and the approver's own reason.
-    """
+    """Return a record of *approval*. The reason includes *message* and the approver's reason."""
     reason = f"{message} ({approval.reason})" if message and approval.reason else message or approval.reason
     return ApprovalRecord(
         transition=transition,

@@ -1,6 +1,6 @@
-"""The bearer token that the agent sends to the portal.
+"""The bearer token for the portal. Error messages never contain a token.
 
-The token comes from a file, an environment variable, Entra ID, or the portal. Error messages never contain a token.
+The token comes from a file, an environment variable, Entra ID, or the portal.
 """
 
 from __future__ import annotations
@@ -19,10 +19,7 @@ _KEY = "approval.remote.token"
 
 
 class SecretCredential:
-    """Reads the token from an environment variable or a file.
-
-    The file is read again when it changes.
-    """
+    """Reads the token from a variable or a file. The file is read again when it changes."""
 
     def __init__(
         self, *, file: str | None = None, env: str | None = None, environ: Mapping[str, str] = os.environ
@@ -45,10 +42,7 @@ class SecretCredential:
         return token
 
     def forget(self) -> bool:
-        """Reread the file before the next request.
-
-        Return False, because the file might contain the same token.
-        """
+        """Reread the file before the next request. Return False: the token might be the same."""
         self._secret = self._unread()
         return False
 
@@ -72,12 +66,7 @@ class RenewedCredential:
         return self._shown.token
 
     def forget(self) -> bool:
-        """Discard a token that the portal refused.
-
-        Return whether the next request will use a different token.
-
-        The agent requests a new token at most every five minutes, even if the portal also refuses the new token.
-        """
+        """Discard a refused token every five minutes at most. Return whether the next one differs."""
         return self._shown is not None and self._token.refuse(self._shown)
 
     def close(self) -> None:

@@ -146,10 +146,7 @@ def verify(token: str, *, keys: Sequence[TrustedKey], audience: str, now: dateti
 
 
 def verify_for_any_vm(token: str, *, keys: Sequence[TrustedKey], now: datetime) -> Claims:
-    """Return the claims of *token*, which can be for any VM; raise RefusedDecision.
-
-    A portal calls this function for decisions that it forwards.
-    """
+    """Return the claims of *token* for any VM; raise RefusedDecision. For use by a portal."""
     claims = _read_signed(token, keys)
     _check_addressing(claims, claims.audience)
     _check_when(claims, now=now, created_at=_EPOCH)
@@ -157,10 +154,7 @@ def verify_for_any_vm(token: str, *, keys: Sequence[TrustedKey], now: datetime) 
 
 
 def read_header(token: str) -> dict[str, Any]:
-    """Return the header of *token* without verifying the signature.
-
-    Raise RefusedDecision if the form is invalid.
-    """
+    """Return the unverified header of *token*. Raise RefusedDecision for an invalid form."""
     if type(token) is not str or len(token) > MAX_TOKEN_CHARACTERS:
         raise _unread(RefusalReason.MALFORMED, f"is not a text of at most {MAX_TOKEN_CHARACTERS} characters")
     parts = _THREE_PARTS.fullmatch(token)
@@ -309,10 +303,7 @@ def _date(name: str, value: Any) -> datetime | None:
 
 
 def _printable(reason: Any) -> Any:
-    """Return *reason* on one printable line.
-
-    A line break in the reason must not invalidate a hold.
-    """
+    """Return *reason* on one line, because a line break must not invalidate a hold."""
     return one_line(reason, MAX_REASON_CHARACTERS) if type(reason) is str else reason
 
 

@@ -10,10 +10,7 @@ from bridge.events.event import Document, ScheduledEvent
 
 
 class DocumentIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """Maps each EventId to its event.
-
-    The agent never approves an event with a duplicate EventId.
-    """
+    """Maps each EventId to its event. An event with a duplicate EventId is never approved."""
 
     events: dict[str, ScheduledEvent]
     digests: dict[str, str]
@@ -44,10 +41,7 @@ class DocumentIndex(msgspec.Struct, frozen=True, kw_only=True):
 def index_document(
     document: Document, *, unsettled: frozenset[str] = frozenset(), tracked: Document | None = None
 ) -> DocumentIndex:
-    """Return the index of *document* and of the *tracked* document.
-
-    *document* is a response of the metadata service.
-    """
+    """Return the index of *document*, a response of IMDS, and of the *tracked* document."""
     events: dict[str, ScheduledEvent] = {}
     ambiguous = set()
     for event in document.events:

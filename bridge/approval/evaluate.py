@@ -72,10 +72,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def evaluate(state: ApprovalState, context: Context) -> Changes:
-    """Return the changes of the next step.
-
-    Call again after each write, until the changes are empty.
-    """
+    """Return the next changes. Call again after each write, until the changes are empty."""
     step = _Step(state, context)
     for approval in state.approvals.values():
         if approval.state in OPEN_STAGES:
@@ -203,10 +200,7 @@ class _Step:
         self.result.refusals.append(refusal_of(decision, why, message, event))
 
     def want_if_enough(self, key: EventVersion) -> None:
-        """Start an approval if enough people approved this version of the event.
-
-        An event has at most one approval in progress.
-        """
+        """Start the event's only approval if enough people approved this version of the event."""
         if self._index.why_not(*key) is not None:
             return
         approval = self._state.approvals.get(key)

@@ -32,10 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 def is_disabled(directory: Path) -> bool:
-    """Return whether ``approvals.disabled`` is in the state *directory*.
-
-    If the check fails, return True.
-    """
+    """Return True if ``approvals.disabled`` is in *directory*, or if the check fails."""
     try:
         (directory / DISABLED_FILE).lstat()
     except FileNotFoundError:
@@ -46,10 +43,7 @@ def is_disabled(directory: Path) -> bool:
 
 
 def agent_user(directory: Path) -> int:
-    """Return the uid of the agent's user.
-
-    For root, this is the owner of the state *directory*; otherwise, it is the current user.
-    """
+    """Return the uid of the agent: the current user, or for root the owner of *directory*."""
     if sys.platform == "win32":
         return 0
     if os.geteuid() != 0:

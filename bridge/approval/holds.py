@@ -17,10 +17,7 @@ from bridge.outbox.rows import OPEN_DECISIONS, PendingApproval, StoredDecision
 
 
 def newest_holds(decisions: Iterable[StoredDecision]) -> dict[str, StoredDecision]:
-    """Return the newest open hold of each EventId.
-
-    Holds that `evaluate` has not processed yet also count.
-    """
+    """Return the newest open hold of each EventId, even if `evaluate` has not processed it."""
     newest: dict[str, StoredDecision] = {}
     for each in decisions:
         if each.verdict is Verdict.HOLD and each.state in OPEN_DECISIONS:

@@ -57,10 +57,7 @@ class _Wait(IntEnum):
 
 
 class DecisionInbox:
-    """Verifies tokens with *keys* and stores their decisions in *outbox*.
-
-    *vm* returns this VM's identity.
-    """
+    """Verifies tokens with *keys* and stores their decisions. *vm* returns this VM's identity."""
 
     def __init__(
         self,
@@ -122,10 +119,7 @@ class DecisionInbox:
         return _Wait.BROKEN_KEY in self._waiting.values()
 
     def trust(self, decision: StoredDecision) -> Trust:
-        """Return the trust in the key of a stored decision.
-
-        A decision of a person on the VM needs no key.
-        """
+        """Return the trust in a stored decision's key. A decision made on the VM needs no key."""
         if decision.source == "cli":
             return Trust.KEPT
         for key in self._keys:
@@ -178,10 +172,7 @@ class DecisionInbox:
         return refusals, waits
 
     def _is_known(self, refused: RefusedDecision) -> bool:
-        """Return whether the decision is already stored.
-
-        A stored decision that expires later is not a refusal.
-        """
+        """Return whether the decision is stored. Its later expiry does not count as a refusal."""
         claims = refused.claims
         if claims is None:
             return False
@@ -207,9 +198,7 @@ class DecisionInbox:
         )
 
     def _kept_until(self, claims: Claims) -> float:
-        """Return until when the outbox keeps the decision.
-
-        This is ``exp``, or about a day from now for a hold.
+        """Return until when the outbox keeps the decision: ``exp``, or about a day for a hold.
 
         A hold is accepted even after its ``exp``. If the event is known, the outbox keeps the hold until the event is
         gone.

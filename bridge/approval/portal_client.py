@@ -157,10 +157,7 @@ class PortalClient:
         return self._credential.bearer()
 
     def drop_connections(self) -> None:
-        """Close idle connections after a failure.
-
-        A new connection might reach a working server.
-        """
+        """Close idle connections after a failure. A new one might reach a working server."""
         self._session.close()
 
     def stop_waiting(self) -> None:

@@ -196,9 +196,7 @@ class PortalPoller:
         return self._backoff(error.retry_after_seconds)
 
     def _backoff(self, retry_after_seconds: float | None) -> float:
-        """Return the delay after a failure.
-
-        This is the Retry-After of the portal, up to an hour, or a growing random delay.
+        """Return the portal's Retry-After, up to an hour, or else a growing random delay.
 
         The poller ignores a Retry-After of 0, because all VMs would otherwise retry at the same time.
         """

@@ -46,10 +46,7 @@ class ApprovalRecorder:
         self._refusals: dict[str, _Refusals] = {}
 
     def refuse(self, refusals: Sequence[ApprovalRecord]) -> None:
-        """Count *refusals*.
-
-        A later call to `write` or `write_refusals` writes the refusal records.
-        """
+        """Count *refusals*. A later call to `write` or `write_refusals` writes the records."""
         with self._lock:
             for refusal in refusals:
                 known = self._refusals.setdefault(refusal.approval.result, _Refusals())

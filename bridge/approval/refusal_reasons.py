@@ -15,9 +15,7 @@ from bridge.events.event import NO_EFFECT
 
 
 class RefusalReason(str, Enum):
-    """The reason for a refusal.
-
-    Never rename a value, because records, metrics, and alert rules depend on it.
+    """The reason for a refusal. Never rename a value: records, metrics, and alerts use it.
 
     The first group of checks runs before the signature is verified. If one of these checks fails, the sender is
     unknown, so the agent does not store any part of the token.

@@ -29,10 +29,7 @@ _PREFIX = "rule:"
 
 
 class RuleEngine:
-    """Applies the rules in *settings* to events with the status Scheduled.
-
-    *vm* returns this VM's identity.
-    """
+    """Applies the rules to events with status Scheduled. *vm* returns this VM's identity."""
 
     def __init__(self, settings: ApprovalSettings, *, vm: Callable[[], VmIdentity], clock: Clock = REAL_CLOCK) -> None:
         self._settings = settings
@@ -51,10 +48,7 @@ class RuleEngine:
         return rule if rule is not None and _PREFIX + rule.name == approval.source else None
 
     def apply(self, state: ApprovalState, index: DocumentIndex, *, may_begin: Callable[[], bool]) -> Changes:
-        """Return the changes that the rules cause.
-
-        If *may_begin* returns False, no rule begins an approval.
-        """
+        """Return the changes of the rules. If *may_begin* returns False, no approval begins."""
         result = Changes()
         now = self._clock.monotonic()
         doubted = {key: seen_at for key, seen_at in self._first_seen.items() if key[0] in index.unsettled}

@@ -1,8 +1,7 @@
 """Creates, starts, and stops the approver thread and the portal poller thread.
 
-On a reload, the old approver stops before the new one starts, because both use the same decisions.
-
-Without an `[approval]` table, the agent does not import the approver, which saves 1 MB of memory.
+On a reload, the old approver stops before the new one starts, because both use the same decisions. Without an
+`[approval]` table, the agent does not import the approver, which saves 1 MB of memory.
 """
 
 from __future__ import annotations
@@ -33,10 +32,7 @@ _JOIN_SECONDS = 1.0
 
 
 class ApprovalService:
-    """Manages one VM's approvals.
-
-    *vm* returns the VM's identity. *directory* is the state directory.
-    """
+    """Manages a VM's approvals. *vm* returns the identity; *directory* is the state directory."""
 
     def __init__(
         self,

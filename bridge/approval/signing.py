@@ -1,6 +1,4 @@
-"""Creates key pairs and signs decisions.
-
-`bridge.approval.decision_token` verifies the signatures.
+"""Creates key pairs and signs decisions, which `decision_token` verifies.
 
 `keygen` creates private key files that only their owner can read, and never overwrites a key file. Like ssh, this
 module rejects a private key file that other users can read.
@@ -75,10 +73,7 @@ def generate_key(private_key_file: str | Path) -> KeyPair:
 
 
 class DecisionSigner:
-    """Signs decisions with the private key in *private_key_file*.
-
-    Raises SigningFailed if the file is invalid.
-    """
+    """Signs decisions with *private_key_file*. Raises SigningFailed if the file is invalid."""
 
     def __init__(self, private_key_file: str | Path, *, kid: str, approver: str) -> None:
         self.kid = kid
@@ -174,9 +169,7 @@ def _private_key(path: Path) -> Ed25519PrivateKey:
 
 
 def _private_bytes(path: Path) -> bytes:
-    """Return the content of a private key file.
-
-    Raise SigningFailed if other users can read or change the file.
+    """Return a private key file. Raise SigningFailed if other users can read or change it.
 
     If the file belongs to another user, such as root, its group can have read access.
     """

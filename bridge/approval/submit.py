@@ -77,10 +77,7 @@ class Submitter:
         return None if why is None else (ApprovalResult.UNSAFE_FILES, f"Nothing is approved. {why}")
 
     def put_off(self, due: Sequence[PendingApproval]) -> Changes | None:
-        """If approvals are disabled, postpone *due* and return the changes.
-
-        Otherwise, return None.
-        """
+        """Return the changes that postpone *due* if approvals are disabled, and otherwise None."""
         disabled = self.why_disabled()
         if disabled is None:
             return None

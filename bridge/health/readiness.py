@@ -17,10 +17,7 @@ def directory_text(directory: Path) -> str:
 
 
 class SinkReadiness(msgspec.Struct, frozen=True, kw_only=True):
-    """Reports the record counts of a sink, its oldest record, and its health.
-
-    A sink can need attention.
-    """
+    """Reports a sink's record counts, oldest record, health, and need for attention."""
 
     accepted: int
     delivered: int
@@ -35,10 +32,7 @@ class SinkReadiness(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):
-    """The response body of /readyz.
-
-    Clients must ignore unknown members, because later versions might add members.
-    """
+    """The response of /readyz. Clients must ignore unknown members of later versions."""
 
     status: str
     """``ready`` or ``not_ready``."""

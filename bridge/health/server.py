@@ -85,10 +85,7 @@ class HealthServer:
         return None if self._server is None else int(self._server.server_address[1])
 
     def open(self) -> None:
-        """Start listening unless the server is already listening.
-
-        Try at most once every ten seconds.
-        """
+        """Listen, unless the server already listens. Try at most once every ten seconds."""
         if not self._address[0] or self._server is not None or self._monotonic() < self._next_try:
             return
         self._next_try = self._monotonic() + _RETRY_SECONDS
@@ -147,10 +144,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         super().__init__(("127.0.0.1" if host == "localhost" else host, port), _Handler)
 
     def get_request(self) -> tuple[Any, Any]:
-        """Accept a connection.
-
-        Wait briefly after a failure, because the loop would otherwise use 100% of a CPU.
-        """
+        """Accept a connection. Wait after a failure to keep the loop from using 100% of a CPU."""
         try:
             return super().get_request()
         except OSError:

@@ -103,9 +103,7 @@ class ImdsClient:
         return self._timeout_seconds if is_on else max(self._timeout_seconds, self._first_timeout_seconds)
 
     def scheduled_events(self) -> Document:
-        """Return the Scheduled Events document.
-
-        While its bytes do not change, return the same object.
+        """Return the Scheduled Events document, or the same object while its bytes are unchanged.
 
         Raises ImdsUnreachable if IMDS does not respond, ImdsStatus if the status is not 200, and DocumentInvalid if the
         body is not a document. The current events are then unknown, so never treat an error as an empty document.
@@ -220,10 +218,7 @@ class ImdsClient:
         shown: str | None = None,
         deadline_seconds: float | None = None,
     ) -> HttpResponse:
-        """Return the response if its status is 200; raise ImdsError otherwise.
-
-        *shown* replaces *path* in error messages, to keep a nonce secret.
-        """
+        """Return a response with status 200; raise ImdsError otherwise, with *shown* as the path."""
         shown = shown or path
         try:
             response = connection.request(
@@ -264,10 +259,7 @@ def _events_path(api_version: str) -> str:
 
 
 def client_of(settings: ImdsSettings, *, at_most_seconds: float | None = None) -> ImdsClient:
-    """Return a client for *settings*.
-
-    *at_most_seconds* limits all requests, including the first.
-    """
+    """Return a client. *at_most_seconds* limits all requests, including the first."""
     within = settings.timeout_seconds if at_most_seconds is None else min(settings.timeout_seconds, at_most_seconds)
     return ImdsClient(
         endpoint=settings.endpoint,
@@ -284,10 +276,7 @@ def attested_document(settings: ImdsSettings, nonce: str) -> str:
 
 
 def attested_tokens(document: Callable[[str], str]) -> AttestedTokens:
-    """Return a function that gives sinks the token of a portal.
-
-    *document* returns the attested document.
-    """
+    """Return a source of portal tokens for sinks. *document* returns the attested document."""
 
     def make(post: Callable[[str, bytes], requests.Response], *, portal: str) -> RenewedToken:
         from bridge.system.access_tokens import AttestedToken  # noqa: PLC0415  # only this credential needs it

@@ -210,10 +210,7 @@ def _event(value: Any, position: int, body: bytes) -> ScheduledEvent:
 
 
 def _take(rest: dict[str, Any], name: str, read: Callable[[Any], Any]) -> Any:
-    """Remove the field *name* from *rest* and convert it with *read*.
-
-    If *read* returns None, keep the field.
-    """
+    """Take the field *name* from *rest*, and convert it. If *read* returns None, keep it."""
     field = rest.get(name)
     value = None if field is None else read(field)
     if field is None or value is not None:
@@ -232,10 +229,7 @@ def _as_names(field: Any) -> tuple[str, ...] | None:
 
 
 def _resources(rest: dict[str, Any]) -> tuple[str, ...] | None:
-    """Return Resources.
-
-    In api-version 2017-03-01, the field is ResourceName, and its value can be a text.
-    """
+    """Return Resources. In version 2017-03-01, the field ResourceName can also be a text."""
     if rest.get("Resources") is not None:
         return _take(rest, "Resources", _as_names)  # type: ignore[no-any-return]
     rest.pop("Resources", None)

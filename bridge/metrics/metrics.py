@@ -59,10 +59,7 @@ class SinkMetrics:
         self._latencies.observe(max(0.0, latency_seconds))
 
     def retried(self, reason: str) -> None:
-        """Count a failed attempt that the agent will repeat.
-
-        *reason* comes from a small fixed set of words.
-        """
+        """Count a failed attempt that the agent repeats. *reason* is from a small fixed set."""
         child = self._by_reason.get(reason)
         if child is None:
             child = self._by_reason[reason] = self._retries.labels(self._name, reason)
@@ -80,10 +77,7 @@ class SinkMetrics:
 
 
 class ChannelMetrics:
-    """Metrics for the connection to the ops portal.
-
-    `Metrics.approval_channel` creates this object.
-    """
+    """Metrics for the connection to the ops portal. `Metrics.approval_channel` creates them."""
 
     def __init__(self, *, up: Gauge, last_answer: Gauge) -> None:
         self._up = up
@@ -230,10 +224,7 @@ class Metrics:
         self._approved_waiting.set_function(seconds)
 
     def sink(self, name: str) -> SinkMetrics:
-        """Return the metrics of the sink *name*.
-
-        The result is the same object for each call with the same name.
-        """
+        """Return the metrics of the sink *name*: the same object for each call."""
         with self._lock:
             if name not in self._sinks:
                 self._sinks[name] = SinkMetrics(
@@ -251,10 +242,7 @@ class Metrics:
             return name in self._sinks and self._sinks[name].needs_attention
 
     def forget_sink(self, name: str) -> None:
-        """Remove the metrics of a removed sink.
-
-        They would keep alerts firing.
-        """
+        """Remove the metrics of a removed sink, because they would keep alerts firing."""
         with self._lock:
             sink = self._sinks.pop(name, None)
         if sink is not None:
@@ -264,9 +252,7 @@ class Metrics:
                 self._retries.remove(name, reason)
 
     def approval_channel(self) -> ChannelMetrics:
-        """Return the metrics of the connection to the ops portal.
-
-        The result is always the same object.
+        """Return the metrics of the connection to the ops portal, always the same object.
 
         These metrics exist only if a portal is configured, because a missing portal would otherwise look like a failing
         one.

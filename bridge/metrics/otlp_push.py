@@ -36,10 +36,7 @@ _GRPC_PORT, _GRPC_ADVICE = 4317, " Port 4317 is usually for gRPC. For OTLP over 
 
 
 class MetricsPush:
-    """Pushes *metrics* immediately, and then at each interval until `stop`.
-
-    *about* returns the VM and the labels for the resource. A reload can change both.
-    """
+    """Pushes *metrics* now and at each interval. *about* returns the current VM and labels."""
 
     def __init__(
         self,
