@@ -71,10 +71,7 @@ def find_decision(state: State, source: str, approver: str, decision_id: str) ->
 
 
 def token_digests(state: State, arrivals: Iterable[int]) -> tuple[str, ...]:
-    """Return the SHA-256 of the signed text of each decision.
-
-    A local decision has no signed text.
-    """
+    """Return the SHA-256 of each decision's signed text, which local decisions do not have."""
     tokens = (row.token for arrival in arrivals if (row := state.decisions.rows.get(arrival)) is not None)
     return tuple(hashlib.sha256(token.encode()).hexdigest() for token in tokens if token is not None)
 
@@ -82,9 +79,7 @@ def token_digests(state: State, arrivals: Iterable[int]) -> tuple[str, ...]:
 def keep_decisions(
     state: State, decisions: Sequence[StoredDecision], *, created_at: float
 ) -> tuple[list[KeepResult], list[StoredDecision]]:
-    """Store new decisions.
-
-    Return the results, and the decisions closed to enforce `MOST_OPEN_DECISIONS`.
+    """Store new decisions. Return the results and the decisions closed as surplus.
 
     Approvals issued before the outbox was created (*created_at*, Unix seconds) are rejected, because the agent might
     have acted on them before it lost an earlier outbox. Holds are stored regardless of their age.
@@ -123,10 +118,7 @@ def _close_surplus(state: State, key: tuple[str, str, str | None]) -> list[Store
 
 
 def keep_overruling(state: State, decision: StoredDecision, overruled: Collection[int]) -> tuple[StoredDecision, ...]:
-    """Store a local *decision*, unless the event has holds that are not in *overruled*.
-
-    Return any such holds.
-    """
+    """Store a local *decision*, or return the event's holds that are not in *overruled*."""
     holds = [
         each for each in open_decisions(state) if each.event_id == decision.event_id and each.verdict is Verdict.HOLD
     ]
@@ -146,10 +138,7 @@ def write_changes(
     approvals: Sequence[PendingApproval] = (),
     decisions: Sequence[DecisionUpdate] = (),
 ) -> None:
-    """Store changed approvals and decisions.
-
-    Raise StreamChanged if *stream_id* is not the current stream.
-    """
+    """Store changes. Raise StreamChanged if *stream_id* is not the current stream."""
     if state.get("stream_id") != stream_id:
         raise StreamChanged("The outbox now belongs to another machine. Approvals are evaluated again.")
     for approval in approvals:
@@ -169,10 +158,7 @@ def update_decisions(state: State, updates: Iterable[DecisionUpdate]) -> None:
 def begin_attempt(
     state: State, stream_id: str, approvals: Sequence[PendingApproval], *, now: float
 ) -> list[PendingApproval]:
-    """Count an attempt for each approval that is still wanted and not on hold.
-
-    Return those approvals.
-    """
+    """Count an attempt for each approval that is wanted and not on hold, and return them."""
     held = {
         each.event_id
         for each in open_decisions(state)

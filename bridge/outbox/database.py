@@ -152,10 +152,7 @@ def is_read_only(error: Exception) -> bool:
 
 
 def read_newest(directory: Path) -> Loaded:
-    """Read the newest complete file, and skip damaged rows.
-
-    Raise OSError or sqlite3.Error if the disk fails.
-    """
+    """Read the newest complete file without damaged rows; raise OSError or sqlite3.Error."""
     unreadable: list[Path] = []
     for path in generations(directory).values():
         try:
@@ -197,10 +194,7 @@ def _uri(path: Path, mode: str) -> str:
 
 
 def connect_read_only(path: Path) -> sqlite3.Connection:
-    """Open *path* for reading.
-
-    On a read-only disk, ignore the WAL. Raise sqlite3.Error if the file is unreadable.
-    """
+    """Open *path*, on a read-only disk without the WAL. Raise sqlite3.Error if unreadable."""
     # mode=ro creates a missing WAL. A file without a WAL is complete, and immutable=1 creates no WAL.
     modes = ("mode=ro", "immutable=1") if path.with_name(f"{path.name}-wal").exists() else ("immutable=1",)
     for mode in modes:
@@ -220,10 +214,7 @@ def connect_read_only(path: Path) -> sqlite3.Connection:
 def _read_table(
     connection: sqlite3.Connection, name: str, missing: dict[str, int | None], where: str = "", *values: str
 ) -> list[Any]:
-    """Read a table.
-
-    If SQLite stops at a damaged page, read the remaining rows backward from the end.
-    """
+    """Read a table. At a damaged page, read the remaining rows backward from the end."""
     spec = _SPECS[name]
     rows: dict[Any, Any] = {}
     undecodable = 0
@@ -256,10 +247,7 @@ def read_records(path: Path, *, after: int, before: int) -> Iterator[tuple[int, 
 
 
 class Database:
-    """An outbox file that the saver thread has opened.
-
-    All methods can raise sqlite3.Error or OSError.
-    """
+    """The outbox file of the saver thread. All methods can raise sqlite3.Error or OSError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -291,10 +279,7 @@ class Database:
         return database
 
     def save(self, changes: Changes) -> None:
-        """Write *changes* in one transaction.
-
-        If a power failure loses results, the agent sends the records again.
-        """
+        """Write *changes* in one transaction. Results that a power failure loses are sent again."""
         is_results = all(name in _RESULTS or not rows for name, rows in changes.tables.items())
         if is_results:
             self._connection.execute("PRAGMA synchronous = NORMAL")
@@ -311,10 +296,7 @@ class Database:
             self._connection.execute("PRAGMA synchronous = FULL")
 
     def delete_history(self, in_memory: Collection[int], *, before: float = math.inf) -> int:
-        """Delete up to 500 records that are older than *before* and not in *in_memory*.
-
-        Return the number deleted.
-        """
+        """Delete up to 500 records older than *before* and not *in_memory*. Return their number."""
         query = (
             "SELECT sequence, observed_at FROM records WHERE sequence NOT IN (SELECT value FROM json_each(?)) "
             "ORDER BY sequence LIMIT ?"
@@ -353,10 +335,7 @@ def fingerprint(path: Path) -> Fingerprint:
 
 
 def follows(before: Fingerprint, after: Fingerprint) -> bool:
-    """Return whether the agent's own writes can lead to *after*.
-
-    They never replace or shrink a file.
-    """
+    """Return whether the agent can cause *after*. It never replaces or shrinks a file."""
     return all(
         old is None or (new is not None and new[:2] == old[:2] and new[2] >= old[2])
         for old, new in zip(before, after, strict=True)

@@ -1,13 +1,7 @@
-"""Tracks the delivery of each record to each sink.
-
-The functions change only the `State` in memory.
+"""Tracks the delivery of each record to each sink, in the `State` in memory.
 
 A delivery is pending until the sink confirms the record (delivered) or permanently rejects it (parked). The agent can
 also abandon a delivery (expired or evicted), and an operator can discard it (discarded).
-
-`SinkRow.accepted` counts every record ever added for a sink, whether or not the sink has confirmed it.
-
-The agent sends urgent records first. `bridge.outbox.state.DueRows` and `bridge.delivery.batcher` define the order.
 """
 
 from __future__ import annotations
@@ -26,10 +20,7 @@ _REPLACED = "A newer record of the event replaced it."
 
 
 class DeliveryResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of sending one record to a sink.
-
-    *state* is None if the agent must resend the record.
-    """
+    """The result of sending one record. *state* is None if the agent must resend the record."""
 
     sequence: int
     state: DeliveryState | None
@@ -49,10 +40,7 @@ class OutboxTotals(msgspec.Struct, frozen=True, kw_only=True):
 def record_results(
     state: State, sink: str, results: Sequence[DeliveryResult], *, now: float, accepted_under: str | None = None
 ) -> None:
-    """Store the results of sending records to *sink*.
-
-    Ignore results for records that are no longer pending.
-    """
+    """Store the results of sends, except for records that are no longer pending."""
     row = state.sinks.rows.get(sink)
     if accepted_under is not None and row is not None and row.accepted_under != accepted_under:
         state.sinks.put(msgspec.structs.replace(row, accepted_under=accepted_under))
@@ -66,10 +54,7 @@ def record_results(
 
 
 def expire(state: State, sink: str, *, now: float, older_than: float) -> int:
-    """Expire the pending records of *sink* that date from before *older_than*.
-
-    Return their number.
-    """
+    """Expire the pending records of *sink* from before *older_than*. Return their number."""
     old = [row for row in state.queue(sink).pending.values() if row.aged_from < older_than]
     for row in old:
         change_state(state, row, DeliveryState.EXPIRED, now=now)
@@ -77,10 +62,7 @@ def expire(state: State, sink: str, *, now: float, older_than: float) -> int:
 
 
 def replace_older(state: State, sink: str, record: RecordRow, *, now: float) -> None:
-    """Expire older pending records of the event.
-
-    A `current_state_only` sink needs only the newest record.
-    """
+    """Expire older pending records of the event, for a `current_state_only` sink."""
     for row in list(state.queue(sink).of_event(record.event_key)):
         if row.sequence < record.sequence:
             state.count(sink, event_over=1)
@@ -117,10 +99,7 @@ def retry(
 
 
 def discard(state: State, sink: str, *, states: Collection[DeliveryState], record_id: str | None, now: float) -> int:
-    """Discard the records of *sink* in the given *states*.
-
-    If *record_id* is set, discard only that record.
-    """
+    """Discard the records of *sink* in *states*, or only *record_id*. Return their number."""
     rows = needed_records(state, sink, states, record_id=record_id)
     for row in rows:
         change_state(state, row, DeliveryState.DISCARDED, now=now)
@@ -128,10 +107,7 @@ def discard(state: State, sink: str, *, states: Collection[DeliveryState], recor
 
 
 def expire_outdated(state: State, sinks: Iterable[str], *, now: float) -> None:
-    """Expire each pending record whose sink has the event's newest record.
-
-    All *sinks* are `current_state_only`.
-    """
+    """Expire pending records if a `current_state_only` sink has the event's newest record."""
     for sink in sinks:
         for row in list(state.queue(sink).pending.values()):
             event = state.events.rows.get(row.event_key)
@@ -142,10 +118,9 @@ def expire_outdated(state: State, sinks: Iterable[str], *, now: float) -> None:
 
 
 def move(state: State, old: str, new: str, *, now: float, current_state_only: Collection[str] = ()) -> int:
-    """Move all undelivered records from the sink *old* to the sink *new*.
+    """Move all undelivered records from the sink *old* to *new*, and return their number.
 
-    Return the number of moved records. The sink *new* then also receives the later records of each moved event,
-    whatever their type.
+    The sink *new* then also receives the later records of each moved event, whatever their type.
     """
     moved = 0
     for row in needed_records(state, old):
@@ -177,10 +152,7 @@ def totals(state: State) -> OutboxTotals:
 
 
 def make_event_urgent(state: State, event_key: str) -> None:
-    """Mark an event's pending records as urgent.
-
-    A sink receives an event's records in order.
-    """
+    """Mark an event's pending records as urgent, because a sink receives them in order."""
     for queue in state.queues.values():
         for row in list(queue.of_event(event_key)):
             if not row.urgent:
@@ -215,10 +187,7 @@ def change_state(
 def needed_records(
     state: State, sink: str | None, states: Collection[DeliveryState] = NEEDED, *, record_id: str | None = None
 ) -> list[Delivery]:
-    """Return the rows in *states* by sink and sequence.
-
-    None as *sink* or *record_id* selects all.
-    """
+    """Return the rows in *states* by sink and sequence. None as a filter selects all."""
     queues = state.queues.values() if sink is None else [state.queue(sink)]
     rows = [row for queue in queues for row in (*queue.pending.values(), *queue.parked.values()) if row.state in states]
     if record_id is not None:
@@ -227,10 +196,7 @@ def needed_records(
 
 
 def import_rows(state: State, rows: Mapping[str, Iterable[Any]], known: Collection[tuple[str, int]]) -> int:
-    """Import the undelivered records and holds from another file.
-
-    Skip records that are in *known* or in memory.
-    """
+    """Import the undelivered records and holds of a file, except *known* ones."""
     other = State()
     other.load(rows)
     present = {*known, *(_place(row) for row in state.records.rows.values())}

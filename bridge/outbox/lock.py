@@ -63,9 +63,7 @@ class DirectoryLock:
                 ) from error
 
     def claim(self) -> bool:
-        """Lock the new directory if the old one was deleted, moved, or replaced.
-
-        Return True if so.
+        """Lock the new directory and return True if the old one was deleted, moved, or replaced.
 
         Any thread can call this method. Raises StateDirectoryError if another agent has locked the new directory, and
         OSError if the new directory cannot be locked.

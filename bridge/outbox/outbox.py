@@ -1,7 +1,5 @@
 """The outbox: the agent's state, a lock that protects the state, and the saver thread.
 
-    rows = outbox.select("webhook", choose)
-
 No thread does I/O while holding the lock, so a slow disk does not delay the poller, the sinks, or the approver.
 
 A sink can send a record once the record is saved, or after 0.5 s if the disk is slow. The agent sends an approval to
@@ -115,10 +113,7 @@ class Outbox:
         return self.saver.close(seconds)
 
     def _take_loaded(self, loaded: Loaded) -> None:
-        """Start a new stream with the loaded state.
-
-        The saver thread calls this method while it holds the lock.
-        """
+        """Start a new stream with the loaded state. The saver thread holds the lock."""
         state, now = self._state, self.clock.now()
         state.put("stream_id", new_stream_id(now, state.get("stream_id")))
         if state.get("created_at") is None:
@@ -138,10 +133,7 @@ class Outbox:
         return bool(known_boot) and not has_booted(known_boot, self._boot_id)
 
     def _report_damage(self, loaded: Loaded) -> None:
-        """Delete all approvals.
-
-        If a hold might be lost and no portal can resend it, disable approvals.
-        """
+        """Delete all approvals. Without a portal, disable approvals if a hold might be lost."""
         for key in list(self._state.approvals.rows):
             self._state.approvals.delete(key)
         logger.error(
@@ -159,10 +151,7 @@ class Outbox:
 
     @contextmanager
     def _change(self, *, soon: bool = True, notifies: bool = True) -> Iterator[State]:
-        """Hold the lock while the caller changes the state.
-
-        If *soon* is False, the save can wait up to 0.2 s.
-        """
+        """Hold the lock during a change. If *soon* is False, the save can wait up to 0.2 s."""
         with self._lock:
             before = self._state.next_sequence
             yield self._state
@@ -208,10 +197,7 @@ class Outbox:
             self._context = msgspec.structs.replace(self._context, vm=vm)
 
     def identify(self, vm: VmIdentity) -> bool:
-        """Confirm that *vm* is this VM.
-
-        If the stored state belongs to another VM, delete it and return True.
-        """
+        """Confirm that *vm* is this VM. Delete the state of another VM, and return True then."""
         with self._change() as state:
             before = None if state.vm is None else state.vm.vm_id
             is_foreign = bool(vm.vm_id and before) and not _same(vm.vm_id, before)
@@ -237,10 +223,7 @@ class Outbox:
         labels: Mapping[str, str],
         current_state_only: Collection[str] = (),
     ) -> None:
-        """Use *router* to select sinks for new records.
-
-        Send the newest record of each active event to new sinks.
-        """
+        """Use *router* for new records, and send active events' newest records to new sinks."""
         with self._change() as state:
             self._context = RecordContext(
                 vm=self._context.vm,
@@ -261,9 +244,7 @@ class Outbox:
     def append_observation(
         self, document: Document | None, changes: Sequence[Change], *, active_event_ids: tuple[str, ...] | None
     ) -> list[TransitionRecord]:
-        """Store *document* unless it is None.
-
-        Add a record for each of *changes*, and return the records.
+        """Store *document* unless it is None. Add and return a record for each of *changes*.
 
         *active_event_ids* contains the EventIds of all events that are open after these changes. If the disk is slow,
         the records become due before they are saved, and the caller must then call `on_due`.
@@ -292,10 +273,7 @@ class Outbox:
         incarnation: Incarnation,
         first: Callable[[State], object] = lambda _state: None,
     ) -> list[TransitionRecord]:
-        """Call *first* with the state, and add a record for each outcome.
-
-        All changes are saved together.
-        """
+        """Call *first* and add a record for each outcome. All changes are saved together."""
         new = []
         with self._change() as state:
             first(state)
@@ -325,10 +303,7 @@ class Outbox:
             return chosen
 
     def seconds_to_due(self) -> float:
-        """Return the seconds until the next unsaved record is due.
-
-        The result is infinite if all records are due.
-        """
+        """Return the seconds until the next unsaved record is due, or infinity without one."""
         with self._lock:
             self._advance_due()
             if not self._arrivals:
@@ -351,10 +326,7 @@ class Outbox:
             deliveries.record_results(state, sink, results, now=now, accepted_under=accepted_under)
 
     def created_at(self) -> datetime:
-        """Return the creation time of the outbox.
-
-        A stored time in the future is replaced by the current time.
-        """
+        """Return the creation time of the outbox. A future time is replaced by the current time."""
         with self._change(soon=False) as state:
             now = self.clock.now()
             created_at = min(parse_time(state.get("created_at") or format_time(now)), now)
@@ -362,18 +334,12 @@ class Outbox:
             return created_at
 
     def read(self, work: Callable[Concatenate[State, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call *work* with the state and the arguments, and return its result.
-
-        *work* must not change the state.
-        """
+        """Return the result of *work*, which gets the state and must not change it."""
         with self._lock:
             return work(self._state, *args, **kwargs)
 
     def change(self, work: Callable[Concatenate[State, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call *work* to change the state, and return its result.
-
-        The saver thread then saves the changes.
-        """
+        """Return the result of *work*, which changes the state. The saver thread then saves it."""
         with self._change() as state:
             result = work(state, *args, **kwargs)
         self.on_due()  # older records might be pending again

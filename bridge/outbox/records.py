@@ -1,7 +1,5 @@
 """Builds records from document changes, heartbeats, and approval outcomes.
 
-Each record is added with its deliveries.
-
 The saver writes a document, its records, and their deliveries in one transaction. After a crash, the file contains all
 of these rows or none of them. If the rows are missing, the next poll builds the same records with the same IDs.
 """
@@ -65,10 +63,7 @@ def new_record(
     approval: Approval | None = None,
     impact: Impact | None = None,
 ) -> TransitionRecord:
-    """Return a record without its ID, VM, labels, and place in the stream.
-
-    `append` adds these values.
-    """
+    """Return a record without its ID, VM, labels, and sequence, which `append` adds."""
     notice = None if event is None or event.not_before is None else event.not_before - observed_at
     return TransitionRecord(
         id="",
@@ -106,10 +101,7 @@ def save_liveness(state: State, *, last_good_at: datetime, boot_id: str) -> None
 def append(
     state: State, new: Sequence[TransitionRecord], context: RecordContext, active_event_ids: tuple[str, ...] | None
 ) -> list[TransitionRecord]:
-    """Give each record in *new* an ID and a sequence, store it, and return it.
-
-    The deliveries of each record are stored too.
-    """
+    """Give each record an ID and a sequence, store it with its deliveries, and return it."""
     added = []
     stream_id = state.get("stream_id") or ""
     for each in new:
@@ -147,10 +139,7 @@ def append(
 
 
 def add_sinks(state: State, context: RecordContext) -> None:
-    """Add the sinks that are new in the configuration.
-
-    Each new sink gets the newest record of each active event.
-    """
+    """Add new sinks. Each new sink gets the newest record of each active event."""
     new = [name for name in context.sinks if name not in state.sinks.rows]
     for name in new:
         state.count(name)
@@ -243,10 +232,7 @@ def _add_deliveries(
 
 
 def start_empty(state: State, now: datetime) -> None:
-    """Delete another VM's state.
-
-    The next poll creates new records for all events in the document.
-    """
+    """Delete another VM's state. The next poll creates new records for all events."""
     stream_id, sequence = state.get("stream_id"), state.get("next_sequence")
     # A new file is necessary, because the old file belongs to the other machine.
     state.reset("it belongs to another machine")

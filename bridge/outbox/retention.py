@@ -1,11 +1,8 @@
-"""Evicts records when the outbox is full, and deletes events that ended long ago.
-
-The functions do no I/O.
+"""Evicts records when the outbox is full, and deletes old events, both without I/O.
 
 Parked records are evicted first, because the agent does not retry them. Pending records are evicted next, and urgent
-pending records last. Within each group, the oldest records are evicted first.
-
-The agent never evicts records from the newest document or records that a sink is currently sending.
+pending records last. Within each group, the oldest records are evicted first. The agent never evicts records from the
+newest document or records that a sink is currently sending.
 """
 
 from __future__ import annotations
@@ -20,12 +17,7 @@ REMEMBER_SECONDS = 7 * 86_400.0
 
 
 def make_room(state: State, excess_bytes: int, *, newest: int, sending: Collection[int], now: float) -> int:
-    """Evict undelivered records with a total size of at least *excess_bytes*.
-
-    Return the number of evicted deliveries.
-
-    *excess_bytes* is the amount by which memory or the files exceed their size limit.
-    """
+    """Evict at least *excess_bytes* of undelivered records. Return the number of deliveries."""
     target = state.needed_bytes - excess_bytes
     evicted = 0
     for row in _in_order(state):

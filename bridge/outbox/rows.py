@@ -1,7 +1,4 @@
-"""Defines the rows of the tables in `State` and in the outbox file.
-
-All times are in Unix seconds.
-"""
+"""Defines the rows of `State` and of the outbox file. All times are in Unix seconds."""
 
 from __future__ import annotations
 

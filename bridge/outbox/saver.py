@@ -96,10 +96,7 @@ class Saver:
 
     @property
     def behind_seconds(self) -> float:
-        """Return the duration of the current failure of the disk.
-
-        The result is 0 if the file is up to date.
-        """
+        """Return the duration of the disk's current failure, or 0 if the file is up to date."""
         if self._failure is not None:
             return time.monotonic() - self._failed_since
         began_at = self._began_at
@@ -120,10 +117,7 @@ class Saver:
                 self._turn.notify_all()
 
     def wait_saved(self, seconds: float) -> bool:
-        """Check the file and start a save.
-
-        Return True if all earlier changes are saved within *seconds*.
-        """
+        """Check the file and save. Return True if earlier changes are saved within *seconds*."""
         with self._turn:
             self._requested += 1
             request = self._requested
@@ -131,10 +125,7 @@ class Saver:
             return self._turn.wait_for(lambda: self._confirmed >= request, seconds)
 
     def close(self, seconds: float) -> bool:
-        """Save all changes and end the saver thread.
-
-        Return False if this takes longer than *seconds*.
-        """
+        """Save, and end the thread. Return False if this takes longer than *seconds*."""
         with self._turn:
             self._is_stopping = True
             self._requested += 1
@@ -155,10 +146,7 @@ class Saver:
             self._database.close()
 
     def _wait(self) -> tuple[bool, int]:
-        """Wait until a save is due.
-
-        Return whether the agent is stopping, and the number of the newest save request.
-        """
+        """Wait until a save is due. Return whether to stop, and the number of the newest request."""
         check_at = time.monotonic() + _CHECK_SECONDS
         with self._turn:
             while not self._is_stopping and self._requested == self._confirmed:
@@ -292,10 +280,7 @@ class Saver:
                 logger.warning("The disk is full. The agent deleted an older file or delivered records early.")
 
     def _accept_own_changes(self) -> None:
-        """Store the file's fingerprint.
-
-        Require a new file if another program replaced or truncated the file.
-        """
+        """Store the fingerprint. Require a new file if another program replaced or truncated it."""
         if self._database is None:
             return
         after = database.fingerprint(self._database.path)
@@ -329,10 +314,7 @@ class Saver:
                 self._make_room(excess)
 
     def _free_space(self) -> bool:
-        """Delete the oldest other outbox file, or history if there is none.
-
-        Return whether space was freed.
-        """
+        """Delete the oldest other file, or else history. Return whether this freed space."""
         if self._database is None:
             return False
         older = database.older_generations(self._directory, self._database.path)

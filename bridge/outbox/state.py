@@ -122,10 +122,7 @@ def _update(rows: dict[int, Delivery], row: Delivery, *, belongs: bool) -> None:
 
 
 class DueRows:
-    """The rows that a sink can send now.
-
-    Valid only during the call of `Outbox.select` that created them.
-    """
+    """The rows that a sink can send now, valid only in the call of `Outbox.select`."""
 
     def __init__(self, queue: SinkQueue, *, after: float, through: int) -> None:
         self._queue, self._after, self._through = queue, after, through
