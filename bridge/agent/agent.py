@@ -74,10 +74,7 @@ _STOP_MARGIN_SECONDS = 5.0
 
 
 class Agent:
-    """Runs the agent for one VM.
-
-    Raises StateDirectoryError if the state directory is unusable.
-    """
+    """Runs the agent of a VM. Raises StateDirectoryError for an unusable state directory."""
 
     def __init__(self, settings: Settings, directory: Path) -> None:
         self._settings = self._started_with = settings
@@ -173,10 +170,7 @@ class Agent:
     # Start.
 
     def start(self, stop: Callable[[], bool] = lambda: False) -> None:
-        """Load the outbox, and start the workers, the approver, and the poller.
-
-        Return early if *stop* returns True.
-        """
+        """Load the outbox, and start the threads. Return early if *stop* returns True."""
         self.metrics.watch_outbox(self.health.outbox)
         self.metrics.watch_vm(self.vm_name)
         self._control.open()
@@ -327,10 +321,7 @@ class Agent:
     # Reload.
 
     def reload(self, settings: Settings, stop: Callable[[], bool] = lambda: False) -> None:
-        """Apply *settings*, and warn about changes that need a restart.
-
-        Return early if *stop* returns True.
-        """
+        """Apply *settings*. Warn if a change needs a restart. Return early if *stop* returns True."""
         before, self._in_force = self._in_force, None
         self._loop_watch.expect_call_within(max(self._settings.imds.timeout_seconds, settings.imds.timeout_seconds) * 2)
         self._settings = settings
@@ -352,10 +343,7 @@ class Agent:
         logger.info("The configuration was reloaded.", extra={"sinks": [sink.name for sink in settings.sinks]})
 
     def _exchange_imds(self, stop: Callable[[], bool]) -> None:
-        """Replace the IMDS client.
-
-        If no thread can be started, keep the old client and raise RuntimeError.
-        """
+        """Replace the IMDS client, or keep it and raise RuntimeError if no thread can start."""
         settings = self._settings
         imds = client_of(settings.imds)
         imds.answered_at = self.imds.answered_at

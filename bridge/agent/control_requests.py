@@ -96,17 +96,11 @@ class Source:
         return self._file if self._outbox is None else self._outbox.saver.file
 
     def read(self, work: Callable[Concatenate[State, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return the result of *work* for the state and the given arguments.
-
-        *work* must not change the state.
-        """
+        """Return the result of *work* for the state, which *work* must not change."""
         return work(self._state, *args, **kwargs) if self._outbox is None else self._outbox.read(work, *args, **kwargs)
 
     def answer(self, name: str, arguments: Mapping[str, msgspec.Raw]) -> object:
-        """Run the request *name* and return its result.
-
-        Raises BridgeError or MsgspecError if the request fails.
-        """
+        """Return the result of the request *name*. Raises BridgeError or MsgspecError."""
         if not self.outbox.wait_loaded(SAVE_SECONDS):
             raise OutboxError("The agent is still loading its state. Try again in a few seconds.")
         function = _REQUESTS.get(name)
@@ -236,10 +230,7 @@ def read_events(
     before: int = LAST,
     limit: int = PAGE_ROWS,
 ) -> EventsPage:
-    """Return the newest records with a sequence between *after* and *before*.
-
-    The records include the history in the file.
-    """
+    """Return the newest records between *after* and *before*, including those in the file."""
     in_memory = source.read(
         lambda state: [(row.sequence, row.body) for row in state.records.rows.values() if after < row.sequence < before]
     )
@@ -347,10 +338,7 @@ def read_undelivered(
 
 
 def retry_records(source: Source, *, sink: str | None = None, record_id: str | None = None) -> int:
-    """Resume *sink* and retry its parked records, or those of all sinks if *sink* is None.
-
-    Return their number.
-    """
+    """Resume *sink* (None: all sinks) and retry its parked records. Return their number."""
     if sink is not None:
         _require_sinks(source, sink)
     count = source.outbox.change(deliveries.retry, sink, record_id=record_id, now=time.time())
@@ -361,19 +349,13 @@ def retry_records(source: Source, *, sink: str | None = None, record_id: str | N
 def discard_records(
     source: Source, *, sink: str, states: frozenset[DeliveryState] = NEEDED, record_id: str | None = None
 ) -> int:
-    """Discard all undelivered records of *sink*, or only *record_id*.
-
-    Return the number of discarded records.
-    """
+    """Discard undelivered records of *sink*, or only *record_id*. Return their number."""
     _require_sinks(source, sink)
     return source.outbox.change(deliveries.discard, sink, states=states, record_id=record_id, now=time.time())
 
 
 def move_records(source: Source, *, old: str, new: str) -> int:
-    """Move the undelivered records of the sink *old* to the sink *new*.
-
-    Return the number of moved records.
-    """
+    """Move undelivered records from the sink *old* to *new*. Return their number."""
     _require_sinks(source, old, new)
     if old == new:
         raise OutboxError("The two sinks are the same sink.")
@@ -381,10 +363,7 @@ def move_records(source: Source, *, old: str, new: str) -> int:
 
 
 def import_records(source: Source, *, path: str) -> int:
-    """Import pending records and holds from the outbox file at the absolute *path*.
-
-    Return the number of records.
-    """
+    """Import pending records and holds from the file *path* (absolute). Return their number."""
     from bridge.outbox.database import read_file  # noqa: PLC0415
 
     with _disk_errors(f"The file {path} cannot be read"):
@@ -397,9 +376,7 @@ def import_records(source: Source, *, path: str) -> int:
 
 
 def decide(source: Source, *, decision: StoredDecision, overruled: tuple[int, ...] = ()) -> tuple[StoredDecision, ...]:
-    """Store a decision made on this VM, and end the holds of *overruled*.
-
-    *overruled* lists holds by arrival number.
+    """Store a decision made on this VM, and end the holds *overruled* (arrival numbers).
 
     If the event has other holds, store nothing and return them.
     """

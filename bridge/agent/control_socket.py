@@ -97,10 +97,7 @@ def addresses(directory: Path) -> list[str]:
 
 
 class ControlServer:
-    """Accepts connections on the control socket for *directory*.
-
-    *answer* (`Source.answer`) handles each request.
-    """
+    """Accepts connections on the control socket. *answer* handles each request."""
 
     def __init__(self, directory: Path, answer: Callable[[str, dict[str, msgspec.Raw]], object]) -> None:
         self._directory, self._answer_to = directory, answer
@@ -211,18 +208,13 @@ class _UnixListener:
 
 
 class ControlClient:
-    """Sends requests to the running agent of the state *directory*.
-
-    Each request waits up to *seconds* for its response.
-    """
+    """Sends requests to the agent of the state *directory*. Each waits up to *seconds*."""
 
     def __init__(self, directory: Path, *, seconds: float = ANSWER_SECONDS) -> None:
         self._directory, self._seconds = directory, seconds
 
     def ask(self, request: Callable[Concatenate[Source, P], A], /, *_: P.args, **arguments: P.kwargs) -> A:
-        """Send *request* to the agent, and return the response.
-
-        *request* is the name of a function in `bridge.agent.control_requests`.
+        """Send *request*, a function name in `control_requests`, and return the response.
 
         Raises NoAgent if no agent uses the directory, AgentSilent if the agent does not respond in time, AccessDenied
         if this user is not allowed to use the agent, and RequestRefused if the agent refuses the request.
@@ -246,10 +238,7 @@ class ControlClient:
         return found
 
     def change(self, request: Callable[Concatenate[Source, P], A], /, *args: P.args, **arguments: P.kwargs) -> A:
-        """Send *request*, wait until the change is saved, and return the response.
-
-        Raises NotSaved after 5 seconds.
-        """
+        """Send *request*, wait for the save, and return the response. Raises NotSaved after 5 s."""
         deadline = time.monotonic() + self._seconds
         found = self.ask(request, *args, **arguments)
         while (why := self.ask(why_unsaved)) is not None:
@@ -291,9 +280,7 @@ class ControlClient:
 
 
 def _peer(connection: Connection[Any, Any], directory: Path | None = None) -> int | None:
-    """Return the process ID of the peer, or None if the operating system does not report it.
-
-    Set timeouts.
+    """Set timeouts, and return the process ID of the peer, or None if it is not reported.
 
     Raises PermissionError unless the peer process belongs to root, this user, or the owner of *directory*.
     """

@@ -26,10 +26,7 @@ _NO_EVENT = ScheduledEvent(event_status="")
 
 
 def environment_of(record: TransitionRecord, *, rule: str | None = None) -> dict[str, str]:
-    """Return the variables for *record*.
-
-    The command of an approval also receives the name of its *rule*.
-    """
+    """Return the variables for *record*, including *rule* for the command of an approval."""
     vm, approval = record.vm, record.approval
     values: dict[str, str | None] = {
         "ID": record.id,

@@ -28,10 +28,7 @@ URGENT_EVENT_TYPES = frozenset({"Preempt", "Terminate"})
 
 
 class ScheduledEvent(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """One event in a document.
-
-    A field is null if it is missing or has the wrong type in the document.
-    """
+    """One event in a document. A field is null if it is missing or has the wrong type."""
 
     event_id: str | None = None
     """Azure's EventId: the same for the whole life of an event."""
@@ -68,10 +65,7 @@ class ScheduledEvent(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def key(self) -> str:
-        """Return the EventId.
-
-        Without an EventId, return the type and the sorted Resources as JSON.
-        """
+        """Return the EventId, or without one the type and the sorted Resources as JSON."""
         if self.event_id is not None:
             return self.event_id
         return compact_json([self.event_type, sorted(set(self.resources or ()))])
@@ -142,26 +136,17 @@ def compact_json(value: object) -> str:
 
 
 def format_not_before(moment: datetime | None) -> str | None:
-    """Return NotBefore as in the record, such as ``2022-04-11T22:26:58Z``.
-
-    Return None if NotBefore is unknown.
-    """
+    """Return a time such as ``2022-04-11T22:26:58Z``, or None if NotBefore is unknown."""
     return None if moment is None else str(msgspec.to_builtins(moment))
 
 
 def normal_name(name: str) -> str:
-    """Return *name* for a comparison: case-folded, without a leading ``_``.
-
-    The 2017 API versions add the ``_``.
-    """
+    """Return *name* for comparisons: case-folded, without the leading ``_`` of the 2017 API."""
     return name.removeprefix("_").casefold()
 
 
 def names_vm(event: ScheduledEvent | None, vm_name: str | None) -> bool | None:
-    """Return whether Resources contains this VM.
-
-    Return None if Resources is empty or the name of this VM is unknown.
-    """
+    """Return whether Resources contains this VM, or None if Resources or the name is unknown."""
     if event is None or not event.resources or not vm_name:
         return None
     wanted = normal_name(vm_name)
@@ -180,18 +165,12 @@ EVENT_SOURCES = ("Platform", "User")
 
 
 def check_event_type(value: str) -> None:
-    """Raise ValueError if *value* is a known event type with the wrong case.
-
-    The message contains the correct name.
-    """
+    """Raise ValueError with the correct name if a known event type has the wrong case."""
     _check_case(value, EVENT_TYPES)
 
 
 def check_event_source(value: str) -> None:
-    """Raise ValueError if *value* is a known event source with the wrong case.
-
-    The message contains the correct name.
-    """
+    """Raise ValueError with the correct name if a known event source has the wrong case."""
     _check_case(value, EVENT_SOURCES)
 
 

@@ -53,9 +53,7 @@ def own_version() -> str:
 
 
 def resource_attributes(vm: VmIdentity, labels: Mapping[str, str], *, instance_id: str) -> dict[str, str]:
-    """Return the attributes of the VM and the agent.
-
-    Labels never replace attributes of the VM.
+    """Return the attributes of the VM and the agent, which labels never replace.
 
     *instance_id* is the stream ID, which is new at each start. Labels whose names are not in `CONVENTIONAL_LABELS`
     become attributes with the prefix ``azure.scheduled_event.labels.``.

@@ -30,10 +30,7 @@ _REPEAT_KEY_LENGTH = 16
 
 
 class Transition(str, Enum):
-    """The kind of record.
-
-    The first six report changes that Azure made, and the others come from the agent.
-    """
+    """The kind of record. Azure caused the first six kinds, and the agent the others."""
 
     SCHEDULED = "scheduled"
     STARTED = "started"
@@ -79,10 +76,7 @@ class Verdict(str, Enum):
 
 
 class ApprovalResult(str, Enum):
-    """The result of an approval.
-
-    For a refused decision, records and metrics contain the reason for the refusal.
-    """
+    """The result of an approval. For a refusal, records and metrics contain its reason."""
 
     ACCEPTED = "accepted"
     ALREADY_APPROVED = "already_approved"
@@ -141,10 +135,7 @@ class DowntimeParts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Impact(msgspec.Struct, frozen=True, kw_only=True):
-    """The impact of an event on this VM, as measured inside the VM.
-
-    A value is null if it is unknown.
-    """
+    """The impact of an event on this VM, as measured inside the VM. Null means unknown."""
 
     pauses: tuple[Pause, ...] = ()
     """The pauses during the event. Events that overlap share their pauses."""
@@ -290,10 +281,7 @@ def transition_key(event_key: str, transition: Transition, event: ScheduledEvent
 
 
 def repeat_key(transition: Transition, event: ScheduledEvent | None) -> str:
-    """Return a short hash of the transition and the event.
-
-    Records with the same hash count as repetitions.
-    """
+    """Return a short hash of the transition and the event, which is equal for repetitions."""
     return hashlib.sha256(_name([transition.value], event).encode()).hexdigest()[:_REPEAT_KEY_LENGTH]
 
 

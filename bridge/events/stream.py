@@ -1,7 +1,4 @@
-"""Creates stream IDs.
-
-Each time the agent starts, it gets a new UUIDv7, which sorts after all earlier stream IDs.
-"""
+"""Creates stream IDs: a UUIDv7 at each start, which sorts after all earlier stream IDs."""
 
 from __future__ import annotations
 

@@ -146,10 +146,7 @@ class DocumentTracker:
 
     @property
     def has_unconfirmed(self) -> bool:
-        """Return whether any change is unconfirmed.
-
-        While this is true, the agent polls at least every second.
-        """
+        """Return whether a change is unconfirmed. The agent then polls at least every second."""
         return bool(self._state.candidates)
 
     @property
@@ -176,9 +173,7 @@ class DocumentTracker:
         vm_name: str | None = None,
         approved: frozenset[str] = frozenset(),
     ) -> Update | None:
-        """Return the effect of *document*, a good response.
-
-        Return None if nothing changed since the last response.
+        """Return the effect of *document*, a good response, or None if nothing changed.
 
         *approved* contains the keys of the events that this agent approved. Store the returned update in the outbox
         before you call `commit`.
@@ -205,10 +200,7 @@ class DocumentTracker:
         return self._apply(step, instant, turned_on=turned_on)
 
     def commit(self, update: Update) -> None:
-        """Apply *update* to the tracker.
-
-        Call this method only after *update* is stored in the outbox.
-        """
+        """Apply *update*. Call this method only after *update* is stored in the outbox."""
         self._state = update.state
 
     def _seconds_since_good(self, instant: Instant) -> float:

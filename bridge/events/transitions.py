@@ -75,10 +75,7 @@ _COMPARED = (
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """Two consecutive good responses, and facts about the time between them.
-
-    One of these facts is whether this VM booted.
-    """
+    """Two consecutive good responses, and facts about the time between, such as a boot."""
 
     before: Document | None
     """The previous response, or the stored document after a start. None if *after* is the first response ever."""
@@ -131,10 +128,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_over(event: ScheduledEvent) -> bool:
-    """Return whether the document shows that *event* has ended.
-
-    Its later absence then produces no record.
-    """
+    """Return whether *event* has ended. Its later absence then produces no record."""
     return event.event_status in _ENDING_STATUSES
 
 
@@ -149,9 +143,7 @@ def is_step_back(was: ScheduledEvent, now: ScheduledEvent) -> bool:
 def match_events(
     before: Sequence[ScheduledEvent], after: Sequence[ScheduledEvent]
 ) -> tuple[list[tuple[ScheduledEvent | None, ScheduledEvent]], list[ScheduledEvent]]:
-    """Return (old or None, new) for each event of *after*, and the vanished events.
-
-    The vanished events are those of *before*.
+    """Return (old or None, new) for each event of *after*, and the events that vanished.
 
     Events with the same key form a pair. If a key is not unique, events with equal type and Resources are paired first,
     and the other events are paired by position. An old event has vanished only if *after* contains no event with its

@@ -33,10 +33,7 @@ class Stamp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Downtime(msgspec.Struct, frozen=True, kw_only=True):
-    """The time from the last sign of life before a boot to the start of the agent.
-
-    All times are in Unix seconds.
-    """
+    """The time from the last sign of life before a boot to the agent's start, in Unix seconds."""
 
     last_alive_at: float
     booted_at: float

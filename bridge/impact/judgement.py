@@ -61,9 +61,7 @@ class Lateness(msgspec.Struct, frozen=True, kw_only=True):
 def lateness(
     before: Reading, after: Reading, *, wait_seconds: float, rate: float | None, counted: Reading, cpus: int
 ) -> Lateness:
-    """Classify the delay of a timer.
-
-    The timer was set at *before* for *wait_seconds*, and fired at *after*.
+    """Classify the delay of a timer set at *before* for *wait_seconds*, and fired at *after*.
 
     *rate* is the usual number of context switches per second. *counted* is the last reading with a count, which may be
     older than *before*.
@@ -122,9 +120,7 @@ def steps_between(before: Reading, after: Reading) -> list[Step]:
 
 
 def date_step(before: float, after: float, *, raw: float) -> Step | None:
-    """Return the step of the clock of IMDS.
-
-    A step is a rise of the offset to the monotonic clock from *before* to *after*.
+    """Return the step of the IMDS clock: a rise of its offset to the monotonic clock.
 
     The header has whole seconds, so two responses without a step can differ by up to one second.
     """

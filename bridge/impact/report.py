@@ -1,7 +1,4 @@
-"""Builds the `impact` of an event from the interruptions of the VM.
-
-The functions are pure.
-"""
+"""Builds the `impact` of an event from the interruptions of the VM, without I/O."""
 
 from __future__ import annotations
 

@@ -44,10 +44,7 @@ _ONE_CLOCK = "Only one clock outside the VM shows the pause."
 
 
 class Interruption(msgspec.Struct, frozen=True, kw_only=True):
-    """A pause of the VM, a stall of the agent, or an undecided delay.
-
-    Times are in Unix seconds.
-    """
+    """A pause, a stall of the agent, or an undecided delay. Times are in Unix seconds."""
 
     began_at: float
     verdict: Verdict
@@ -228,10 +225,7 @@ class Sampler:
             self._stepped = now
 
     def _step(self, step: Step, began_at: float) -> None:
-        """Report a step when a second clock confirms it.
-
-        The most precise clock determines the length.
-        """
+        """Report a step that a second clock confirms. The most precise clock sets the length."""
         if confirmed(step, list(self._steps)):
             same = [step, *(each for each in self._steps if confirmed(step, [each]))]
             best = min(same, key=lambda each: ("ptp_hyperv", "realtime", "date_header").index(each.source))
@@ -250,10 +244,7 @@ class Sampler:
             self._steps.append(step)
 
     def responded(self, date: str | None) -> None:
-        """Compare the ``Date`` header of an IMDS response with the clocks.
-
-        If no event of this VM is near, do nothing.
-        """
+        """Compare the ``Date`` of an IMDS response with the clocks, if an event is near."""
         if date is None or not self._is_near.is_set():
             return
         raw = self._read(counts=False).raw

@@ -46,10 +46,7 @@ _PLAIN_REFUSALS = frozenset({400, 403, 404, 405, 501})
 
 
 class IdentityResolver:
-    """Requests this VM's identity and saves it in the outbox.
-
-    Values in *configured* override values from IMDS.
-    """
+    """Requests this VM's identity and saves it. *configured* values override IMDS."""
 
     def __init__(
         self,

@@ -59,10 +59,7 @@ _MOST_NAMES = 5
 
 
 class PollResult(str, Enum):
-    """The result of a poll, used as a metric label.
-
-    HTTP errors have labels such as ``status_404``.
-    """
+    """The result of a poll, as a metric label. HTTP errors have labels such as ``status_404``."""
 
     OK = "ok"
     INVALID = "invalid"
@@ -97,9 +94,7 @@ class Approvals(Protocol):
 
 
 class Poller:
-    """Polls *imds* and stores the changes in *outbox*.
-
-    If *approvals* is None, the agent never approves events.
+    """Polls *imds* and stores changes in *outbox*. Without *approvals*, nothing is approved.
 
     *boot_id* identifies the current boot, which started *seconds_since_boot* ago.
     """
