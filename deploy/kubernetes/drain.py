@@ -10,8 +10,7 @@ pod's service account and needs only the Python standard library. It is safe to 
 Exit code 75 requests a retry, for example if a PodDisruptionBudget prevents an eviction or the API does not respond.
 Exit code 1 means that someone must fix a problem. In both cases, `outbox list` shows the last line of standard error.
 
-The program uncordons only nodes that have its annotation, so a node that someone else cordoned stays cordoned. The
-program removes no taints except its own.
+The program uncordons only nodes that have its annotation, and removes only its own taints.
 """
 
 from __future__ import annotations

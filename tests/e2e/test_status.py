@@ -102,17 +102,6 @@ def is_ready(report):
     return report["agent"] is not None and report["agent"]["status"] == "ready"
 
 
-def test_the_measured_impact_of_the_last_event_is_shown(agent, azure):
-    agent.configure(azure.endpoint)
-    event_id = azure.world.add_event(EventSpec(event_type="Freeze", status="Started", resources=("vm_0",)))
-    agent.start()
-    wait_for_status(agent, lambda report: report["events"])
-    azure.world.complete(event_id)
-    ending = wait_for_status(agent, lambda report: report["last_ending"])["last_ending"]
-    assert (ending["transition"], ending["impact"]["pauses"]) == ("completed", [])
-    assert re.search(r"Last event: Freeze completed \d{4}.*\. Measured pause: ", status(agent))
-
-
 def test_a_running_agent_is_shown_with_its_events_and_sinks(agent, azure):
     agent.configure(azure.endpoint)
     event_id = azure.world.add_event(EventSpec(event_type="Freeze", resources=("vm_1", "vm_0"), duration_seconds=5))
