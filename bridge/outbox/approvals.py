@@ -42,7 +42,6 @@ class KeepResult(Enum):
     REPLAYED = "replayed"
     """Another decision used the same ID (jti)."""
     TOO_OLD = "too_old"
-    """The decision is older than this outbox."""
 
 
 def read_state(state: State) -> ApprovalState:

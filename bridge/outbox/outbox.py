@@ -44,7 +44,6 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: A sink sends a record after this time even if the record is not saved.
 DUE_SECONDS = 0.5
 
 

@@ -234,7 +234,6 @@ def _add_deliveries(
 def start_empty(state: State, now: datetime) -> None:
     """Delete another VM's state. The next poll creates new records for all events."""
     stream_id, sequence = state.get("stream_id"), state.get("next_sequence")
-    # A new file is necessary, because the old file belongs to the other machine.
     state.reset("it belongs to another machine")
     state.put("stream_id", new_stream_id(now, stream_id))
     state.put("next_sequence", sequence)

@@ -162,7 +162,6 @@ class _OfEventVersion(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> EventVersion:
-        """Return the EventId and the digest."""
         return self.event_id, self.event_digest
 
 
