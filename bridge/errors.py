@@ -155,9 +155,9 @@ class DeliveryRejected(DeliveryError):
     entire batch, so the agent resends the records one by one to find the rejected ones. If the batch contains only one
     record, the agent parks it.
 
-    If *may_be_endpoint* is true, the destination's URL might be wrong. For example, a TLS port responds to plain HTTP
-    with status 400. In the following two cases, the agent does not park such records, and uses *reason* as the label of
-    the retry metric:
+    If *may_be_endpoint* is true, a wrong URL can also be the cause. For example, a TLS port responds to plain HTTP with
+    status 400. In two cases, the agent then sends the records again instead of parking them. *reason* is the label of
+    the retry metric. The two cases are:
 
     - The endpoint has accepted no record since the configuration changed.
     - The endpoint rejects records of different events in a row.

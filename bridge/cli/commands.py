@@ -326,7 +326,7 @@ def portal_check() -> None:
 @commands.command(short_help="Sign and print a decision.")
 @option("--key", required=True, type=FILE, help="The private key from `keygen`.")
 @option("--kid", required=True, help="The ID of the key in the VM's configuration.")
-@option("--approver", required=True, help="The approver of the key in the VM's configuration.")
+@option("--approver", required=True, help="The name of the approver, as the VM's configuration gives it for this key.")
 @option("--vm-id", help="The vmId of the VM.  [default: the VM of the record]")
 @option("--event-file", required=True, type=click.File("rb"), help="Records or a document of IMDS, or - for stdin.")
 @option("--event-id", help="The EventId.  [default: the only event of the file]")

@@ -93,7 +93,7 @@ def backup(path: Path | None, target: Path) -> None:
     click.echo(f"The database was copied to {target}.")
 
 
-@portal.command(short_help="Verify the audit.")
+@portal.command(short_help="Verify the hash chain of the audit log.")
 @click.argument("what", type=click.Choice(["verify"]))
 @config
 @option("--expect", metavar="HASH", help="A hash that an earlier run printed. Fail if no entry has it.")
@@ -112,7 +112,7 @@ def audit(what: str, path: Path | None, expect: str | None) -> int:  # noqa: ARG
     return ExitCode.OK
 
 
-@portal.command(short_help="Print the audit, one entry per line.")
+@portal.command(short_help="Print the entries of the audit log.")
 @config
 @option("--format", "form", type=click.Choice(["jsonl", "csv"]), default="jsonl")
 def export(path: Path | None, form: str) -> None:

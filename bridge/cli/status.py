@@ -154,7 +154,7 @@ def _warnings(report: StatusReport) -> Iterator[str]:
     is_known = found.file is not None or found.looked_for is not None
     if agent is not None and is_known and agent.configuration != (found.file or ""):
         own = found.file or "no file, so the defaults"
-        yield f"The agent uses another configuration than this command ({own}). Add --config to name the other file."
+        yield f"This command uses another configuration ({own}) than the agent. Name the agent's file with --config."
     loaded = {sink.name for sink in report.sinks if sink.configured}
     if agent is not None and found.sinks is not None and loaded != set(found.sinks):
         yield "The agent has not loaded the sinks of this file. Run `check-config`, and then reload the service."

@@ -109,7 +109,7 @@ class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
     credential: Literal["attested"] | None = None
     """Instead: attested, a token that the portal issues for Azure's signed document about this VM."""
     entra_scope: Annotated[str, Check(check_scope)] | None = None
-    """Instead: a token of Entra ID for this scope and this VM's managed identity."""
+    """Alternative: use a token from Entra ID with this scope. The VM's managed identity requests the token."""
     client_cert_file: _Text | None = None
     """Instead: a PEM file with the client certificate, and its key unless client_key_file is set."""
     client_key_file: _Text | None = None

@@ -172,7 +172,7 @@ class StatusSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """``[serving]``: the page /serving, the health of this VM for load balancers."""
+    """``[serving]``: the health page of this VM for load balancers, `/serving`."""
 
     listen: Annotated[str, Check(_listen)] = ""
     """Address (or localhost) and port of the page, such as "0.0.0.0:9465". Every Host header is accepted. "" turns the

@@ -146,7 +146,7 @@ class Impact(msgspec.Struct, frozen=True, kw_only=True):
     resolution_seconds: float | None = None
     """Smallest difference that the measurement can show."""
     coverage: float | None = None
-    """Sampled fraction of the time from Started to the ending. After a restart of the agent, less than 1."""
+    """Fraction of the time from Started to the ending that the agent sampled. A restart lowers it."""
     agent_stalled_seconds: float | None = None
     """Time during which the VM ran, but the agent did not."""
     downtime_seconds: float | None = None

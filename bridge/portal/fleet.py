@@ -228,7 +228,7 @@ def key_of_event_id(event_id: str) -> str:
 def version_of(event: ScheduledEvent) -> Version:
     """Return the version that *event* reports.
 
-    All VMs of an event report the same version, so results are cached.
+    Results are cached, because most VMs of an event report the same version.
     """
     return _version(
         event.event_id,

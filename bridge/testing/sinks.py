@@ -48,7 +48,7 @@ class Box:
 
     @classmethod
     def forget(cls, name: str) -> None:
-        """Delete the box with *name*, so that the next use starts with an empty box."""
+        """Delete the records that the sink *name* received."""
         with cls._boxes_lock:
             cls._boxes.pop(name, None)
 

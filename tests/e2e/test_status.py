@@ -176,7 +176,7 @@ def test_the_configuration_and_the_version_are_shown(agent, azure):
     code, out, err = agent.call("status", "--config", other)
     assert (code, err) == (0, "")
     assert f"Config {agent.config}" in out.splitlines()
-    assert f"The agent uses another configuration than this command ({other})" in out
+    assert f"This command uses another configuration ({other}) than the agent." in out
     assert "No scheduled events.\n" in out
     assert agent.stop() == 0
     lines = status(agent).splitlines()

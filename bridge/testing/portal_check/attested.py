@@ -54,7 +54,9 @@ class AttestedChecks:
         if self._challenge() is None:
             return
         self._expect_refusal(Requirement.NO_DOCUMENT, self._shown("AAAA"), "A malformed document gets a token.")
-        self._expect_refusal(Requirement.DOCUMENT_SIZE, self._shown(_TOO_LARGE), "A document of 33 KiB gets a token.")
+        self._expect_refusal(
+            Requirement.DOCUMENT_SIZE, self._shown(_TOO_LARGE), "It returns a token for a document of 33 KiB."
+        )
         try:
             self._genuine()
         except BridgeError as error:

@@ -1,4 +1,4 @@
-"""Runs a simulator for `simulate`, and prints every change of its events."""
+"""Runs the simulator for `simulate`, and prints each change to an event."""
 
 from __future__ import annotations
 
