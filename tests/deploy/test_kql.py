@@ -85,12 +85,18 @@ def test_query_of_the_workspace_page_is_right(judged):
     assert [column for column, _ in block["columns"]][:3] == ["observed_at", "vm_name", "event_type"]
 
 
+#: Objects that stay one dynamic column, because most records do not have them.
+_WHOLE = {"impact"}
+
+
 def _leaves(schema, name, prefix="$.data"):
     """Yield (path, JSON types) of every field of *name* that is no object of a shape of its own."""
     for field, value in schema["$defs"][name]["properties"].items():
         options = [option for option in value.get("anyOf", [value]) if option.get("type") != "null"]
         reference = options[0].get("$ref", "").rpartition("/")[2]
-        if "properties" in schema["$defs"].get(reference, {}):
+        if field in _WHOLE:
+            yield f"{prefix}.{field}", {"object"}
+        elif "properties" in schema["$defs"].get(reference, {}):
             yield from _leaves(schema, reference, f"{prefix}.{field}")
         else:
             yield f"{prefix}.{field}", {option.get("type", "string") for option in options}
