@@ -38,8 +38,9 @@ def read_inventory(path: Path) -> list[InventoryEntry]:
     """
     if path.stat().st_size > _MOST_BYTES:
         raise InventoryInvalid(f"{path} has more than {_MOST_BYTES} bytes.")
-    text = path.read_bytes().decode("utf-8-sig", "strict") if path.exists() else ""
+    content = path.read_bytes()
     try:
+        text = content.decode("utf-8-sig")
         rows: Any = json.loads(text) if path.suffix == ".json" else list(csv.DictReader(io.StringIO(text)))
     except (ValueError, csv.Error, RecursionError) as error:
         raise InventoryInvalid(f"{path} is not a valid CSV or JSON file: {error}.") from error

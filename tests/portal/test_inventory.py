@@ -49,3 +49,9 @@ def test_invalid_file_is_refused(tmp_path, text, message):
     (tmp_path / "vms.json").write_text(text, encoding="utf-8")
     with pytest.raises(InventoryInvalid, match=message):
         read_inventory(tmp_path / "vms.json")
+
+
+def test_file_that_is_not_utf_8_is_refused(tmp_path):
+    (tmp_path / "vms.csv").write_bytes("vmId,name\n\u00e4".encode("utf-16"))
+    with pytest.raises(InventoryInvalid, match="not a valid CSV or JSON"):
+        read_inventory(tmp_path / "vms.csv")
