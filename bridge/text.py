@@ -27,6 +27,11 @@ def one_line(text: str, limit: int | None = None) -> str:
     return "".join(character if character.isprintable() else " " for character in text[:limit])
 
 
+def without_nul(text: str) -> str:
+    """Return *text* with U+FFFD in place of NUL, which PostgreSQL cannot store."""
+    return text.replace("\0", "\ufffd")
+
+
 def escaped(text: str) -> str:
     """Return *text* on one line, with invisible characters as Python escape sequences."""
     return _UNSEEN.sub(lambda found: found.group().encode("unicode_escape", "surrogatepass").decode("ascii"), text)

@@ -188,8 +188,8 @@ class ImdsClient:
         """Approve the events in *event_ids* with one request, and return the status 200.
 
         The request uses the api-version of *document*, the document that shows the events as Scheduled. The 2017 API
-        versions also require its incarnation. Raises ImdsStatus for any status other than
-        200. If this method raises ImdsUnreachable, Azure might still have received the approval.
+        versions also require its incarnation. Raises ImdsStatus for any status other than 200. If this method raises
+        ImdsUnreachable, Azure might still have received the approval.
         """
         if not event_ids:
             raise ValueError("start_requests needs at least one EventId.")

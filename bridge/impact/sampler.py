@@ -1,7 +1,7 @@
 """The thread that reads the clocks of the VM, and keeps its last pauses.
 
 The thread only sleeps and reads, every 50 ms while an event of this VM is near. At other times, the poll thread reads
-the clocks before and after its wait, because waking another thread costs more.
+the clocks after its wait, because waking another thread costs more.
 """
 
 from __future__ import annotations

@@ -16,8 +16,6 @@ from bridge.outbox import approvals
 from bridge.outbox.rows import NEEDED, DecisionStage, Delivery, DeliveryState, RecordRow, SinkRow
 from bridge.outbox.state import State
 
-_REPLACED = "A newer record of the event replaced it."
-
 
 class DeliveryResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of sending one record. *state* is None if the agent must resend the record."""
@@ -65,8 +63,7 @@ def replace_older(state: State, sink: str, record: RecordRow, *, now: float) -> 
     """Expire older pending records of the event, for a `current_state_only` sink."""
     for row in list(state.queue(sink).of_event(record.event_key)):
         if row.sequence < record.sequence:
-            state.count(sink, event_over=1)
-            change_state(state, row, DeliveryState.EXPIRED, now=now, error=_REPLACED)
+            _replace(state, row, now=now)
 
 
 def retry(
@@ -113,8 +110,12 @@ def expire_outdated(state: State, sinks: Iterable[str], *, now: float) -> None:
             event = state.events.rows.get(row.event_key)
             newest = 0 if event is None else event.last_state_sequence or 0
             if row.sequence < newest and (newest, sink) in state.deliveries.rows:
-                state.count(sink, event_over=1)
-                change_state(state, row, DeliveryState.EXPIRED, now=now, error=_REPLACED)
+                _replace(state, row, now=now)
+
+
+def _replace(state: State, row: Delivery, *, now: float) -> None:
+    state.count(row.sink, event_over=1)
+    change_state(state, row, DeliveryState.EXPIRED, now=now, error="A newer record of the event replaced it.")
 
 
 def move(state: State, old: str, new: str, *, now: float, current_state_only: Collection[str] = ()) -> int:

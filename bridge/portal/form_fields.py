@@ -9,6 +9,7 @@ from urllib.parse import parse_qs
 from starlette.requests import Request
 
 from bridge.portal.requests import RequestRefused, body_of
+from bridge.text import without_nul
 
 FORM = "application/x-www-form-urlencoded"
 _MOST_FIELDS = 1_000
@@ -49,7 +50,7 @@ def group_of(request: Request) -> str | None:
         raise RequestRefused(400, "A group is resource_group:NAME or labels.NAME:VALUE.")
     if group is not None and group.startswith("resource_group:"):
         group = group.casefold()
-    return None if group is None else group.replace("\0", "\ufffd")
+    return None if group is None else without_nul(group)
 
 
 def part_of(request: Request) -> frozenset[str] | None:

@@ -7,7 +7,7 @@ because an operator could otherwise enable a second account and approve twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import Enum
 
 import msgspec
@@ -59,6 +59,12 @@ def grants_in(text: str) -> tuple[Grant, ...]:
 def text_of(grants: Iterable[Grant]) -> str:
     """Return *grants* as JSON for the database."""
     return msgspec.json.encode(tuple(grants)).decode()
+
+
+def group_names(resource_group: str | None, labels: Mapping[str, object]) -> list[str]:
+    """Return the groups of a VM in their stored form."""
+    group = [f"resource_group:{resource_group.casefold()}"] if resource_group else []
+    return [*group, *(f"labels.{name}:{value}" for name, value in sorted(labels.items()))]
 
 
 def scope_group(text: str) -> str:

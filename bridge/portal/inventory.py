@@ -13,6 +13,7 @@ import msgspec
 
 from bridge.errors import BridgeError
 from bridge.events.event import normal_name
+from bridge.portal.grants import group_names
 
 _VM_ID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _MOST_BYTES = 64 * 1024 * 1024
@@ -69,8 +70,7 @@ def _entry(path: Path, number: int, row: Any) -> InventoryEntry:
     if not isinstance(labels, dict):
         raise InventoryInvalid(f"The labels of VM {number} in {path} are not an object.")
     group = str(row.get("resourceGroup") or "").strip()
-    groups = [f"resource_group:{group.casefold()}"] if group else []
-    groups += [f"labels.{label}:{value}" for label, value in sorted(labels.items())]
+    groups = group_names(group, labels)
     if any("\n" in each or "\0" in each for each in (name, *groups)):
         raise InventoryInvalid(f"VM {number} in {path} has a control character.")
     return InventoryEntry(vm_key=vm_id, name=normal_name(name), groups=tuple(groups))

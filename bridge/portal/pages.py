@@ -38,7 +38,6 @@ from bridge.portal.store.event_details import (
 from bridge.portal.store.events import (
     EventFilter,
     collapsed,
-    count_open,
     list_events,
     list_open,
     summaries_of,
@@ -136,7 +135,6 @@ class Pages:
         group, part = group_of(request), part_of(request)
         wanted, now = _filter_of(group, person), self._now()
         page = await self._store.read(list_open, wanted, now=now, limit=_PAGE, cursor=cursor_of(request))
-        counts = await self._store.read(count_open, wanted, now=now)
         alone = await self._store.read(collapsed, wanted, now=now)
         views = await self._views(person, group, part, page.keys)
         lists = [(section, [view for view in views if view.section == section]) for section in SECTIONS]
@@ -152,7 +150,6 @@ class Pages:
             group=group,
             groups=groups,
             page=page,
-            counts=counts,
             collapsed=alone,
         )
 

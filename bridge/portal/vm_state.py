@@ -15,6 +15,8 @@ import msgspec
 from bridge.clock import format_time, parse_time
 from bridge.events.event import VmIdentity, normal_name
 from bridge.events.record import Transition, TransitionRecord
+from bridge.portal.grants import group_names
+from bridge.text import without_nul
 
 if TYPE_CHECKING:
     from bridge.portal.fleet import View
@@ -55,7 +57,7 @@ class VmState(msgspec.Struct, frozen=True, kw_only=True):
         if self.name is None:
             return None
         place = ((self.vm.subscription_id or "").casefold(), (self.vm.resource_group or "").casefold())
-        return "/".join((*place, normal_name(self.name))).replace("\0", "\ufffd")
+        return without_nul("/".join((*place, normal_name(self.name))))
 
     def has_ended(self, view: View) -> bool:
         """Return whether a record after *view* lists active events without its event."""
@@ -111,8 +113,7 @@ def reported_at(record: TransitionRecord, received_at: str) -> str:
 
 def groups_of(vm: VmState) -> tuple[str, ...]:
     """Return the groups that *vm* reports, for scopes and filters."""
-    group = [f"resource_group:{vm.vm.resource_group.casefold()}"] if vm.vm.resource_group else []
-    found = (*group, *(f"labels.{name}:{value}" for name, value in sorted(vm.labels.items())))
+    found = group_names(vm.vm.resource_group, vm.labels)
     return tuple(each for each in found if "\n" not in each)[:_MOST_GROUPS]
 
 

@@ -23,6 +23,7 @@ from bridge.portal.schema import CHANNEL, EPOCH, properties
 from bridge.portal.settings import PortalSettings, database_file
 from bridge.portal.store.sqlite import Sqlite
 from bridge.system.extras import how_to_install
+from bridge.text import without_nul
 
 if TYPE_CHECKING:
     from bridge.portal.store.postgresql import Postgresql
@@ -155,6 +156,11 @@ def upsert(connection: Connection, table: Table, rows: Sequence[dict[str, Any]])
 def escaped_like(text: str) -> str:
     """Escape *text* with backslashes for a LIKE pattern."""
     return text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+
+
+def contains_pattern(text: str) -> str:
+    """Return the LIKE pattern of a search for *text* in a case-folded column."""
+    return f"%{escaped_like(without_nul(text).casefold())}%"
 
 
 def in_parts(values: Sequence[_T]) -> list[Sequence[_T]]:

@@ -29,7 +29,7 @@ from bridge.portal.fleet import (
     version_of,
 )
 from bridge.portal.schema import event_groups, event_variants, event_vms, events, records, vms
-from bridge.portal.store.database import escaped_like, in_parts
+from bridge.portal.store.database import contains_pattern, escaped_like, in_parts
 from bridge.portal.store.fold import event_of_variant
 from bridge.portal.vm_state import VmState
 
@@ -276,8 +276,7 @@ def numbers(connection: Connection) -> dict[str, int]:
 def _conditions(wanted: EventFilter, *, now: str) -> list[ColumnElement[bool]]:
     found: list[ColumnElement[bool]] = []
     if wanted.text:
-        pattern = f"%{escaped_like(wanted.text.replace(chr(0), chr(0xFFFD)).casefold())}%"
-        found.append(events.c.search.like(pattern, escape="\\"))
+        found.append(events.c.search.like(contains_pattern(wanted.text), escape="\\"))
     if wanted.types:
         found.append(events.c.event_type.in_(wanted.types))
     if wanted.states:

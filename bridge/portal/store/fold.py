@@ -19,6 +19,7 @@ from bridge.portal.fleet import EventSummary, View, count_view, show_version, ve
 from bridge.portal.schema import event_groups, event_variants, event_vms, events, vms
 from bridge.portal.store.database import in_parts, insert, upsert
 from bridge.portal.vm_state import VmState
+from bridge.text import without_nul
 
 _MOST_SEARCH_CHARACTERS = 65_536
 _summary_of = msgspec.json.Decoder(EventSummary).decode
@@ -200,7 +201,7 @@ def _new_variant(event: ScheduledEvent, view: View, *, is_thin: bool) -> _Varian
     kept = msgspec.structs.replace(event, extra={})
     if is_thin:
         kept = ScheduledEvent(event_id=event.event_id, event_type=event.event_type, event_status=event.event_status)
-    description = None if kept.description is None else kept.description.replace("\0", "\ufffd")
+    description = None if kept.description is None else without_nul(kept.description)
     return _Variant(digest=view.digest, description=description, body=msgspec.json.encode(kept).decode())
 
 
@@ -308,7 +309,7 @@ def _store_variants(connection: Connection, found: Mapping[str, _Event]) -> None
 
 def _store_groups(connection: Connection, found: Mapping[str, _Event]) -> None:
     rows = [
-        {"event_key": key, "name": _plain(name)}
+        {"event_key": key, "name": without_nul(name)}
         for key, event in sorted(found.items())
         for name in sorted(event.new_groups)
     ]
@@ -321,7 +322,7 @@ def _store_events(connection: Connection, found: Mapping[str, _Event]) -> None:
     for key, event in found.items():
         if event.shown is not None:
             lines = (event.summary.event_id or "", event.summary.description or "", *(event.shown.resources or ()))
-            search = _plain("\n".join(lines)).casefold()[:_MOST_SEARCH_CHARACTERS]
+            search = without_nul("\n".join(lines)).casefold()[:_MOST_SEARCH_CHARACTERS]
             connection.execute(events.update().where(events.c.event_key == key).values(search=search))
 
 
@@ -330,7 +331,7 @@ def _event_row(summary: EventSummary) -> dict[str, Any]:
         "event_key": summary.key,
         "state": summary.state.value,
         "is_open": summary.is_open,
-        "event_type": None if summary.event_type is None else _plain(summary.event_type),
+        "event_type": None if summary.event_type is None else without_nul(summary.event_type),
         "digest": summary.digest,
         "sort_at": summary.not_before or summary.first_observed_at,
         "first_observed_at": summary.first_observed_at,
@@ -355,7 +356,7 @@ def _view_row(view: View) -> dict[str, Any]:
     return {
         "event_key": view.event_key,
         "vm_key": view.vm_key,
-        "event_id": None if view.event_id is None else _plain(view.event_id),
+        "event_id": None if view.event_id is None else without_nul(view.event_id),
         "variant": view.variant,
         "is_open": view.current.is_open,
         "is_member": view.is_member,
@@ -363,8 +364,3 @@ def _view_row(view: View) -> dict[str, Any]:
         "received_at": view.observed_at,
         "body": msgspec.json.encode(view).decode(),
     }
-
-
-def _plain(text: str) -> str:
-    """Return *text* without NUL, which PostgreSQL cannot store."""
-    return text.replace("\0", "\ufffd")

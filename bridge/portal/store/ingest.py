@@ -41,7 +41,7 @@ from bridge.portal.store.fold import (
     views_of_vms,
 )
 from bridge.portal.vm_state import VmState, groups_of, places_of, position_of, reported_at, vm_after, vm_key
-from bridge.text import one_line
+from bridge.text import one_line, without_nul
 
 INVENTORY = "inventory"
 """The row of `properties` with the hash of the loaded inventory."""
@@ -216,7 +216,7 @@ def settle(connection: Connection, known: Mapping[str, _Vm], *, at: str) -> None
         state = msgspec.structs.replace(reported, name=listed[key][0]) if key in listed else reported
         vm.state = state
         own = listed[key][1] if key in listed else () if has_inventory else groups_of(state)
-        vm.groups = tuple(each.replace("\0", "\ufffd") for each in (*own, *places_of(state)))
+        vm.groups = tuple(without_nul(each) for each in (*own, *places_of(state)))
         vm.name_key = vm.name_key or state.name_key
         if vm.name_key is not None and vm.name_key != before[0]:
             claims[vm.name_key] = min(key, claims.get(vm.name_key, key))
@@ -290,7 +290,7 @@ def _views(
         found += views_of_vms(connection, event_vms.c.vm_key.in_(keys) & event_vms.c.is_open.is_(True))
     for key in sorted(relisted):
         state = known[key].state
-        ids = [each.replace("\0", "\ufffd") for each in (() if state is None else state.active_event_ids)]
+        ids = [without_nul(each) for each in (() if state is None else state.active_event_ids)]
         for some in in_parts(ids):
             found += views_of_vms(connection, (event_vms.c.vm_key == key) & event_vms.c.event_id.in_(some))
     return {(view.event_key, view.vm_key): view for view in found}
@@ -410,18 +410,13 @@ def _vm_columns(key: str, vm: _Vm) -> dict[str, Any]:
     name = state.name or key
     search = (name, key, state.vm.location or "", state.vm.resource_group or "", *vm.groups)
     return {
-        "name": _plain(name).casefold(),
+        "name": without_nul(name).casefold(),
         "name_key": vm.name_key,
-        "region": _plain((state.vm.location or "").casefold()),
-        "resource_group": _plain((state.vm.resource_group or "").casefold()),
-        "subscription": _plain((state.vm.subscription_id or "").casefold()),
+        "region": without_nul((state.vm.location or "").casefold()),
+        "resource_group": without_nul((state.vm.resource_group or "").casefold()),
+        "subscription": without_nul((state.vm.subscription_id or "").casefold()),
         "groups": "\n".join(["", *vm.groups, ""]),
-        "search": _plain("\n".join(search)).casefold(),
+        "search": without_nul("\n".join(search)).casefold(),
         "is_conflict": not vm.owns_name and vm.name_key is not None,
         "body": msgspec.json.encode(state).decode(),
     }
-
-
-def _plain(text: str) -> str:
-    """Return *text* without NUL, which PostgreSQL cannot store."""
-    return text.replace("\0", "\ufffd")

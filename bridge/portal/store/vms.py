@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, Connection, delete, func, or_, select
 from bridge.portal.audit import NewEntry
 from bridge.portal.schema import names, vms
 from bridge.portal.store.audit import add_entries
-from bridge.portal.store.database import escaped_like, in_parts, insert
+from bridge.portal.store.database import contains_pattern, escaped_like, in_parts, insert
 from bridge.portal.store.ingest import lock_vms, settle_again
 from bridge.portal.vm_state import VmState
 
@@ -130,8 +130,7 @@ def bind_name(connection: Connection, vm_key: str, *, by: str, at: str) -> bool:
 def _conditions(wanted: VmFilter) -> list[ColumnElement[bool]]:
     found: list[ColumnElement[bool]] = [vms.c.body.is_not(None)]
     if wanted.text:
-        pattern = f"%{escaped_like(wanted.text.replace(chr(0), chr(0xFFFD)).casefold())}%"
-        found.append(vms.c.search.like(pattern, escape="\\"))
+        found.append(vms.c.search.like(contains_pattern(wanted.text), escape="\\"))
     found += [_has_group([each]) for each in wanted.groups]
     if wanted.scope:
         found.append(_has_group(wanted.scope))
