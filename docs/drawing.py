@@ -1,14 +1,14 @@
 """A small SVG canvas for the pictures and plots of the documentation.
 
-Each picture exists in a light and a dark form, because GitHub and the site select one with ``<picture>``. A drawing
-names roles of colors, and a palette assigns a color to each role.
+Each picture exists in a light and a dark version, and ``<picture>`` selects one of them. A drawing uses names such as
+"text" and "line", and a palette assigns a color to each name.
 """
 
 from __future__ import annotations
 
 from html import escape
 
-#: Colors of the roles that a drawing uses.
+#: The color of each name, by version.
 PALETTES: dict[str, dict[str, str]] = {
     "light": {
         "page": "#ffffff",

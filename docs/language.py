@@ -89,7 +89,7 @@ def forbidden(text: str, *, first_line: int = 1) -> Iterator[tuple[int, str]]:
 
 
 def texts(source: str) -> Iterator[tuple[int, str, bool]]:
-    """Yield (line, text, whether it is a docstring) for each text of a program."""
+    """Yield (line, text, whether it is a docstring) for each string and comment in *source*."""
     tree = ast.parse(source)
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     docstrings = {

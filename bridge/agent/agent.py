@@ -275,7 +275,7 @@ class Agent:
         self._health_server.open()
         self._serving_server.open()
         if self._serving_server.port is not None:
-            self._run_every(0.0, "serving", self._serving.why_out)
+            self._run_every(0.0, "serving", self._serving.out_of_service_reason)
         if self._sampler.is_near:
             write_stamp(self._directory, Stamp(at=time.time(), boot_id=boot_id()))
         self._run_every(_TEND_SECONDS, "approval files", self.approvals.check_files)

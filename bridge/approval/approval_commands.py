@@ -97,7 +97,10 @@ class ApprovalCommands:
         return any((each.key, each.source) == (approval.key, approval.source) for each in known)
 
     def start(self, approval: PendingApproval, settings: CommandSettings, record: TransitionRecord) -> None:
-        """Start the command in *settings* for *approval*, and pass it the event's last *record*."""
+        """Start the command of *settings* before *approval* is posted.
+
+        The command reads *record*, the event's last record, from standard input.
+        """
         runner, owner = Runner(), _owner(settings)
         rule = settings.name if isinstance(settings, RuleSettings) else ""
         with self._lock:

@@ -71,8 +71,9 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True):
 class Approver:
     """Decides which events to approve on this VM, and sends the approvals to Azure.
 
-    *portal_read* returns the outbox epoch for which the portal has sent all decisions, or None if the portal has not
-    sent them yet. *secret_variables* lists the environment variables that drain commands must not receive.
+    *portal_read* returns the outbox epoch in which the agent received all decisions of the portal. It returns None
+    until the agent has received all of them. *secret_variables* lists the environment variables that drain commands
+    must not receive.
     """
 
     def __init__(

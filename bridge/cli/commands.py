@@ -192,7 +192,7 @@ def list_() -> None:
 @_record
 @runs("outbox.retry")
 def retry() -> None:
-    """Send parked records again, and resume paused sinks."""
+    """Make parked records pending, and send all pending records at once."""
 
 
 @outbox.command()

@@ -76,7 +76,8 @@ def retry(directory: Path, *, sink: str | None, record_id: str | None) -> None:
     count = change(directory, retry_records, sink=sink, record_id=record_id)
     if record_id is not None and not count:
         raise _unknown_record(record_id, sink)
-    click.echo(f"{counted(count, 'parked record')} will be sent again.", err=True)
+    parked = f", including {counted(count, 'parked record')}" if count else ". No record was parked"
+    click.echo(f"All pending records{'' if sink is None else f' of {sink}'} are due now{parked}.", err=True)
 
 
 def discard(directory: Path, *, sink: str, record_id: str | None, state: str | None, yes: bool) -> None:

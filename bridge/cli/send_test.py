@@ -1,4 +1,4 @@
-"""Implements `send-test`, which sends a test record to the sinks without the outbox."""
+"""Implements `send-test`, which sends a test record directly, without the outbox."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class Serving:
 
     def page(self) -> Response:
         """Return the response: 200 while the VM should get traffic, else 503 with a reason."""
-        reason = self.why_out()
+        reason = self.out_of_service_reason()
         return Response(
             status=200 if reason is None else 503,
             content_type="text/plain; charset=utf-8",
@@ -93,7 +93,7 @@ class Serving:
                         out[record.event_key] = self._ends_at()
             self._write(out)
 
-    def why_out(self) -> str | None:
+    def out_of_service_reason(self) -> str | None:
         """Update the events that take the VM out of service. Return the reason, or None."""
         with self._lock:
             out, document = self._read(), self._watched.document

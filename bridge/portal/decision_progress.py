@@ -52,8 +52,8 @@ class AcceptedApproval(msgspec.Struct, frozen=True, kw_only=True):
 def accepted_approval(details: EventDetails) -> AcceptedApproval | None:
     """Return the approval of the event that Azure accepted, or None.
 
-    If Azure changes a Scheduled event after an approval, the approval does not count, and a person can hold the new
-    version of the event.
+    If Azure changes a Scheduled event after an approval, the approval does not count, and people decide again on
+    the new version.
     """
     accepted = [each for each in details.outcomes if is_accepted(each)]
     if details.event.state is State.SCHEDULED:

@@ -1,4 +1,4 @@
-"""Runs the periodic work: retention, limits, the inventory, and audit of refusals."""
+"""Runs periodic work: retention, limits, inventory, and audit of refused requests."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ def _add_to_vm(
 
 
 def settle(connection: Connection, known: Mapping[str, _Vm], *, at: str) -> None:
-    """Determine which VMs own their names, and the groups of each VM."""
+    """Bind names to VMs, and determine the groups of each VM."""
     has_inventory = connection.execute(select(properties.c.value).where(properties.c.name == INVENTORY)).first()
     listed: dict[str, tuple[str, tuple[str, ...]]] = {}
     taken: dict[str, str] = {}

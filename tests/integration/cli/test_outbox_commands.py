@@ -172,7 +172,7 @@ def test_retry_makes_parked_records_pending(stage, kit, capsys):
     capsys.readouterr()
     retry(kit.directory, sink=None, record_id=None)
     assert stage.rows() == [(1, "pending"), (2, "pending"), (3, "pending")]
-    assert capsys.readouterr().err == "1 parked record will be sent again.\n"
+    assert capsys.readouterr().err == "All pending records are due now, including 1 parked record.\n"
 
 
 def test_discard_asks_with_number_and_age(stage, kit, capsys, monkeypatch):
