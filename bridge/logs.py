@@ -53,7 +53,7 @@ _DEEPEST = 6
 
 
 def configure(*, form: str = "auto", level: int | str = logging.INFO, stream: TextIO | None = None) -> None:
-    """Write all log lines to *stream* (default: standard error). A second call replaces this.
+    """Write all log lines to *stream*, by default standard error, until the next call.
 
     *form* is ``json``, ``text``, ``journal``, or ``auto``. The form ``auto`` means ``text`` on a terminal, ``journal``
     if the systemd journal reads *stream*, and ``json`` otherwise.

@@ -238,7 +238,7 @@ class Agent:
         self.approvals.start()
 
     def _start_push(self) -> None:
-        """Start, replace, or end the push of metrics, unless its settings are the same."""
+        """Apply the settings of the metrics push if they have changed."""
         settings, push = self._settings.push, self._push
         if settings == (None if push is None else push.settings):
             return

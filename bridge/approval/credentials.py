@@ -66,7 +66,10 @@ class RenewedCredential:
         return self._shown.token
 
     def forget(self) -> bool:
-        """Discard a refused token every five minutes at most. Return whether the next one differs."""
+        """Discard the refused token, but at most once in five minutes.
+
+        Return whether the next request uses another token.
+        """
         return self._shown is not None and self._token.refuse(self._shown)
 
     def close(self) -> None:

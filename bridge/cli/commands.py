@@ -167,7 +167,7 @@ def send_test() -> None:
 
 @commands.group(short_help="List, retry, discard, move, or import undelivered records.")
 def outbox() -> None:
-    """List, retry, discard, move, or import undelivered records, also without an agent."""
+    """Manage undelivered records. These commands also work while no agent is running."""
 
 
 _sink = option("--sink", help="Only records of this sink, which need not be configured.")

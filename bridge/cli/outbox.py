@@ -72,7 +72,7 @@ def _cells(row: OutboxRow) -> tuple[str, ...]:
 
 
 def retry(directory: Path, *, sink: str | None, record_id: str | None) -> None:
-    """Make parked records pending again, and resume paused sinks."""
+    """Make parked records pending, and send all pending records at once."""
     count = change(directory, retry_records, sink=sink, record_id=record_id)
     if record_id is not None and not count:
         raise _unknown_record(record_id, sink)

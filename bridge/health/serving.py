@@ -94,7 +94,7 @@ class Serving:
             self._write(out)
 
     def out_of_service_reason(self) -> str | None:
-        """Update the events that take the VM out of service. Return the reason, or None."""
+        """Return the reason why the VM is out of service, or None if it is in service."""
         with self._lock:
             out, document = self._read(), self._watched.document
             active = {} if document is None else {each.key: each for each in document.events if not is_over(each)}

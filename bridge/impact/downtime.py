@@ -88,9 +88,9 @@ def write_stamp(directory: Path, stamp: Stamp) -> None:
 
 
 def stamp_stop(directory: Path, *, is_near: bool) -> None:
-    """Write the last stamp of an orderly shutdown. *is_near*: an event of this VM is near.
+    """Write the last stamp if the VM shuts down and an event of this VM is near.
 
-    If only the agent stops, delete the stamp, because the VM keeps running.
+    Otherwise, only the agent stops. The VM keeps running, so the stamp is deleted.
     """
     if is_near and is_shutting_down():
         write_stamp(directory, Stamp(at=time.time(), boot_id=boot_id()))

@@ -61,7 +61,7 @@ class Lateness(msgspec.Struct, frozen=True, kw_only=True):
 def lateness(
     before: Reading, after: Reading, *, wait_seconds: float, rate: float | None, counted: Reading, cpus: int
 ) -> Lateness:
-    """Classify the delay of a timer set at *before* for *wait_seconds*, and fired at *after*.
+    """Return the cause of a late timer, which was set at *before* for *wait_seconds*.
 
     *rate* is the usual number of context switches per second. *counted* is the last reading with a count, which may be
     older than *before*.

@@ -151,7 +151,10 @@ def is_read_only(error: Exception) -> bool:
 
 
 def read_newest(directory: Path) -> Loaded:
-    """Read the newest complete file without damaged rows; raise OSError or sqlite3.Error."""
+    """Return the rows of the newest file that is complete and undamaged.
+
+    Raises OSError or sqlite3.Error if a file cannot be read.
+    """
     unreadable: list[Path] = []
     for path in generations(directory).values():
         try:
@@ -169,7 +172,7 @@ def read_newest(directory: Path) -> Loaded:
 
 
 def read_file(path: Path) -> Loaded | None:
-    """Read all rows except history. Return None if the file is incomplete."""
+    """Return all rows except history, or None if the file is incomplete."""
     found = fingerprint(path)
     with closing(connect_read_only(path)) as connection:
         (version,) = connection.execute("PRAGMA user_version").fetchone()

@@ -272,7 +272,7 @@ class Outbox:
         incarnation: Incarnation,
         first: Callable[[State], object] = lambda _state: None,
     ) -> list[TransitionRecord]:
-        """Call *first* and add a record for each outcome. All changes are saved together."""
+        """Apply *first*, and add a record for each outcome, as one change of the outbox."""
         new = []
         with self._change() as state:
             first(state)

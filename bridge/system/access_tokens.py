@@ -105,7 +105,10 @@ class RenewedToken:
         self._token = None
 
     def refuse(self, token: AccessToken) -> bool:
-        """Drop the refused *token* at most once in five minutes. Return False if it is kept."""
+        """Discard the refused *token*, but at most once in five minutes.
+
+        Return whether the next request uses another token.
+        """
         now = self._clock.monotonic()
         if token == self._token and now - self._refused_at >= _REPLACEMENT_SECONDS:
             self._refused_at = now

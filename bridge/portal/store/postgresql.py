@@ -75,7 +75,7 @@ class Postgresql:
     def connect(self, **parameters: Any) -> psycopg.Connection[Any]:
         """Return a new connection.
 
-        The password is read each time, so a changed password needs no restart.
+        The password is read for each connection, so you can change it without a restart.
         """
         password = self._secret.value()
         secret = {} if password is None else {"password": password}

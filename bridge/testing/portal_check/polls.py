@@ -26,7 +26,7 @@ _FAR_AHEAD = 1_000_000
 class PollChecks:
     """Sends requests with *asker*, and adds the results to *report*.
 
-    A long poll lasts *wait_seconds*, and its response can arrive up to *late_seconds* later.
+    The portal holds a long poll for *wait_seconds*. The response can arrive up to *late_seconds* after that.
     """
 
     def __init__(
