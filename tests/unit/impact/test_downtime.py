@@ -35,6 +35,18 @@ def test_stamp_is_replaced_in_place(tmp_path):
     assert read_stamp(tmp_path) is None
 
 
+@pytest.mark.parametrize(("state", "is_kept"), [("stopping", True), ("running", False)])
+def test_stop_near_an_event_keeps_the_stamp_only_if_the_vm_shuts_down(tmp_path, monkeypatch, state, is_kept):
+    program = tmp_path / "systemctl"
+    program.write_text(f"#!/bin/sh\necho {state}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    write_stamp(tmp_path, Stamp(at=1.0, boot_id="a"))
+    stamp_stop(tmp_path, is_near=True)
+    stamp = read_stamp(tmp_path)
+    assert (stamp is not None and stamp.at > 1.0) is is_kept
+
+
 def test_damaged_stamp_counts_as_missing(tmp_path):
     (tmp_path / "last-sign-of-life").write_bytes(b"\0" * 128)
     assert read_stamp(tmp_path) is None
