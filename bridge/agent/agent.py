@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bridge.agent.control_requests import Source, read_status
 from bridge.agent.control_socket import ControlClient, ControlServer, RequestRefused
@@ -37,12 +38,12 @@ from bridge.errors import BridgeError, StateDirectoryError
 from bridge.health.reporter import HealthReporter
 from bridge.health.server import HealthServer
 from bridge.health.serving import Serving
+from bridge.http.lean_requests import import_requests
 from bridge.imds.client import attested_tokens, client_of
 from bridge.impact.downtime import Stamp, downtime_after, read_stamp, stamp_stop, write_stamp
 from bridge.impact.sampler import Sampler
 from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import Metrics
-from bridge.metrics.otlp_push import MetricsPush
 from bridge.outbox import deliveries, retention
 from bridge.outbox.lock import DirectoryLock
 from bridge.outbox.outbox import Outbox
@@ -52,6 +53,9 @@ from bridge.system.boot import boot_id, seconds_since_boot
 from bridge.system.ephemeral_disk import warn_if_ephemeral
 from bridge.system.systemd import SystemdNotifier
 from bridge.system.threads import LoopWatch
+
+if TYPE_CHECKING:
+    from bridge.metrics.otlp_push import MetricsPush
 
 logger = logging.getLogger(__name__)
 
@@ -246,6 +250,9 @@ class Agent:
             push.close()
         self._push = None
         if settings is not None:
+            import_requests()
+            from bridge.metrics.otlp_push import MetricsPush  # noqa: PLC0415  # imports requests, which takes 5 MB
+
             about = lambda: (self.identity.vm, self._settings.labels)  # noqa: E731  # a reload replaces both
             self._push = MetricsPush(settings, self.metrics, self.outbox, about=about)
 
