@@ -22,14 +22,13 @@ from bridge.portal.store.events import (
     PAGE,
     CursorInvalid,
     EventFilter,
-    collapsed,
     event_of,
     events_of,
     list_events,
-    list_open,
     records_by_id,
     records_of,
 )
+from bridge.portal.store.open_events import collapsed, list_open
 from bridge.portal.store.verdicts import UNKNOWN_EVENT
 from bridge.portal.store.vms import ListedVm, VmFilter, list_vms
 

@@ -23,10 +23,12 @@ from bridge.clock import format_time
 from bridge.events.event import ScheduledEvent, VmIdentity, compact_json, normal_name
 from bridge.events.record import Evidence, Transition, TransitionRecord
 from bridge.portal.vm_state import Position, vm_key
+from bridge.text import without_nul
 
 #: PROTOCOL.md, section 5: the longest EventId that a decision can name.
 _LONGEST_EVENT_ID = 256
 _KEY_CHARACTERS = 32
+_HOUR_CHARACTERS = len("2026-11-20T11")
 _SHOWN_NAMES = 2
 
 _EVIDENCE_RANK = {Evidence.UNKNOWN: 0, Evidence.INFERRED: 1, Evidence.BOOT_ID: 2, Evidence.OBSERVED: 3}
@@ -171,6 +173,13 @@ class EventSummary(msgspec.Struct, kw_only=True):
     def is_open(self) -> bool:
         """Return whether the event is open for at least one VM."""
         return self.state.is_open
+
+    @property
+    def wave(self) -> str | None:
+        """Return the key that announced events of one type, region, and hour share."""
+        if self.state is not State.SCHEDULED or self.not_before is None:
+            return None
+        return without_nul(f"{self.event_type}|{self.region or ''}|{self.not_before[:_HOUR_CHARACTERS]}")
 
     def settle(self) -> None:
         """Compute the state from the counts."""

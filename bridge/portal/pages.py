@@ -35,14 +35,8 @@ from bridge.portal.store.event_details import (
     event_with_digest,
     newest_entries,
 )
-from bridge.portal.store.events import (
-    EventFilter,
-    collapsed,
-    list_events,
-    list_open,
-    summaries_of,
-    visible_keys,
-)
+from bridge.portal.store.events import EventFilter, list_events, summaries_of, visible_keys
+from bridge.portal.store.open_events import collapsed, list_open
 from bridge.portal.store.verdicts import UNKNOWN_EVENT, AcceptedVerdict, VerdictRefused
 from bridge.portal.store.vms import VmFilter, bind_name, list_vms, vm_names
 from bridge.portal.users import AccessDenied, Person, Users

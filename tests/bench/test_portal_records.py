@@ -20,7 +20,8 @@ from portal_kit import RunningPortal, batch
 from bridge.events.record import Transition
 from bridge.portal.fleet import State
 from bridge.portal.store.database import Store
-from bridge.portal.store.events import EventFilter, collapsed, count_open, list_events, list_open
+from bridge.portal.store.events import EventFilter, list_events
+from bridge.portal.store.open_events import collapsed, count_open, list_open
 from bridge.portal.store.vms import VmFilter, list_vms
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(600)]

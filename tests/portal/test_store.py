@@ -21,8 +21,9 @@ from bridge.portal.fleet import State
 from bridge.portal.schema import metadata
 from bridge.portal.store.audit import entries
 from bridge.portal.store.database import Store, StoreUnavailable, epoch
-from bridge.portal.store.events import EventFilter, list_events, list_open
+from bridge.portal.store.events import EventFilter, list_events
 from bridge.portal.store.ingest import ReceivedRecord, add_records
+from bridge.portal.store.open_events import list_open
 
 AT = "2026-11-20T11:30:00.000Z"
 

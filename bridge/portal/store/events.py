@@ -1,20 +1,15 @@
 """Lists, counts, and reads events.
 
 Filters apply in SQL before any counting, sorting, or truncation.
-
-Open events are sorted by NotBefore: first the events with a future NotBefore, then all other events, newest first.
-If one VM alone reports more than two open events, `list_open` and `count_open` leave out these events, and `collapsed`
-returns one line for the VM.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, and_, case, func, or_, select
+from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
 
 from bridge.clock import format_time, parse_time
 from bridge.errors import BridgeError
@@ -34,10 +29,8 @@ from bridge.portal.store.fold import event_of_variant
 from bridge.portal.vm_state import VmState
 
 PAGE = 100
-#: One VM alone can have this number of open events in the list.
-_MOST_ALONE = 2
 _SOON = timedelta(minutes=10)
-_OPEN_PARTS, _PAST_PARTS, _MOST_DIGITS = 5, 3, 9
+_PAST_PARTS, MOST_DIGITS = 3, 9
 _summary_of = msgspec.json.Decoder(EventSummary).decode
 _view_of = msgspec.json.Decoder(View).decode
 _vm_of = msgspec.json.Decoder(VmState).decode
@@ -69,19 +62,8 @@ class EventFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Groups of which the event must have at least one. An empty scope means all events."""
     sole_vm_key: str | None = None
     """Only the events that this VM alone reports."""
-
-
-class EventCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """The number of open events of a filter, in total and for each filter of the page header."""
-
-    total: int
-    undecided: int
-    soon: int
-    held: int
-    waiting: int
-    """Events that need a further approver."""
-    approved: int
-    refused: int
+    wave: str | None = None
+    """Only the announced events of this wave (`Wave.key`)."""
 
 
 class EventPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,57 +82,6 @@ class EventPage(msgspec.Struct, frozen=True, kw_only=True):
         return [each.key for each in self.events]
 
 
-class Collapsed(msgspec.Struct, frozen=True, kw_only=True):
-    """A VM that alone reports more than two open events."""
-
-    vm_key: str
-    name: str
-    count: int
-
-
-def list_open(
-    connection: Connection, wanted: EventFilter, *, now: str, limit: int = PAGE, cursor: str | None = None
-) -> EventPage:
-    """Return a page of open events in the order in which Azure starts them.
-
-    A cursor keeps the time of the first page, so that the order does not change between pages.
-    """
-    at, first, place = (now, 1, None) if cursor is None else _open_cursor(cursor)
-    where = [*_conditions(wanted, now=now), events.c.is_open.is_(True), _is_not_collapsed(wanted)]
-    total = int(connection.execute(select(func.count()).select_from(events).where(*where)).scalar_one())
-    found: list[tuple[EventSummary, str, str]] = []
-    for is_future in (True, False):
-        if place is not None and place[0] is False and is_future:
-            continue
-        of_segment = events.c.sort_at > at if is_future else events.c.sort_at <= at
-        after = []
-        if place is not None and place[0] is is_future:
-            column, (_, sort_at, key) = events.c.sort_at, place
-            is_later = column > sort_at if is_future else column < sort_at
-            after = [or_(is_later, and_(column == sort_at, events.c.event_key > key))]
-        order = events.c.sort_at if is_future else events.c.sort_at.desc()
-        query = select(events.c.body, events.c.sort_at, events.c.event_key).where(*where, of_segment, *after)
-        rows = connection.execute(query.order_by(order, events.c.event_key).limit(limit + 1 - len(found)))
-        found += [(_summary_of(row.body), row.sort_at, row.event_key) for row in rows]
-        if len(found) > limit:
-            break
-    page = found[:limit]
-    following = None
-    if len(found) > limit:
-        _, sort_at, key = page[-1]
-        following = f"{at}~{first + len(page)}~{int(sort_at > at)}~{sort_at}~{key}"
-    return EventPage(events=tuple(each for each, _, _ in page), total=total, first=first, cursor=following)
-
-
-def count_open(connection: Connection, wanted: EventFilter, *, now: str) -> EventCounts:
-    """Return the number of open events for each filter of the page header."""
-    where = [*_conditions(wanted, now=now), events.c.is_open.is_(True), _is_not_collapsed(wanted)]
-    columns = [func.count().label("total"), func.sum(case((_is_soon(now), 1), else_=0)).label("soon")]
-    columns += [func.sum(case((_is_decision(each, now), 1), else_=0)).label(each) for each in DECISIONS]
-    row = connection.execute(select(*columns).select_from(events).where(*where)).one()
-    return EventCounts(**{name: int(value or 0) for name, value in row._asdict().items()})
-
-
 def list_events(
     connection: Connection,
     wanted: EventFilter,
@@ -162,7 +93,7 @@ def list_events(
     until: str | None = None,
 ) -> EventPage:
     """Return a page of open and past events, newest first, from *since* to *until*."""
-    where = [*_conditions(wanted, now=now), events.c.body.is_not(None)]
+    where = [*conditions(wanted, now=now), events.c.body.is_not(None)]
     where += [events.c.first_observed_at >= since] if since is not None else []
     where += [events.c.first_observed_at <= until] if until is not None else []
     total = int(connection.execute(select(func.count()).select_from(events).where(*where)).scalar_one())
@@ -179,19 +110,10 @@ def list_events(
     return EventPage(events=tuple(page), total=total, first=first, cursor=following)
 
 
-def collapsed(connection: Connection, wanted: EventFilter, *, now: str) -> list[Collapsed]:
-    """Return the VMs that alone report more than two open events, with their counts."""
-    where = [*_conditions(wanted, now=now), events.c.is_open.is_(True), events.c.sole_vm_key.in_(_alone())]
-    query = select(events.c.sole_vm_key, vms.c.name, func.count().label("number")).where(*where)
-    query = query.outerjoin(vms, vms.c.vm_key == events.c.sole_vm_key).group_by(events.c.sole_vm_key, vms.c.name)
-    rows = connection.execute(query.order_by(vms.c.name))
-    return [Collapsed(vm_key=row.sole_vm_key, name=row.name or row.sole_vm_key, count=row.number) for row in rows]
-
-
 def filter_values(connection: Connection, prefix: str, *, scope: tuple[str, ...] = (), limit: int = PAGE) -> list[str]:
     """Return the groups of open events that begin with *prefix*, such as ``region:``."""
     is_open = select(events.c.event_key).where(
-        *_conditions(EventFilter(scope=scope), now=""), events.c.is_open.is_(True)
+        *conditions(EventFilter(scope=scope), now=""), events.c.is_open.is_(True)
     )
     matches = event_groups.c.name.like(f"{escaped_like(prefix)}%", escape="\\")
     query = select(event_groups.c.name).distinct().where(matches, event_groups.c.event_key.in_(is_open))
@@ -273,7 +195,8 @@ def numbers(connection: Connection) -> dict[str, int]:
     }
 
 
-def _conditions(wanted: EventFilter, *, now: str) -> list[ColumnElement[bool]]:
+def conditions(wanted: EventFilter, *, now: str) -> list[ColumnElement[bool]]:
+    """Return the conditions of *wanted* at the time *now*."""
     found: list[ColumnElement[bool]] = []
     if wanted.text:
         found.append(events.c.search.like(contains_pattern(wanted.text), escape="\\"))
@@ -282,11 +205,13 @@ def _conditions(wanted: EventFilter, *, now: str) -> list[ColumnElement[bool]]:
     if wanted.states:
         found.append(events.c.state.in_([each.value for each in wanted.states]))
     if wanted.decision is not None:
-        found.append(_is_decision(wanted.decision, now))
+        found.append(is_decision(wanted.decision, now))
     if wanted.is_soon:
-        found.append(_is_soon(now))
+        found.append(is_soon(now))
     if wanted.sole_vm_key is not None:
         found.append(events.c.sole_vm_key == wanted.sole_vm_key)
+    if wanted.wave is not None:
+        found.append(events.c.wave == wanted.wave)
     every = [*((each,) for each in wanted.groups), *([wanted.scope] if wanted.scope else [])]
     found += [
         events.c.event_key.in_(select(event_groups.c.event_key).where(event_groups.c.name.in_(names)))
@@ -295,12 +220,14 @@ def _conditions(wanted: EventFilter, *, now: str) -> list[ColumnElement[bool]]:
     return found
 
 
-def _is_soon(now: str) -> ColumnElement[bool]:
+def is_soon(now: str) -> ColumnElement[bool]:
+    """Return the condition of `EventFilter.is_soon`."""
     until = format_time(parse_time(now) + _SOON) if now else now
     return and_(events.c.sort_at > now, events.c.sort_at < until)
 
 
-def _is_decision(decision: str, now: str) -> ColumnElement[bool]:
+def is_decision(decision: str, now: str) -> ColumnElement[bool]:
+    """Return the condition of one of `DECISIONS` at the time *now*."""
     if decision == "refused":
         return events.c.is_refused.is_(True)
     is_valid = or_(
@@ -312,30 +239,9 @@ def _is_decision(decision: str, now: str) -> ColumnElement[bool]:
     return and_(events.c.decision == decision, is_valid)
 
 
-def _alone() -> Any:
-    """Return the VMs that alone report more than two open events, as a subquery."""
-    is_alone = (events.c.is_open.is_(True)) & events.c.sole_vm_key.is_not(None)
-    query = select(events.c.sole_vm_key).where(is_alone).group_by(events.c.sole_vm_key)
-    return query.having(func.count() > _MOST_ALONE)
-
-
-def _is_not_collapsed(wanted: EventFilter) -> ColumnElement[bool]:
-    if wanted.sole_vm_key is not None:
-        return events.c.event_key.is_not(None)
-    return or_(events.c.sole_vm_key.is_(None), events.c.sole_vm_key.not_in(_alone()))
-
-
-def _open_cursor(text: str) -> tuple[str, int, tuple[bool, str, str]]:
-    parts = text.split("~")
-    if len(parts) != _OPEN_PARTS or not parts[1].isdecimal() or len(parts[1]) > _MOST_DIGITS:
-        raise CursorInvalid("The cursor must come from an earlier page.")
-    at, first, is_future, sort_at, key = parts
-    return at, int(first), (is_future == "1", sort_at, key)
-
-
 def _past_cursor(text: str) -> tuple[int, str, str]:
     parts = text.split("~")
-    if len(parts) != _PAST_PARTS or not parts[0].isdecimal() or len(parts[0]) > _MOST_DIGITS:
+    if len(parts) != _PAST_PARTS or not parts[0].isdecimal() or len(parts[0]) > MOST_DIGITS:
         raise CursorInvalid("The cursor must come from an earlier page.")
     return int(parts[0]), parts[1], parts[2]
 

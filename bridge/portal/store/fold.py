@@ -336,6 +336,8 @@ def _event_row(summary: EventSummary) -> dict[str, Any]:
         "sort_at": summary.not_before or summary.first_observed_at,
         "first_observed_at": summary.first_observed_at,
         "sole_vm_key": summary.sole_vm_key,
+        "wave": summary.wave,
+        "vm_count": summary.names_count,
         "body": msgspec.json.encode(summary).decode(),
     }
 

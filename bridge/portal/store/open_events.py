@@ -1,0 +1,211 @@
+"""Lists and counts open events in the order in which Azure starts them.
+
+First come the events with a future NotBefore, and then all others, newest first. If one VM alone reports more than two
+open events, the lists and the counts leave out these events, and `collapsed` returns one line for the VM.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import ColumnElement, Connection, case, func, or_, select
+
+from bridge.portal.fleet import EventSummary
+from bridge.portal.schema import events, vms
+from bridge.portal.store.database import in_parts
+from bridge.portal.store.events import (
+    DECISIONS,
+    MOST_DIGITS,
+    PAGE,
+    CursorInvalid,
+    EventFilter,
+    EventPage,
+    conditions,
+    is_decision,
+    is_soon,
+)
+
+#: One VM alone can have this number of open events in the list.
+_MOST_ALONE = 2
+#: A wave of this number of events has one line.
+_LEAST_OF_WAVE = 5
+_CURSOR_PARTS = 5
+_REVERSED = str.maketrans("0123456789", "9876543210")
+_summary_of = msgspec.json.Decoder(EventSummary).decode
+
+
+class EventCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """The number of open events of a filter, in total and for each filter of the page header."""
+
+    total: int
+    undecided: int
+    soon: int
+    held: int
+    waiting: int
+    """Events that need a further approver."""
+    approved: int
+    refused: int
+
+
+class Wave(msgspec.Struct, frozen=True, kw_only=True):
+    """Announced events of one type, region, and hour."""
+
+    key: str
+    """The value of `EventFilter.wave`."""
+    events: int
+    vms: int
+    """The number of names in Resources of all events."""
+    undecided: int
+    held: int
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the first page: one event, or one wave."""
+
+    event: EventSummary
+    """The event, or the first event of the wave that Azure starts."""
+    decision: str | None
+    """One of `DECISIONS` except ``refused``, or None if the event is no longer announced and was never held."""
+    decided_by: str
+    """The names of the people behind the decision."""
+    needed: int
+    """The number of people who must still approve."""
+    is_refused: bool
+    wave: Wave | None
+
+
+class LinePage(msgspec.Struct, frozen=True, kw_only=True):
+    """One page of lines, with its place in the whole list."""
+
+    lines: tuple[Line, ...]
+    total: int
+    """The number of lines in the whole list."""
+    events: int
+    """The number of events in the whole list."""
+    first: int
+    """The number of the first line of this page within the list, from 1."""
+    cursor: str | None
+    """The cursor of the next page, or None on the last page."""
+
+
+class Collapsed(msgspec.Struct, frozen=True, kw_only=True):
+    """A VM that alone reports more than two open events."""
+
+    vm_key: str
+    name: str
+    count: int
+
+
+def list_open(
+    connection: Connection, wanted: EventFilter, *, now: str, limit: int = PAGE, cursor: str | None = None
+) -> EventPage:
+    """Return a page of open events in the order in which Azure starts them."""
+    page = list_lines(connection, wanted, now=now, limit=limit, cursor=cursor, has_waves=False)
+    found = tuple(each.event for each in page.lines)
+    return EventPage(events=found, total=page.total, first=page.first, cursor=page.cursor)
+
+
+def list_lines(  # the parameters of list_open, and the waves
+    connection: Connection,
+    wanted: EventFilter,
+    *,
+    now: str,
+    limit: int = PAGE,
+    cursor: str | None = None,
+    has_waves: bool = True,
+) -> LinePage:
+    """Return a page of open events in the order in which Azure starts them.
+
+    At least five events of one wave share one line, unless *wanted* selects the wave. A cursor keeps the time of the
+    first page, so that the order does not change between pages.
+    """
+    at, first, place = (now, 1, None) if cursor is None else _open_cursor(cursor)
+    where = [*conditions(wanted, now=now), events.c.is_open.is_(True), _is_not_collapsed(wanted)]
+    decision = case(*((is_decision(each, now), each) for each in DECISIONS[:-1]), else_=None)
+    columns = (events.c.event_key, events.c.sort_at, events.c.wave, events.c.vm_count, decision.label("decision"))
+    rows: list[Any] = list(connection.execute(select(*columns).where(*where)))
+    sizes = Counter(row.wave for row in rows) if has_waves and wanted.wave is None else Counter()
+    lines: dict[str, list[Any]] = {}
+    for row in sorted(rows, key=lambda row: _place(row, at)):
+        lines.setdefault(row.wave if sizes[row.wave] >= _LEAST_OF_WAVE else row.event_key, []).append(row)
+    left = [each for each in lines.values() if place is None or _place(each[0], at) > place]
+    shown = _lines_of(connection, left[:limit])
+    following = None
+    if len(left) > limit:
+        following = "~".join([at, str(first + limit), *_place(left[limit - 1][0], at)])
+    return LinePage(lines=shown, total=len(lines), events=len(rows), first=first, cursor=following)
+
+
+def _place(row: Any, at: str) -> tuple[str, str, str]:
+    """Return the sort key of an event: first the future ones, then all others, newest first."""
+    if row.sort_at > at:
+        return "0", row.sort_at, row.event_key
+    return "1", row.sort_at.translate(_REVERSED), row.event_key
+
+
+def _lines_of(connection: Connection, found: Sequence[Sequence[Any]]) -> tuple[Line, ...]:
+    names = ("event_key", "body", "decided_by", "needed", "is_refused")
+    keys = [rows[0].event_key for rows in found]
+    details: dict[str, Any] = {}
+    for part in in_parts(keys):
+        query = select(*(events.c[name] for name in names)).where(events.c.event_key.in_(part))
+        details |= {row.event_key: row for row in connection.execute(query)}
+    return tuple(
+        Line(
+            event=_summary_of(details[rows[0].event_key].body),
+            decision=rows[0].decision,
+            decided_by=details[rows[0].event_key].decided_by or "",
+            needed=details[rows[0].event_key].needed or 0,
+            is_refused=bool(details[rows[0].event_key].is_refused),
+            wave=_wave_of(rows) if len(rows) > 1 else None,
+        )
+        for rows in found
+    )
+
+
+def _wave_of(rows: Sequence[Any]) -> Wave:
+    decided = Counter(row.decision for row in rows)
+    vm_count = sum(row.vm_count or 0 for row in rows)
+    return Wave(key=rows[0].wave, events=len(rows), vms=vm_count, undecided=decided["undecided"], held=decided["held"])
+
+
+def count_open(connection: Connection, wanted: EventFilter, *, now: str) -> EventCounts:
+    """Return the number of open events for each filter of the page header."""
+    where = [*conditions(wanted, now=now), events.c.is_open.is_(True), _is_not_collapsed(wanted)]
+    columns = [func.count().label("total"), func.sum(case((is_soon(now), 1), else_=0)).label("soon")]
+    columns += [func.sum(case((is_decision(each, now), 1), else_=0)).label(each) for each in DECISIONS]
+    row = connection.execute(select(*columns).select_from(events).where(*where)).one()
+    return EventCounts(**{name: int(value or 0) for name, value in row._asdict().items()})
+
+
+def collapsed(connection: Connection, wanted: EventFilter, *, now: str) -> list[Collapsed]:
+    """Return the VMs that alone report more than two open events, with their counts."""
+    where = [*conditions(wanted, now=now), events.c.is_open.is_(True), events.c.sole_vm_key.in_(_alone())]
+    query = select(events.c.sole_vm_key, vms.c.name, func.count().label("number")).where(*where)
+    query = query.outerjoin(vms, vms.c.vm_key == events.c.sole_vm_key).group_by(events.c.sole_vm_key, vms.c.name)
+    rows = connection.execute(query.order_by(vms.c.name))
+    return [Collapsed(vm_key=row.sole_vm_key, name=row.name or row.sole_vm_key, count=row.number) for row in rows]
+
+
+def _alone() -> Any:
+    """Return the VMs that alone report more than two open events, as a subquery."""
+    is_alone = (events.c.is_open.is_(True)) & events.c.sole_vm_key.is_not(None)
+    query = select(events.c.sole_vm_key).where(is_alone).group_by(events.c.sole_vm_key)
+    return query.having(func.count() > _MOST_ALONE)
+
+
+def _is_not_collapsed(wanted: EventFilter) -> ColumnElement[bool]:
+    if wanted.sole_vm_key is not None:
+        return events.c.event_key.is_not(None)
+    return or_(events.c.sole_vm_key.is_(None), events.c.sole_vm_key.not_in(_alone()))
+
+
+def _open_cursor(text: str) -> tuple[str, int, tuple[str, str, str]]:
+    parts = text.split("~")
+    if len(parts) != _CURSOR_PARTS or not parts[1].isdecimal() or len(parts[1]) > MOST_DIGITS:
+        raise CursorInvalid("The cursor must come from an earlier page.")
+    at, first, is_past, sort_at, key = parts
+    return at, int(first), (is_past, sort_at, key)
