@@ -22,7 +22,6 @@ import re
 import secrets as chance
 import uuid
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 import jwt
@@ -45,7 +44,6 @@ _MOST_TOKEN_CHARACTERS = 2_048
 _SKEW_SECONDS = 60
 #: The portal stores an accepted document for longer than its challenge is valid.
 KEPT_SECONDS = CHALLENGE_SECONDS + _SKEW_SECONDS
-_MOST_CACHED = 20_000
 
 
 class TokenRefused(BridgeError):
@@ -86,10 +84,7 @@ class _Read(NamedTuple):
 
 
 class AgentTokens:
-    """Issues and verifies agent tokens. *secrets* returns the newest secret first.
-
-    Valid tokens are cached, because verifying the token on every poll would double the cost of a poll.
-    """
+    """Issues and verifies agent tokens. *secrets* returns the newest secret first."""
 
     def __init__(self, secrets: Callable[[], Sequence[str]], *, clock: Clock) -> None:
         self._secrets = secrets
@@ -123,9 +118,7 @@ class AgentTokens:
         raise TokenRefused("The token is invalid.")
 
 
-@lru_cache(maxsize=_MOST_CACHED)
 def _verified(token: str, secret: str) -> _Read:
-    """Return the claims of *token*. Errors are not cached, so invalid tokens use no memory."""
     try:
         claims = jwt.decode(
             token,

@@ -75,16 +75,14 @@ class LongPoll:
         """Answer one poll."""
         poll = None
         try:
-            headers = _headers(scope)
-            asked = self._asked(scope, headers)
+            asked, reported = self._asked(scope)
             # A larger index is of another epoch.
             received_index = asked.index if asked.index <= self._pending_decisions.index else 0
-            self._connected_agents.begins(
-                asked.vm_key, headers.get(HEADER, ""), index=received_index, is_attested=asked.is_attested
-            )
+            self._connected_agents.begins(asked.vm_key, reported, index=received_index, is_attested=asked.is_attested)
             poll = asked
             if poll.index > self._pending_decisions.index:
                 await self._pending_decisions.catch_up()  # the agent might have polled at another process
+            scope["headers"].clear()  # 2 KB, most of it the token, which an open poll does not need
             if not self._is_due(poll) and not await self._wait_for_decision(poll, scope[CONNECTION]):
                 return
         except RequestRefused as error:
@@ -102,7 +100,9 @@ class LongPoll:
         self._metrics.answered(_ROUTE, response.status_code)
         await response(scope, receive, send)
 
-    def _asked(self, scope: Scope, headers: Mapping[str, str]) -> Poll:
+    def _asked(self, scope: Scope) -> tuple[Poll, str]:
+        """Return the request, and the report of the agent."""
+        headers = _headers(scope)
         if scope["method"] != "GET":
             raise RequestRefused(405, "Use GET.")
         path = _PATH.fullmatch(scope["raw_path"])
@@ -117,7 +117,8 @@ class LongPoll:
         if any(headers.get(name, "0") != "0" for name in _BODY):
             raise RequestRefused(400, "A poll has no body.")
         index, wait_seconds = _numbers(scope["query_string"])
-        return Poll(vm_key, index, min(wait_seconds, _LONGEST_WAIT_SECONDS), agent.vm_key is not None)
+        poll = Poll(vm_key, index, min(wait_seconds, _LONGEST_WAIT_SECONDS), agent.vm_key is not None)
+        return poll, headers.get(HEADER, "")
 
     def _is_due(self, poll: Poll) -> bool:
         is_first_or_lost = poll.index == 0 or poll.index > self._pending_decisions.index
