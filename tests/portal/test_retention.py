@@ -11,9 +11,11 @@ from sqlalchemy import func, select
 from bridge.clock import format_time
 from bridge.events.record import Transition
 from bridge.portal.audit import NewEntry, first_fault
-from bridge.portal.schema import event_vms, records, vms
+from bridge.portal.fleet import key_of_event_id
+from bridge.portal.schema import decisions, event_vms, records, streams, verdicts, vms
 from bridge.portal.settings import LimitSettings
 from bridge.portal.store.audit import add_entries, all_entries, count
+from bridge.portal.store.decisions import NewDecision, add_decisions
 from bridge.portal.store.ingest import ReceivedRecord, add_records
 from bridge.portal.store.retention import delete_old, trim_vms
 
@@ -36,6 +38,43 @@ def test_old_records_and_events_are_deleted_and_the_audit_still_verifies(store):
     assert (rows(store, records), rows(store, vms), rows(store, event_vms)) == (1, 1, 1)
     total = store.read(count)
     assert store.read(lambda connection: first_fault(all_entries(connection), count=total)) is None
+
+
+def test_decisions_and_verdicts_of_deleted_events_are_deleted(store):
+    add(store, fleet_record(0, event_id="open"))
+    old = format_time(NOW - timedelta(days=401))
+    for event_id in ("gone", "open"):
+        key = key_of_event_id(event_id)
+        verdict = {
+            **dict.fromkeys(("choice", "digest", "person_key", "user_name", "reason", "lifts"), "x"),
+            "verdict_id": event_id,
+            "event_key": key,
+            "made_at": old,
+            "expires_at": old,
+        }
+        store.write(lambda connection, row=verdict: connection.execute(verdicts.insert(), row))
+        decision = {
+            **dict.fromkeys(("jti", "iss", "decision"), "x"),
+            "vm_key": "vm",
+            "event_key": key,
+            "jws": event_id,
+            "verdict_id": event_id,
+            "details": {},
+        }
+        new = NewDecision(**decision, issued_at_seconds=1, expires_at_seconds=2)
+        store.write(add_decisions, [new], at=old)
+    store.write(delete_old, before=format_time(NOW - timedelta(days=400)))
+    assert (rows(store, decisions), rows(store, verdicts)) == (1, 1)
+
+
+def test_invented_streams_of_a_vm_count_toward_its_storage(store):
+    limits = LimitSettings(record_bytes=16_384, open_events=2)
+    for stream in range(40):
+        record = fleet_record(0, stream=stream, transition=Transition.HEARTBEAT)
+        at = format_time(NOW + timedelta(seconds=stream))
+        store.write(add_records, [ReceivedRecord(record, "x")], at, limits)
+    store.write(trim_vms, most_bytes=limits.vm_bytes)
+    assert rows(store, streams) == 0
 
 
 def test_vm_beyond_its_storage_loses_its_oldest_records_and_no_open_event(store):

@@ -47,7 +47,7 @@ INVENTORY = "inventory"
 """The row of `properties` with the hash of the loaded inventory."""
 _OUTCOMES = frozenset({Transition.APPROVED, Transition.APPROVAL_REFUSED, Transition.APPROVAL_FAILED})
 _REFUSED = frozenset({Transition.APPROVAL_REFUSED, Transition.APPROVAL_FAILED})
-#: The bytes of the rows of a record, apart from its text.
+#: The bytes of the rows of a record, apart from its text, and of a new stream.
 ROW_BYTES = 1_024
 _MOST_HASHES = 100
 _THIN = "-thin"
@@ -88,6 +88,8 @@ def add_records(
     known = _known_vms(connection, keys)
     new = _stored(connection, received, received_at, known, limits)
     first_received = _first_received(connection, received, received_at)
+    for (key, _), first_received_at in first_received.items():
+        known[key].stored_bytes += ROW_BYTES if first_received_at == received_at else 0
     relisted: set[str] = set()
     for each in received:
         _add_to_vm(known[vm_key(each.record)], each.record, first_received, received_at, relisted)

@@ -1,10 +1,11 @@
-"""Deletes old records and events, and limits the stored records of each VM."""
+"""Deletes old records, events, and decisions, and limits the stored records of each VM."""
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, delete, func, select, update
+from sqlalchemy import Connection, delete, exists, func, select, update
 
-from bridge.portal.schema import event_vms, names, records, streams, vms
+from bridge.clock import parse_time
+from bridge.portal.schema import decisions, event_vms, events, names, records, streams, verdicts, vms
 from bridge.portal.store.fold import count_again
 from bridge.portal.store.ingest import ROW_BYTES
 
@@ -13,7 +14,7 @@ _ROWS = 500
 
 
 def delete_old(connection: Connection, *, before: str) -> bool:
-    """Delete some records, views, and VMs from before *before*.
+    """Delete some records, views, VMs, and decisions from before *before*.
 
     Return whether more might exist. Keep the audit.
     """
@@ -28,11 +29,31 @@ def delete_old(connection: Connection, *, before: str) -> bool:
     if gone:
         for table in (names, streams, vms):
             connection.execute(delete(table).where(table.c.vm_key.in_(gone)))
-    return len(old) == _ROWS or views == _ROWS or len(gone) == _ROWS
+    expired = _delete_of_deleted_events(connection, before)
+    return _ROWS in (len(old), views, len(gone), expired)
+
+
+def _delete_of_deleted_events(connection: Connection, before: str) -> int:
+    """Delete expired decisions and verdicts of deleted events.
+
+    The event must be deleted, because a hold is valid until its event has ended.
+    """
+    seconds = int(parse_time(before).timestamp())
+    found = 0
+    for table, is_expired in (
+        (decisions, decisions.c.expires_at_seconds < seconds),
+        (verdicts, (verdicts.c.expires_at < before) & ~exists().where(decisions.c.event_key == verdicts.c.event_key)),
+    ):
+        [key] = table.primary_key
+        is_gone = ~exists().where(events.c.event_key == table.c.event_key)
+        old = list(connection.execute(select(key).where(is_expired, is_gone).limit(_ROWS)).scalars())
+        connection.execute(delete(table).where(key.in_(old)))
+        found = max(found, len(old))
+    return found
 
 
 def trim_vms(connection: Connection, *, most_bytes: int) -> None:
-    """Delete the oldest records and ended events of each VM that exceeds *most_bytes*."""
+    """Delete old records, streams, and ended events of each VM that exceeds *most_bytes*."""
     over = select(vms.c.vm_key).where(vms.c.stored_bytes >= most_bytes).order_by(vms.c.vm_key).limit(_ROWS)
     for key in list(connection.execute(over.with_for_update()).scalars()):
         size = func.coalesce(func.sum(func.length(records.c.body) + ROW_BYTES), 0)
@@ -48,6 +69,8 @@ def trim_vms(connection: Connection, *, most_bytes: int) -> None:
             count -= views
             if not rows and not views:
                 break
+        kept = select(records.c.stream_id).where(records.c.vm_key == key)
+        connection.execute(delete(streams).where(streams.c.vm_key == key, streams.c.stream_id.not_in(kept)))
         new = stored + count * ROW_BYTES
         connection.execute(update(vms).where(vms.c.vm_key == key).values(stored_bytes=new))
 
