@@ -16,7 +16,7 @@ from fleet_records import NOW, fleet_record
 from fold_kit import ARRIVAL, add
 from msgspec.structs import replace
 from portal_kit import RunningPortal, batch
-from portal_load import PortalUnderLoad
+from portal_load import PortalUnderLoad, vm_id_of
 
 from bridge.events.record import Transition
 from bridge.portal.fleet import State
@@ -73,16 +73,50 @@ def test_records_of_all_vms_within_ten_seconds_are_stored(tmp_path, env, figure,
     portal = PortalUnderLoad(tmp_path, env)
     portal.start()
     try:
-        slowest, after_the_last = asyncio.run(portal.post_records(bodies, within_seconds=10))
+        answers = asyncio.run(portal.post_records(bodies, within_seconds=10))
         cpu = portal.cpu_seconds / number
     finally:
         portal.kill()
+    slowest = max(answered - sent for _, sent, answered in answers)
+    after_the_last = max(answered for *_, answered in answers) - max(sent for _, sent, _ in answers)
     figure(
         f"{number} VMs report within 10 s, events of {vms_of_event}: slowest request {slowest:.2f} s, all stored "
         f"{after_the_last:.2f} s after the last request, {1e3 * cpu:.2f} ms of CPU per record"
     )
+    assert {status for status, *_ in answers} == {204}
     assert slowest < 10
     assert after_the_last < 5
+
+
+def test_765_records_a_second_of_one_vm_delay_no_honest_vm(tmp_path, env, figure):
+    portal = PortalUnderLoad(tmp_path, env, is_attested=True)
+    portal.start()
+    vms = [replace(fleet_record(0).vm, vm_id=vm_id_of(number), name=f"vm_{number}") for number in range(2)]
+    hostile = [batch([replace(fleet_record(event_id=f"E-{number}"), vm=vms[1])]) for number in range(7_650)]
+    honest = [batch([replace(fleet_record(event_id=f"H-{number}"), vm=vms[0])]) for number in range(100)]
+
+    async def both():
+        flood = asyncio.create_task(portal.post_records(hostile, within_seconds=10, token=portal.token_of(1)))
+        answers = await portal.post_records(honest, within_seconds=10, token=portal.token_of(0))
+        return answers, await flood
+
+    try:
+        memory = portal.rss_mb
+        answers, of_hostile = asyncio.run(both())
+        grown = portal.rss_mb - memory
+    finally:
+        portal.kill()
+    took = sorted(answered - sent for _, sent, answered in answers)
+    accepted = sum(status == 204 for status, *_ in of_hostile)
+    figure(
+        f"one VM sends 765 records a second for 10 s: {accepted} accepted; records of an honest VM: median "
+        f"{1e3 * took[50]:.0f} ms, slowest {1e3 * took[-1]:.0f} ms; memory grows by {grown:.0f} MB"
+    )
+    assert {status for status, *_ in answers} == {204}
+    assert {status for status, *_ in of_hostile} == {204, 429}
+    assert accepted <= 120 + 1 + 10 * 2 + 1
+    assert took[-1] < 1
+    assert grown < 50
 
 
 def test_pages_of_a_fleet_take_little_cpu(store, figure):

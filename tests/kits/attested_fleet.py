@@ -13,10 +13,11 @@ from typing import Any
 
 import requests
 from fleet_records import NOW, vm_id_of
-from page_kit import Page
+from page_kit import QUICK_HASH, Page
 from portal_databases import Database
 from portal_kit import BATCH, RunningPortal, batch
 from portal_users import local_user
+from requests.adapters import HTTPAdapter
 
 from bridge.approval.signing import generate_key
 from bridge.events.record import TransitionRecord
@@ -44,7 +45,7 @@ class AttestedFleet:
         self._tokens = AgentTokens(lambda: [secret], clock=clock.clock)
         self._store = database.store()
         for name, scope in (("ann", ()), ("sam", ("labels.team:payments",)), ("eve", ("labels.team:search",))):
-            self._store.write(put_user, local_user(name, "approver", *scope))
+            self._store.write(put_user, local_user(name, "approver", *scope, password_hash=QUICK_HASH))
             sha256 = hashlib.sha256(f"session-of-{name}".encode()).hexdigest()
             session = {"new_sha256": sha256, "csrf_token": f"token-of-{name}", "at": "2026", "until": _FOREVER}
             self._store.write(add_session, person_key=local_key(name), **session)
@@ -79,14 +80,16 @@ class AttestedFleet:
         own = token or self._tokens.new(vm_id_of(vm), subscription_id=_SUBSCRIPTION)
         return self.portal().post(batch(records), content_type=BATCH, token=own)
 
-    def report(self, vm: int, *records: TransitionRecord) -> None:
+    def report(self, vm: int, *records: TransitionRecord, token: str | None = None) -> None:
         """Send *records*, which the portal must accept."""
-        answer = self.send(vm, *records)
+        answer = self.send(vm, *records, token=token)
         assert answer.status_code == 204, answer.text
 
-    def poll(self, vm: int, *, index: int = 0, wait: float = 1, **reported: Any) -> dict[str, Any]:
+    def poll(
+        self, vm: int, *, index: int = 0, wait: float = 1, token: str | None = None, **reported: Any
+    ) -> dict[str, Any]:
         """Request decisions at each portal, as the agent of *vm*. Return the decisions of all portals."""
-        token = self._tokens.new(vm_id_of(vm), subscription_id=_SUBSCRIPTION)
+        token = token or self._tokens.new(vm_id_of(vm), subscription_id=_SUBSCRIPTION)
         headers = {"Authorization": f"Bearer {token}", "Scheduled-Events-Agent": json.dumps({**_ABLE, **reported})}
         decisions: dict[str, None] = {}
         for portal in self.portals:
@@ -141,3 +144,27 @@ def at_11_01() -> ManualClock:
 
 def _cookie_of(person: str) -> dict[str, str]:
     return {"Cookie": f"{COOKIE}=session-of-{person}"}
+
+
+class _FromAddress(HTTPAdapter):
+    def __init__(self, address: str) -> None:
+        self._address = address
+        super().__init__()
+
+    def init_poolmanager(self, *parts: Any, **more: Any) -> None:
+        super().init_poolmanager(*parts, source_address=(self._address, 0), **more)
+
+
+def client_at(address: str) -> requests.Session:
+    """Return a client whose connections come from *address* of the network 127.0.0.0/8."""
+    client = requests.Session()
+    client.mount("http://", _FromAddress(address))
+    return client
+
+
+def log_in_at(client: requests.Session, portal: RunningPortal, name: str, password: str) -> int:
+    """Submit the login form, and return the status of the answer."""
+    origin = portal.url.removesuffix("/api/v1")
+    form = {"name": name, "password": password, "next": "/"}
+    answer = client.post(f"{origin}/login", form, headers={"Origin": origin}, allow_redirects=False, timeout=60)
+    return answer.status_code

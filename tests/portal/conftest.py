@@ -12,17 +12,19 @@ from contextlib import AbstractContextManager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
 if TYPE_CHECKING:
+    from attested_fleet import AttestedFleet
     from azure_documents import Authority
     from portal_databases import Database
     from postgresql_server import Server
     from verifier_kit import VerifierKit
 
     from bridge.portal.store.database import Store
+    from bridge.testing import ManualClock
 
 _IS_INSTALLED = all(
     find_spec(name) is not None for name in ("sqlalchemy", "alembic", "asn1crypto", "starlette", "uvicorn")
@@ -98,6 +100,22 @@ def empty_database(new_database: Callable[..., AbstractContextManager[Database]]
 def store(database: Database) -> Store:
     """A store on a database of each engine."""
     return database.store()
+
+
+@pytest.fixture
+def fleet_of(database: Database, tmp_path: Path) -> Iterator[Callable[..., AttestedFleet]]:
+    """Return a function that creates the portals of an `AttestedFleet` with tables."""
+    from attested_fleet import AttestedFleet, at_11_01  # noqa: PLC0415  # needs the extra
+
+    made: list[AttestedFleet] = []
+
+    def make(*, clock: ManualClock | None = None, **tables: Any) -> AttestedFleet:
+        made.append(AttestedFleet(tmp_path / "fleet", database, clock or at_11_01(), **tables))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
 
 
 @pytest.fixture(scope="module")

@@ -9,30 +9,17 @@ import time
 from datetime import timedelta
 
 import pytest
-from attested_fleet import AttestedFleet, at_11_01
 from fleet_records import NOW, fleet_record, vm_id_of
 from msgspec.structs import replace
+from portal_kit import AGENT_TOKEN
 
 from bridge.approval.decision_token import verify_for_any_vm
+from bridge.clock import format_time
 from bridge.config.trusted_keys import TrustedKey
 from bridge.events.record import Approval, Evidence, Transition
 
 HOSTILE = 66
 SEARCH = {"team": "search"}
-
-
-@pytest.fixture
-def fleet_of(database, tmp_path):
-    """Return a function that creates the portals with tables."""
-    made = []
-
-    def make(**tables):
-        made.append(AttestedFleet(tmp_path / "fleet", database, at_11_01(), **tables))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
 
 
 @pytest.fixture
@@ -190,24 +177,33 @@ def test_only_the_vm_whose_command_covers_all_receives_the_approval(fleet):
     assert (fleet.poll(0)["decisions"], len(fleet.poll(1)["decisions"])) == ([], 1)
 
 
-def test_approval_reaches_ten_honest_agents_next_to_invented_agents(fleet):
+@pytest.mark.parametrize("token", [None, AGENT_TOKEN], ids=["attested", "shared token"])
+def test_approval_reaches_ten_honest_agents_next_to_invented_agents(fleet, token):
     names = tuple(f"vm_{number}" for number in range(10))
     for vm in range(10):
-        fleet.report(vm, fleet_record(vm, resources=names))
-        fleet.poll(vm)
+        fleet.report(vm, fleet_record(vm, resources=names), token=token)
+        fleet.poll(vm, token=token)
     for vm in range(100, 120):
-        fleet.report(vm, fleet_record(vm, resources=(*names, f"vm_{vm}")))
-        fleet.poll(vm)
+        fleet.report(vm, fleet_record(vm, resources=(*names, f"vm_{vm}")), token=token)
+        fleet.poll(vm, token=token, command=True, command_covers_all=True)
     assert fleet.decide("ann", "approve", "A").status_code == 303
-    assert [len(fleet.poll(vm)["decisions"]) for vm in range(10)] == [1] * 10
+    assert [len(fleet.poll(vm, token=token)["decisions"]) for vm in range(10)] == [1] * 10
 
 
 def test_backlog_keeps_its_times_and_a_clock_ahead_does_not_outrank_later_streams(fleet):
-    for vm in range(10):
-        fleet.report(vm, fleet_record(vm, event_id=f"E-{vm}", seconds=-7_200 + vm, resources=(f"vm_{vm}",)))
-    found = fleet.events(state="all")["events"]
-    assert [each["event"]["event_id"] for each in found] == [f"E-{vm}" for vm in reversed(range(10))]
-    assert found[-1]["first_observed_at"] == "2026-11-20T09:00:00.000Z"
+    for vm in reversed(range(100)):
+        fields = {"event_id": f"E-{vm}", "resources": (f"vm_{vm}",)}
+        steps = ((1, Transition.SCHEDULED, 0), (2, Transition.STARTED, 900), (3, Transition.COMPLETED, 960))
+        backlog = [
+            fleet_record(vm, sequence=sequence, transition=transition, seconds=-7_200 + vm + later, **fields)
+            for sequence, transition, later in steps
+        ]
+        fleet.report(vm, *backlog)
+    found = fleet.events(state="all", limit="100")["events"]
+    assert [each["event"]["event_id"] for each in found] == [f"E-{vm}" for vm in reversed(range(100))]
+    times = [format_time(NOW + timedelta(seconds=-7_200 + vm)) for vm in reversed(range(100))]
+    assert [each["first_observed_at"] for each in found] == times
+    assert {vm["state"] for vm in fleet.event("E-7")["vms"]} == {"completed"}
     fleet.report(20, fleet_record(20, event_id="C", stream=432_000))
     fleet.clock.advance(600)
     fleet.report(20, fleet_record(20, event_id="C", stream=5, transition=Transition.STARTED))
