@@ -23,6 +23,7 @@ from bridge.portal.decisions_api import DecisionsApi
 from bridge.portal.ingest import Ingest
 from bridge.portal.maintenance import Maintenance
 from bridge.portal.metrics import PortalMetrics
+from bridge.portal.notifying import NotificationSender
 from bridge.portal.pages import Pages
 from bridge.portal.pending_decisions import PendingDecisions
 from bridge.portal.poll import PREFIX, LongPoll
@@ -78,7 +79,19 @@ class Application:
         self._users = Users(settings.people, store=threads, clock=clock)
         self.pending_decisions = PendingDecisions(threads, clock=clock)
         self._live = LiveUpdates(store=threads, users=self._users, connected_agents=self._connected_agents, clock=clock)
+        self._senders = [
+            NotificationSender(
+                each,
+                origin=settings.people.origin or "",
+                store=threads.store,
+                connected_agents=self._connected_agents,
+                sent=metrics.notifications,
+                clock=clock,
+            )
+            for each in settings.notify
+        ]
         self.followers: tuple[Follower, ...] = (
+            *self._senders,
             self.pending_decisions,
             self._live,
             AgentExchange(threads, self._connected_agents, clock=clock),
@@ -142,7 +155,9 @@ class Application:
         self._live.stop()
 
     def close(self) -> None:
-        """Stop the verification of attested documents, and the threads of OpenID Connect."""
+        """Stop notifications, verification of documents, and the threads of OpenID Connect."""
+        for sender in self._senders:
+            sender.close()
         self._users.close()
         if self._agents is not None:
             self._agents.close()

@@ -15,6 +15,7 @@ from bridge.portal.settings import PortalSettings
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.database import StoreThreads, StoreUnavailable
 from bridge.portal.store.inventory import store_inventory
+from bridge.portal.store.notifications import delete_notifications
 from bridge.portal.store.retention import delete_old, trim_vms
 from bridge.portal.vm_limits import VmLimits
 
@@ -84,6 +85,7 @@ class Maintenance:
         has_more = True
         while has_more:
             has_more = await self._store.write(delete_old, before=before)
+        await self._store.write(delete_notifications, before=format_time(self._clock.now() - timedelta(days=1)))
 
     async def audit_refusals(self) -> None:
         """Write one entry for each VM and reason."""

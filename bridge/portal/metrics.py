@@ -45,6 +45,9 @@ class PortalMetrics:
         self.decisions_refused = self._counter(
             "decisions_refused", "Refused decisions that were signed elsewhere, by reason.", "reason"
         )
+        self.notifications = self._counter(
+            "notifications", "Sent notifications by target and result.", "target", "result"
+        )
         self.ingest_seconds = Histogram(
             f"{PREFIX}_ingest_seconds",
             "Seconds to store the records of one request.",

@@ -221,6 +221,24 @@ decisions = Table(
     Index(None, "event_key", "issued_at_seconds"),
 )
 
+#: The notifications about events (`bridge.portal.store.notifications`). A row is deleted a day after its event is over.
+notifications = Table(
+    "notifications",
+    metadata,
+    Column("notification_id", String(64), primary_key=True),
+    Column("target", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("event_key", String(32), nullable=False),
+    Column("occurrence", Text, nullable=False),
+    Column("subject", Text, nullable=False),
+    Column("made_at", String(24), nullable=False),
+    Column("due_at", String(24), nullable=False),
+    Column("attempts", BigInteger, nullable=False),
+    Column("is_done", Boolean(create_constraint=False), nullable=False),
+    Index(None, "target", "is_done", "due_at"),
+    Index(None, "target", "made_at"),
+)
+
 #: The key of a person contains the issuer and the subject (`bridge.portal.user_names`).
 users = Table(
     "users",

@@ -20,6 +20,7 @@ from bridge.config.trusted_keys import key_mistakes
 from bridge.errors import ConfigurationError, SecretUnavailable
 from bridge.portal import setting_checks
 from bridge.portal.grants import Grant, Role, scope_group
+from bridge.portal.notify_settings import NotifySettings
 from bridge.portal.setting_checks import AUTHORITIES_URLS
 from bridge.system.secrets import Secret
 
@@ -334,9 +335,15 @@ class PortalSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The list of VMs."""
     keys: tuple[KeySettings, ...] = ()
     """The public keys of decisions that the portal forwards. The VMs must trust these keys. Each key has one table."""
+    notify: Annotated[tuple[NotifySettings, ...], Meta(max_length=16)] = ()
+    """The webhooks that receive notifications. Each webhook has one table."""
 
     def __post_init__(self) -> None:
         mistakes = key_mistakes([key.trusted() for key in self.keys])
+        if len({each.name for each in self.notify}) < len(self.notify):
+            mistakes += ("Two tables [[notify]] have the same name. Change one of the names.",)
+        if self.notify and self.people.origin is None:
+            mistakes += ("[[notify]] needs people.origin, such as https://portal.example.net, for its links.",)
         if mistakes:
             raise ValueError(" ".join(mistakes))
 
@@ -363,6 +370,7 @@ def check_secrets(settings: PortalSettings) -> None:
             secret.values()
         except SecretUnavailable as error:
             mistakes.append(str(error))
+    mistakes += [mistake for target in settings.notify for mistake in target.secret_mistakes()]
     if mistakes:
         raise ConfigurationError(*mistakes)
 

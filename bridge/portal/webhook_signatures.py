@@ -1,6 +1,6 @@
-"""Verifies the signatures of Standard Webhooks (https://www.standardwebhooks.com).
+"""Signs and verifies Standard Webhooks (https://www.standardwebhooks.com).
 
-All agents share one secret, so a signature proves that an agent sent the request, but not which agent.
+All agents share one secret, so the signature of a record proves that an agent sent the record, but not which agent.
 """
 
 from __future__ import annotations
@@ -22,6 +22,14 @@ def usable_keys(secrets: Iterable[str]) -> list[bytes]:
     """Return the keys of those *secrets* that are ``whsec_`` and Base64 of 24 to 64 bytes."""
     keys = [_decoded(text.removeprefix(_SECRET_PREFIX)) for text in secrets]
     return [key for key in keys if len(key) in _KEY_BYTES]
+
+
+def signature_headers(message_id: str, body: bytes, keys: Iterable[bytes], *, timestamp: int) -> dict[str, str]:
+    """Return the headers of a webhook with *body*. *timestamp* is in Unix seconds."""
+    signed = f"{message_id}.{timestamp}.".encode() + body
+    found = [base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode() for key in keys]
+    headers = {"webhook-id": message_id, "webhook-timestamp": str(timestamp)}
+    return {**headers, "webhook-signature": " ".join(f"{_VERSION},{each}" for each in found)} if found else headers
 
 
 def is_signed(headers: Mapping[str, str], body: bytes, keys: Iterable[bytes], now: float) -> bool:

@@ -66,6 +66,7 @@ RUN = {
     "first portal: user": _FIRST_PORTAL,
     "portal: people": "tests/portal/test_users_command.py::test_people_are_let_in_as_the_page_shows",
     "portal: people configuration": "tests/portal/test_users_command.py::test_people_are_let_in_as_the_page_shows",
+    "notify: configuration": "tests/portal/test_notify_settings.py::test_configuration_of_the_page_is_right",
     "login: configuration": "tests/portal/test_oidc.py::test_configuration_of_the_page_is_right",
     "postgresql: database": "tests/portal/test_postgresql.py::test_roles_of_the_page_serve_and_cannot_change_the_audit",
     "postgresql: a role that may only add": (

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from sqlalchemy import Connection, Table, event, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from bridge.errors import BridgeError, SecretUnavailable
 from bridge.portal import migrations
@@ -96,7 +97,7 @@ class Store:
         try:
             with self.engine.connect().execution_options(**options) as connection, connection.begin():
                 return work(connection, *args, **kwargs)
-        except (DBAPIError, SecretUnavailable) as error:
+        except (DBAPIError, PoolTimeoutError, SecretUnavailable) as error:
             raise StoreUnavailable(self.kind.why(getattr(error, "orig", None) or error)) from error
 
     def _begin(self, connection: Connection) -> None:

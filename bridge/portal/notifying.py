@@ -1,0 +1,204 @@
+"""Sends notifications about events that need a person to one webhook.
+
+A thread for each webhook finds the events, stores the missing notifications, and sends the due notifications. A slow
+webhook therefore delays only its own notifications. Delivery is at least once: the portal claims a notification before
+it sends the notification, and sends it again if the claim expires.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from urllib.parse import urlsplit
+
+import msgspec
+import requests
+from prometheus_client import Counter
+
+from bridge.backoff import delivery_gap
+from bridge.clock import Clock, format_time, parse_time
+from bridge.errors import DeadlineExceeded, SecretUnavailable
+from bridge.http.failures import root_cause
+from bridge.http.retry_after import retry_after_seconds
+from bridge.http.session import DeadlineSession, ResponseUnread
+from bridge.logs import ThrottledLog
+from bridge.portal.connected_agents import ConnectedAgents
+from bridge.portal.fleet import EventSummary
+from bridge.portal.notification_formats import body_of
+from bridge.portal.notify_settings import Kind, NotifySettings
+from bridge.portal.store.database import Store, StoreUnavailable
+from bridge.portal.store.notifications import (
+    Finding,
+    Notification,
+    claim,
+    find,
+    next_due,
+    settle,
+    store_notifications,
+    unstored,
+)
+from bridge.portal.webhook_signatures import signature_headers, usable_keys
+from bridge.system.secrets import masked
+from bridge.text import excerpt
+
+logger = logging.getLogger(__name__)
+
+_DISCONNECTED_SECONDS = 60.0
+_ROUND_SECONDS = 2.0
+_DEADLINE_SECONDS = 10.0
+#: Longer than the deadline of a request and of a name lookup.
+_CLAIM_SECONDS = 30.0
+_LIMIT_SECONDS = 3_600.0
+_MOST_BODY_BYTES = 65_536
+_SUCCESS = range(200, 300)
+
+
+class NotificationSender:
+    """Sends the notifications of one ``[[notify]]`` table.
+
+    *sent* counts the requests by target and result.
+    """
+
+    def __init__(
+        self,
+        settings: NotifySettings,
+        *,
+        origin: str,
+        store: Store,
+        connected_agents: ConnectedAgents,
+        sent: Counter,
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._origin = origin.rstrip("/")
+        self._store = store
+        self._connected_agents = connected_agents
+        self._sent = sent
+        self._clock = clock
+        self._log = ThrottledLog(logger, clock=clock)
+        self._url, self._secret = settings.url_secret(), settings.secret()
+        self._session = DeadlineSession()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"notify-{settings.name}")
+        self._stopping = threading.Event()
+        self._missing: dict[str, float] = {}
+        """The time since which the agent of each VM is disconnected, for announced events."""
+
+    async def follow(self) -> None:
+        """Find and send notifications until the task is canceled."""
+        while True:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._round)
+            await asyncio.sleep(_ROUND_SECONDS)
+
+    def close(self) -> None:
+        """Cancel the running request, and send no further notification."""
+        self._stopping.set()
+        self._session.close()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def run_once(self) -> None:
+        """Store the missing notifications, and send the due notifications until one fails."""
+        found = [each for kind in self._settings.kinds for each in self._find(kind)]
+        name = self._settings.name
+        new = self._store.read(unstored, name, found, now=self._time(), since=self._time(-_LIMIT_SECONDS))
+        if new:
+            self._store.write(store_notifications, name, new, now=self._time())
+        while (due := self._store.read(next_due, name, now=self._time())) and not self._stopping.is_set():
+            claimed = self._store.write(claim, due, now=self._time(), until=self._time(_CLAIM_SECONDS))
+            if claimed is not None and not self._settle(claimed):
+                return
+
+    def _round(self) -> None:
+        name = self._settings.name
+        try:
+            self.run_once()
+        except StoreUnavailable as error:
+            self._log.problem("round", logging.ERROR, f"Notifications to {name!r} are delayed. {error}")
+        except Exception as error:  # noqa: BLE001  # the top of a thread: a notification must not stop the portal
+            self._log.problem("round", logging.ERROR, f"Notifications to {name!r} are delayed.", exc_info=error)
+        else:
+            self._log.recovered("round", f"Notifications to {name!r} are no longer delayed.")
+
+    def _find(self, kind: Kind) -> list[Finding]:
+        until = self._time(60.0 * self._settings.minutes)
+        found = self._store.read(find, kind, now=self._time(), until=until)
+        if kind is not Kind.AGENT_DISCONNECTED:
+            return found
+        agents = self._connected_agents.of({each.occurrence for each in found})
+        now = self._clock.monotonic()
+        self._missing = {key: self._missing.get(key, now) for key, seen in agents.items() if not seen.is_connected}
+        # The agents return within seconds after a restart of the portal.
+        return [each for each in found if now - self._missing.get(each.occurrence, now) >= _DISCONNECTED_SECONDS]
+
+    def _settle(self, notification: Notification) -> bool:
+        """Send *notification* unless it is obsolete. Return False if the request failed."""
+        event, wait_seconds = notification.event, None
+        agent = self._connected_agents.of([notification.vm_key]).get(notification.vm_key)
+        if event is not None and (agent is None or not agent.is_connected):
+            wait_seconds = self._send(notification, event)
+            self._sent.labels(self._settings.name, "sent" if wait_seconds is None else "failed").inc()
+        is_done, due_at = wait_seconds is None, self._time(wait_seconds or 0.0)
+        self._store.write(settle, notification.notification_id, is_done=is_done, due_at=due_at)
+        return is_done
+
+    def _send(self, notification: Notification, event: EventSummary) -> float | None:
+        """Send one request. Return None, or the seconds before the next attempt."""
+        retry_after = None
+        try:
+            response = self._post(notification, event)
+        except (requests.RequestException, DeadlineExceeded, SecretUnavailable) as error:
+            cause = root_cause(error) if isinstance(error, requests.RequestException) else error
+            self._failed(type(cause).__name__, str(cause))
+        else:
+            status = response.status_code
+            if status in _SUCCESS:
+                self._log.recovered("send", f"The webhook {self._settings.name!r} accepts notifications again.")
+                return None
+            self._failed(f"status_{status}", f"The status is {status}. {response.text}")
+            retry_after = retry_after_seconds(response.headers)
+        left = None if event.not_before is None else parse_time(event.not_before) - self._clock.now()
+        return delivery_gap(
+            notification.attempts,
+            seconds_to_not_before=None if left is None else left.total_seconds(),
+            retry_after=retry_after,
+            random=self._clock.random,
+        )
+
+    def _post(self, notification: Notification, event: EventSummary) -> requests.Response:
+        settings, now, secrets = self._settings, self._clock.now(), self._secret.values()
+        link = f"{self._origin}/events/{event.key}"
+        content = body_of(settings.format, notification, event, link=link, at=format_time(now))
+        if settings.format == "pagerduty":
+            content["routing_key"] = secrets[0]
+        body, keys = msgspec.json.encode(content), usable_keys(secrets)
+        signed = signature_headers(notification.notification_id, body, keys, timestamp=int(now.timestamp()))
+        try:
+            return self._session.request(
+                "POST",
+                self._url.value() or settings.plain_url,
+                data=body,
+                headers={"Content-Type": "application/json", "User-Agent": "scheduled-events-portal", **signed},
+                deadline_seconds=_DEADLINE_SECONDS,
+                max_body_bytes=_MOST_BODY_BYTES,
+                proxies=None if settings.proxy is None else {"http": settings.proxy, "https": settings.proxy},
+                verify=settings.ca_file,
+            )
+        except ResponseUnread as unread:
+            if unread.response is None:
+                raise
+            return unread.response
+
+    def _failed(self, kind: str, why: str) -> None:
+        try:
+            url = self._url.value() or ""
+            secrets = (url, urlsplit(url).path, urlsplit(url).query, *self._secret.values())
+        except (SecretUnavailable, ValueError):
+            secrets = ()
+        shown = excerpt(masked(why, secrets).encode("utf-8", "replace"))
+        message = f"The portal retries a notification to {self._settings.name!r}, because the request failed: {shown}"
+        self._log.problem("send", logging.WARNING, message, kind=kind)
+
+    def _time(self, seconds: float = 0.0) -> str:
+        return format_time(self._clock.now() + timedelta(seconds=seconds))

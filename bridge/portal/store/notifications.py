@@ -1,0 +1,191 @@
+"""Finds events that need a notification, and stores each notification until it is sent.
+
+The primary key is computed from the target, the kind, the event, and the occurrence, so several processes store a
+notification once. A process claims a notification before it sends the notification. If the process is killed, another
+process claims the notification again later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import ColumnElement, Connection, Select, String, cast, delete, exists, func, select, update
+
+from bridge.events.event import ADVISORY_EVENT_TYPES
+from bridge.portal.fleet import EventSummary, State
+from bridge.portal.notify_settings import Kind
+from bridge.portal.schema import decisions, event_vms, events, notifications
+from bridge.portal.store.database import in_parts, insert
+from bridge.portal.store.events import EventFilter, is_decision
+from bridge.portal.store.open_events import collapsed
+from bridge.portal.store.vms import vm_names
+
+#: The most notifications of one kind and one hour for one event, or for all events that one VM alone reports.
+_MOST_OF_SUBJECT = 2
+_ID_CHARACTERS = 32
+_summary_of = msgspec.json.Decoder(EventSummary).decode
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """An event that needs a notification."""
+
+    kind: Kind
+    event_key: str
+    occurrence: str
+    """The version, the verdict, or the decision that needs the notification, or the VM of the disconnected agent."""
+    subject: str
+    """The VM that alone reports the event, or else the event."""
+
+    def id_for(self, target: str) -> str:
+        """Return the ID of the notification for *target*."""
+        name = f"{target}\n{self.kind.value}\n{self.event_key}\n{self.occurrence}"
+        return f"msg_{hashlib.sha256(name.encode()).hexdigest()[:_ID_CHARACTERS]}"
+
+
+class Notification(msgspec.Struct, frozen=True, kw_only=True):
+    """A notification that this process has claimed."""
+
+    notification_id: str
+    kind: Kind
+    event: EventSummary | None
+    """None if the notification is obsolete, for example because a person decided on the event."""
+    vm_key: str = ""
+    """The VM of the disconnected agent."""
+    vm_name: str = ""
+    alone: int = 0
+    """The number of open events of the VM that alone reports the event, if the page collapses them."""
+    attempts: int = 1
+
+
+def find(connection: Connection, kind: Kind, *, now: str, until: str) -> list[Finding]:
+    """Return the open events that need a notification of *kind*, by NotBefore.
+
+    Undecided events need a notification only if their NotBefore is not after *until*.
+    """
+    query, _ = _query(kind, now)
+    if kind is Kind.UNDECIDED:
+        query = query.where(events.c.sort_at > now, events.c.sort_at <= until)
+    return [
+        Finding(kind=kind, event_key=row.event_key, occurrence=row.occurrence, subject=row.sole_vm_key or row.event_key)
+        for row in connection.execute(query.order_by(events.c.sort_at, events.c.event_key))
+    ]
+
+
+def unstored(
+    connection: Connection, target: str, found: Sequence[Finding], *, now: str, since: str
+) -> dict[str, Finding]:
+    """Return the notifications that are missing in the database, by ID.
+
+    Leave out notifications beyond the limit for one event or VM after the time *since*, so that no VM can cause many
+    notifications.
+    """
+    new = {each.id_for(target): each for each in found}
+    table = notifications.c
+    for part in in_parts(list(new)):
+        known = select(table.notification_id).where(table.notification_id.in_(part))
+        for notification_id in connection.execute(known).scalars():
+            del new[notification_id]
+    if not new:
+        return {}
+    recent = select(table.kind, table.subject, func.count().label("number"))
+    recent = recent.where(table.target == target, table.made_at > since).group_by(table.kind, table.subject)
+    counts = Counter({(row.kind, row.subject): row.number for row in connection.execute(recent)})
+    alone = {each.vm_key for each in collapsed(connection, EventFilter(), now=now)}
+    result = {}
+    for notification_id, each in new.items():
+        is_limited = each.kind is Kind.AGENT_DISCONNECTED or each.subject in alone
+        if counts[each.kind, each.subject] < (1 if is_limited else _MOST_OF_SUBJECT):
+            counts[each.kind, each.subject] += 1
+            result[notification_id] = each
+    return result
+
+
+def store_notifications(connection: Connection, target: str, new: Mapping[str, Finding], *, now: str) -> None:
+    """Store the notifications *new* unless another process has already stored them."""
+    common = {"target": target, "made_at": now, "due_at": now, "attempts": 0, "is_done": False}
+    rows = [
+        {**msgspec.structs.asdict(each), "kind": each.kind.value, "notification_id": notification_id, **common}
+        for notification_id, each in new.items()
+    ]
+    connection.execute(insert(connection, notifications).on_conflict_do_nothing(), rows)
+
+
+def next_due(connection: Connection, target: str, *, now: str) -> tuple[str, str] | None:
+    """Return the ID and the `due_at` of the next notification for *target*, or None."""
+    table = notifications.c
+    is_due = (table.target == target) & table.is_done.is_(False) & (table.due_at <= now)
+    query = select(table.notification_id, table.due_at).where(is_due).order_by(table.due_at, table.notification_id)
+    row = connection.execute(query.limit(1)).first()
+    return None if row is None else (row.notification_id, row.due_at)
+
+
+def claim(connection: Connection, due: tuple[str, str], *, now: str, until: str) -> Notification | None:
+    """Claim the result *due* of `next_due` for this process until the time *until*.
+
+    Return None if another process has claimed the notification.
+    """
+    table = notifications.c
+    is_row = (table.notification_id == due[0]) & (table.due_at == due[1]) & table.is_done.is_(False)
+    taken = update(notifications).where(is_row).values(due_at=until, attempts=table.attempts + 1)
+    if connection.execute(taken).rowcount != 1:
+        return None
+    row = connection.execute(select(notifications).where(table.notification_id == due[0])).one()
+    kind, vm_key = Kind(row.kind), ""
+    query, occurrence = _query(kind, now)
+    is_same = (events.c.event_key == row.event_key) & (occurrence == row.occurrence)
+    found = connection.execute(query.add_columns(events.c.body).where(is_same)).first()
+    event = None if found is None else _summary_of(found.body)
+    alone = [] if event is None else collapsed(connection, EventFilter(sole_vm_key=event.sole_vm_key or ""), now=now)
+    if kind is Kind.AGENT_DISCONNECTED:
+        vm_key = row.occurrence
+    return Notification(
+        notification_id=row.notification_id,
+        kind=kind,
+        event=event if event is not None and event.event_id is not None else None,
+        vm_key=vm_key,
+        vm_name=vm_names(connection, [vm_key]).get(vm_key, vm_key),
+        alone=sum(each.count for each in alone),
+        attempts=row.attempts,
+    )
+
+
+def settle(connection: Connection, notification_id: str, *, is_done: bool, due_at: str) -> None:
+    """Finish a notification, or let the portal send it again at the time *due_at*."""
+    is_row = notifications.c.notification_id == notification_id
+    connection.execute(update(notifications).where(is_row).values(is_done=is_done, due_at=due_at))
+
+
+def delete_notifications(connection: Connection, *, before: str) -> None:
+    """Delete the notifications from before *before* about events that are over."""
+    is_open = exists().where(events.c.event_key == notifications.c.event_key, events.c.is_open.is_(True))
+    connection.execute(delete(notifications).where(notifications.c.made_at < before, ~is_open))
+
+
+def _query(kind: Kind, now: str) -> tuple[Select[Any], ColumnElement[str]]:
+    """Return the events that need a notification, and the column `Finding.occurrence`."""
+    occurrence: ColumnElement[Any] = events.c.digest
+    where: list[ColumnElement[bool]] = [events.c.is_open.is_(True)]
+    where.append(func.coalesce(events.c.event_type, "").not_in(ADVISORY_EVENT_TYPES))
+    of_event = decisions.c.event_key == events.c.event_key
+    if kind is Kind.UNDECIDED:
+        is_signed_elsewhere = exists().where(of_event, decisions.c.verdict_id.is_(None))
+        where += [is_decision("undecided", now), ~is_signed_elsewhere]
+    elif kind is Kind.SECOND_APPROVER:
+        where.append(is_decision("waiting", now))
+        occurrence = events.c.digest + "|" + events.c.decision_until
+    elif kind is Kind.REFUSED:
+        where.append(is_decision("refused", now))
+        newest = select(func.max(decisions.c.decision_index)).where(of_event).correlate(events)
+        occurrence = func.coalesce(cast(newest.scalar_subquery(), String), "")
+    else:
+        where.append(events.c.state == State.SCHEDULED.value)
+        occurrence = event_vms.c.vm_key
+    query = select(events.c.event_key, events.c.sole_vm_key, occurrence.label("occurrence")).where(*where)
+    if kind is Kind.AGENT_DISCONNECTED:
+        is_waiting = event_vms.c.is_member.is_(True) & event_vms.c.is_open.is_(True)
+        query = query.join(event_vms, event_vms.c.event_key == events.c.event_key).where(is_waiting)
+    return query, occurrence

@@ -1,0 +1,95 @@
+"""A webhook that keeps each request, and a sender of notifications with a clock and agents for tests."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from fleet_records import NOW
+from prometheus_client import CollectorRegistry, Counter
+
+from bridge.portal.connected_agents import ConnectedAgents
+from bridge.portal.notify_settings import Kind, NotifySettings
+from bridge.portal.notifying import NotificationSender
+from bridge.portal.store.database import Store
+from bridge.testing import ManualClock
+
+#: Five minutes before the NotBefore of the records of `fleet_records`.
+SOON = NOW + timedelta(minutes=10)
+ORIGIN = "https://portal.example.net"
+
+
+class WebhookReceiver:
+    """Answers each POST with a status of *statuses*, and with 204 after the last of them; a context manager."""
+
+    def __init__(self, *statuses: int, before_answer: Callable[[], object] = lambda: None) -> None:
+        self.received: queue.Queue[tuple[dict[str, str], bytes]] = queue.Queue()
+        self._statuses = list(statuses)
+        self._before_answer = before_answer
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                receiver.received.put(({name.lower(): value for name, value in self.headers.items()}, body))
+                receiver._before_answer()
+                self.send_response(receiver._statuses.pop(0) if receiver._statuses else 204)
+                self.send_header("Location", receiver.url)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}/hook"
+
+    def __enter__(self) -> WebhookReceiver:  # noqa: PYI034  # Self came with Python 3.11
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def bodies(self) -> list[Any]:
+        """Return the JSON of the requests since the last call."""
+        found = []
+        while not self.received.empty():
+            found.append(json.loads(self.received.get()[1]))
+        return found
+
+    def types(self) -> list[str]:
+        """Return the type of each notification since the last call, in the format `standard`."""
+        return [each["type"].removeprefix("event.") for each in self.bodies()]
+
+
+class SenderKit:
+    """The senders of processes that share a store, a clock, and agents."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.clock = ManualClock(SOON)
+        self.agents = ConnectedAgents(self.clock.clock)
+        self.sent = Counter("sent", "Requests.", ("target", "result"), registry=CollectorRegistry())
+
+    def sender(self, url: str, *kinds: Kind, store: Store | None = None, **settings: Any) -> NotificationSender:
+        """Return a sender to *url* for *kinds*, or for all kinds."""
+        return NotificationSender(
+            NotifySettings(**{"name": "ops", "url": url, "kinds": kinds or tuple(Kind), **settings}),
+            origin=ORIGIN,
+            store=store or self.store,
+            connected_agents=self.agents,
+            sent=self.sent,
+            clock=self.clock.clock,
+        )
+
+    def counted(self, result: str) -> float:
+        """Return the number of requests with *result*."""
+        return float(self.sent.labels("ops", result)._value.get())

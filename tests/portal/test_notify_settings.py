@@ -1,0 +1,124 @@
+"""The settings and the formats of notifications: mistakes with the required action, and hostile text as plain text."""
+
+from __future__ import annotations
+
+import json
+
+import doc_pages
+import pytest
+import tomllib
+from msgspec.structs import replace
+
+from bridge.errors import ConfigurationError
+from bridge.portal.fleet import EventSummary
+from bridge.portal.notification_formats import body_of
+from bridge.portal.notify_settings import Kind
+from bridge.portal.settings import check_secrets, read
+from bridge.portal.store.notifications import Notification
+
+URL = {"name": "ops", "url": "https://hooks.example.net/ops"}
+LINK = "https://portal.example.net/events/0"
+
+
+def _read(*targets, people=None):
+    origin = {"origin": "https://portal.example.net"} if people is None else people
+    return read({"agents": {"token_env": "AGENT"}, "people": origin, "notify": list(targets)})
+
+
+def test_configuration_of_the_page_is_right():
+    text = doc_pages.marked(doc_pages.page("docs/operate/portal-notifications.md"), "notify: configuration")
+    settings = read({"agents": {"token_env": "AGENT"}, **tomllib.loads(text)})
+    assert [each.format for each in settings.notify] == ["slack", "teams", "pagerduty", "standard"]
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        ([{"name": "ops"}], "Set url or url_file, and only one of them."),
+        ([{**URL, "url_file": "a"}], "Set url or url_file, and only one of them."),
+        ([URL, URL], r"Two tables \[\[notify\]\] have the same name. Change one of the names."),
+        ([{**URL, "url": "https://example.net/hook?sig=1"}], "use url_file"),
+        ([{**URL, "kinds": ["undecidd"]}], "undecided"),
+        ([{**URL, "minutes": 0}], "minutes"),
+        ([{**URL, "format": "slack", "secret_file": "a"}], "Remove secret_file."),
+        ([{"name": "page", "format": "pagerduty"}], "a file with the integration key"),
+        ([{**URL, "formt": "slack"}], "Did you mean 'format'?"),
+    ],
+)
+def test_a_mistake_has_a_message_with_the_required_action(targets, message):
+    with pytest.raises(ConfigurationError, match=message):
+        _read(*targets)
+
+
+def test_links_need_the_address_of_the_portal():
+    with pytest.raises(ConfigurationError, match=r"needs people.origin, such as https://portal.example.net"):
+        _read(URL, people={})
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "message"),
+    [
+        ("whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIz", 0o644, "Run chmod o-r"),
+        ("not a secret", 0o600, "openssl rand -base64 32"),
+        ("", 0o600, "is empty. Put the secret there."),
+        (None, 0o600, "Create it."),
+    ],
+)
+def test_an_unusable_secret_file_has_a_message_with_the_required_action(tmp_path, monkeypatch, content, mode, message):
+    monkeypatch.setenv("AGENT", "token")
+    file = tmp_path / "secret"
+    if content is not None:
+        file.write_text(content, encoding="utf-8")
+        file.chmod(mode)
+    with pytest.raises(ConfigurationError, match=message):
+        check_secrets(_read({**URL, "secret_file": str(file)}))
+
+
+def test_the_url_in_a_file_must_be_a_url(tmp_path, monkeypatch):
+    monkeypatch.setenv("AGENT", "token")
+    file = tmp_path / "url"
+    file.write_text("hooks.example.net", encoding="utf-8")
+    file.chmod(0o600)
+    with pytest.raises(ConfigurationError, match=r"must contain a URL such as https://example.net"):
+        check_secrets(_read({"name": "ops", "url_file": str(file)}))
+
+
+HOSTILE = "<!channel> <https://evil.example|Approve> [x](https://evil.example) *b* \u202e\n\x00" + "x" * 10_000
+EVENT = EventSummary(key="0", event_type=HOSTILE, event_id=HOSTILE, names=(HOSTILE, "vm"), names_count=9)
+NOTIFICATION = Notification(notification_id="msg_1", kind=Kind.AGENT_DISCONNECTED, event=EVENT, vm_name=HOSTILE)
+
+
+def _body(form):
+    return body_of(form, NOTIFICATION, EVENT, link=LINK, at="2026-11-20T11:00:00.000Z")
+
+
+@pytest.mark.parametrize("form", ["standard", "slack", "teams", "pagerduty"])
+def test_hostile_text_is_short_and_on_one_line(form):
+    text = json.dumps(_body(form), ensure_ascii=False)
+    assert len(text) < 1_500
+    assert "\u202e" not in text
+    assert "\\u0000" not in text
+    assert LINK in text
+    assert "An agent is disconnected" in text
+
+
+def test_slack_shows_hostile_text_as_plain_text_only():
+    body = _body("slack")
+    assert "<" not in body["text"]
+    plain, link = (each["text"] for each in body["blocks"])
+    assert plain["type"] == "plain_text"
+    assert link == {"type": "mrkdwn", "text": f"<{LINK}|Open the event>"}
+
+
+def test_teams_shows_hostile_text_as_plain_text_only():
+    [attachment] = _body("teams")["attachments"]
+    [block] = attachment["content"]["body"]
+    assert block["type"] == "RichTextBlock"
+    assert {each["type"] for each in block["inlines"]} == {"TextRun"}
+    assert attachment["content"]["actions"] == [{"type": "Action.OpenUrl", "title": "Open the event", "url": LINK}]
+
+
+def test_a_pagerduty_incident_has_the_id_of_the_notification_as_its_key():
+    body = body_of("pagerduty", NOTIFICATION, replace(EVENT, names=()), link=LINK, at="")
+    assert body["dedup_key"] == "msg_1"
+    assert body["payload"]["source"] == "scheduled-events-portal"
