@@ -22,6 +22,7 @@ _TITLES = {
     Kind.AGENT_DISCONNECTED: "An agent is disconnected",
 }
 _CARD = "application/vnd.microsoft.card.adaptive"
+_CLIENT = "scheduled-events-portal"
 
 
 def body_of(form: str, notification: Notification, event: EventSummary, *, link: str, at: str) -> dict[str, Any]:
@@ -33,61 +34,38 @@ def body_of(form: str, notification: Notification, event: EventSummary, *, link:
     text = _text(notification, event)
     if form == "slack":
         block = {"type": "plain_text", "text": f"{title}\n{text}", "emoji": False}
-        blocks = [{"type": "section", "text": each} for each in (block, _slack_link(link))]
+        link_block = {"type": "mrkdwn", "text": f"<{link}|Open the event>"}
+        blocks = [{"type": "section", "text": each} for each in (block, link_block)]
         return {"text": escape(title, quote=False), "blocks": blocks}
     if form == "teams":
-        return {"type": "message", "attachments": [{"contentType": _CARD, "content": _teams_card(title, text, link)}]}
-    if form == "pagerduty":
-        source = names[0] if names else "scheduled-events-portal"
-        payload = {"summary": title, "source": source, "severity": "warning", "custom_details": {"text": text}}
-        return {
-            "event_action": "trigger",
-            "dedup_key": notification.notification_id,
-            "client": "scheduled-events-portal",
-            "client_url": link,
-            "payload": payload,
+        # Teams interprets the text of a TextBlock as Markdown, but not the text of a TextRun.
+        runs = [{"type": "TextRun", "text": title, "weight": "Bolder"}, {"type": "TextRun", "text": f" {text}"}]
+        card = {
+            "type": "AdaptiveCard",
+            "version": "1.4",
+            "body": [{"type": "RichTextBlock", "inlines": runs}],
+            "actions": [{"type": "Action.OpenUrl", "title": "Open the event", "url": link}],
         }
-    details = {
-        "title": title,
-        "text": text,
-        "link": link,
-        "event_id": one_line(event.event_id or "", 256),
-        "event_type": kind,
-        "not_before": event.not_before,
-        "vms": names,
-        "vm_count": event.names_count,
-    }
+        return {"type": "message", "attachments": [{"contentType": _CARD, "content": card}]}
+    if form == "pagerduty":
+        source = names[0] if names else _CLIENT
+        payload = {"summary": title, "source": source, "severity": "warning", "custom_details": {"text": text}}
+        incident = {"event_action": "trigger", "dedup_key": notification.notification_id, "payload": payload}
+        return {**incident, "client": _CLIENT, "client_url": link}
+    shown = {"event_id": one_line(event.event_id or "", 256), "event_type": kind, "not_before": event.not_before}
+    details = {"title": title, "text": text, "link": link, **shown, "vms": names, "vm_count": event.names_count}
     return {"type": f"event.{notification.kind.value}", "timestamp": at, "data": details}
 
 
 def _text(notification: Notification, event: EventSummary) -> str:
     at = None if event.not_before is None else parse_time(event.not_before)
-    sentences = [
-        f"If no one acts, Azure starts the event on {at:%Y-%m-%d} at {at:%H:%M:%S} UTC."
-        if at is not None
-        else "If no one acts, Azure starts the event."
-    ]
+    start = "" if at is None else f" on {at:%Y-%m-%d} at {at:%H:%M:%S} UTC"
+    text = f"If no one acts, Azure starts the event{start}."
     if notification.vm_name:
-        sentences.append(f"Disconnected: the agent of {_shown(notification.vm_name)}.")
+        text += f" Disconnected: the agent of {_shown(notification.vm_name)}."
     if notification.alone:
-        sentences.append(f"One VM alone reports this event and {notification.alone - 1} other open events.")
-    return " ".join(sentences)
-
-
-def _slack_link(link: str) -> dict[str, str]:
-    return {"type": "mrkdwn", "text": f"<{link}|Open the event>"}
-
-
-def _teams_card(title: str, text: str, link: str) -> dict[str, Any]:
-    # Teams interprets the text of a TextBlock as Markdown, but not the text of a TextRun.
-    runs = [{"type": "TextRun", "text": title, "weight": "Bolder"}, {"type": "TextRun", "text": f" {text}"}]
-    return {
-        "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
-        "type": "AdaptiveCard",
-        "version": "1.4",
-        "body": [{"type": "RichTextBlock", "inlines": runs}],
-        "actions": [{"type": "Action.OpenUrl", "title": "Open the event", "url": link}],
-    }
+        text += f" One VM alone reports this event and {notification.alone - 1} other open events."
+    return text
 
 
 def _shown(text: str) -> str:

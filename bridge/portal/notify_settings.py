@@ -15,7 +15,6 @@ from bridge.errors import SecretUnavailable
 from bridge.portal.webhook_signatures import usable_keys
 from bridge.system.secrets import Secret
 
-_PAGERDUTY_URL = "https://events.pagerduty.com/v2/enqueue"
 _Text = Annotated[str, Meta(min_length=1)]
 
 
@@ -72,11 +71,6 @@ class NotifySettings(msgspec.Struct, frozen=True, kw_only=True):
     def url_secret(self) -> Secret:
         """Return the URL of `url_file`."""
         return Secret(key=f"notify.{self.name}.url", file=self.url_file)
-
-    @property
-    def plain_url(self) -> str:
-        """Return the URL if it is not in a file."""
-        return self.url or _PAGERDUTY_URL
 
     def secret_mistakes(self) -> Iterator[str]:
         """Yield the reasons why the files cannot be used."""

@@ -35,10 +35,8 @@ from bridge.portal.store.notifications import (
     Notification,
     claim,
     find,
-    next_due,
     settle,
-    store_notifications,
-    unstored,
+    store_new,
 )
 from bridge.portal.webhook_signatures import signature_headers, usable_keys
 from bridge.system.secrets import masked
@@ -54,6 +52,7 @@ _CLAIM_SECONDS = 30.0
 _LIMIT_SECONDS = 3_600.0
 _MOST_BODY_BYTES = 65_536
 _SUCCESS = range(200, 300)
+_PAGERDUTY_URL = "https://events.pagerduty.com/v2/enqueue"
 
 
 class NotificationSender:
@@ -102,24 +101,22 @@ class NotificationSender:
         """Store the missing notifications, and send the due notifications until one fails."""
         found = [each for kind in self._settings.kinds for each in self._find(kind)]
         name = self._settings.name
-        new = self._store.read(unstored, name, found, now=self._time(), since=self._time(-_LIMIT_SECONDS))
-        if new:
-            self._store.write(store_notifications, name, new, now=self._time())
-        while (due := self._store.read(next_due, name, now=self._time())) and not self._stopping.is_set():
-            claimed = self._store.write(claim, due, now=self._time(), until=self._time(_CLAIM_SECONDS))
-            if claimed is not None and not self._settle(claimed):
-                return
+        if found:
+            self._store.write(store_new, name, found, now=self._time(), since=self._time(-_LIMIT_SECONDS))
+        is_done = True
+        while is_done and not self._stopping.is_set():
+            claimed = self._store.write(claim, name, now=self._time(), until=self._time(_CLAIM_SECONDS))
+            is_done = claimed is not None and self._settle(claimed)
 
     def _round(self) -> None:
         name = self._settings.name
         try:
             self.run_once()
-        except StoreUnavailable as error:
-            self._log.problem("round", logging.ERROR, f"Notifications to {name!r} are delayed. {error}")
         except Exception as error:  # noqa: BLE001  # the top of a thread: a notification must not stop the portal
-            self._log.problem("round", logging.ERROR, f"Notifications to {name!r} are delayed.", exc_info=error)
+            trace = None if isinstance(error, StoreUnavailable) else error
+            self._log.problem("round", logging.ERROR, f"Notifications to {name!r} are late. {error}", exc_info=trace)
         else:
-            self._log.recovered("round", f"Notifications to {name!r} are no longer delayed.")
+            self._log.recovered("round", f"Notifications to {name!r} are in time again.")
 
     def _find(self, kind: Kind) -> list[Finding]:
         until = self._time(60.0 * self._settings.minutes)
@@ -156,7 +153,7 @@ class NotificationSender:
             if status in _SUCCESS:
                 self._log.recovered("send", f"The webhook {self._settings.name!r} accepts notifications again.")
                 return None
-            self._failed(f"status_{status}", f"The status is {status}. {response.text}")
+            self._failed(f"status_{status}", f"The status is {status}. {response.content.decode('utf-8', 'replace')}")
             retry_after = retry_after_seconds(response.headers)
         left = None if event.not_before is None else parse_time(event.not_before) - self._clock.now()
         return delivery_gap(
@@ -177,7 +174,7 @@ class NotificationSender:
         try:
             return self._session.request(
                 "POST",
-                self._url.value() or settings.plain_url,
+                self._url.value() or settings.url or _PAGERDUTY_URL,
                 data=body,
                 headers={"Content-Type": "application/json", "User-Agent": "scheduled-events-portal", **signed},
                 deadline_seconds=_DEADLINE_SECONDS,

@@ -232,3 +232,11 @@ def test_a_backup_never_goes_over_a_file(file_store, tmp_path):
     with pytest.raises(BridgeError, match="does not overwrite a file"):
         file_store.kind.back_up(tmp_path / "copy.db")
     assert (tmp_path / "copy.db").read_text(encoding="utf-8") == "mine"
+
+
+def test_a_database_without_a_free_connection_is_unavailable(store):
+    with contextlib.ExitStack() as held:
+        for _ in range(store.engine.pool.size()):
+            held.enter_context(store.engine.connect())
+        with pytest.raises(StoreUnavailable, match="not available"):
+            store.read(epoch)

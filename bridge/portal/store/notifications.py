@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -75,73 +75,56 @@ def find(connection: Connection, kind: Kind, *, now: str, until: str) -> list[Fi
     ]
 
 
-def unstored(
-    connection: Connection, target: str, found: Sequence[Finding], *, now: str, since: str
-) -> dict[str, Finding]:
-    """Return the notifications that are missing in the database, by ID.
+def store_new(connection: Connection, target: str, found: Sequence[Finding], *, now: str, since: str) -> None:
+    """Store the missing notifications about *found*.
 
-    Leave out notifications beyond the limit for one event or VM after the time *since*, so that no VM can cause many
-    notifications.
+    The limit for one event or VM in the time after *since* prevents a VM from causing many notifications.
     """
-    new = {each.id_for(target): each for each in found}
     table = notifications.c
+    new = {each.id_for(target): each for each in found}
     for part in in_parts(list(new)):
         known = select(table.notification_id).where(table.notification_id.in_(part))
         for notification_id in connection.execute(known).scalars():
             del new[notification_id]
     if not new:
-        return {}
-    recent = select(table.kind, table.subject, func.count().label("number"))
-    recent = recent.where(table.target == target, table.made_at > since).group_by(table.kind, table.subject)
-    counts = Counter({(row.kind, row.subject): row.number for row in connection.execute(recent)})
+        return
+    counting = select(table.kind, table.subject, func.count().label("number"))
+    counting = counting.where(table.target == target, table.made_at > since).group_by(table.kind, table.subject)
+    counts = Counter({(row.kind, row.subject): row.number for row in connection.execute(counting)})
     alone = {each.vm_key for each in collapsed(connection, EventFilter(), now=now)}
-    result = {}
+    common = {"target": target, "made_at": now, "due_at": now, "attempts": 0, "is_done": False}
+    rows = []
     for notification_id, each in new.items():
         is_limited = each.kind is Kind.AGENT_DISCONNECTED or each.subject in alone
         if counts[each.kind, each.subject] < (1 if is_limited else _MOST_OF_SUBJECT):
             counts[each.kind, each.subject] += 1
-            result[notification_id] = each
-    return result
+            values = {**msgspec.structs.asdict(each), "kind": each.kind.value, **common}
+            rows.append({**values, "notification_id": notification_id})
+    if rows:
+        connection.execute(insert(connection, notifications).on_conflict_do_nothing(), rows)
 
 
-def store_notifications(connection: Connection, target: str, new: Mapping[str, Finding], *, now: str) -> None:
-    """Store the notifications *new* unless another process has already stored them."""
-    common = {"target": target, "made_at": now, "due_at": now, "attempts": 0, "is_done": False}
-    rows = [
-        {**msgspec.structs.asdict(each), "kind": each.kind.value, "notification_id": notification_id, **common}
-        for notification_id, each in new.items()
-    ]
-    connection.execute(insert(connection, notifications).on_conflict_do_nothing(), rows)
+def claim(connection: Connection, target: str, *, now: str, until: str) -> Notification | None:
+    """Claim the next due notification for *target* until the time *until*.
 
-
-def next_due(connection: Connection, target: str, *, now: str) -> tuple[str, str] | None:
-    """Return the ID and the `due_at` of the next notification for *target*, or None."""
-    table = notifications.c
-    is_due = (table.target == target) & table.is_done.is_(False) & (table.due_at <= now)
-    query = select(table.notification_id, table.due_at).where(is_due).order_by(table.due_at, table.notification_id)
-    row = connection.execute(query.limit(1)).first()
-    return None if row is None else (row.notification_id, row.due_at)
-
-
-def claim(connection: Connection, due: tuple[str, str], *, now: str, until: str) -> Notification | None:
-    """Claim the result *due* of `next_due` for this process until the time *until*.
-
-    Return None if another process has claimed the notification.
+    Return None if no notification is due, or if another process has just claimed the notification.
     """
     table = notifications.c
-    is_row = (table.notification_id == due[0]) & (table.due_at == due[1]) & table.is_done.is_(False)
+    is_due = (table.target == target) & table.is_done.is_(False) & (table.due_at <= now)
+    next_due = select(notifications).where(is_due).order_by(table.due_at, table.notification_id).limit(1)
+    row = connection.execute(next_due).first()
+    if row is None:
+        return None
+    is_row = (table.notification_id == row.notification_id) & (table.due_at == row.due_at)
     taken = update(notifications).where(is_row).values(due_at=until, attempts=table.attempts + 1)
     if connection.execute(taken).rowcount != 1:
         return None
-    row = connection.execute(select(notifications).where(table.notification_id == due[0])).one()
-    kind, vm_key = Kind(row.kind), ""
+    kind, vm_key = Kind(row.kind), row.occurrence if row.kind == Kind.AGENT_DISCONNECTED else ""
     query, occurrence = _query(kind, now)
     is_same = (events.c.event_key == row.event_key) & (occurrence == row.occurrence)
     found = connection.execute(query.add_columns(events.c.body).where(is_same)).first()
     event = None if found is None else _summary_of(found.body)
     alone = [] if event is None else collapsed(connection, EventFilter(sole_vm_key=event.sole_vm_key or ""), now=now)
-    if kind is Kind.AGENT_DISCONNECTED:
-        vm_key = row.occurrence
     return Notification(
         notification_id=row.notification_id,
         kind=kind,
@@ -149,7 +132,7 @@ def claim(connection: Connection, due: tuple[str, str], *, now: str, until: str)
         vm_key=vm_key,
         vm_name=vm_names(connection, [vm_key]).get(vm_key, vm_key),
         alone=sum(each.count for each in alone),
-        attempts=row.attempts,
+        attempts=row.attempts + 1,
     )
 
 
