@@ -4,8 +4,9 @@ An agent counts as connected while it has an open poll, and for 15 seconds after
 header that contains the agent's version, keys, and settings (PROTOCOL.md, section 2).
 
 The portal keeps the connected agents in memory, because every poll updates them. If more than one portal process uses
-the database, each process writes its own changes and reads the changes of the other processes once a second. After a
-process is killed, its agents still count as connected for up to 90 seconds.
+the database, each process writes its own changes and reads the changes of the other processes once a second. A repeated
+poll does not change an agent, so the cost does not depend on the number of agents. After a process is killed,
+its agents still count as connected for up to 90 seconds.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import lru_cache
 
@@ -21,7 +22,7 @@ import msgspec
 
 from bridge.clock import Clock, format_time, parse_time
 from bridge.logs import ThrottledLog
-from bridge.portal.store.agents import SharedAgent, agents_of_other_processes, delete_agents, store_agents
+from bridge.portal.store.agents import SharedAgent, SharedAgents, delete_processes, shared_agents, store_agents
 from bridge.portal.store.database import StoreThreads, StoreUnavailable
 
 logger = logging.getLogger(__name__)
@@ -30,10 +31,9 @@ HEADER = "scheduled-events-agent"
 _MOST_HEADER_CHARACTERS = 8_192
 #: An agent is removed when its last poll ended this long ago. A poll lasts at most 600 s.
 FORGOTTEN_SECONDS = 700.0
-_OPEN_POLL_SECONDS = 90.0
+_PROCESS_SECONDS = 90.0
 _RECONNECT_SECONDS = 15.0
 _EXCHANGE_SECONDS = 1.0
-_FULL_EXCHANGE_ROUNDS = int(_OPEN_POLL_SECONDS / 3)
 
 
 class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,16 +80,20 @@ class _Polls(msgspec.Struct):
     open_polls: int = 0
     received_index: int = 0
     is_attested: bool = False
+    shared: int = 0
+    """The hash of the state that the other processes have."""
 
 
 class _SharedBody(msgspec.Struct, frozen=True):
     is_polling: bool
     reported: AgentReport
     is_attested: bool = False
+    ended_seconds: float = 0.0
+    """The time from the end of the last poll to the write of this state."""
 
 
 _reported_of = msgspec.json.Decoder(AgentReport).decode
-_shared_body_of = msgspec.json.Decoder(_SharedBody).decode
+_shared_body_of = lru_cache(maxsize=256)(msgspec.json.Decoder(_SharedBody).decode)
 
 
 class ConnectedAgents:
@@ -98,7 +102,7 @@ class ConnectedAgents:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._here: dict[str, _Polls] = {}
-        self._elsewhere: dict[str, _Polls] = {}
+        self._elsewhere: dict[str, dict[str, _Polls]] = {}
         self._unshared: set[str] = set()
 
     def begins(self, vm_key: str, header: str, *, index: int = 0, is_attested: bool = False) -> None:
@@ -111,6 +115,7 @@ class ConnectedAgents:
             open_polls=open_polls,
             received_index=index,
             is_attested=is_attested,
+            shared=0 if known is None else known.shared,
         )
         self._unshared.add(vm_key)
 
@@ -127,49 +132,59 @@ class ConnectedAgents:
 
         Threads of the store also call this method.
         """
-        found = {key: [each for each in (self._here.get(key), self._elsewhere.get(key)) if each] for key in vm_keys}
+        places = [self._here, *self._elsewhere.values()]
+        found = {key: [seen for place in places if (seen := place.get(key))] for key in vm_keys}
         return {key: self._agent_seen(known) for key, known in found.items() if known}
 
     def all(self) -> dict[str, AgentSeen]:
         """Return every agent that has polled."""
-        return self.of([*self._here, *self._elsewhere])
+        return self.of({key for place in (self._here, *self._elsewhere.values()) for key in list(place)})
 
     def changes_to_share(self, *, is_everything: bool) -> list[SharedAgent]:
         """Return the changes since the last call, or everything, for the other processes."""
         keys = self._here.keys() if is_everything else self._unshared & self._here.keys()
         self._unshared = set()
-        now, monotonic = self._clock.now(), self._clock.monotonic()
+        monotonic = self._clock.monotonic()
         changes = []
         for key in keys:
             seen = self._here[key]
             is_polling = seen.open_polls > 0
-            asked_at = format_time(now - timedelta(seconds=0.0 if is_polling else monotonic - seen.at))
-            body = msgspec.json.encode(_SharedBody(is_polling, seen.reported, seen.is_attested)).decode()
-            changes.append(SharedAgent(vm_key=key, asked_at=asked_at, received_index=seen.received_index, body=body))
+            state = hash((is_polling, seen.reported, seen.is_attested, seen.received_index))
+            if state != seen.shared or is_everything:
+                seen.shared = state
+                ended = 0.0 if is_polling else round(monotonic - seen.at, 1)
+                body = msgspec.json.encode(_SharedBody(is_polling, seen.reported, seen.is_attested, ended)).decode()
+                changes.append(SharedAgent(vm_key=key, received_index=seen.received_index, body=body))
         return changes
 
-    def receive(self, shared: Iterable[SharedAgent]) -> None:
-        """Replace the agents of all other processes. Not thread-safe."""
+    def receive(self, shared: Mapping[str, SharedAgents]) -> None:
+        """Apply the changes of all other live processes. Not thread-safe."""
         now, monotonic = self._clock.now(), self._clock.monotonic()
-        found: dict[str, _Polls] = {}
-        for each in shared:
-            ago = (now - parse_time(each.asked_at)).total_seconds()
-            body = _shared_body_of(each.body)
-            is_polling = body.is_polling and ago < _OPEN_POLL_SECONDS
-            seen = _Polls(
-                at=monotonic - ago,
-                reported=body.reported,
-                open_polls=int(is_polling),
-                received_index=each.received_index,
-                is_attested=body.is_attested,
-            )
-            found[each.vm_key] = max(seen, found.get(each.vm_key, seen), key=_recency)
-        self._elsewhere = found
+        elsewhere = {}
+        for process, changes in shared.items():
+            agents = {} if changes.is_everything else self._elsewhere.get(process, {})
+            at = monotonic - (now - parse_time(changes.stored_at)).total_seconds()
+            for each in changes.agents:
+                body = _shared_body_of(each.body)
+                agents[each.vm_key] = _Polls(
+                    at=at - body.ended_seconds,
+                    reported=body.reported,
+                    open_polls=int(body.is_polling),
+                    received_index=each.received_index,
+                    is_attested=body.is_attested,
+                )
+            elsewhere[process] = agents
+        self._elsewhere = elsewhere
 
-    def remove_old(self) -> None:
-        """Remove the agents that have stopped polling."""
+    def remove_old(self) -> list[str]:
+        """Remove the agents that have stopped polling. Return those that polled at this process."""
         oldest = self._clock.monotonic() - FORGOTTEN_SECONDS
-        self._here = {key: seen for key, seen in self._here.items() if seen.open_polls > 0 or seen.at >= oldest}
+        removed: list[str] = []
+        for place in (*self._elsewhere.values(), self._here):
+            removed = [key for key, seen in place.items() if seen.open_polls == 0 and seen.at < oldest]
+            for key in removed:
+                del place[key]
+        return removed
 
     def _agent_seen(self, known: list[_Polls]) -> AgentSeen:
         seen = max(known, key=_recency)
@@ -189,37 +204,40 @@ class AgentExchange:
         self._connected_agents = connected_agents
         self._clock = clock
         self._process = uuid.uuid4().hex
+        self._read_until: dict[str, str] = {}
+        """The time of the newest state of each other process that was read."""
         self._log = ThrottledLog(logger, clock=clock)
 
     async def follow(self) -> None:
         """Update both sides once a second until the task is canceled."""
-        rounds = 0
+        must_share_everything = True
         while True:
-            self._connected_agents.remove_old()
+            removed = self._connected_agents.remove_old()
             if self._store.store.kind.is_shared:
                 try:
-                    await self.exchange(is_everything=rounds % _FULL_EXCHANGE_ROUNDS == 0)
+                    await self.exchange(is_everything=must_share_everything, removed=removed)
                 except StoreUnavailable as error:
                     self._log.problem("store", logging.ERROR, f"The agents of other processes are unknown. {error}")
-                    rounds = -1  # the next round shares everything
+                    must_share_everything = True
                 else:
                     self._log.recovered("store", "The agents of other processes are known again.")
-            rounds += 1
+                    must_share_everything = False
             await asyncio.sleep(_EXCHANGE_SECONDS)
 
-    async def exchange(self, *, is_everything: bool) -> None:
+    async def exchange(self, *, is_everything: bool = False, removed: Sequence[str] = ()) -> None:
         """Exchange the changed agents, or all agents, with other processes."""
-        changes = self._connected_agents.changes_to_share(is_everything=is_everything)
-        if changes:
-            await self._store.write(store_agents, changes, process=self._process)
+        now = self._clock.now()
         if is_everything:
-            await self._store.write(delete_agents, before=self._ago(2 * FORGOTTEN_SECONDS))
-        since = self._ago(FORGOTTEN_SECONDS)
-        shared = await self._store.read(agents_of_other_processes, process=self._process, since=since)
-        await asyncio.to_thread(self._connected_agents.receive, shared)  # thousands of agents would block the polls
-
-    def _ago(self, seconds: float) -> str:
-        return format_time(self._clock.now() - timedelta(seconds=seconds))
+            before = format_time(now - timedelta(seconds=2 * FORGOTTEN_SECONDS))
+            await self._store.write(delete_processes, before=before)
+        changes = self._connected_agents.changes_to_share(is_everything=is_everything)
+        await self._store.write(store_agents, changes, removed, process=self._process, at=format_time(now))
+        since = format_time(now - timedelta(seconds=_PROCESS_SECONDS))
+        others = await self._store.read(
+            shared_agents, other_than=self._process, alive_since=since, read_until=self._read_until
+        )
+        await asyncio.to_thread(self._connected_agents.receive, others)  # thousands of agents would block the polls
+        self._read_until = {process: each.stored_at for process, each in others.items()}
 
 
 def _recency(seen: _Polls) -> tuple[bool, float]:

@@ -178,9 +178,10 @@ agents = Table(
     metadata,
     Column("vm_key", Text, primary_key=True),
     Column("process", String(32), primary_key=True),
-    Column("asked_at", String(24), nullable=False),
+    Column("stored_at", String(24), nullable=False),
     Column("received_index", BigInteger, nullable=False),
     Column("body", Text, nullable=False),
+    Index(None, "process", "stored_at"),
 )
 
 verdicts = Table(

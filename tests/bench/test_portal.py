@@ -7,8 +7,10 @@ event whose resource group has 5,000 VMs. With BENCH=short, there are 1,000 agen
 from __future__ import annotations
 
 import asyncio
+import os
 import statistics
 import time
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +18,7 @@ uvloop = pytest.importorskip("uvloop", reason="the extra [portal] is not install
 resource = pytest.importorskip("resource", reason="the figures are those of Linux")
 
 from portal_load import PollingAgents, PortalUnderLoad  # noqa: E402
+from postgresql_server import Server, programs  # noqa: E402
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(600)]
 
@@ -155,6 +158,61 @@ async def vanished(portal, count, seconds):
     await agents.vanish()
     await asyncio.sleep(seconds)
     return held, portal.rss_mb
+
+
+def test_two_processes_on_postgresql_poll(tmp_path, env, figure, is_short):
+    """An idle process exchanges no agents, so the cost of a process does not depend on the number of processes."""
+    pytest.importorskip("psycopg", reason="the extra [portal-postgresql] is not installed")
+    if (binaries := programs()) is None:
+        pytest.skip("no PostgreSQL is installed here")
+    count = min(1_000 if is_short else 10_000, (raise_file_limit() - 150) // 2)
+    server = Server(binaries)
+    portals = []
+    try:
+        with server.database() as database:
+            for number in range(2):
+                (tmp_path / str(number)).mkdir()
+                portals.append(PortalUnderLoad(tmp_path / str(number), env, database=database.table))
+                portals[-1].start()
+            uvloop.run(measured_on_postgresql(portals, count, figure, lambda: server_cpu(server, database)))
+    finally:
+        for portal in portals:
+            portal.kill()
+        server.close()
+
+
+def server_cpu(server, database):
+    """Return the CPU seconds of all processes of the database server."""
+    [(main,)] = server.sql(database.name, "SELECT pg_backend_pid()")
+    parent = Path(f"/proc/{main}/stat").read_text().rpartition(")")[2].split()[1]
+    stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in children_of(parent)]
+    return sum(int(each[11]) + int(each[12]) for each in stats) / os.sysconf("SC_CLK_TCK")
+
+
+def children_of(parent):
+    return Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+
+
+async def measured_on_postgresql(portals, count, figure, cpu_of_server):
+    fleets = [PollingAgents(count, portal, first=number * count) for number, portal in enumerate(portals)]
+    for agents in fleets:
+        agents.start(spread_seconds=count / 250)
+    try:
+        for agents in fleets:
+            await agents.all_held()
+        await asyncio.sleep(2)
+        before = [portal.cpu_seconds for portal in portals], cpu_of_server()
+        await asyncio.sleep(IDLE_SECONDS)
+        shares = [(portal.cpu_seconds - cpu) / IDLE_SECONDS for portal, cpu in zip(portals, before[0], strict=True)]
+        of_server = (cpu_of_server() - before[1]) / IDLE_SECONDS
+    finally:
+        for agents in fleets:
+            await agents.end()
+    figure(
+        f"two portal processes on PostgreSQL, {count} polls held by each: idle {100 * max(shares):.1f} % of a core "
+        f"each, RSS {portals[0].rss_mb:.0f} MB, the database server {100 * of_server:.1f} %"
+    )
+    assert max(shares) < 0.2
 
 
 @pytest.mark.parametrize("name", ["plain", "tls"])

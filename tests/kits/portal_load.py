@@ -247,10 +247,11 @@ class PortalUnderLoad:
 
 
 class PollingAgents:
-    """Connections that poll as agents do. After a failure, each waits as long as an agent waits."""
+    """Connections that poll as agents do, from the agent *first*. After a failure, each waits as long as an agent."""
 
-    def __init__(self, count: int, portal: PortalUnderLoad) -> None:
+    def __init__(self, count: int, portal: PortalUnderLoad, *, first: int = 0) -> None:
         self.count = count
+        self._first = first
         self.portal = portal
         self.received_at: dict[int, float] = {}
         self.held: set[int] = set()
@@ -267,7 +268,7 @@ class PollingAgents:
 
     async def _follow(self, number: int, delay: float) -> None:
         await asyncio.sleep(delay)
-        authorization, failures = f"Bearer {self.portal.token_of(number)}", 0
+        authorization, failures = f"Bearer {self.portal.token_of(self._first + number)}", 0
         while True:
             writer = None
             try:
@@ -290,7 +291,7 @@ class PollingAgents:
     ) -> None:
         index = self._indexes[number]
         writer.write(
-            f"GET /api/v1/vms/{vm_id_of(number)}/decisions?index={index}&wait={WAIT_SECONDS} HTTP/1.1\r\n"
+            f"GET /api/v1/vms/{vm_id_of(self._first + number)}/decisions?index={index}&wait={WAIT_SECONDS} HTTP/1.1\r\n"
             f"Host: portal\r\nAuthorization: {authorization}\r\nAccept: application/json\r\n\r\n".encode()
         )
         if index:

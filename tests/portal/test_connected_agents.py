@@ -1,10 +1,14 @@
 """Connected agents: an agent that stops polling stays known for minutes, and other processes receive its header."""
 
+import asyncio
 import json
 
 import pytest
+from sqlalchemy import select
 
-from bridge.portal.connected_agents import FORGOTTEN_SECONDS, ConnectedAgents
+from bridge.portal import schema
+from bridge.portal.connected_agents import FORGOTTEN_SECONDS, AgentExchange, ConnectedAgents
+from bridge.portal.store.database import StoreThreads
 from bridge.testing import ManualClock
 
 _HEADER = json.dumps({"version": "1.2.3", "kids": ["portal"], "required_approvals": 1})
@@ -67,15 +71,56 @@ def test_poll_that_is_held_longer_than_agents_are_remembered_is_not_lost(agents,
     assert agents.all()["held"].is_connected
 
 
-def test_other_processes_are_told_of_agents_that_are_away_when_they_are_told_everything(agents, clock):
-    _asked(agents, range(2))
-    assert {each.vm_key for each in agents.changes_to_share(is_everything=False)} == {"vm-0", "vm-1"}
-    clock.advance(60)
-    agents.remove_old()
+def test_agent_that_polls_again_is_no_change(agents, clock):
+    agents.begins("vm", _HEADER)
+    assert [each.vm_key for each in agents.changes_to_share(is_everything=False)] == ["vm"]
+    agents.ends("vm")
+    clock.advance(30)
+    agents.begins("vm", _HEADER)
     assert agents.changes_to_share(is_everything=False) == []
-    shared = agents.changes_to_share(is_everything=True)
-    assert {each.vm_key for each in shared} == {"vm-0", "vm-1"}
-    there = ConnectedAgents(clock.clock)
-    there.receive(shared)
-    assert there.all()["vm-1"].received_index == 1
-    assert not there.all()["vm-1"].is_connected
+    agents.ends("vm")
+    agents.begins("vm", _HEADER, index=7)
+    assert [each.received_index for each in agents.changes_to_share(is_everything=False)] == [7]
+    assert [each.vm_key for each in agents.changes_to_share(is_everything=True)] == ["vm"]
+
+
+def test_processes_exchange_their_agents(postgresql_database, clock):
+    def rows():
+        return postgresql_database.store().read(
+            lambda connection: set(connection.execute(select(schema.agents.c.vm_key)).scalars())
+        )
+
+    async def main():
+        agents = [ConnectedAgents(clock.clock) for _ in range(2)]
+        stores = [StoreThreads(postgresql_database.store()) for _ in range(2)]
+        pair = [AgentExchange(store, each, clock=clock.clock) for store, each in zip(stores, agents, strict=True)]
+        (here, there), (ours, theirs) = agents, pair
+
+        async def after(seconds, *which):
+            clock.advance(seconds)
+            for each in which:
+                await each.exchange()
+            return {key: seen.is_connected for key, seen in there.all().items()}
+
+        for vm in range(3):
+            here.begins(f"vm-{vm}", _HEADER, index=vm)
+        assert await after(1, ours, theirs) == dict.fromkeys(("vm-0", "vm-1", "vm-2"), True)
+        assert there.all()["vm-2"].received_index == 2
+        here.ends("vm-0")
+        assert not (await after(20, ours, theirs))["vm-0"]
+        await after(60, ours, theirs)
+        assert await after(80, ours, theirs) == {"vm-0": False, "vm-1": True, "vm-2": True}
+        assert await after(91, theirs) == {}
+        assert (await after(1, ours, theirs))["vm-1"]
+        clock.advance(FORGOTTEN_SECONDS)
+        there.remove_old()
+        await ours.exchange(removed=here.remove_old())
+        await theirs.exchange()
+        assert set(there.all()) == {"vm-1", "vm-2"} == rows() - {""}
+        await after(1_500)
+        await theirs.exchange(is_everything=True)
+        assert rows() == {""}
+        for each in stores:
+            each.close()
+
+    asyncio.run(main())
