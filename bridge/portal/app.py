@@ -14,10 +14,11 @@ from starlette.types import Message, Receive, Scope, Send
 from bridge.approval.signing import DecisionSigner
 from bridge.clock import Clock
 from bridge.logs import ThrottledLog
+from bridge.portal.agent_exchange import AgentExchange
 from bridge.portal.agents import AgentRoutes
 from bridge.portal.api import Api
 from bridge.portal.authentication import Authenticator
-from bridge.portal.connected_agents import AgentExchange, ConnectedAgents
+from bridge.portal.connected_agents import ConnectedAgents
 from bridge.portal.deciding import VerdictService
 from bridge.portal.decisions_api import DecisionsApi
 from bridge.portal.ingest import Ingest
@@ -90,11 +91,12 @@ class Application:
             )
             for each in settings.notify
         ]
+        self._agent_exchange = AgentExchange(threads, self._connected_agents, notify=self._live.check_now, clock=clock)
         self.followers: tuple[Follower, ...] = (
             *self._senders,
             self.pending_decisions,
             self._live,
-            AgentExchange(threads, self._connected_agents, clock=clock),
+            self._agent_exchange,
         )
         authenticator = Authenticator(
             attested=None if self._agents is None else self._agents.tokens,
@@ -143,6 +145,7 @@ class Application:
     async def load(self) -> None:
         """Read the state that requests need."""
         await self.pending_decisions.load()
+        await self._agent_exchange.exchange()
         await self._users.load()
         approvers = await self._threads.read(approvers_here)
         why_not = too_few(self._settings.people.required_approvals, approvers)

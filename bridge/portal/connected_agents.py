@@ -1,39 +1,44 @@
 """Tracks the connected agents and the settings that they report.
 
 An agent counts as connected while it has an open poll, and for 15 seconds after its last poll ends. Each poll has a
-header that contains the agent's version, keys, and settings (PROTOCOL.md, section 2).
+header that contains the agent's version, keys, and settings (PROTOCOL.md, section 2). Disconnected agents stay known
+for one day.
 
-The portal keeps the connected agents in memory, because every poll updates them. If more than one portal process uses
-the database, each process writes its own changes and reads the changes of the other processes once a second. A repeated
-poll does not change an agent, so the cost does not depend on the number of agents. After a process is killed,
-its agents still count as connected for up to 90 seconds.
+The portal keeps the agents in memory, because every poll updates them. `bridge.portal.agent_exchange` writes each
+change to the database, and reads the changes of other portal processes. A process that stops leaves its connected
+agents in the database. For 60 seconds after that, the other processes and the next process show these agents as
+reconnecting.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Iterable, Mapping
+from enum import Enum
 from functools import lru_cache
 
 import msgspec
 
-from bridge.clock import Clock, format_time, parse_time
-from bridge.logs import ThrottledLog
-from bridge.portal.store.agents import SharedAgent, SharedAgents, delete_processes, shared_agents, store_agents
-from bridge.portal.store.database import StoreThreads, StoreUnavailable
-
-logger = logging.getLogger(__name__)
+from bridge.clock import Clock, parse_time
+from bridge.portal.store.agents import StoredAgent
 
 HEADER = "scheduled-events-agent"
 _MOST_HEADER_CHARACTERS = 8_192
-#: An agent is removed when its last poll ended this long ago. A poll lasts at most 600 s.
-FORGOTTEN_SECONDS = 700.0
-_PROCESS_SECONDS = 90.0
-_RECONNECT_SECONDS = 15.0
-_EXCHANGE_SECONDS = 1.0
+KEPT_SECONDS = 86_400.0
+RECONNECTING_SECONDS = 60.0
+_GRACE_SECONDS = 15.0
+#: A process whose heartbeat has not changed for this time has stopped.
+_ALIVE_SECONDS = 10.0
+#: With a shared token, an agent can invent VMs.
+_MOST_AWAY = 100_000
+
+
+class Connection(str, Enum):
+    """Whether an agent polls for decisions."""
+
+    CONNECTED = "connected"
+    RECONNECTING = "reconnecting"
+    """The agent was connected to a portal process that stopped less than 60 s ago."""
+    DISCONNECTED = "disconnected"
 
 
 class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,20 +54,8 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
     command_covers_all: bool | None = None
     """Whether the command prepares every VM of the event."""
 
-
-class AgentSeen(AgentReport, frozen=True, kw_only=True):
-    """An agent that has polled for decisions."""
-
-    is_connected: bool
-    received_index: int = 0
-    """The agent has received every decision up to this number."""
-    is_attested: bool = False
-    """Whether the credential of the agent proves its vmId."""
-
-    def why_not(self, kid: str) -> str | None:
+    def refusal(self, kid: str) -> str | None:
         """Return the reason why the agent would not act on an approval by the key *kid*, or None."""
-        if not self.is_connected:
-            return "is not connected"
         if self.kids is not None and kid not in self.kids:
             return f"does not trust the key {kid}"
         if self.disabled:
@@ -74,26 +67,67 @@ class AgentSeen(AgentReport, frozen=True, kw_only=True):
         return None
 
 
+class AgentSeen(AgentReport, frozen=True, kw_only=True):
+    """An agent that has polled for decisions."""
+
+    is_connected: bool
+    is_reconnecting: bool = False
+    received_index: int = 0
+    """The agent has received every decision up to this number."""
+    is_attested: bool = False
+    """Whether the credential of the agent proves its vmId."""
+
+    def why_not(self, kid: str) -> str | None:
+        """Return the reason why the agent would not act on an approval by *kid* now, or None."""
+        if self.is_reconnecting:
+            return "is reconnecting to the portal"
+        return self.refusal(kid) if self.is_connected else "is not connected"
+
+
 class _Polls(msgspec.Struct):
+    """The polls of an agent at this process."""
+
     at: float
     reported: AgentReport
     open_polls: int = 0
     received_index: int = 0
     is_attested: bool = False
-    shared: int = 0
-    """The hash of the state that the other processes have."""
 
 
-class _SharedBody(msgspec.Struct, frozen=True):
-    is_polling: bool
+class _Body(msgspec.Struct, frozen=True):
     reported: AgentReport
     is_attested: bool = False
-    ended_seconds: float = 0.0
-    """The time from the end of the last poll to the write of this state."""
+
+
+class _Elsewhere(msgspec.Struct, frozen=True):
+    """The state that another process stored about an agent."""
+
+    at: float
+    is_connected: bool
+    received_index: int
+    reported: AgentReport
+    is_attested: bool
+
+
+class _Process(msgspec.Struct):
+    """Another portal process, which can have stopped."""
+
+    heartbeat: int
+    known_at: float
+    alive_at: float | None = None
+    """When the heartbeat last changed."""
+    seen: Connection = Connection.RECONNECTING
+
+    def connection(self, now: float) -> Connection:
+        """Return the state of the agents that were connected to this process."""
+        if self.alive_at is not None and now - self.alive_at < _ALIVE_SECONDS:
+            return Connection.CONNECTED
+        is_recent = now - (self.known_at if self.alive_at is None else self.alive_at) < RECONNECTING_SECONDS
+        return Connection.RECONNECTING if is_recent else Connection.DISCONNECTED
 
 
 _reported_of = msgspec.json.Decoder(AgentReport).decode
-_shared_body_of = lru_cache(maxsize=256)(msgspec.json.Decoder(_SharedBody).decode)
+_ORDER = tuple(reversed(Connection))
 
 
 class ConnectedAgents:
@@ -102,22 +136,31 @@ class ConnectedAgents:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._here: dict[str, _Polls] = {}
-        self._elsewhere: dict[str, dict[str, _Polls]] = {}
+        self._idle: dict[str, None] = {}
+        """The connected agents without an open poll, by the end of the last poll."""
+        self._away: dict[str, None] = {}
+        """The disconnected agents of `_here`, by the end of the last poll."""
+        self._elsewhere: dict[str, dict[str, _Elsewhere]] = {}
+        """The agents of other processes, by VM and process."""
+        self._processes: dict[str, _Process] = {}
         self._unshared: set[str] = set()
+        self._changed: set[str] = set()
 
     def begins(self, vm_key: str, header: str, *, index: int = 0, is_attested: bool = False) -> None:
         """Record the start of a poll and the agent's *header*."""
         known = self._here.get(vm_key)
-        open_polls = 1 if known is None else known.open_polls + 1
-        self._here[vm_key] = _Polls(
+        new = _Polls(
             at=self._clock.monotonic(),
             reported=_read(header),
-            open_polls=open_polls,
+            open_polls=1 if known is None else known.open_polls + 1,
             received_index=index,
             is_attested=is_attested,
-            shared=0 if known is None else known.shared,
         )
-        self._unshared.add(vm_key)
+        if known is None or vm_key in self._away or _shared(known) != _shared(new):
+            self._note({vm_key})
+        self._idle.pop(vm_key, None)
+        self._away.pop(vm_key, None)
+        self._here[vm_key] = new
 
     def ends(self, vm_key: str) -> None:
         """Record the end of a poll."""
@@ -125,123 +168,166 @@ class ConnectedAgents:
         if known is not None:
             known.open_polls -= 1
             known.at = self._clock.monotonic()
-            self._unshared.add(vm_key)
+            if known.open_polls == 0:
+                self._idle[vm_key] = None
 
     def of(self, vm_keys: Iterable[str]) -> dict[str, AgentSeen]:
         """Return the agents of *vm_keys* that have polled.
 
         Threads of the store also call this method.
         """
-        places = [self._here, *self._elsewhere.values()]
-        found = {key: [seen for place in places if (seen := place.get(key))] for key in vm_keys}
-        return {key: self._agent_seen(known) for key, known in found.items() if known}
+        return {key: seen for key in vm_keys if (seen := self._agent_seen(key)) is not None}
 
     def all(self) -> dict[str, AgentSeen]:
-        """Return every agent that has polled."""
-        return self.of({key for place in (self._here, *self._elsewhere.values()) for key in list(place)})
+        """Return every agent that has polled within the last day."""
+        return self.of([*self._here, *self._elsewhere])
 
-    def changes_to_share(self, *, is_everything: bool) -> list[SharedAgent]:
-        """Return the changes since the last call, or everything, for the other processes."""
-        keys = self._here.keys() if is_everything else self._unshared & self._here.keys()
-        self._unshared = set()
-        monotonic = self._clock.monotonic()
-        changes = []
+    def reports(self) -> dict[str, tuple[Connection, AgentReport]]:
+        """Return the state and the last header of every agent, faster than `all`."""
+        found = ((key, self._best(key)) for key in dict.fromkeys([*self._here, *self._elsewhere]))
+        return {key: (best[0], best[1].reported) for key, best in found if best is not None}
+
+    def disconnected(self) -> list[str]:
+        """Return the VMs whose agent polled within the last day and is disconnected now."""
+        found = ((key, self._best(key)) for key in dict.fromkeys([*self._away, *self._elsewhere]))
+        return [key for key, best in found if best is not None and best[0] is Connection.DISCONNECTED]
+
+    def take_changes(self) -> set[str]:
+        """Return the VMs whose agent has changed since the last call."""
+        found, self._changed = self._changed, set()
+        return found
+
+    def sweep(self) -> None:
+        """Find agents that have disconnected, and forget agents that disconnected a day ago."""
+        now = self._clock.monotonic()
+        gone = self._older(self._idle, now - _GRACE_SECONDS)
+        for key in gone:
+            del self._idle[key]
+            self._away[key] = None
+        self._note(gone)
+        too_many = list(self._away)[: max(0, len(self._away) - _MOST_AWAY)]
+        for key in [*too_many, *self._older(self._away, now - KEPT_SECONDS)]:
+            self._away.pop(key, None)
+            self._here.pop(key, None)
+        for name, process in self._processes.items():
+            state = process.connection(now)
+            if state is not process.seen:
+                process.seen = state
+                self._changed |= {key for key, rows in self._elsewhere.items() if name in rows}
+
+    def take_unshared(self) -> list[StoredAgent]:
+        """Return the agents of this process that have changed since the last call."""
+        keys, self._unshared = self._unshared, set()
+        return [
+            StoredAgent(
+                vm_key=key,
+                is_connected=key not in self._away,
+                received_index=seen.received_index,
+                body=msgspec.json.encode(_Body(seen.reported, seen.is_attested)).decode(),
+            )
+            for key in keys
+            if (seen := self._here.get(key)) is not None
+        ]
+
+    def share_again(self, agents: Iterable[StoredAgent]) -> None:
+        """Return *agents* again from `take_unshared`, because they could not be stored."""
+        self._unshared |= {each.vm_key for each in agents}
+
+    def heartbeats(self) -> dict[str, int]:
+        """Return the last known heartbeat of each other process."""
+        return {name: process.heartbeat for name, process in self._processes.items()}
+
+    def receive(self, heartbeats: Mapping[str, int], changed: Iterable[StoredAgent]) -> None:
+        """Add the *changed* agents. *heartbeats* contains all other processes."""
+        now, at = self._clock.monotonic(), self._clock.now()
+        for name, heartbeat in heartbeats.items():
+            known = self._processes.setdefault(name, _Process(heartbeat=heartbeat, known_at=now))
+            if known.heartbeat != heartbeat:
+                known.heartbeat, known.alive_at = heartbeat, now
+        for name in self._processes.keys() - heartbeats.keys():
+            del self._processes[name]
+        for each in changed:
+            body = _body_of(each.body)
+            self._elsewhere.setdefault(each.vm_key, {})[each.process] = _Elsewhere(
+                at=now - (at - parse_time(each.stored_at)).total_seconds(),
+                is_connected=each.is_connected,
+                received_index=each.received_index,
+                reported=body.reported,
+                is_attested=body.is_attested,
+            )
+            self._changed.add(each.vm_key)
+
+    def forget_stopped(self) -> list[str]:
+        """Forget old agents, and return the processes that have stopped.
+
+        The agents of a stopped process that have polled again are forgotten.
+        """
+        now = self._clock.monotonic()
+        stopped = {name for name, each in self._processes.items() if each.connection(now) is Connection.DISCONNECTED}
+        kept: dict[str, dict[str, _Elsewhere]] = {}
+        for key, rows in self._elsewhere.items():
+            has_polled_again = key in self._here or any(name not in stopped for name in rows)
+            others = {
+                name: each
+                for name, each in rows.items()
+                if name in self._processes
+                and not (name in stopped and has_polled_again)
+                and (each.is_connected or now - each.at < KEPT_SECONDS)
+            }
+            if others:
+                kept[key] = others
+        self._elsewhere = kept
+        return sorted(stopped)
+
+    def _note(self, vm_keys: Iterable[str]) -> None:
+        self._unshared |= set(vm_keys)
+        self._changed |= set(vm_keys)
+
+    def _older(self, keys: Iterable[str], oldest: float) -> list[str]:
+        found = []
         for key in keys:
-            seen = self._here[key]
-            is_polling = seen.open_polls > 0
-            state = hash((is_polling, seen.reported, seen.is_attested, seen.received_index))
-            if state != seen.shared or is_everything:
-                seen.shared = state
-                ended = 0.0 if is_polling else round(monotonic - seen.at, 1)
-                body = msgspec.json.encode(_SharedBody(is_polling, seen.reported, seen.is_attested, ended)).decode()
-                changes.append(SharedAgent(vm_key=key, received_index=seen.received_index, body=body))
-        return changes
+            if self._here[key].at > oldest:
+                break
+            found.append(key)
+        return found
 
-    def receive(self, shared: Mapping[str, SharedAgents]) -> None:
-        """Apply the changes of all other live processes. Not thread-safe."""
-        now, monotonic = self._clock.now(), self._clock.monotonic()
-        elsewhere = {}
-        for process, changes in shared.items():
-            agents = {} if changes.is_everything else self._elsewhere.get(process, {})
-            at = monotonic - (now - parse_time(changes.stored_at)).total_seconds()
-            for each in changes.agents:
-                body = _shared_body_of(each.body)
-                agents[each.vm_key] = _Polls(
-                    at=at - body.ended_seconds,
-                    reported=body.reported,
-                    open_polls=int(body.is_polling),
-                    received_index=each.received_index,
-                    is_attested=body.is_attested,
-                )
-            elsewhere[process] = agents
-        self._elsewhere = elsewhere
+    def _best(self, vm_key: str) -> tuple[Connection, _Polls | _Elsewhere] | None:
+        """Return the newest state of the agent, and a connected state before any other."""
+        here = self._here.get(vm_key)
+        if here is not None and vm_key not in self._away:
+            return Connection.CONNECTED, here
+        now = self._clock.monotonic()
+        found: list[tuple[Connection, _Polls | _Elsewhere]] = []
+        if here is not None:
+            found.append((Connection.DISCONNECTED, here))
+        for name, each in self._elsewhere.get(vm_key, {}).items():
+            process = self._processes.get(name)
+            state = Connection.DISCONNECTED
+            if each.is_connected and process is not None:
+                state = process.connection(now)
+            if state is Connection.RECONNECTING and here is not None:
+                state = Connection.DISCONNECTED  # it was back, and left again
+            found.append((state, each))
+        return max(found, key=lambda each: (_ORDER.index(each[0]), each[1].at), default=None)
 
-    def remove_old(self) -> list[str]:
-        """Remove the agents that have stopped polling. Return those that polled at this process."""
-        oldest = self._clock.monotonic() - FORGOTTEN_SECONDS
-        removed: list[str] = []
-        for place in (*self._elsewhere.values(), self._here):
-            removed = [key for key, seen in place.items() if seen.open_polls == 0 and seen.at < oldest]
-            for key in removed:
-                del place[key]
-        return removed
-
-    def _agent_seen(self, known: list[_Polls]) -> AgentSeen:
-        seen = max(known, key=_recency)
+    def _agent_seen(self, vm_key: str) -> AgentSeen | None:
+        best = self._best(vm_key)
+        if best is None:
+            return None
+        state, newest = best
+        others = [each.received_index for each in self._elsewhere.get(vm_key, {}).values()]
+        here = self._here.get(vm_key)
         return AgentSeen(
-            is_connected=seen.open_polls > 0 or self._clock.monotonic() - seen.at < _RECONNECT_SECONDS,
-            **msgspec.structs.asdict(seen.reported),
-            received_index=max(each.received_index for each in known),
-            is_attested=seen.is_attested,
+            is_connected=state is Connection.CONNECTED,
+            is_reconnecting=state is Connection.RECONNECTING,
+            **msgspec.structs.asdict(newest.reported),
+            received_index=max(0 if here is None else here.received_index, *others, 0),
+            is_attested=newest.is_attested,
         )
 
 
-class AgentExchange:
-    """Removes old agents and exchanges data with other portal processes."""
-
-    def __init__(self, store: StoreThreads, connected_agents: ConnectedAgents, *, clock: Clock) -> None:
-        self._store = store
-        self._connected_agents = connected_agents
-        self._clock = clock
-        self._process = uuid.uuid4().hex
-        self._read_until: dict[str, str] = {}
-        """The time of the newest state of each other process that was read."""
-        self._log = ThrottledLog(logger, clock=clock)
-
-    async def follow(self) -> None:
-        """Update both sides once a second until the task is canceled."""
-        must_share_everything = True
-        while True:
-            removed = self._connected_agents.remove_old()
-            if self._store.store.kind.is_shared:
-                try:
-                    await self.exchange(is_everything=must_share_everything, removed=removed)
-                except StoreUnavailable as error:
-                    self._log.problem("store", logging.ERROR, f"The agents of other processes are unknown. {error}")
-                    must_share_everything = True
-                else:
-                    self._log.recovered("store", "The agents of other processes are known again.")
-                    must_share_everything = False
-            await asyncio.sleep(_EXCHANGE_SECONDS)
-
-    async def exchange(self, *, is_everything: bool = False, removed: Sequence[str] = ()) -> None:
-        """Exchange the changed agents, or all agents, with other processes."""
-        now = self._clock.now()
-        if is_everything:
-            before = format_time(now - timedelta(seconds=2 * FORGOTTEN_SECONDS))
-            await self._store.write(delete_processes, before=before)
-        changes = self._connected_agents.changes_to_share(is_everything=is_everything)
-        await self._store.write(store_agents, changes, removed, process=self._process, at=format_time(now))
-        since = format_time(now - timedelta(seconds=_PROCESS_SECONDS))
-        others = await self._store.read(
-            shared_agents, other_than=self._process, alive_since=since, read_until=self._read_until
-        )
-        await asyncio.to_thread(self._connected_agents.receive, others)  # thousands of agents would block the polls
-        self._read_until = {process: each.stored_at for process, each in others.items()}
-
-
-def _recency(seen: _Polls) -> tuple[bool, float]:
-    return seen.open_polls > 0, seen.at
+def _shared(polls: _Polls) -> tuple[AgentReport, int, bool]:
+    return polls.reported, polls.received_index, polls.is_attested
 
 
 @lru_cache(maxsize=64)  # most agents of a fleet send the same header
@@ -250,3 +336,8 @@ def _read(header: str) -> AgentReport:
         return _reported_of(header[:_MOST_HEADER_CHARACTERS].encode())
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         return AgentReport()
+
+
+@lru_cache(maxsize=64)
+def _body_of(text: str) -> _Body:
+    return msgspec.json.decode(text, type=_Body)

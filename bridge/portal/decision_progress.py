@@ -188,4 +188,5 @@ def _stage_of(
         return Stage.EXPIRED, "It expired before the agent polled."
     if agent is None:
         return Stage.QUEUED, "The agent has never polled for decisions."
-    return Stage.QUEUED, "" if agent.is_connected else "The agent is not connected."
+    away = "The agent is reconnecting to the portal." if agent.is_reconnecting else "The agent is not connected."
+    return Stage.QUEUED, "" if agent.is_connected else away

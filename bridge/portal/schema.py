@@ -172,16 +172,27 @@ event_groups = Table(
     Index(None, "name", "event_key"),
 )
 
-#: The agents that poll at each process. With SQLite, this table is empty, because only one process exists.
+#: The agents that poll, or polled within the last day, at each process. After a stop, the rows remain for a day.
 agents = Table(
     "agents",
     metadata,
     Column("vm_key", Text, primary_key=True),
     Column("process", String(32), primary_key=True),
+    Column("heartbeat", BigInteger, nullable=False),
     Column("stored_at", String(24), nullable=False),
+    Column("is_connected", Boolean(create_constraint=False), nullable=False),
     Column("received_index", BigInteger, nullable=False),
     Column("body", Text, nullable=False),
-    Index(None, "process", "stored_at"),
+    Index(None, "process", "heartbeat"),
+)
+
+#: The portal processes of the last day. A process increases its heartbeat with each write to `agents`.
+processes = Table(
+    "processes",
+    metadata,
+    Column("process", String(32), primary_key=True),
+    Column("heartbeat", BigInteger, nullable=False),
+    Column("stored_at", String(24), nullable=False),
 )
 
 verdicts = Table(

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from bridge.clock import Clock
 from bridge.logs import ThrottledLog
-from bridge.portal.connected_agents import AgentSeen, ConnectedAgents
+from bridge.portal.connected_agents import ConnectedAgents
 from bridge.portal.form_fields import KEY
 from bridge.portal.http_limits import CONNECTION
 from bridge.portal.rendering import SECURITY_HEADERS
@@ -98,7 +98,7 @@ class LiveUpdates:
 
     async def follow(self) -> None:
         """Find changes and publish them until the task is canceled."""
-        before, agents = None, self._connected_agents.all()
+        before = None
         while True:
             await _wait(self._check_requested, _CHECK_SECONDS)
             self._check_requested.clear()
@@ -107,10 +107,11 @@ class LiveUpdates:
                 continue
             try:
                 if before is None:
-                    before, agents = await self._store.read(marks), self._connected_agents.all()
+                    self._connected_agents.take_changes()
+                    before = await self._store.read(marks)
                     self._publish({ALL})  # earlier changes were not compared
                 else:
-                    before, agents = await self._find_changes(before, agents)
+                    before = await self._find_changes(before)
                 self._log.recovered("store", "Open pages are notified about changes again.")
             except StoreUnavailable as error:
                 self._log.problem("store", logging.ERROR, f"Open pages are not notified about changes. {error}")
@@ -171,19 +172,18 @@ class LiveUpdates:
         last = f"event: {subscriber.ended}\ndata: {subscriber.ended}\n\n".encode()
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
-    async def _find_changes(self, before: Marks, agents: dict[str, AgentSeen]) -> tuple[Marks, dict[str, AgentSeen]]:
-        now, agents_now = await self._store.read(marks), self._connected_agents.all()
+    async def _find_changes(self, before: Marks) -> Marks:
+        moved, now = self._connected_agents.take_changes(), await self._store.read(marks)
         changed = _different(before.open_events, now.open_events)
         if now.entry != before.entry:
             subjects = await self._store.read(subjects_after, before.entry)
             is_about_users = not all(map(KEY.fullmatch, subjects))  # other approvals can count then
             changed |= subjects
             changed.add(ALL if is_about_users or now.entry - before.entry > _MOST_PENDING else "audit")
-        if agents_now != agents:
-            moved = _different(agents, agents_now)
+        if moved:
             changed |= await self._store.read(open_events_of_vms, sorted(moved)) | {AGENTS}
         self._publish(changed)
-        return now, agents_now
+        return now
 
     def _publish(self, keys: set[str]) -> None:
         if keys:

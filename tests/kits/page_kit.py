@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from datetime import timedelta
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,11 +16,13 @@ from fleet_records import NOW, fleet_record, vm_id_of
 from msgspec.structs import replace
 from portal_kit import AGENT_TOKEN, RunningPortal, portal_table
 from portal_users import local_user
+from sqlalchemy import func, select
 
 from bridge.approval.signing import generate_key
 from bridge.clock import Clock
 from bridge.events.record import Approval, Transition
 from bridge.portal.audit import NewEntry
+from bridge.portal.schema import agents
 from bridge.portal.settings import database_file, read
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.database import Store
@@ -88,6 +91,14 @@ class Office:
             answer = browser.sign_in(name)
             assert answer.status_code == 303, answer.text
         return browser
+
+    def wait_for_stored_agents(self, count: int) -> None:
+        """Wait until the portal has stored *count* agents, which a restart shows as reconnecting."""
+        until = time.monotonic() + 20
+        query = select(func.count()).select_from(agents)
+        while self._store.read(lambda connection: connection.execute(query).scalar_one()) < count:
+            assert time.monotonic() < until, "the agents are not stored"
+            time.sleep(0.05)
 
     def tell_outcome(self, transition: Transition, result: str) -> None:
         """Have the agent of the first VM tell what became of the first approval."""

@@ -54,6 +54,7 @@ def test_what_each_agent_says_of_itself_is_told(portal):
             "command": None,
             "command_covers_all": None,
             "is_connected": True,
+            "is_reconnecting": False,
             "is_attested": False,
             "received_index": 0,
         },

@@ -1,13 +1,16 @@
-"""Connected agents: an agent that stops polling stays known for minutes, and other processes receive its header."""
+"""The agents that the portal knows: connected, reconnecting after a stop of a portal process, and disconnected."""
+
+from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import closing
 
 import pytest
-from sqlalchemy import select
+from portal_databases import of_file
 
-from bridge.portal import schema
-from bridge.portal.connected_agents import FORGOTTEN_SECONDS, AgentExchange, ConnectedAgents
+from bridge.portal.agent_exchange import AgentExchange
+from bridge.portal.connected_agents import KEPT_SECONDS, ConnectedAgents
 from bridge.portal.store.database import StoreThreads
 from bridge.testing import ManualClock
 
@@ -24,103 +27,153 @@ def agents(clock):
     return ConnectedAgents(clock.clock)
 
 
-def _asked(agents, vms):
-    """Have each of *vms* ask once, all at the same time."""
+def poll(agents, *vms, index=0):
+    """Poll once as each of *vms*, all at the same time."""
     for vm in vms:
-        agents.begins(f"vm-{vm}", _HEADER, index=vm)
+        agents.begins(f"vm-{vm}", _HEADER, index=index)
     for vm in vms:
         agents.ends(f"vm-{vm}")
 
 
-def test_agents_that_ask_no_more_are_forgotten_and_those_that_ask_are_not(agents, clock):
+def state(agents, vm):
+    seen = agents.of([f"vm-{vm}"]).get(f"vm-{vm}")
+    if seen is None:
+        return None
+    return "reconnecting" if seen.is_reconnecting else "connected" if seen.is_connected else "disconnected"
+
+
+def test_agent_disconnects_15_s_after_its_last_poll_and_stays_known_for_a_day(agents, clock):
     agents.begins("held", "")
-    _asked(agents, range(10_000))
-    clock.advance(FORGOTTEN_SECONDS - 1)
-    _asked(agents, [1])
-    agents.remove_old()
-    assert len(agents.all()) == 10_001
+    poll(agents, 1, 2, index=7)
+    clock.advance(14)
+    agents.sweep()
+    assert (state(agents, 1), agents.disconnected()) == ("connected", [])
     clock.advance(2)
-    agents.remove_old()
-    assert set(agents.all()) == {"held", "vm-1"}
-
-
-def test_what_an_agent_said_is_known_while_it_is_away_and_when_it_is_back(agents, clock):
-    _asked(agents, range(3))
-    here = agents.of(["vm-2"])["vm-2"]
-    assert here.is_connected
-    clock.advance(60)
-    agents.remove_old()
-    away = agents.of(["vm-2", "vm-9"])
-    assert set(away) == {"vm-2"}
-    assert not away["vm-2"].is_connected
-    assert (away["vm-2"].version, away["vm-2"].kids, away["vm-2"].received_index) == ("1.2.3", ("portal",), 2)
-    agents.begins("vm-2", "{}", index=7)
-    for _ in range(2):
-        back = agents.of(["vm-2"])["vm-2"]
-        assert (back.is_connected, back.version, back.received_index) == (True, None, 7)
-        agents.remove_old()
-    agents.ends("vm-2")
-    assert len(agents.all()) == 3
-
-
-def test_poll_that_is_held_longer_than_agents_are_remembered_is_not_lost(agents, clock):
-    agents.begins("held", _HEADER)
-    clock.advance(2 * FORGOTTEN_SECONDS)
-    agents.remove_old()
-    agents.ends("held")
+    poll(agents, 2)
+    agents.sweep()
+    assert (state(agents, 1), state(agents, 2), agents.disconnected()) == ("disconnected", "connected", ["vm-1"])
+    away = agents.of(["vm-1"])["vm-1"]
+    assert (away.version, away.kids, away.received_index) == ("1.2.3", ("portal",), 7)
+    clock.advance(KEPT_SECONDS)
+    poll(agents, 2)
+    agents.sweep()
+    assert set(agents.all()) == {"held", "vm-2"}
     assert agents.all()["held"].is_connected
 
 
-def test_agent_that_polls_again_is_no_change(agents, clock):
-    agents.begins("vm", _HEADER)
-    assert [each.vm_key for each in agents.changes_to_share(is_everything=False)] == ["vm"]
-    agents.ends("vm")
-    clock.advance(30)
-    agents.begins("vm", _HEADER)
-    assert agents.changes_to_share(is_everything=False) == []
-    agents.ends("vm")
-    agents.begins("vm", _HEADER, index=7)
-    assert [each.received_index for each in agents.changes_to_share(is_everything=False)] == [7]
-    assert [each.vm_key for each in agents.changes_to_share(is_everything=True)] == ["vm"]
+def test_only_changes_are_stored(agents, clock):
+    poll(agents, 1, 2)
+    assert {each.vm_key for each in agents.take_unshared()} == {"vm-1", "vm-2"}
+    for _ in range(10):
+        poll(agents, 1, 2)
+        clock.advance(10)
+        agents.sweep()
+    assert agents.take_unshared() == []
+    poll(agents, 1, index=3)
+    assert [(each.vm_key, each.received_index) for each in agents.take_unshared()] == [("vm-1", 3)]
+    clock.advance(16)
+    agents.sweep()
+    assert {(each.vm_key, each.is_connected) for each in agents.take_unshared()} == {("vm-1", False), ("vm-2", False)}
 
 
-def test_processes_exchange_their_agents(postgresql_database, clock):
-    def rows():
-        return postgresql_database.store().read(
-            lambda connection: set(connection.execute(select(schema.agents.c.vm_key)).scalars())
-        )
+class Process:
+    """The agents of a portal process on *database*."""
 
-    async def main():
-        agents = [ConnectedAgents(clock.clock) for _ in range(2)]
-        stores = [StoreThreads(postgresql_database.store()) for _ in range(2)]
-        pair = [AgentExchange(store, each, clock=clock.clock) for store, each in zip(stores, agents, strict=True)]
-        (here, there), (ours, theirs) = agents, pair
+    def __init__(self, database, clock):
+        self.agents = ConnectedAgents(clock.clock)
+        self.notified = 0
+        self._threads = StoreThreads(database.store())
+        self._exchange = AgentExchange(self._threads, self.agents, notify=self._note, clock=clock.clock)
 
-        async def after(seconds, *which):
-            clock.advance(seconds)
-            for each in which:
-                await each.exchange()
-            return {key: seen.is_connected for key, seen in there.all().items()}
+    def _note(self):
+        self.notified += 1
 
-        for vm in range(3):
-            here.begins(f"vm-{vm}", _HEADER, index=vm)
-        assert await after(1, ours, theirs) == dict.fromkeys(("vm-0", "vm-1", "vm-2"), True)
-        assert there.all()["vm-2"].received_index == 2
-        here.ends("vm-0")
-        assert not (await after(20, ours, theirs))["vm-0"]
-        await after(60, ours, theirs)
-        assert await after(80, ours, theirs) == {"vm-0": False, "vm-1": True, "vm-2": True}
-        assert await after(91, theirs) == {}
-        assert (await after(1, ours, theirs))["vm-1"]
-        clock.advance(FORGOTTEN_SECONDS)
-        there.remove_old()
-        await ours.exchange(removed=here.remove_old())
-        await theirs.exchange()
-        assert set(there.all()) == {"vm-1", "vm-2"} == rows() - {""}
-        await after(1_500)
-        await theirs.exchange(is_everything=True)
-        assert rows() == {""}
-        for each in stores:
-            each.close()
+    def exchange(self):
+        self.agents.sweep()
+        asyncio.run(self._exchange.exchange())
 
-    asyncio.run(main())
+    def close(self):
+        self._threads.close()
+
+
+@pytest.fixture
+def new_process(database, clock):
+    made = []
+
+    def new():
+        made.append(Process(database, clock))
+        return made[-1]
+
+    yield new
+    for each in made:
+        each.close()
+
+
+def test_agents_of_a_stopped_portal_are_reconnecting_for_60_s(new_process, clock):
+    before = new_process()
+    poll(before.agents, 1, 2)
+    clock.advance(20)
+    poll(before.agents, 2, 3)
+    before.exchange()
+    after = new_process()
+    after.exchange()
+    assert [state(after.agents, vm) for vm in (1, 2, 3)] == ["disconnected", "reconnecting", "reconnecting"]
+    assert after.agents.of(["vm-2"])["vm-2"].why_not("portal") == "is reconnecting to the portal"
+    after.agents.take_changes()
+    poll(after.agents, 2)
+    assert (state(after.agents, 2), after.agents.take_changes()) == ("connected", {"vm-2"})
+    clock.advance(59)
+    poll(after.agents, 2)
+    after.exchange()
+    assert (state(after.agents, 3), after.agents.disconnected()) == ("reconnecting", ["vm-1"])
+    clock.advance(2)
+    after.exchange()
+    assert state(after.agents, 3) == "disconnected"
+    assert "vm-3" in after.agents.take_changes()
+    clock.advance(60)
+    poll(after.agents, 2)
+    after.exchange()
+    assert sorted(after.agents.disconnected()) == ["vm-1", "vm-3"]
+    clock.advance(KEPT_SECONDS)
+    for _ in range(2):
+        clock.advance(60)
+        poll(after.agents, 2)
+        after.exchange()
+    assert set(after.agents.all()) == {"vm-2"}
+
+
+def test_processes_see_the_agents_of_each_other(postgresql_database, clock):
+    with closing(Process(postgresql_database, clock)) as one, closing(Process(postgresql_database, clock)) as other:
+        poll(one.agents, 1)
+        for _ in range(2):
+            one.exchange()
+            other.exchange()
+            clock.advance(1)
+        assert (state(other.agents, 1), other.notified) == ("connected", 1)
+        for _ in range(20):
+            clock.advance(1)
+            poll(one.agents, 1, 2)
+            one.exchange()
+            other.exchange()
+        assert (state(other.agents, 1), state(other.agents, 2), other.notified) == ("connected", "connected", 2)
+        poll(other.agents, 2)
+        for _ in range(11):
+            clock.advance(1)
+            other.exchange()
+        assert (state(other.agents, 1), state(other.agents, 2)) == ("reconnecting", "connected")
+        for _ in range(50):
+            clock.advance(1)
+            poll(other.agents, 2)
+            other.exchange()
+        assert (state(other.agents, 1), state(other.agents, 2)) == ("disconnected", "connected")
+
+
+def test_agents_that_could_not_be_stored_are_stored_later(tmp_path, clock):
+    agents = ConnectedAgents(clock.clock)
+    poll(agents, 1)
+    agents.share_again(agents.take_unshared())
+    with of_file(tmp_path) as database, closing(StoreThreads(database.store())) as threads:
+        exchange = AgentExchange(threads, agents, notify=lambda: None, clock=clock.clock)
+        asyncio.run(exchange.exchange())
+        count = "SELECT count(*) FROM agents"
+        assert threads.store.read(lambda connection: connection.exec_driver_sql(count).scalar()) == 1

@@ -1,7 +1,7 @@
-"""Stores connected agents, which portal processes exchange through the database.
+"""Stores the agents of each portal process.
 
-The row of a process itself, with an empty `vm_key`, has the time of its newest state. A process that no longer updates
-this row has ended, and its agents no longer count.
+After a restart, the agents that were connected are known. Several processes exchange their agents through the database.
+A process increases its heartbeat with each write, so other processes read only newer rows, whatever their clocks show.
 """
 
 from __future__ import annotations
@@ -9,65 +9,57 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import msgspec
-from sqlalchemy import Connection, delete, select
+from sqlalchemy import Connection, delete, or_, select
 
-from bridge.portal.schema import agents
-from bridge.portal.store.database import in_parts, upsert
-
-_PROCESS = ""
+from bridge.portal.schema import agents, processes
+from bridge.portal.store.database import upsert
 
 
-class SharedAgent(msgspec.Struct, frozen=True, kw_only=True):
+class StoredAgent(msgspec.Struct, frozen=True, kw_only=True):
     """An agent that polls at one process."""
 
     vm_key: str
+    is_connected: bool
     received_index: int
     body: str
-    """The agent's header and whether a poll is open, as JSON."""
-
-
-class SharedAgents(msgspec.Struct, frozen=True, kw_only=True):
-    """The agents of one process that changed, or all of its agents."""
-
-    stored_at: str
-    """The time of the newest state, by the clock of the process, in UTC with milliseconds."""
-    is_everything: bool
-    agents: tuple[SharedAgent, ...]
+    """The agent's header and whether its credential proves the vmId, as JSON."""
+    process: str = ""
+    stored_at: str = ""
 
 
 def store_agents(
-    connection: Connection, changed: Sequence[SharedAgent], removed: Sequence[str], *, process: str, at: str
+    connection: Connection, changed: Sequence[StoredAgent], *, process: str, heartbeat: int, at: str
 ) -> None:
-    """Store the changed agents of *process*, and delete the removed agents."""
-    for part in in_parts(removed):
-        connection.execute(delete(agents).where(agents.c.process == process, agents.c.vm_key.in_(part)))
-    whole = [SharedAgent(vm_key=_PROCESS, received_index=0, body=""), *changed]
-    upsert(
-        connection, agents, [{"process": process, "stored_at": at, **msgspec.structs.asdict(each)} for each in whole]
-    )
+    """Store the *changed* agents of *process*, and its heartbeat."""
+    common = {"process": process, "heartbeat": heartbeat, "stored_at": at}
+    upsert(connection, agents, [{**msgspec.structs.asdict(each), **common} for each in changed])
+    upsert(connection, processes, [common])
 
 
-def shared_agents(
-    connection: Connection, *, other_than: str, alive_since: str, read_until: Mapping[str, str]
-) -> dict[str, SharedAgents]:
-    """Return the agents of each other live process that changed after *read_until*.
+def changes_of_other_processes(
+    connection: Connection, *, process: str, known: Mapping[str, int]
+) -> tuple[dict[str, int], list[StoredAgent]]:
+    """Return the heartbeat of each other process, and the agents that are newer than *known*."""
+    query = select(processes.c.process, processes.c.heartbeat).where(processes.c.process != process)
+    heartbeats = {row.process: row.heartbeat for row in connection.execute(query)}
+    found = []
+    for name, heartbeat in heartbeats.items():
+        last = known.get(name, -1)
+        if heartbeat != last:
+            is_new = (agents.c.process == name) & (agents.c.heartbeat > last)
+            columns = [agents.c[field] for field in StoredAgent.__struct_fields__]
+            found += [StoredAgent(**row._asdict()) for row in connection.execute(select(*columns).where(is_new))]
+    return heartbeats, found
 
-    Return all agents of a process that is not in *read_until*, or whose clock was set back.
+
+def delete_agents(connection: Connection, *, process: str, stopped: Sequence[str], before: str) -> None:
+    """Delete agents that disconnected before *before*.
+
+    Also delete the rows of *stopped* processes that *process* has replaced.
     """
-    is_alive = (agents.c.vm_key == _PROCESS, agents.c.process != other_than, agents.c.stored_at >= alive_since)
-    found = {}
-    for process, stored_at in list(connection.execute(select(agents.c.process, agents.c.stored_at).where(*is_alive))):
-        after = read_until.get(process, "")
-        is_everything = not after or after > stored_at
-        query = select(agents.c.vm_key, agents.c.received_index, agents.c.body)
-        query = query.where(agents.c.process == process, agents.c.vm_key != _PROCESS)
-        changed = query if is_everything else query.where(agents.c.stored_at > after)
-        rows = tuple(SharedAgent(**row._asdict()) for row in connection.execute(changed))
-        found[process] = SharedAgents(stored_at=stored_at, is_everything=is_everything, agents=rows)
-    return found
-
-
-def delete_processes(connection: Connection, *, before: str) -> None:
-    """Delete the processes that ended before *before*, and their agents."""
-    ended = select(agents.c.process).where(agents.c.vm_key == _PROCESS, agents.c.stored_at < before)
-    connection.execute(delete(agents).where(agents.c.process.in_(ended)))
+    old = select(processes.c.process).where(processes.c.stored_at < before)
+    is_old = agents.c.is_connected.is_(False) & (agents.c.stored_at < before)
+    own = select(agents.c.vm_key).where(agents.c.process == process)
+    is_replaced = agents.c.process.in_(stopped) & agents.c.vm_key.in_(own)
+    connection.execute(delete(agents).where(or_(is_old, is_replaced, agents.c.process.in_(old))))
+    connection.execute(delete(processes).where(processes.c.stored_at < before))

@@ -7,12 +7,13 @@ import http.client
 import logging
 import socket
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from datetime import timedelta
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
-from fleet_records import fleet_record
+from fleet_records import NOW, fleet_record
 from page_kit import Office
 from portal_users import grant
 from uvicorn import Config, Server
@@ -27,6 +28,7 @@ from bridge.portal.metrics import PortalMetrics
 from bridge.portal.server_sent_events import ALL, LiveUpdates
 from bridge.portal.store.event_details import Marks
 from bridge.portal.users import COOKIE, AccessDenied, Person
+from bridge.testing import ManualClock
 
 A, B = key_of_event_id("A"), key_of_event_id("B")
 SECONDS = 20.0
@@ -95,6 +97,34 @@ def test_page_is_told_of_records_verdicts_and_agents(office, stream):
     found.until("agents")
     office.portal.send(fleet_record(2, event_id="B", resources=("vm_2",), sequence=2, transition=Transition.CANCELED))
     found.until(B)
+
+
+def test_after_a_restart_agents_reconnect_and_the_page_offers_the_approval_again(tmp_path):
+    clock, able = ManualClock(NOW + timedelta(minutes=1)), {"kids": ["p1"]}
+    with Office(tmp_path, clock=clock.clock) as office:
+        office.portal.send(fleet_record(0), fleet_record(1))
+        ann = office.browser("ann")
+        for vm in (0, 1):
+            office.poll(vm, **able)
+        office.wait_for_stored_agents(2)
+        office.portal.stop()
+        office.portal.start()
+        ann.origin = office.origin
+        page = ann.page(f"/events/{A}")
+        assert "vm_0 is reconnecting to the portal; vm_1 is reconnecting to the portal." in page.text
+        assert [text.split()[0] for text in page.buttons if text != "Sign out"] == ["Hold"]
+        with closing(Stream(ann)) as found:
+            found.until(ALL)
+            office.poll(0, **able)
+            found.until(A)
+        assert any(text.startswith("Approve") for text in ann.page(f"/events/{A}").buttons)
+        ann.submit(f"/events/{A}", "hold")
+        assert "ann holds it" in ann.page(f"/events/{A}").text
+        clock.advance(61)
+        office.poll(0, **able)
+        agents = {each["record"]["vm"]["name"]: each["agent"] for each in office.portal.get("/agents").json()["agents"]}
+        shown = {name: (agent["is_connected"], agent["is_reconnecting"]) for name, agent in agents.items()}
+        assert shown == {"vm_0": (True, False), "vm_1": (False, False)}
 
 
 def test_page_is_told_when_somebody_may_approve_no_more(office, stream):

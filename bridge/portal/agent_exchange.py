@@ -1,0 +1,82 @@
+"""Stores the agents of this portal process, and reads the agents of other processes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable
+from datetime import timedelta
+
+from bridge.clock import Clock, format_time
+from bridge.logs import ThrottledLog
+from bridge.portal.connected_agents import KEPT_SECONDS, ConnectedAgents
+from bridge.portal.store.agents import StoredAgent, changes_of_other_processes, delete_agents, store_agents
+from bridge.portal.store.database import StoreThreads, StoreUnavailable
+
+logger = logging.getLogger(__name__)
+
+_ROUND_SECONDS = 0.5
+_HEARTBEAT_SECONDS, _HEARTBEAT_SECONDS_ALONE = 1.0, 60.0
+_CLEANUP_SECONDS = 60.0
+
+
+class AgentExchange:
+    """Stores the agents of this process, and reads the agents of other processes.
+
+    *notify* is called after changes by other processes. In a steady fleet, nothing is written except a heartbeat: every
+    second if several processes can exist, and otherwise every minute.
+    """
+
+    def __init__(
+        self, store: StoreThreads, connected_agents: ConnectedAgents, *, notify: Callable[[], None], clock: Clock
+    ) -> None:
+        self._store = store
+        self._connected_agents = connected_agents
+        self._notify = notify
+        self._clock = clock
+        self._process = uuid.uuid4().hex
+        self._heartbeat = 0
+        self._stored_at = self._cleaned_at = -KEPT_SECONDS
+        self._log = ThrottledLog(logger, clock=clock)
+
+    async def follow(self) -> None:
+        """Exchange agents until the task is canceled."""
+        while True:
+            self._connected_agents.sweep()
+            try:
+                await self.exchange()
+            except StoreUnavailable as error:
+                self._log.problem("store", logging.ERROR, f"The agents of other processes are unknown. {error}")
+            else:
+                self._log.recovered("store", "The agents of other processes are known again.")
+            await asyncio.sleep(_ROUND_SECONDS)
+
+    async def exchange(self) -> None:
+        """Store the changes of this process, and read the changes of the others."""
+        is_shared, now = self._store.store.kind.is_shared, self._clock.monotonic()
+        changes = self._connected_agents.take_unshared()
+        if changes or now - self._stored_at >= (_HEARTBEAT_SECONDS if is_shared else _HEARTBEAT_SECONDS_ALONE):
+            await self._store_changes(changes)
+            self._stored_at = now
+        is_cleanup = now - self._cleaned_at >= _CLEANUP_SECONDS
+        if is_cleanup:
+            stopped = self._connected_agents.forget_stopped()
+            before = format_time(self._clock.now() - timedelta(seconds=KEPT_SECONDS))
+            await self._store.write(delete_agents, process=self._process, stopped=stopped, before=before)
+            self._cleaned_at = now
+        if is_shared or is_cleanup:
+            known = self._connected_agents.heartbeats()
+            heartbeats, found = await self._store.read(changes_of_other_processes, process=self._process, known=known)
+            self._connected_agents.receive(heartbeats, found)
+            if found:
+                self._notify()
+
+    async def _store_changes(self, changes: list[StoredAgent]) -> None:
+        self._heartbeat += 1
+        at = format_time(self._clock.now())
+        try:
+            await self._store.write(store_agents, changes, process=self._process, heartbeat=self._heartbeat, at=at)
+        except StoreUnavailable:
+            self._connected_agents.share_again(changes)
+            raise
