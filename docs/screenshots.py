@@ -63,11 +63,8 @@ def _started(office: Office, window: Watched) -> None:
         index = office.poll(vm, **_REPORTS)["index"]
         office.poll(vm, index=index, **_REPORTS)
     entries = office.portal.get("/audit").json()["entries"]
-    hash_of = {
-        entry["details"]["vm_key"]: entry["details"]["jws_sha256"]
-        for entry in entries
-        if entry["action"] == "decided_approve"
-    }
+    [approved] = [entry for entry in entries if entry["action"] == "approved"]
+    hash_of = approved["details"]["events"][0]["decisions"]
     for vm in range(3):
         if vm_id_of(vm) in hash_of:
             approval = Approval(source="portal", result="accepted", jws_sha256=(hash_of[vm_id_of(vm)],))

@@ -45,6 +45,15 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     hash: str
     """SHA-256 of the JSON list of the other fields, with sorted keys, no spaces, and ASCII only."""
 
+    @property
+    def event_keys(self) -> tuple[str, ...]:
+        """Return the keys of the events that the entry is about."""
+        events = self.details.get("events")
+        members = (
+            [each.get("event_key") for each in events if isinstance(each, dict)] if isinstance(events, list) else []
+        )
+        return tuple(key for key in (*members, *([] if members else [self.subject])) if isinstance(key, str) and key)
+
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """The first invalid entry."""

@@ -1,7 +1,7 @@
 """Turns the verdicts of people into signed decisions.
 
-When a person submits a verdict, a single database transaction checks the person's permissions for all VMs of the event
-and stores the verdict and the signed decisions. After the transaction, the portal sends the decisions to the agents
+When a person submits verdicts, a single database transaction checks the person's permissions for all VMs of each event
+and stores the verdicts and the signed decisions. After the transaction, the portal sends the decisions to the agents
 that have an open poll. An approval fails if the event has changed since the person loaded the page.
 
 The portal signs an approval only if at least one connected agent would act on it. `bridge.portal.two_person_rule`
@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import msgspec
 from sqlalchemy import Connection
@@ -25,8 +25,8 @@ from bridge.portal.pending_decisions import PendingDecisions
 from bridge.portal.signing import NO_AGENT, PortalKey, addressees, why_unreachable
 from bridge.portal.store.database import StoreThreads, StoreUnavailable
 from bridge.portal.store.decisions import NewDecision
-from bridge.portal.store.verdicts import UNKNOWN_EVENT, AcceptedVerdict, Allow, VerdictRefused, add_verdict, withdraw
-from bridge.portal.users import AccessDenied, Person, still
+from bridge.portal.store.verdicts import UNKNOWN_EVENT, AcceptedVerdict, Allow, VerdictRefused, add_verdicts, withdraw
+from bridge.portal.users import Person, still
 from bridge.portal.verdicts import NO_KEY, Choice, Lift, Outcome, Ruling, Verdict
 from bridge.text import one_line
 
@@ -67,48 +67,28 @@ class VerdictService:
         self._clock = clock
         self.required = required
 
-    async def submit(self, person: Person, request: VerdictRequest) -> AcceptedVerdict:
-        """Store a verdict of *person*. Raise VerdictRefused or AccessDenied."""
+    async def submit(
+        self, person: Person, requests: Sequence[VerdictRequest]
+    ) -> list[AcceptedVerdict | VerdictRefused]:
+        """Store verdicts of *person* on different events, all with the same choice.
+
+        The result contains a VerdictRefused for each verdict that is left out. Raise VerdictRefused or AccessDenied if
+        all are refused for one reason.
+        """
         if self._key is None:
             raise VerdictRefused(NO_KEY)
         now = self._clock.now()
-        valid = timedelta(seconds=min(max(1.0, request.valid_seconds), MOST_VALID_SECONDS))
-        new = Verdict(
-            verdict_id=str(uuid.uuid4()),
-            event_key=request.event_key,
-            choice=request.choice,
-            digest=request.digest,
-            person_key=person.key,
-            user_name=person.name,
-            reason=one_line(request.reason.strip(), MOST_REASON_CHARACTERS),
-            made_at=format_time(now),
-            expires_at=format_time(now + valid),
-        )
-        taken = await self._store.write(
-            add_verdict,
+        new = [_verdict(person, each, now) for each in requests]
+        results = await self._store.write(
+            add_verdicts,
             new,
             now=now,
             required=self.required,
             sign=self._sign,
-            allow=self._allow(person, is_hold=request.choice is Choice.HOLD),
-            confirmed=request.confirmed,
+            allow=self._allow(person, is_hold=new[0].choice is Choice.HOLD),
+            confirmed={each.event_key: each.confirmed for each in requests},
         )
         await self._notify()
-        return taken
-
-    async def submit_all(
-        self, person: Person, requests: Sequence[VerdictRequest]
-    ) -> list[AcceptedVerdict | VerdictRefused | AccessDenied | StoreUnavailable]:
-        """Submit the verdicts in order, and return a result or an error for each verdict."""
-        results: list[AcceptedVerdict | VerdictRefused | AccessDenied | StoreUnavailable] = []
-        for request in requests:
-            try:
-                results.append(await self.submit(person, request))
-            except (VerdictRefused, AccessDenied) as error:
-                results.append(error)
-            except StoreUnavailable as error:
-                results += [error] * (len(requests) - len(results))
-                break
         return results
 
     async def withdraw(self, person: Person, verdict_id: str) -> AcceptedVerdict:
@@ -141,7 +121,7 @@ class VerdictService:
                 raise VerdictRefused(UNKNOWN_EVENT, status=404)
             why_not = now.why_not_decide(event, is_hold=is_hold)
             if why_not is not None:
-                raise AccessDenied(403, why_not)
+                raise VerdictRefused(why_not, event=event, status=403)
 
         return check
 
@@ -160,3 +140,18 @@ class VerdictService:
         if not asked:
             raise VerdictRefused(f"{NO_AGENT}: {why_unreachable(event, agents, self._key.kid)}.", event=event)
         return self._key.approvals(event, ruling, asked, now=now, newest_iat=newest_iat)
+
+
+def _verdict(person: Person, request: VerdictRequest, now: datetime) -> Verdict:
+    valid = timedelta(seconds=min(max(1.0, request.valid_seconds), MOST_VALID_SECONDS))
+    return Verdict(
+        verdict_id=str(uuid.uuid4()),
+        event_key=request.event_key,
+        choice=request.choice,
+        digest=request.digest,
+        person_key=person.key,
+        user_name=person.name,
+        reason=one_line(request.reason.strip(), MOST_REASON_CHARACTERS),
+        made_at=format_time(now),
+        expires_at=format_time(now + valid),
+    )

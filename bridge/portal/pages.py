@@ -42,6 +42,7 @@ from bridge.portal.store.vms import VmFilter, bind_name, list_vms, vm_names
 from bridge.portal.users import AccessDenied, Person, Users
 from bridge.portal.verdicts import Choice, Outcome
 from bridge.portal.views import SECTIONS, STATE_WORDS, EventView, agent_view, view_of
+from bridge.text import without_nul
 
 _MOST_OVER = 50
 _OVER = (State.COMPLETED, State.CANCELED, State.ENDED)
@@ -49,6 +50,8 @@ _OVER_SECONDS = 3_600.0
 _PAGE = 50
 _AGENTS_PAGE = 200
 _MOST_CHOSEN = 100
+_MOST_APPROVED = 20
+_MOST_HELD = 1_000
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,17 +204,25 @@ class Pages:
         """``GET /audit``: the audit, newest entry first."""
         before = whole_number(request.query_params, "before", 2**53, lowest=0, highest=2**53)
         entries = await self._store.read(newest_entries, before=before, limit=_PAGE)
-        keys = sorted({entry.subject for entry in entries if KEY.fullmatch(entry.subject)})
+        keys = sorted({key for entry in entries for key in entry.event_keys if KEY.fullmatch(key)})
         events = await self._store.read(summaries_of, keys)
         visible = await self._store.read(visible_keys, keys, person.scope)
-        rows = [(entry, events.get(entry.subject)) for entry in entries if _may_read(entry, person, visible)]
+        rows = [
+            (entry, [events[key] for key in entry.event_keys if key in events])
+            for entry in entries
+            if _may_read(entry, person, visible)
+        ]
         older = entries[-1].entry if entries and entries[-1].entry > 1 else None
         return self._login_pages.page(request, person, "audit.html", rows=rows, older=older)
 
     async def chosen(self, request: Request, person: Person) -> Response:
-        """``GET /decide``: show one form for all selected events."""
+        """``GET /decide``: show one form for the selected events, or for a wave."""
         if person.why_not_approver is not None:
             raise AccessDenied(403, person.why_not_approver)
+        if wave := request.query_params.get("wave"):
+            wanted = EventFilter(wave=without_nul(wave), scope=person.scope)
+            page = await self._store.read(list_open, wanted, now=self._now(), limit=_MOST_HELD)
+            return self._login_pages.page(request, person, "wave.html", page=page)
         keys = list(dict.fromkeys(request.query_params.getlist("event")))[:_MOST_CHOSEN]
         if not all(KEY.fullmatch(key) for key in keys):
             raise RequestRefused(400, "The key of an event has 32 hexadecimal digits.")
@@ -227,14 +238,22 @@ class Pages:
         )
 
     async def decide(self, request: Request, person: Person, form: Form) -> Response:
-        """``POST /decide``: approve or hold one or more events."""
+        """``POST /decide``: approve or hold one or more events.
+
+        The field `event` contains KEY:DIGEST of an event as the page showed it, or several of these with spaces between
+        them. The field can be repeated. The field `verdict` is ``approve`` or ``hold``. The field `confirm` contains
+        KEY:NAME for each name that no agent confirms, and that the person confirms. One `reason` is for all events.
+        """
         choice = one(form, "verdict")
-        named = [each.partition(":") for each in form.get("event", ())]
-        are_keys = all(KEY.fullmatch(key) and DIGEST.fullmatch(digest) for key, _, digest in named)
-        if choice not in {each.value for each in Choice} or not 1 <= len(named) <= _MOST_CHOSEN or not are_keys:
-            raise RequestRefused(400, f"The form must approve or hold 1 to {_MOST_CHOSEN} events.")
+        named = {key: digest for field in form.get("event", ()) for key, _, digest in map(_parts, field.split())}
+        are_keys = all(KEY.fullmatch(key) and DIGEST.fullmatch(digest) for key, digest in named.items())
+        most = _MOST_HELD if choice == Choice.HOLD.value else _MOST_APPROVED
+        if choice not in {each.value for each in Choice} or not 1 <= len(named) <= most or not are_keys:
+            raise RequestRefused(
+                400, f"The form must approve 1 to {_MOST_APPROVED} events, or hold 1 to {_MOST_HELD} events."
+            )
         reason = one(form, "reason")[:MOST_REASON_CHARACTERS]
-        confirmed = [each.partition(":") for each in form.get("confirm", ())]
+        confirmed = [_parts(each) for each in form.get("confirm", ())]
         requests = [
             VerdictRequest(
                 event_key=key,
@@ -243,17 +262,19 @@ class Pages:
                 reason=reason,
                 confirmed=tuple(name for of_event, _, name in confirmed if of_event == key),
             )
-            for key, _, digest in named
+            for key, digest in named.items()
         ]
-        results = await self._verdict_service.submit_all(person, requests)
+        try:
+            results = await self._verdict_service.submit(person, requests)
+        except VerdictRefused as refused:
+            shown = [Result(event=None, is_accepted=False, sentence=str(refused))]
+            return self._login_pages.page(request, person, "results.html", status=refused.status, results=shown)
         self._live.check_now()
-        if len(results) == 1:
-            if isinstance(results[0], AcceptedVerdict):
-                return _back_to(form, requests[0].event_key)
-            if isinstance(results[0], AccessDenied):
-                raise results[0]
+        if len(results) == 1 and isinstance(results[0], AcceptedVerdict):
+            return _back_to(form, requests[0].event_key)
         shown = [await self._result(each, result) for each, result in zip(requests, results, strict=True)]
-        status = 200 if any(each.is_accepted for each in shown) else 409
+        refusals = [each.status for each in results if isinstance(each, VerdictRefused)]
+        status = max(refusals) if len(refusals) == len(results) else 200
         return self._login_pages.page(request, person, "results.html", status=status, results=shown)
 
     async def withdraw(self, request: Request, person: Person, form: Form) -> Response:
@@ -262,21 +283,21 @@ class Pages:
             taken = await self._verdict_service.withdraw(person, request.path_params["verdict_id"])
         except VerdictRefused as refused:
             result = Result(event=refused.event, is_accepted=False, sentence=str(refused))
-            return self._login_pages.page(request, person, "results.html", status=409, results=[result])
+            return self._login_pages.page(request, person, "results.html", status=refused.status, results=[result])
         self._live.check_now()
         if taken.ruling.needed:
             result = Result(event=taken.event, is_accepted=True, sentence=_effect(taken))
             return self._login_pages.page(request, person, "results.html", results=[result])
         return _back_to(form, taken.verdict.event_key)
 
-    async def _result(self, request: VerdictRequest, result: AcceptedVerdict | Exception) -> Result:
+    async def _result(self, request: VerdictRequest, result: AcceptedVerdict | VerdictRefused) -> Result:
         """Return the result for a page.
 
         For a refused verdict, include the changes since the page was loaded.
         """
         if isinstance(result, AcceptedVerdict):
             return Result(event=result.event, is_accepted=True, sentence=_effect(result))
-        event = result.event if isinstance(result, VerdictRefused) else None
+        event = result.event
         changes: tuple[str, ...] = ()
         if event is not None and request.digest != event.digest:
             loaded = await self._store.read(event_with_digest, request.event_key, request.digest)
@@ -351,7 +372,11 @@ def _effect(taken: AcceptedVerdict) -> str:
 
 def _may_read(entry: Entry, person: Person, visible: Container[str]) -> bool:
     is_own = entry.details.get("person") == person.key
-    return not person.scope or is_own or entry.subject in visible
+    return not person.scope or is_own or ((keys := entry.event_keys) != () and all(key in visible for key in keys))
+
+
+def _parts(text: str) -> tuple[str, str, str]:
+    return text.partition(":")
 
 
 def _filter_of(group: str | None, person: Person) -> EventFilter:

@@ -62,10 +62,10 @@ class VerdictsApi:
             confirmed=wanted.confirm,
         )
         try:
-            taken = await self._verdict_service.submit(person, verdict_request)
+            [result] = await self._verdict_service.submit(person, [verdict_request])
         except VerdictRefused as error:
             return _refused(error)
-        return json_answer(_shown(taken), status=201)
+        return _refused(result) if isinstance(result, VerdictRefused) else json_answer(_shown(result), status=201)
 
     async def delete(self, request: Request) -> Response:
         """``DELETE /verdicts/{id}``: withdraw a verdict (200), or refuse (409)."""

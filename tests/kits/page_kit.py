@@ -103,9 +103,9 @@ class Office:
     def tell_outcome(self, transition: Transition, result: str) -> None:
         """Have the agent of the first VM tell what became of the first approval."""
         entries = self.portal.get("/audit").json()["entries"]
-        entry = next(each for each in entries if each["action"] == "decided_approve")
+        entry = next(each for each in entries if each["action"] == "approved")
         outcome = fleet_record(0, sequence=2, transition=transition, seconds=30)
-        hashes = (entry["details"]["jws_sha256"],)
+        hashes = tuple(entry["details"]["events"][0]["decisions"].values())[:1]
         approval = Approval(source="portal", result=result, reason="a sentence", jws_sha256=hashes)
         self.portal.send(replace(outcome, approval=approval))
 

@@ -23,6 +23,7 @@ from bridge.portal.store.event_details import verdicts_of
 from bridge.portal.store.events import event_of
 from bridge.portal.store.ingest import ReceivedRecord, add_records
 from bridge.portal.store.users import add_session, put_user
+from bridge.portal.store.verdicts import VerdictRefused
 from bridge.portal.users import AccessDenied, Person
 from bridge.portal.verdicts import Choice
 from bridge.testing import ManualClock
@@ -75,7 +76,10 @@ class Office:
                 event_key=KEY, choice=Choice(word), digest=self.store.read(event_of, KEY, now=AT).digest
             )
             try:
-                return await service.submit(person or self.pam, said)
+                [result] = await service.submit(person or self.pam, [said])
+                if isinstance(result, VerdictRefused):
+                    raise result
+                return result
             finally:
                 threads.close()
                 books.close()
@@ -122,7 +126,7 @@ def test_person_of_a_proxy_who_is_disabled_while_the_request_waits_decides_nothi
 
 def test_vm_outside_the_scope_that_tells_of_the_event_meanwhile_is_not_spoken_for(office):
     other = fleet_record(1, sequence=2, labels={"team": "search"})
-    with pytest.raises(AccessDenied, match="outside your scope"):
+    with pytest.raises(VerdictRefused, match="outside your scope"):
         office.say("approve", meanwhile=lambda: office.tell(other))
     assert office.said == []
 

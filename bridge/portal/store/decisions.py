@@ -59,7 +59,25 @@ class Decisions(msgspec.Struct, frozen=True):
 
 
 def add_decisions(connection: Connection, new: Sequence[NewDecision], *, at: str) -> dict[str, int]:
-    """Store new decisions. Return each decision's number by its SHA-256."""
+    """Store decisions that were signed elsewhere.
+
+    The audit gets one entry for each approver, event, and choice. Return each decision's number by its SHA-256.
+    """
+    numbers, stored = insert_decisions(connection, new, at=at)
+    together: dict[tuple[str, str, str], list[NewDecision]] = {}
+    for each in stored:
+        together.setdefault((each.iss, each.decision, each.event_key), []).append(each)
+    add_entries(connection, [_entry(some) for some in together.values()], at=at)
+    return numbers
+
+
+def insert_decisions(
+    connection: Connection, new: Sequence[NewDecision], *, at: str
+) -> tuple[dict[str, int], list[NewDecision]]:
+    """Store new decisions.
+
+    Return each decision's number by its SHA-256, and the decisions that were new.
+    """
     by_hash = {each.jws_sha256: each for each in new}
     lock_decisions(connection)
     numbers: dict[str, int] = {}
@@ -68,14 +86,18 @@ def add_decisions(connection: Connection, new: Sequence[NewDecision], *, at: str
         numbers |= {sha256: int(index) for sha256, index in connection.execute(query)}
     missing = [sha256 for sha256 in by_hash if sha256 not in numbers]
     if not missing:
-        return numbers
+        return numbers, []
     first = next_values(connection, _COUNTER, len(missing)) - len(missing) + 1
     numbers |= {sha256: first + offset for offset, sha256 in enumerate(missing)}
     rows = [_row(by_hash[sha256], sha256, numbers[sha256], at) for sha256 in missing]
     connection.execute(decisions.insert(), rows)
-    add_entries(connection, [_entry(by_hash[sha256], sha256) for sha256 in missing], at=at)
     announce(connection, first + len(missing) - 1)
-    return numbers
+    return numbers, [by_hash[sha256] for sha256 in missing]
+
+
+def decision_hashes(signed: Sequence[NewDecision]) -> dict[str, str]:
+    """Return the SHA-256 of each decision by its VM, for the audit."""
+    return {each.vm_key: each.jws_sha256 for each in signed}
 
 
 def lock_decisions(connection: Connection) -> None:
@@ -140,6 +162,7 @@ def _row(new: NewDecision, sha256: str, index: int, at: str) -> dict[str, Any]:
     }
 
 
-def _entry(new: NewDecision, sha256: str) -> NewEntry:
-    details = {**new.details, "vm_key": new.vm_key, "jti": new.jti, "jws_sha256": sha256}
-    return NewEntry(actor=new.iss, action=f"decided_{new.decision}", subject=new.event_key, details=details)
+def _entry(signed: Sequence[NewDecision]) -> NewEntry:
+    first = signed[0]
+    details = {**first.details, "jti": [each.jti for each in signed], "decisions": decision_hashes(signed)}
+    return NewEntry(actor=first.iss, action=f"decided_{first.decision}", subject=first.event_key, details=details)

@@ -133,8 +133,8 @@ def marks(connection: Connection) -> Marks:
 
 
 def subjects_after(connection: Connection, entry: int) -> set[str]:
-    """Return the subjects of the audit entries after the number *entry*."""
-    return {each.subject for each in entries(connection, after=entry, limit=_MOST_ENTRIES)} - {""}
+    """Return the events and other subjects of the audit entries after the number *entry*."""
+    return {key for each in entries(connection, after=entry, limit=_MOST_ENTRIES) for key in each.event_keys}
 
 
 def open_events_of_vms(connection: Connection, vm_keys: Iterable[str]) -> set[str]:

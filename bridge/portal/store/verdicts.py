@@ -1,13 +1,14 @@
-"""Stores each verdict and its signed decisions in one transaction.
+"""Stores the verdicts of one person and their signed decisions in one transaction.
 
-Each transaction locks the event, then the decision counter, and then the audit counter. Transactions that store records
-use the same order to avoid deadlocks. If two people decide on the same event at the same time, the second transaction
-waits and then takes the first verdict into account.
+Each transaction locks the events, then the decision counter, and then the audit counter. Transactions that store
+records use the same order to avoid deadlocks. If two people decide on the same event at the same time, the second
+transaction waits and then takes the first verdict into account.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 
 import msgspec
@@ -19,19 +20,29 @@ from bridge.portal.audit import NewEntry
 from bridge.portal.fleet import EventState, undecidable
 from bridge.portal.schema import decisions, events, verdicts
 from bridge.portal.store.audit import add_entries
-from bridge.portal.store.decisions import NewDecision, add_decisions, lock_decisions, newest_iat
+from bridge.portal.store.database import in_parts
+from bridge.portal.store.decisions import (
+    NewDecision,
+    decision_hashes,
+    insert_decisions,
+    lock_decisions,
+    newest_iat,
+)
 from bridge.portal.store.event_details import verdicts_of
-from bridge.portal.store.events import event_of
+from bridge.portal.store.events import event_of, events_of
+from bridge.portal.store.fold import lock_known_events
 from bridge.portal.store.users import barred_people
 from bridge.portal.store.vms import vms_of_groups
 from bridge.portal.two_person_rule import counting, lifts_needed, rule, with_lift
 from bridge.portal.verdicts import WITHDRAW_HOLD, Choice, Lift, Outcome, Ruling, Verdict, people_of
 
 UNKNOWN_EVENT = "No record reports this event."
+_CHANGED = "The event has changed since you loaded the page."
+_ONE_OF_GROUP = "Approve one of them, and wait until it has ended."
 
 
 class VerdictRefused(BridgeError):
-    """The verdict is refused. *status* is 404 or 409."""
+    """The verdict is refused. *status* is 403, 404, or 409."""
 
     def __init__(self, message: str, *, event: EventState | None = None, status: int = 409) -> None:
         super().__init__(message)
@@ -55,37 +66,57 @@ Sign = Callable[[EventState, Ruling, Sequence[str], float], Sequence[NewDecision
 Allow = Callable[[Connection, EventState], None]
 
 
-def add_verdict(
+def add_verdicts(  # the rules and callbacks of a verdict
     connection: Connection,
-    new: Verdict,
+    new: Sequence[Verdict],
     *,
     now: datetime,
     required: int,
     sign: Sign,
     allow: Allow = lambda *_: None,
-    confirmed: Collection[str] = (),
-) -> AcceptedVerdict:
-    """Store *new* and its decisions, or raise VerdictRefused.
+    confirmed: Mapping[str, Collection[str]] | None = None,
+) -> list[AcceptedVerdict | VerdictRefused]:
+    """Store the verdicts of one person on different events.
 
-    *confirmed* contains the names in Resources that no agent confirms, and that the person confirms explicitly.
+    The verdicts share one audit entry, which lists their decisions. The result contains a VerdictRefused for each
+    verdict that is left out. Raise VerdictRefused if the verdicts approve two events of one group.
+
+    *confirmed* contains the names in Resources that no agent confirms, and that the person confirms explicitly, by
+    event.
     """
-    at = format_time(now)
-    event = _locked_event(connection, new.event_key, at)
-    allow(connection, event)
-    _check(event, new, _counting(connection, new.event_key), at=at, confirmed=confirmed)
-    connection.execute(verdicts.insert(), {**msgspec.structs.asdict(new), "choice": new.choice.value, "lifts": "[]"})
-    ruling = rule(_counting(connection, new.event_key), digest=event.digest, at=at, required=required)
-    signed: Sequence[NewDecision] = ()
-    # A second hold is also signed, because the portal might know more VMs.
-    if ruling.outcome is Outcome.APPROVED or new.choice is Choice.HOLD:
-        signed = sign(event, ruling, _vms_of_event(connection, event), newest_iat(connection, event.key))
-        lock_decisions(connection)
-    _store_ruling(connection, event, ruling)
-    add_entries(connection, [_entry(new, event, ruling)], at=at)
-    if signed:
-        add_decisions(connection, signed, at=at)
-    sent_to = tuple(each.vm_key for each in signed)
-    return AcceptedVerdict(verdict=new, event=event, ruling=ruling, sent_to=sent_to)
+    at, names = format_time(now), confirmed or {}
+    keys = sorted({each.event_key for each in new})
+    lock_known_events(connection, keys)
+    found, said = events_of(connection, keys, now=at), _counting(connection, keys)
+    accepted: list[tuple[AcceptedVerdict, Sequence[NewDecision]]] = []
+    results: list[AcceptedVerdict | VerdictRefused] = []
+    for each in new:
+        try:
+            event = _allowed(connection, found.get(each.event_key), allow)
+            earlier = said.get(event.key, ())
+            _check(event, each, earlier, at=at, confirmed=names.get(event.key, ()), is_only=len(new) == 1)
+            ruling = rule((*earlier, each), digest=event.digest, at=at, required=required)
+            signed: Sequence[NewDecision] = ()
+            # A second hold is also signed, because the portal might know more VMs.
+            if ruling.outcome is Outcome.APPROVED or each.choice is Choice.HOLD:
+                signed = sign(event, ruling, _vms_of_event(connection, event), newest_iat(connection, event.key))
+        except VerdictRefused as refused:
+            results.append(refused)
+            continue
+        sent_to = tuple(decision.vm_key for decision in signed)
+        accepted.append((AcceptedVerdict(verdict=each, event=event, ruling=ruling, sent_to=sent_to), signed))
+        results.append(accepted[-1][0])
+    if not accepted:
+        return results
+    if new[0].choice is Choice.APPROVE:
+        _check_groups([each.event for each, _ in accepted])
+    rows = [{**msgspec.structs.asdict(each.verdict), "choice": each.verdict.choice.value} for each, _ in accepted]
+    connection.execute(verdicts.insert(), [{**row, "lifts": "[]"} for row in rows])
+    for stored, _ in accepted:
+        _store_ruling(connection, stored.event, stored.ruling)
+    insert_decisions(connection, [decision for _, signed in accepted for decision in signed], at=at)
+    add_entries(connection, [_entry(accepted)], at=at)
+    return results
 
 
 def withdraw(
@@ -108,8 +139,8 @@ def withdraw(
     if key is None:
         raise VerdictRefused("This verdict does not exist.", status=404)
     at = format_time(now)
-    event = _locked_event(connection, key, at)
-    allow(connection, event)
+    lock_known_events(connection, [key])
+    event = _allowed(connection, event_of(connection, key, now=at), allow)
     verdict = next(each for each in verdicts_of(connection, [key]) if each.verdict_id == verdict_id)
     lifts = with_lift(verdict, by, barred_people(connection), at=at)
     needed = 0 if verdict.withdrawn_at else lifts_needed(verdict, lifts, by=by.person_key, required=required)
@@ -117,7 +148,7 @@ def withdraw(
         stored = {"lifts": msgspec.json.encode(lifts).decode()}
         connection.execute(update(verdicts).where(verdicts.c.verdict_id == verdict_id).values(stored))
         lock_decisions(connection)
-        add_entries(connection, [_withdrawal(by, "agreed_to_lift", verdict)], at=at)
+        add_entries(connection, [_withdrawal(by, "agreed_to_lift", verdict, ())], at=at)
         ruling = Ruling(outcome=Outcome.HELD, verdicts=(verdict,), needed=needed)
         return AcceptedVerdict(verdict=verdict, event=event, ruling=ruling, sent_to=())
     is_first = (verdicts.c.verdict_id == verdict_id) & verdicts.c.withdrawn_at.is_(None)
@@ -129,17 +160,20 @@ def withdraw(
     ruling = Ruling(outcome=Outcome.HELD if has_decisions else Outcome.UNDECIDED, verdicts=(verdict,), needed=0)
     newest = newest_iat(connection, event.key)
     signed = sign(event, ruling, _vms_of_event(connection, event), newest) if has_decisions else ()
-    _store_ruling(connection, event, rule(_counting(connection, key), digest=event.digest, at=at, required=required))
-    lock_decisions(connection)
-    add_entries(connection, [_withdrawal(by, "withdrew", verdict)], at=at)
-    if signed:
-        add_decisions(connection, signed, at=at)
+    said = _counting(connection, [key]).get(key, ())
+    _store_ruling(connection, event, rule(said, digest=event.digest, at=at, required=required))
+    insert_decisions(connection, signed, at=at)
+    add_entries(connection, [_withdrawal(by, "withdrew", verdict, signed)], at=at)
     sent_to = tuple(each.vm_key for each in signed)
     return AcceptedVerdict(verdict=verdict, event=event, ruling=ruling, sent_to=sent_to)
 
 
-def _counting(connection: Connection, event_key: str) -> tuple[Verdict, ...]:
-    return counting(verdicts_of(connection, [event_key]), barred_people(connection))
+def _counting(connection: Connection, keys: Sequence[str]) -> dict[str, tuple[Verdict, ...]]:
+    barred, found = barred_people(connection), defaultdict[str, list[Verdict]](list)
+    for part in in_parts(keys):
+        for verdict in verdicts_of(connection, part):
+            found[verdict.event_key].append(verdict)
+    return {key: counting(of_event, barred) for key, of_event in found.items()}
 
 
 def _has_decisions(connection: Connection, verdict: Verdict) -> bool:
@@ -154,15 +188,19 @@ def _has_decisions(connection: Connection, verdict: Verdict) -> bool:
     return connection.execute(select(verdicts.c.verdict_id).where(own | approvals, sent_to)).first() is not None
 
 
-def _locked_event(connection: Connection, key: str, at: str) -> EventState:
-    connection.execute(select(events.c.event_key).where(events.c.event_key == key).with_for_update())
-    event = event_of(connection, key, now=at)
+def _allowed(connection: Connection, event: EventState | None, allow: Allow) -> EventState:
     if event is None:
         raise VerdictRefused(UNKNOWN_EVENT, status=404)
+    allow(connection, event)
     return event
 
 
-def _check(event: EventState, new: Verdict, said: Sequence[Verdict], *, at: str, confirmed: Collection[str]) -> None:
+def _check(  # a verdict and everything that can refuse it
+    event: EventState, new: Verdict, said: Sequence[Verdict], *, at: str, confirmed: Collection[str], is_only: bool
+) -> None:
+    has_changed = new.digest != event.digest
+    if has_changed and not is_only:
+        raise VerdictRefused(_CHANGED, event=event)
     if new.choice is Choice.HOLD:
         if (
             not event.is_open or event.event.event_id is None or event.event.is_advisory
@@ -171,8 +209,8 @@ def _check(event: EventState, new: Verdict, said: Sequence[Verdict], *, at: str,
         return
     if event.undecidable_because is not None:
         raise VerdictRefused(undecidable(event), event=event)
-    if new.digest != event.digest:
-        raise VerdictRefused("The event has changed since you loaded the page.", event=event)
+    if has_changed:
+        raise VerdictRefused(_CHANGED, event=event)
     ruling = rule(said, digest=event.digest, at=at, required=1)
     if ruling.outcome is Outcome.HELD:
         # The approval would count after the withdrawal of the hold, but the portal would not sign a decision.
@@ -185,6 +223,19 @@ def _check(event: EventState, new: Verdict, said: Sequence[Verdict], *, at: str,
         )
 
 
+def _check_groups(approved: Sequence[EventState]) -> None:
+    """Raise VerdictRefused if two events have VMs of one scale set or resource group."""
+    first: dict[tuple[str, ...], EventState] = {}
+    for event in approved:
+        for vm in (each.vm for each in event.vms if each.is_member and each.vm.resource_group):
+            place = ((vm.subscription_id or "").casefold(), (vm.resource_group or "").casefold())
+            other = first.setdefault((*place, (vm.scale_set or "").casefold()), event)
+            if other is not event:
+                group = f"scale set {vm.scale_set}" if vm.scale_set else f"resource group {vm.resource_group}"
+                ids = f"{other.event.event_id} and {event.event.event_id}"
+                raise VerdictRefused(f"The events {ids} have VMs of the same group ({group}). {_ONE_OF_GROUP}")
+
+
 def _store_ruling(connection: Connection, event: EventState, ruling: Ruling) -> None:
     """Store the ruling in the row of the event, for the filters of the pages."""
     is_decided = ruling.outcome is not Outcome.UNDECIDED
@@ -193,6 +244,8 @@ def _store_ruling(connection: Connection, event: EventState, ruling: Ruling) -> 
         "decision": ruling.outcome.value if is_decided else None,
         "decision_digest": event.digest,
         "decision_until": until,
+        "decided_by": people_of(ruling.verdicts),
+        "needed": ruling.needed,
         "is_refused": False,
     }
     connection.execute(update(events).where(events.c.event_key == event.key).values(**values))
@@ -206,28 +259,34 @@ def _vms_of_event(connection: Connection, event: EventState) -> list[str]:
     return list(found | dict.fromkeys(vms_of_groups(connection, [(each, group or "") for each, group in places])))
 
 
-def _withdrawal(by: Lift, action: str, verdict: Verdict) -> NewEntry:
+def _withdrawal(by: Lift, action: str, verdict: Verdict, signed: Sequence[NewDecision]) -> NewEntry:
     details = {
         "verdict_id": verdict.verdict_id,
         "verdict": verdict.choice.value,
         "of": verdict.user_name,
         "person": by.person_key,
+        "decisions": decision_hashes(signed),
     }
     return NewEntry(actor=by.user_name, action=action, subject=verdict.event_key, details=details)
 
 
-def _entry(new: Verdict, event: EventState, ruling: Ruling) -> NewEntry:
+def _entry(accepted: Sequence[tuple[AcceptedVerdict, Sequence[NewDecision]]]) -> NewEntry:
+    verdict = accepted[0][0].verdict
+    members = [
+        {
+            "event_key": each.event.key,
+            "event_id": each.event.event.event_id,
+            "event_digest": each.verdict.digest,
+            "resources": list(each.event.event.resources or ()),
+            "verdict_id": each.verdict.verdict_id,
+            "outcome": each.ruling.outcome.value,
+            "decisions": decision_hashes(signed),
+        }
+        for each, signed in accepted
+    ]
     return NewEntry(
-        actor=new.user_name,
-        action="approved" if new.choice is Choice.APPROVE else "held",
-        subject=new.event_key,
-        details={
-            "verdict_id": new.verdict_id,
-            "person": new.person_key,
-            "event_id": event.event.event_id,
-            "event_digest": new.digest,
-            "reason": new.reason,
-            "outcome": ruling.outcome.value,
-            "resources": list(event.event.resources or ()),
-        },
+        actor=verdict.user_name,
+        action="approved" if verdict.choice is Choice.APPROVE else "held",
+        subject=verdict.event_key if len(members) == 1 else "",
+        details={"person": verdict.person_key, "reason": verdict.reason, "events": members},
     )

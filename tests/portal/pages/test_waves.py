@@ -1,0 +1,119 @@
+"""Waves and selections: one confirmation, one reason, and one audit entry for many events."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from fleet_records import NOW, fleet_record, vm_id_of
+from msgspec.structs import replace
+from page_kit import Office, Page
+
+from bridge.portal.fleet import key_of_event_id
+
+ABLE = {"version": "9.9", "kids": ["p1"], "required_approvals": 1, "dry_run": False, "disabled": False}
+WAVE = "Freeze|westeurope|2026-11-20T11"
+
+
+@pytest.fixture
+def office(tmp_path):
+    with Office(tmp_path) as office:
+        yield office
+
+
+def announced(vm, number, resources, **fields):
+    """Return a record of an event in the wave. Each event is in its own resource group."""
+    record = fleet_record(vm, event_id=f"E-{number}", resources=resources, **fields)
+    return replace(record, vm=replace(record.vm, location="westeurope", resource_group=f"rg-{number}"))
+
+
+def announce(office, *, events, vms, **fields):
+    """Announce *events* events to *vms* VMs, and return the VMs of each event."""
+    of_event = [range(number, vms, events) for number in range(events)]
+    for number, members in enumerate(of_event):
+        names = tuple(f"vm_{vm}" for vm in members)
+        office.portal.send(*(announced(vm, number, names, **fields) for vm in members))
+    return of_event
+
+
+def audit(office, action):
+    return [each for each in office.portal.get("/audit").json()["entries"] if each["action"] == action]
+
+
+def decide(browser, verdict, numbers, **fields):
+    """Submit the confirmation for the events with *numbers*."""
+    query = "&".join(f"event={key_of_event_id(f'E-{number}')}" for number in numbers)
+    return browser.submit(f"/decide?{query}", verdict, **fields)
+
+
+def text_of(answer):
+    return Page(answer.text).text
+
+
+def test_hold_of_a_wave_reaches_all_its_vms_with_one_audit_entry(office):
+    announce(office, events=48, vms=212)
+    answer = office.browser("ann").submit(f"/decide?wave={WAVE}", "hold", reason="month end")
+    assert answer.status_code == 200
+    assert text_of(answer).count("Accepted") == 48
+    [entry] = audit(office, "held")
+    assert (entry["actor"], entry["details"]["reason"], len(entry["details"]["events"])) == ("ann", "month end", 48)
+    assert sum(len(each["decisions"]) for each in entry["details"]["events"]) == 212
+    assert all(len(office.poll(vm)["decisions"]) == 1 for vm in (0, 100, 211))
+    assert "48 events, 212 VMs" in office.browser("bob").page("/audit").text
+
+
+def test_selection_of_different_groups_is_approved_with_one_confirmation(office):
+    announce(office, events=20, vms=20)
+    for vm in range(20):
+        office.poll(vm, **ABLE)
+    answer = decide(office.browser("ann"), "approve", range(20), reason="quiet")
+    assert text_of(answer).count("Accepted") == 20
+    [entry] = audit(office, "approved")
+    assert [list(each["decisions"]) for each in entry["details"]["events"]] == [[vm_id_of(vm)] for vm in range(20)]
+
+
+def test_selection_with_two_events_of_one_group_is_refused_with_the_reason(office):
+    announce(office, events=2, vms=2)
+    other = announced(2, 2, ("vm_2",))
+    office.portal.send(replace(other, vm=replace(other.vm, resource_group="RG-0")))
+    for vm in range(3):
+        office.poll(vm, **ABLE)
+    answer = decide(office.browser("ann"), "approve", range(3))
+    assert answer.status_code == 409
+    assert "The events E-0 and E-2 have VMs of the same group (resource group RG-0)." in text_of(answer)
+    assert audit(office, "approved") == []
+    assert decide(office.browser("ann"), "hold", range(3)).status_code == 200
+
+
+@pytest.mark.parametrize("verdict", ["approve", "hold"])
+def test_event_that_changed_since_the_page_is_left_out_and_listed(office, verdict):
+    announce(office, events=3, vms=3)
+    for vm in range(3):
+        office.poll(vm, **ABLE)
+    ann = office.browser("ann")
+    keys = [key_of_event_id(f"E-{number}") for number in range(3)]
+    form, pressed = ann.page("/decide?" + "&".join(f"event={key}" for key in keys)).form_with(verdict)
+    office.portal.send(announced(1, 1, ("vm_1",), sequence=2, seconds=5, event_type="Reboot"))
+    answer = text_of(ann.post(form.action, [*form.fields, *pressed]))
+    assert (answer.count("Accepted"), answer.count("Refused")) == (2, 1)
+    assert "EventType was Freeze and is Reboot." in answer
+
+
+def test_wave_of_another_scope_is_neither_shown_nor_held(tmp_path):
+    users = [("ann", "approver", ""), ("sam", "approver", "resource_group:rg-1\nresource_group:rg-2")]
+    with Office(tmp_path, users=users) as office:
+        announce(office, events=6, vms=6)
+        sam, ann = office.browser("sam"), office.browser("ann")
+        answer = sam.submit(f"/decide?wave={WAVE}", "hold")
+        assert text_of(answer).count("Accepted") == 2
+        form, pressed = ann.page(f"/decide?wave={WAVE}").form_with("hold")
+        fields = dict(form.fields) | {"csrf": dict(sam.page("/").forms[0].fields)["csrf"]}
+        answer = text_of(sam.post(form.action, [*fields.items(), *pressed]))
+        assert (answer.count("Accepted"), answer.count("No record reports this event.")) == (2, 4)
+
+
+def test_events_of_another_hour_type_or_state_are_not_in_the_wave(office):
+    announce(office, events=5, vms=5)
+    later = {"not_before": NOW + timedelta(hours=2), "not_before_raw": "Fri, 20 Nov 2026 13:00:00 GMT"}
+    office.portal.send(announced(5, 5, ("vm_5",), **later), announced(6, 6, ("vm_6",), event_type="Reboot"))
+    assert "Hold 5 events" in office.browser("ann").page(f"/decide?wave={WAVE}").text
