@@ -182,14 +182,14 @@ class ConnectedAgents:
         """Return every agent that has polled within the last day."""
         return self.of([*self._here, *self._elsewhere])
 
-    def reports(self) -> dict[str, tuple[Connection, AgentReport]]:
-        """Return the state and the last header of every agent, faster than `all`."""
+    def reports(self) -> dict[str, tuple[Connection, AgentReport, bool]]:
+        """Return the state, the header, and `is_attested` of every agent, faster than `all`."""
         found = ((key, self._best(key)) for key in dict.fromkeys([*self._here, *self._elsewhere]))
-        return {key: (best[0], best[1].reported) for key, best in found if best is not None}
+        return {key: (best[0], best[1].reported, best[1].is_attested) for key, best in found if best is not None}
 
     def disconnected(self) -> list[str]:
         """Return the VMs whose agent polled within the last day and is disconnected now."""
-        found = ((key, self._best(key)) for key in dict.fromkeys([*self._away, *self._elsewhere]))
+        found = ((key, self._best(key)) for key in dict.fromkeys([*self._idle, *self._away, *self._elsewhere]))
         return [key for key, best in found if best is not None and best[0] is Connection.DISCONNECTED]
 
     def take_changes(self) -> set[str]:
@@ -293,10 +293,9 @@ class ConnectedAgents:
 
     def _best(self, vm_key: str) -> tuple[Connection, _Polls | _Elsewhere] | None:
         """Return the newest state of the agent, and a connected state before any other."""
-        here = self._here.get(vm_key)
-        if here is not None and vm_key not in self._away:
+        here, now = self._here.get(vm_key), self._clock.monotonic()
+        if here is not None and (here.open_polls > 0 or now - here.at < _GRACE_SECONDS):
             return Connection.CONNECTED, here
-        now = self._clock.monotonic()
         found: list[tuple[Connection, _Polls | _Elsewhere]] = []
         if here is not None:
             found.append((Connection.DISCONNECTED, here))

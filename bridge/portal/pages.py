@@ -22,6 +22,7 @@ from bridge.portal.audit import Entry
 from bridge.portal.connected_agents import ConnectedAgents
 from bridge.portal.deciding import MOST_REASON_CHARACTERS, VerdictRequest, VerdictService
 from bridge.portal.fleet import EventState, State, key_of_event_id
+from bridge.portal.fleet_page import FleetPage
 from bridge.portal.form_fields import DIGEST, KEY, Form, cursor_of, group_of, one, part_of
 from bridge.portal.login import LoginPages, redirect
 from bridge.portal.requests import RequestRefused, whole_number
@@ -38,17 +39,15 @@ from bridge.portal.store.event_details import (
 from bridge.portal.store.events import EventFilter, list_events, summaries_of, visible_keys
 from bridge.portal.store.open_events import collapsed, list_open
 from bridge.portal.store.verdicts import UNKNOWN_EVENT, AcceptedVerdict, VerdictRefused
-from bridge.portal.store.vms import VmFilter, bind_name, list_vms, vm_names
 from bridge.portal.users import AccessDenied, Person, Users
 from bridge.portal.verdicts import Choice, Outcome
-from bridge.portal.views import SECTIONS, STATE_WORDS, EventView, agent_view, view_of
+from bridge.portal.views import SECTIONS, STATE_WORDS, EventView, view_of
 from bridge.text import without_nul
 
 _MOST_OVER = 50
 _OVER = (State.COMPLETED, State.CANCELED, State.ENDED)
 _OVER_SECONDS = 3_600.0
 _PAGE = 50
-_AGENTS_PAGE = 200
 _MOST_CHOSEN = 100
 _MOST_APPROVED = 20
 _MOST_HELD = 1_000
@@ -92,6 +91,9 @@ class Pages:
         self._clock = clock
         self._kid = kid
         self._login_pages = LoginPages(users=users, live=live, clock=clock)
+        self._fleet = FleetPage(
+            login_pages=self._login_pages, store=store, connected_agents=connected_agents, clock=clock, kid=kid
+        )
 
     def routes(self) -> list[Route]:
         """Return the routes of all pages and of `/live`."""
@@ -101,13 +103,13 @@ class Pages:
             ("timeline", "/timeline", self.timeline),
             ("event", "/events/{key}", self.event),
             ("chosen", "/decide", self.chosen),
-            ("agents", "/agents", self.agents),
+            ("agents", "/agents", self._fleet.show),
             ("audit", "/audit", self.audit),
         )
         forms = (
             ("decide", "/decide", self.decide),
             ("withdraw", "/verdicts/{verdict_id}/withdraw", self.withdraw),
-            ("bind", "/agents/{vm_key}/bind", self.bind),
+            ("bind", "/agents/{vm_key}/bind", self._fleet.bind),
             ("sign_out", "/logout", login.logout),
         )
         return [
@@ -175,30 +177,6 @@ class Pages:
         return self._login_pages.page(
             request, person, "timeline.html", chart=chart, views=views, page=page, group=group
         )
-
-    async def agents(self, request: Request, person: Person) -> Response:
-        """``GET /agents``: list all known VMs and their agents."""
-        after = request.query_params.get("after", "").partition("~")
-        cursor = (after[2], after[0]) if after[1] else None
-        page = await self._store.read(list_vms, VmFilter(scope=person.scope), limit=_AGENTS_PAGE, cursor=cursor)
-        seen = self._connected_agents.all()
-        found = [agent_view(vm.vm.vm_key, vm, seen.get(vm.vm.vm_key), kid=self._kid) for vm in page.vms]
-        if cursor is None and not person.scope:  # an agent can poll before its first record
-            known = await self._store.read(vm_names, seen)
-            found += [agent_view(key, None, seen[key], kid=self._kid) for key in sorted(seen.keys() - known.keys())]
-        following = None if page.cursor is None else f"{page.cursor[1]}~{page.cursor[0]}"
-        return self._login_pages.page(
-            request, person, "agents.html", agents=found, kid=self._kid, total=page.total, following=following
-        )
-
-    async def bind(self, request: Request, person: Person, _form: Form) -> Response:
-        """``POST /agents/{vm_key}/bind``: give the name that two VMs claim to this VM."""
-        if person.why_not_approver is not None or person.scope:
-            raise AccessDenied(403, "Only an approver of all VMs can resolve a name conflict.")
-        key = request.path_params["vm_key"]
-        if not await self._store.write(bind_name, key, by=person.name, at=self._now()):
-            raise RequestRefused(409, "This VM does not claim the name of another VM.")
-        return redirect("/agents")
 
     async def audit(self, request: Request, person: Person) -> Response:
         """``GET /audit``: the audit, newest entry first."""

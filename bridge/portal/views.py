@@ -8,7 +8,6 @@ from datetime import datetime
 import msgspec
 
 from bridge.clock import format_time, parse_time
-from bridge.portal.connected_agents import AgentSeen
 from bridge.portal.decision_progress import AcceptedApproval, DecisionProgress, accepted_approval, progress_of
 from bridge.portal.fleet import EventState, State
 from bridge.portal.sentences import (
@@ -23,7 +22,6 @@ from bridge.portal.sentences import (
     why_not_yet,
 )
 from bridge.portal.store.event_details import EventDetails
-from bridge.portal.store.vms import ListedVm
 from bridge.portal.two_person_rule import lifts_needed, rule, with_lift
 from bridge.portal.verdicts import Choice, Lift, Verdict
 from bridge.text import duration
@@ -194,43 +192,3 @@ def _verb(verdict: Verdict, details: EventDetails, now: datetime, accepted: Acce
     if accepted is not None and (not is_withdrawn if is_hold else is_withdrawn and verdict in accepted.verdicts):
         note += f" too late: posted to Azure at {accepted.clock}"
     return verb + note
-
-
-class AgentView(msgspec.Struct, frozen=True, kw_only=True):
-    """A VM and its agent, either of which might be unknown."""
-
-    name: str
-    vm: ListedVm | None
-    seen: AgentSeen | None
-    follows: str
-    """Whether the agent would act on an approval by the portal's key, or the reason against it."""
-
-    @property
-    def groups(self) -> str:
-        """Return the groups of the VM."""
-        return "" if self.vm is None else ", ".join(self.vm.groups)
-
-    @property
-    def conflict(self) -> str | None:
-        """Return the vmId if the VM claims the name of another VM."""
-        return self.vm.vm.vm_key if self.vm is not None and self.vm.is_conflict else None
-
-    @property
-    def connection(self) -> str:
-        """Return whether the agent is connected."""
-        if self.seen is None:
-            return "never polled"
-        return "connected" if self.seen.is_connected else "disconnected"
-
-
-def agent_view(vm_key: str, vm: ListedVm | None, seen: AgentSeen | None, *, kid: str | None) -> AgentView:
-    """Return the view of a VM and its agent."""
-    if seen is None:
-        follows = "no: it has never polled for decisions"
-    elif kid is None:
-        follows = "the portal has no key"
-    else:
-        why_not = seen.why_not(kid)
-        follows = "yes" if why_not is None else f"no: it {why_not}"
-    name = (vm.vm.name if vm is not None else None) or vm_key
-    return AgentView(name=name, vm=vm, seen=seen, follows=follows)

@@ -139,7 +139,7 @@ def test_unconfirmed_name_needs_an_explicit_confirmation(fleet):
     fleet.report(HOSTILE, replace(impostor, vm=replace(impostor.vm, name="vm_1")))
     fleet.poll(0)
     assert fleet.event("A")["unconfirmed"] == ["vm_1"]
-    assert "vm_1 claims the name of another VM" in fleet.page("ann", "/agents").text
+    assert "vm_1 claims the name of another VM" in fleet.page("ann", "/agents?show=conflict").text
     assert fleet.decide("sam", "approve", "A", "vm_1").status_code == 403
     refused = fleet.decide("ann", "approve", "A")
     assert (refused.status_code, "No agent confirms vm_1." in refused.text) == (409, True)

@@ -176,7 +176,7 @@ def test_two_people_at_two_processes_approve_what_an_agent_at_one_of_them_follow
         for each in held:
             assert len(each.result(60)["decisions"]) == 1
         headers = {"Cookie": f"{COOKIE}=session-of-ann"}
-        page = requests.get(f"{one.url.removesuffix('/api/v1')}/agents", headers=headers, timeout=30)
+        page = requests.get(f"{one.url.removesuffix('/api/v1')}/agents?show=all", headers=headers, timeout=30)
         assert page.status_code == 200
         assert fleet_record(1).vm.name in page.text
     store = postgresql_database.store()

@@ -90,6 +90,11 @@ def count_vms(connection: Connection, wanted: VmFilter) -> int:
     return int(connection.execute(query).scalar_one())
 
 
+def keys_of_vms(connection: Connection, wanted: VmFilter) -> set[str]:
+    """Return the VMs of a filter."""
+    return set(connection.execute(select(vms.c.vm_key).where(*_conditions(wanted))).scalars())
+
+
 def vm_names(connection: Connection, keys: Iterable[str]) -> dict[str, str]:
     """Return the name of each known VM of *keys*."""
     found: dict[str, str] = {}

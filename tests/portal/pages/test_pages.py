@@ -204,13 +204,6 @@ def test_who_has_a_scope_sees_those_events_only(tmp_path):
         assert A not in sam.page(f"/?part={A}").html
 
 
-def test_agents_page_says_what_each_would_do(office):
-    office.poll(1, version="9.8", kids=["other"], dry_run=True)
-    page = office.browser("vic").page("/agents").text
-    assert "vm_0 connected 9.9 yes 1" in page
-    assert "vm_1 connected 9.8 no: it does not trust the key p1" in page
-
-
 def test_nobody_who_would_follow_is_named_instead_of_a_button(tmp_path):
     with Office(tmp_path) as office:
         office.portal.send(fleet_record(0), fleet_record(1))
