@@ -269,6 +269,14 @@ def test_a_vm_that_alone_reports_many_events_causes_one_notification_and_hides_n
     assert "One VM alone reports this event and 254 other open events." in alone
 
 
+def test_a_vm_that_the_event_does_not_name_prevents_no_notification(kit, receiver):
+    kinds = (Transition.STARTED, Transition.APPROVED, Transition.COMPLETED)
+    add(kit.store, *[fleet_record(2, sequence=n, transition=kind, seconds=n) for n, kind in enumerate(kinds, start=1)])
+    with closing(kit.sender(receiver.url)) as sender:
+        _run(kit, sender)
+    assert receiver.types() == ["undecided"]
+
+
 def test_a_vm_that_changes_its_event_all_the_time_causes_two_notifications_an_hour(kit, receiver):
     with closing(kit.sender(receiver.url)) as sender:
         for number in range(10):
