@@ -125,7 +125,8 @@ class NotificationSender:
             return found
         agents = self._connected_agents.of({each.occurrence for each in found})
         now = self._clock.monotonic()
-        self._missing = {key: self._missing.get(key, now) for key, seen in agents.items() if not seen.is_connected}
+        gone = [key for key, seen in agents.items() if not (seen.is_connected or seen.is_reconnecting)]
+        self._missing = {key: self._missing.get(key, now) for key in gone}
         # The agents return within seconds after a restart of the portal.
         return [each for each in found if now - self._missing.get(each.occurrence, now) >= _DISCONNECTED_SECONDS]
 

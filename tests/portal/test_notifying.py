@@ -20,10 +20,11 @@ from bridge.events.record import Approval, Transition
 from bridge.portal.fleet import key_of_event_id
 from bridge.portal.notify_settings import Kind
 from bridge.portal.schema import notifications
+from bridge.portal.store.agents import StoredAgent
 from bridge.portal.store.decisions import NewDecision, add_decisions
 from bridge.portal.store.events import event_of
 from bridge.portal.store.notifications import delete_notifications
-from bridge.portal.store.verdicts import add_verdict
+from bridge.portal.store.verdicts import AcceptedVerdict, add_verdicts
 from bridge.portal.user_names import local_key
 from bridge.portal.verdicts import Choice, Verdict
 from bridge.portal.webhook_signatures import is_signed, usable_keys
@@ -58,7 +59,10 @@ def _decide(kit, choice, *, required=1):
         expires_at=format_time(now + timedelta(hours=1)),
     )
     names = ("vm_0", "vm_1")
-    kit.store.write(add_verdict, verdict, now=now, required=required, sign=lambda *_: (), confirmed=names)
+    [taken] = kit.store.write(
+        add_verdicts, [verdict], now=now, required=required, sign=lambda *_: (), confirmed={KEY: names}
+    )
+    assert isinstance(taken, AcceptedVerdict)
     return verdict.verdict_id
 
 
@@ -93,6 +97,7 @@ def _poll(kit, vm):
 def _run(kit, sender, *, rounds=3):
     """Run *sender* some times, far enough apart for retries and expired claims."""
     for _ in range(rounds):
+        kit.agents.sweep()
         sender.run_once()
         kit.clock.advance(31)
 
@@ -150,12 +155,36 @@ def test_an_agent_that_is_disconnected_for_a_minute_causes_one_notification(kit,
                 _poll(kit, vm)
             sender.run_once()
             kit.clock.advance(50)
+            kit.agents.sweep()
             sender.run_once()
         assert receiver.received.empty()
         kit.agents.begins(vm_id_of(0), "")
         _run(kit, sender, rounds=5)
     [body] = receiver.bodies()
     assert body["type"] == "event.agent_disconnected"
+    assert "Disconnected: the agent of vm_1." in body["data"]["text"]
+
+
+def test_an_agent_that_reconnects_after_a_restart_of_the_portal_causes_no_notification(kit, receiver):
+    at = format_time(SOON)
+    known = [
+        StoredAgent(
+            vm_key=vm_id_of(vm),
+            process="stopped",
+            is_connected=True,
+            received_index=0,
+            body='{"reported":{}}',
+            stored_at=at,
+        )
+        for vm in (0, 1)
+    ]
+    kit.agents.receive({"stopped": 7}, known)
+    with closing(kit.sender(receiver.url, Kind.AGENT_DISCONNECTED)) as sender:
+        _run(kit, sender)
+        kit.agents.begins(vm_id_of(0), "")
+        assert receiver.received.empty()
+        _run(kit, sender)
+    [body] = receiver.bodies()
     assert "Disconnected: the agent of vm_1." in body["data"]["text"]
 
 
