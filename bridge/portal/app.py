@@ -207,6 +207,7 @@ class Application:
             connected_agents=self._connected_agents,
             key=key,
             required=self._settings.people.required_approvals,
+            metrics=self._metrics,
             clock=self._clock,
         )
         pages = Pages(

@@ -18,9 +18,10 @@ from datetime import datetime, timedelta
 import msgspec
 from sqlalchemy import Connection
 
-from bridge.clock import Clock, format_time
+from bridge.clock import Clock, format_time, parse_time
 from bridge.portal.connected_agents import ConnectedAgents
 from bridge.portal.fleet import EventState
+from bridge.portal.metrics import PortalMetrics
 from bridge.portal.pending_decisions import PendingDecisions
 from bridge.portal.signing import NO_AGENT, PortalKey, addressees, why_unreachable
 from bridge.portal.store.database import StoreThreads, StoreUnavailable
@@ -58,12 +59,14 @@ class VerdictService:
         connected_agents: ConnectedAgents,
         key: PortalKey | None,
         required: int,
+        metrics: PortalMetrics,
         clock: Clock,
     ) -> None:
         self._store = store
         self._pending_decisions = pending_decisions
         self._connected_agents = connected_agents
         self._key = key
+        self._metrics = metrics
         self._clock = clock
         self.required = required
 
@@ -88,6 +91,10 @@ class VerdictService:
             allow=self._allow(person, is_hold=new[0].choice is Choice.HOLD),
             confirmed={each.event_key: each.confirmed for each in requests},
         )
+        for each in results:
+            if isinstance(each, AcceptedVerdict):
+                announced = parse_time(each.event.first_observed_at)
+                self._metrics.decision_seconds.observe(max(0.0, (now - announced).total_seconds()))
         await self._notify()
         return results
 

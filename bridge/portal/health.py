@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from bridge.clock import Clock, format_time
 from bridge.errors import BridgeError
 from bridge.http.failures import are_loopback_hosts
 from bridge.logs import ThrottledLog
@@ -24,7 +25,7 @@ from bridge.metrics.metrics import CONTENT_TYPE
 from bridge.portal.metrics import PortalMetrics
 from bridge.portal.requests import json_answer
 from bridge.portal.store.database import StoreThreads
-from bridge.portal.store.events import numbers
+from bridge.portal.store.open_events import numbers
 
 logger = logging.getLogger(__name__)
 
@@ -36,12 +37,19 @@ class Health:
     """The pages for an operator."""
 
     def __init__(
-        self, *, store: StoreThreads, metrics: PortalMetrics, is_local: bool, is_stopping: Callable[[], bool]
+        self,
+        *,
+        store: StoreThreads,
+        metrics: PortalMetrics,
+        is_local: bool,
+        is_stopping: Callable[[], bool],
+        clock: Clock,
     ) -> None:
         self._store = store
         self._metrics = metrics
         self._is_local = is_local
         self._is_stopping = is_stopping
+        self._clock = clock
         self._log = ThrottledLog(logger)
 
     def app(self) -> Starlette:
@@ -64,7 +72,7 @@ class Health:
     async def _readyz(self, _request: Request) -> Response:
         if self._is_stopping():
             return json_answer({"status": "stopping"}, status=503)
-        why = await self._why_not_read()
+        why = await self._why_not_read() or self._store.why_not_written()
         if why is not None:
             return json_answer({"status": "not ready", "why": why}, status=503)
         return json_answer({"status": "ready"})
@@ -75,7 +83,8 @@ class Health:
 
     async def _why_not_read(self) -> str | None:
         try:
-            self._metrics.show(await asyncio.wait_for(self._store.read(numbers), _READ_SECONDS))
+            now = format_time(self._clock.now())
+            self._metrics.show(await asyncio.wait_for(self._store.read(numbers, now=now), _READ_SECONDS))
         except (BridgeError, asyncio.TimeoutError) as error:
             why = str(error) or f"The database did not respond within {_READ_SECONDS:g} s."
             self._log.problem("database", logging.ERROR, f"The portal is not ready: {why}")

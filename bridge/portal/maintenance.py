@@ -13,7 +13,7 @@ from bridge.portal.audit import NewEntry
 from bridge.portal.inventory import InventoryInvalid, read_inventory
 from bridge.portal.settings import PortalSettings
 from bridge.portal.store.audit import add_entries
-from bridge.portal.store.database import StoreThreads, StoreUnavailable
+from bridge.portal.store.database import StoreThreads, StoreUnavailable, note_alive
 from bridge.portal.store.inventory import store_inventory
 from bridge.portal.store.notifications import delete_notifications
 from bridge.portal.store.retention import delete_old, trim_vms
@@ -45,6 +45,7 @@ class Maintenance:
         rounds = 0
         while True:
             try:
+                await self._store.write(note_alive, self._now())
                 await self.load_inventory()
                 if rounds % _TRIM_ROUNDS == 0:
                     await self._store.write(trim_vms, most_bytes=self._settings.limits.vm_bytes)

@@ -18,8 +18,11 @@ from prometheus_client import (
 )
 
 from bridge.metrics.metrics import own_version
+from bridge.portal.store.events import DECISIONS
+from bridge.portal.store.open_events import Numbers
 
 PREFIX = "scheduled_events_portal"
+_DECISION_SECONDS = (15, 30, 60, 120, 300, 600, 900, 1800, 3600)
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 
 
@@ -57,6 +60,18 @@ class PortalMetrics:
         self.open_polls = Gauge(f"{PREFIX}_held_polls", "Open polls of agents.", registry=self.registry)
         self._vms = Gauge(f"{PREFIX}_vms", "VMs that have ever sent a record.", registry=self.registry)
         self._open_events = Gauge(f"{PREFIX}_open_events", "Open events.", registry=self.registry)
+        self._decided = Gauge(f"{PREFIX}_events", "Open events by decision.", ["decision"], registry=self.registry)
+        self._undecided_soon = Gauge(
+            f"{PREFIX}_undecided_soon_events",
+            "Undecided events whose NotBefore is less than 10 minutes away.",
+            registry=self.registry,
+        )
+        self.decision_seconds = Histogram(
+            f"{PREFIX}_decision_seconds",
+            "Seconds from the announcement of an event to the verdict of a person.",
+            buckets=_DECISION_SECONDS,
+            registry=self.registry,
+        )
 
     def answered(self, route: str, status: int) -> None:
         """Count one response. *route* is one of a few fixed words."""
@@ -65,10 +80,13 @@ class PortalMetrics:
             answers = self._answers[route, status] = self._requests.labels(route, str(status))
         answers.inc()
 
-    def show(self, numbers: dict[str, int]) -> None:
-        """Set the counts from the database (`bridge.portal.store.events.numbers`)."""
-        self._vms.set(numbers["vms"])
-        self._open_events.set(numbers["open_events"])
+    def show(self, numbers: Numbers) -> None:
+        """Set the counts from the database."""
+        self._vms.set(numbers.vms)
+        self._open_events.set(numbers.open_events)
+        self._undecided_soon.set(numbers.undecided_soon)
+        for decision in DECISIONS:
+            self._decided.labels(decision).set(getattr(numbers.counts, decision))
 
     def page(self) -> bytes:
         """Return the page for Prometheus."""

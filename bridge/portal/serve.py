@@ -177,7 +177,11 @@ class Portal:
     def _operator_app(self, threads: StoreThreads, metrics: PortalMetrics) -> ASGIApp:
         host, _ = address_of(self._settings.operator.listen)
         return Health(
-            store=threads, metrics=metrics, is_local=is_loopback(host), is_stopping=self._stopping.is_set
+            store=threads,
+            metrics=metrics,
+            is_local=is_loopback(host),
+            is_stopping=self._stopping.is_set,
+            clock=self._clock,
         ).app()
 
     def _public_config(self, app: ASGIApp, protocol: Any) -> uvicorn.Config:

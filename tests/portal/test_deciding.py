@@ -16,6 +16,7 @@ from bridge.events.event import encode
 from bridge.portal.connected_agents import ConnectedAgents
 from bridge.portal.deciding import VerdictRequest, VerdictService
 from bridge.portal.fleet import key_of_event_id
+from bridge.portal.metrics import PortalMetrics
 from bridge.portal.pending_decisions import PendingDecisions
 from bridge.portal.signing import PortalKey
 from bridge.portal.store.database import Store, StoreThreads
@@ -70,6 +71,7 @@ class Office:
                 connected_agents=connected_agents,
                 key=self._key,
                 required=1,
+                metrics=PortalMetrics(),
                 clock=self.clock.clock,
             )
             said = VerdictRequest(

@@ -44,6 +44,8 @@ def test_nothing_is_told_that_a_full_disk_did_not_store(disk, tmp_path):
         many = batch(fleet_record(vm, event_id="full") for vm in range(300))
         assert portal.post(many, content_type=BATCH).status_code == 503
         assert portal.get("/events/full").status_code == 404
+        ready = requests.get(f"{portal.operator_url}/readyz", timeout=20)
+        assert (ready.status_code, "disk is full" in ready.json()["why"]) == (503, True)
         disk.free()
         assert bring(portal, tokens[-1]).status_code == 200
         assert portal.post(many, content_type=BATCH).status_code == 204

@@ -75,6 +75,8 @@ def test_metrics_count_records_events_and_answers_by_route(portal):
         "scheduled_events_portal_records_total 2.0",
         "scheduled_events_portal_vms 2.0",
         "scheduled_events_portal_open_events 1.0",
+        'scheduled_events_portal_events{decision="undecided"} 1.0',
+        'scheduled_events_portal_events{decision="held"} 0.0',
         'scheduled_events_portal_requests_total{route="records",status="204"} 1.0',
         'scheduled_events_portal_requests_total{route="event",status="404"} 1.0',
     ):

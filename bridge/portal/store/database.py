@@ -7,6 +7,7 @@ how many can wait. The modules `sqlite` and `postgresql` contain the database-sp
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +37,7 @@ _T = TypeVar("_T")
 _BUSY_SECONDS = 2.0
 _THREADS = 4
 _MOST_WAITING = 256
+_FAILURE_SECONDS = 30.0
 #: A statement can have at most 32,766 variables in SQLite, and 65,535 in PostgreSQL.
 _MOST_AT_ONCE = 500
 _WRITES = "portal_writes"
@@ -112,6 +114,7 @@ class StoreThreads:
         self._readers = ThreadPoolExecutor(_THREADS, thread_name_prefix="store-reader")
         self._writers = ThreadPoolExecutor(store.kind.writers, thread_name_prefix="store-writer")
         self._waiting = 0
+        self._write_failure: tuple[float, str] | None = None
 
     async def read(self, work: Callable[Concatenate[Connection, _P], _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Run `Store.read` in a thread. Raise StoreUnavailable under overload."""
@@ -121,7 +124,20 @@ class StoreThreads:
         self, work: Callable[Concatenate[Connection, _P], _T], /, *args: _P.args, **kwargs: _P.kwargs
     ) -> _T:
         """Run `Store.write` in a thread. Raise StoreUnavailable under overload."""
-        return await self._run(self._writers, lambda: self.store.write(work, *args, **kwargs))
+
+        def written() -> _T:
+            try:
+                return self.store.write(work, *args, **kwargs)
+            except StoreUnavailable as error:
+                self._write_failure = time.monotonic(), str(error)
+                raise
+
+        return await self._run(self._writers, written)
+
+    def why_not_written(self) -> str | None:
+        """Return the error of a write within the last 30 s, or None."""
+        failure = self._write_failure
+        return failure[1] if failure is not None and time.monotonic() - failure[0] < _FAILURE_SECONDS else None
 
     def close(self) -> None:
         """Start no further functions, and wait for the running functions."""
@@ -167,6 +183,11 @@ def contains_pattern(text: str) -> str:
 def in_parts(values: Sequence[_T]) -> list[Sequence[_T]]:
     """Split *values* into parts that fit into one statement."""
     return [values[start : start + _MOST_AT_ONCE] for start in range(0, len(values), _MOST_AT_ONCE)]
+
+
+def note_alive(connection: Connection, at: str) -> None:
+    """Write a row, so that an idle process detects a database without space."""
+    upsert(connection, properties, [{"name": "alive_at", "value": at}])
 
 
 def epoch(connection: Connection) -> str:

@@ -185,16 +185,6 @@ def records_by_id(connection: Connection, ids: Sequence[str]) -> list[str]:
     return list(connection.execute(query).scalars())
 
 
-def numbers(connection: Connection) -> dict[str, int]:
-    """Return the number of VMs that have sent a record, and of open events."""
-    is_open = select(func.count()).select_from(events).where(events.c.is_open.is_(True))
-    known_vms = select(func.count()).select_from(vms).where(vms.c.body.is_not(None))
-    return {
-        "vms": int(connection.execute(known_vms).scalar_one()),
-        "open_events": int(connection.execute(is_open).scalar_one()),
-    }
-
-
 def conditions(wanted: EventFilter, *, now: str) -> list[ColumnElement[bool]]:
     """Return the conditions of *wanted* at the time *now*."""
     found: list[ColumnElement[bool]] = []

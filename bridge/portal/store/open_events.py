@@ -50,6 +50,17 @@ class EventCounts(msgspec.Struct, frozen=True, kw_only=True):
     refused: int
 
 
+class Numbers(msgspec.Struct, frozen=True, kw_only=True):
+    """The counts for the metrics."""
+
+    vms: int
+    """VMs that have sent a record."""
+    open_events: int
+    counts: EventCounts
+    undecided_soon: int
+    """Undecided events whose NotBefore is less than 10 minutes away."""
+
+
 class Wave(msgspec.Struct, frozen=True, kw_only=True):
     """Announced events of one type, region, and hour."""
 
@@ -179,6 +190,18 @@ def count_open(connection: Connection, wanted: EventFilter, *, now: str) -> Even
     columns += [func.sum(case((is_decision(each, now), 1), else_=0)).label(each) for each in DECISIONS]
     row = connection.execute(select(*columns).select_from(events).where(*where)).one()
     return EventCounts(**{name: int(value or 0) for name, value in row._asdict().items()})
+
+
+def numbers(connection: Connection, *, now: str) -> Numbers:
+    """Return the counts for the metrics."""
+    is_open = select(func.count()).select_from(events).where(events.c.is_open.is_(True))
+    known_vms = select(func.count()).select_from(vms).where(vms.c.body.is_not(None))
+    return Numbers(
+        vms=int(connection.execute(known_vms).scalar_one()),
+        open_events=int(connection.execute(is_open).scalar_one()),
+        counts=count_open(connection, EventFilter(), now=now),
+        undecided_soon=count_open(connection, EventFilter(is_soon=True), now=now).undecided,
+    )
 
 
 def collapsed(connection: Connection, wanted: EventFilter, *, now: str) -> list[Collapsed]:

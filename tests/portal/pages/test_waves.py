@@ -60,6 +60,8 @@ def test_hold_of_a_wave_reaches_all_its_vms_with_one_audit_entry(office):
     assert sum(len(each["decisions"]) for each in entry["details"]["events"]) == 212
     assert all(len(office.poll(vm)["decisions"]) == 1 for vm in (0, 100, 211))
     assert "48 events, 212 VMs" in office.browser("bob").page("/audit").text
+    for line in ('events{decision="held"} 48.0', "undecided_soon_events 0.0", "decision_seconds_count 48.0"):
+        assert f"scheduled_events_portal_{line}" in office.portal.metrics()
 
 
 def test_selection_of_different_groups_is_approved_with_one_confirmation(office):
