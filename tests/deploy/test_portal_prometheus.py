@@ -11,6 +11,7 @@ from bridge.system.access_tokens import DocumentRefusal
 pytest.importorskip("starlette", reason="the extra [portal] is not installed")
 from bridge.portal.authentication import AuthenticationFailure
 from bridge.portal.metrics import PortalMetrics
+from bridge.portal.store.open_events import EventCounts, Numbers
 
 pytestmark = pytest.mark.deploy
 
@@ -76,7 +77,8 @@ def exported():
         metrics.callers_refused.labels(caller.value).inc()
     for document in DocumentRefusal:
         metrics.documents.labels(document.value).inc()
-    metrics.show({"vms": 1, "open_events": 1})
+    counts = EventCounts(total=1, undecided=1, soon=1, held=0, waiting=0, approved=0, refused=0)
+    metrics.show(Numbers(vms=1, open_events=1, counts=counts, undecided_soon=1))
     families = text_string_to_metric_families(metrics.page().decode())
     samples = [sample for family in families for sample in family.samples]
     bare = {(sample.name, "") for sample in samples}
