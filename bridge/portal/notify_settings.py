@@ -12,6 +12,7 @@ from msgspec import Meta
 from bridge.config.secret_keys import readable_secrets
 from bridge.config.toml import Check, check_name, check_url
 from bridge.errors import SecretUnavailable
+from bridge.http.tls_files import tls_file_problems
 from bridge.portal.webhook_signatures import usable_keys
 from bridge.system.secrets import Secret
 
@@ -72,10 +73,11 @@ class NotifySettings(msgspec.Struct, frozen=True, kw_only=True):
         """Return the URL of `url_file`."""
         return Secret(key=f"notify.{self.name}.url", file=self.url_file)
 
-    def secret_mistakes(self) -> Iterator[str]:
+    def file_mistakes(self) -> Iterator[str]:
         """Yield the reasons why the files cannot be used."""
         files = {"url_file": self.url_file, "secret_file": self.secret_file}
         yield from readable_secrets((f"notify.{self.name}.{key}", file) for key, file in files.items() if file)
+        yield from (f"notify.{self.name}.{key}: {why}" for key, why in tls_file_problems(ca_file=self.ca_file))
         try:
             for url in self.url_secret().values():
                 if not url.startswith(("https://", "http://")):

@@ -146,8 +146,8 @@ class NotificationSender:
         retry_after = None
         try:
             response = self._post(notification, event)
-        except (requests.RequestException, DeadlineExceeded, SecretUnavailable) as error:
-            cause = root_cause(error) if isinstance(error, requests.RequestException) else error
+        except (OSError, DeadlineExceeded, SecretUnavailable) as error:  # requests raises kinds of OSError
+            cause = root_cause(error) if isinstance(error, OSError) else error
             self._failed(type(cause).__name__, str(cause))
         else:
             status = response.status_code

@@ -370,7 +370,7 @@ def check_secrets(settings: PortalSettings) -> None:
             secret.values()
         except SecretUnavailable as error:
             mistakes.append(str(error))
-    mistakes += [mistake for target in settings.notify for mistake in target.secret_mistakes()]
+    mistakes += [mistake for target in settings.notify for mistake in target.file_mistakes()]
     if mistakes:
         raise ConfigurationError(*mistakes)
 

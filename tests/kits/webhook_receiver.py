@@ -82,7 +82,7 @@ class SenderKit:
     def sender(self, url: str, *kinds: Kind, store: Store | None = None, **settings: Any) -> NotificationSender:
         """Return a sender to *url* for *kinds*, or for all kinds."""
         return NotificationSender(
-            NotifySettings(**{"name": "ops", "url": url, "kinds": kinds or tuple(Kind), **settings}),
+            NotifySettings(**{"name": "ops", "url": url or None, "kinds": kinds or tuple(Kind), **settings}),
             origin=ORIGIN,
             store=store or self.store,
             connected_agents=self.agents,

@@ -74,6 +74,12 @@ def test_an_unusable_secret_file_has_a_message_with_the_required_action(tmp_path
         check_secrets(_read({**URL, "secret_file": str(file)}))
 
 
+def test_a_missing_certificate_file_has_a_message_with_the_required_action(monkeypatch):
+    monkeypatch.setenv("AGENT", "token")
+    with pytest.raises(ConfigurationError, match=r"notify.ops.ca_file: The file /ca.pem does not exist"):
+        check_secrets(_read({**URL, "ca_file": "/ca.pem"}))
+
+
 def test_the_url_in_a_file_must_be_a_url(tmp_path, monkeypatch):
     monkeypatch.setenv("AGENT", "token")
     file = tmp_path / "url"

@@ -270,6 +270,20 @@ def test_a_slow_webhook_delays_no_other_webhook_and_a_stop_ends_its_request(kit,
     peer.close()
 
 
+@pytest.mark.parametrize("has_ca", [True, False])
+def test_no_secret_is_logged_if_the_certificates_are_unusable_or_no_server_listens(kit, tmp_path, caplog, has_ca):
+    (tmp_path / "ca.pem").write_text("no certificate", encoding="utf-8")
+    (tmp_path / "url").write_text("https://127.0.0.1:9/T0PSECRET/hook", encoding="utf-8")
+    with closing(
+        kit.sender("", url_file=str(tmp_path / "url"), ca_file=str(tmp_path / "ca.pem") if has_ca else None)
+    ) as sender:
+        _run(kit, sender)
+    assert kit.counted("failed") == 3
+    [line] = caplog.messages
+    assert "The portal retries a notification to 'ops', because the request failed:" in line
+    assert "T0PSECRET" not in line
+
+
 def test_an_endless_response_counts_by_its_status(kit):
     def endless(peer, connection, _):
         peer.read_request(connection)
