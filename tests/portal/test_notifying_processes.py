@@ -1,4 +1,4 @@
-"""A portal process that is killed at any point sends each notification at least once, always with the same ID."""
+"""Notifications of portal processes that are killed, run together, or have a silent webhook."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def _tables(url, database):
     return {"notify": [target], "people": {"origin": ORIGIN}, "database": database.table}
 
 
-def _announced(event_id, sequence):
+def _announced(event_id, sequence, **listed):
     at = (datetime.now(timezone.utc) + timedelta(minutes=5)).replace(microsecond=0)
     raw = format_datetime(at, usegmt=True)
     return [
-        fleet_record(vm, event_id=event_id, sequence=sequence, not_before=at, not_before_raw=raw, active=(event_id,))
+        fleet_record(vm, event_id=event_id, sequence=sequence, not_before=at, not_before_raw=raw, **listed)
         for vm in (0, 1)
     ]
 
@@ -71,7 +71,9 @@ def test_a_killed_process_loses_no_notification(tmp_path, database, rounds):
                 requested.clear()
                 if number % 3 == 0:
                     kill_in_request.set()
-                assert send(process.url, _announced(f"E-{number}", number + 1)).status_code == 204
+                assert (
+                    send(process.url, _announced(f"E-{number}", number + 1, active=(f"E-{number}",))).status_code == 204
+                )
                 if number % 3 == 0:  # the webhook has the notification, and the portal has no answer
                     assert requested.wait(WAIT_SECONDS)
                 elif number % 3 == 1:  # the portal has just stored the notification
@@ -93,6 +95,17 @@ def test_a_killed_process_loses_no_notification(tmp_path, database, rounds):
     assert len(ids) == rounds
     assert all(len(found) <= 2 for found in ids.values())
     assert len(ids) < sum(map(len, ids.values()))  # the kills during a request
+
+
+def test_two_portals_send_each_notification_once(tmp_path, database):
+    store = database.store()
+    with WebhookReceiver() as receiver:
+        tables = _tables(receiver.url, database)
+        with RunningPortal(tmp_path / "one", **tables) as one, RunningPortal(tmp_path / "other", **tables):
+            for number in range(20):
+                one.send(*_announced(f"E-{number}", number + 1))
+            _wait_until(lambda: [row.is_done for row in _rows(store)] == [True] * 20)
+        assert sorted(each["data"]["event_id"] for each in receiver.bodies()) == sorted(f"E-{n}" for n in range(20))
 
 
 def test_a_silent_webhook_delays_neither_records_nor_the_stop(tmp_path, database):
