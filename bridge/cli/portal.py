@@ -70,6 +70,23 @@ def portal(context: click.Context, path: Path | None, log_format: str, log_level
         )
 
 
+@portal.command(name="check-config", short_help="Check the portal's configuration.")
+@config
+@option("--connect", is_flag=True, help="Also open the database, and request the metadata of the identity provider.")
+def check_config(path: Path | None, *, connect: bool) -> int:
+    """Check the configuration and the files that it names, and report all errors at once.
+
+    Run the command as the user of the portal. The exit code is 78 if the configuration is invalid, and 1 if the portal
+    cannot use a file, the database, or the identity provider.
+    """
+    found = library().check_config(path, connect=connect)
+    for problem in found:
+        click.echo(f"Problem: {problem}", err=True)
+    if not found:
+        click.echo("The configuration is valid.")
+    return ExitCode.FAILED if found else ExitCode.OK
+
+
 @portal.command(short_help="Migrate the database to this version.")
 @config
 def migrate(path: Path | None) -> None:

@@ -19,6 +19,7 @@ from bridge.clock import REAL_CLOCK, format_time
 from bridge.errors import BridgeError
 from bridge.events.event import compact_json
 from bridge.portal.audit import Entry, Fault, NewEntry, first_fault
+from bridge.portal.check_config import problems
 from bridge.portal.grants import Grant, Role, scope_group
 from bridge.portal.migrations import current
 from bridge.portal.serve import Portal
@@ -46,6 +47,11 @@ class Verified(NamedTuple):
 def serve(config: Path | None) -> None:
     """Run the portal until a signal stops it."""
     Portal(load(find(config))).run()
+
+
+def check_config(config: Path | None, *, connect: bool) -> list[str]:
+    """Return a sentence for each problem. Raise ConfigurationError if the file is invalid."""
+    return list(problems(load(find(config)), connect=connect))
 
 
 def migrate(config: Path | None) -> tuple[str | None, str]:

@@ -74,6 +74,10 @@ class OidcProvider:
         self._keys: tuple[float, KeySet] | None = None
         self._log = ThrottledLog(logger, clock=clock)
 
+    def check(self) -> None:
+        """Request the metadata and the keys. Raise LoginRefused if no login would work."""
+        self._read_keys(0.0)
+
     def authorization_url(self, attempt: LoginAttempt) -> str:
         """Return the URL of the provider's login page."""
         parameters = {

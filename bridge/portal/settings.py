@@ -350,8 +350,10 @@ class PortalSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 def check_secrets(settings: PortalSettings) -> None:
     """Raise ConfigurationError for secrets that cannot be read or that others can read."""
-    agents = settings.agents
+    agents, attested = settings.agents, settings.agents.attested
     files = {
+        "agents.attested.secret_file": None if attested is None else attested.secret_file,
+        "database.password_file": settings.database.password_file,
         "agents.token_file": agents.token_file,
         "agents.webhook_secret_file": agents.webhook_secret_file,
         "readers.token_file": settings.readers.token_file,
@@ -361,6 +363,7 @@ def check_secrets(settings: PortalSettings) -> None:
     client_secrets = () if oidc is None else (oidc.client_secret(),)
     for secret in (
         *client_secrets,
+        *(() if attested is None else (attested.secret(),)),
         agents.token(),
         agents.webhook_secret(),
         settings.readers.token(),

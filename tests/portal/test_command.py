@@ -51,6 +51,40 @@ def test_migrate_makes_the_database_and_says_so_once(config):
     assert "already at step" in run("migrate", "--config", config).stdout
 
 
+def test_check_config_reports_all_problems_at_once(config, tmp_path):
+    assert run("check-config", "--connect", "--config", config).stdout == "The configuration is valid.\n"
+    token = tmp_path / "reader.token"
+    token.write_text("reader-token-1")
+    token.chmod(0o644)
+    rest = f"[readers]\ntoken_file = '{token}'\n[signing]\nkid = 'p1'\nprivate_key_file = '{tmp_path / 'none'}'\n"
+    tables = f"[inventory]\nfile = '{tmp_path / 'vms.csv'}'\n[[keys]]\nkid = 'k'\napprover = 'ada'\n"
+    text = config.read_text().replace("[readers]", "[readers]\n#").split("[readers]")[0]
+    config.write_text(f"{text}{rest}{tables}public_key_file = '{tmp_path / 'k.pub'}'\n")
+    done = run("check-config", "--config", config)
+    assert done.return_value == 1
+    for part in ("readers.token_file: ", "signing.private_key_file: ", "inventory.file: ", "k.pub"):
+        assert part in done.stderr
+    assert done.stderr.count("Problem: ") == 4
+
+
+def test_check_config_tries_the_identity_provider_and_the_database(config, tmp_path):
+    (tmp_path / "state").mkdir(exist_ok=True)
+    (tmp_path / "state" / "portal.db").write_bytes(b"no database" * 100)
+    provider = "[people.oidc]\nissuer = 'http://127.0.0.1:9'\nclient_id = 'portal'\nclient_secret_env = 'SECRET'\n"
+    groups = "[[people.oidc.groups]]\ngroup = 'ops'\nrole = 'viewer'\n"
+    origin = "[people]\norigin = 'http://127.0.0.1:8443'\n"
+    config.write_text(config.read_text().replace("[people]", "#") + f"\n{origin}{provider}{groups}")
+    done = CliRunner().invoke(
+        commands,
+        ["portal", "check-config", "--connect", "--config", str(config)],
+        env={"SECRET": "x" * 40},
+        standalone_mode=False,
+    )
+    assert done.return_value == 1, done.output
+    assert "Problem: database: " in done.stderr
+    assert "Problem: people.oidc: The identity provider is not available." in done.stderr
+
+
 @pytest.mark.usefixtures("store")
 def test_verify_says_how_many_entries_are_right(config):
     last = json.loads(run("export", "--config", config).stdout.splitlines()[-1])["hash"]

@@ -1,0 +1,67 @@
+"""Implements `portal check-config`, which reports all mistakes before a start.
+
+Without `--connect`, the checks only read local files. They run with the permissions of the current user.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+from bridge.approval.signing import DecisionSigner
+from bridge.clock import REAL_CLOCK
+from bridge.config.trusted_keys import unusable_keys
+from bridge.errors import BridgeError, ConfigurationError
+from bridge.portal.certificate_chain import certificates_in
+from bridge.portal.inventory import read_inventory
+from bridge.portal.migrations import current
+from bridge.portal.oidc import OidcProvider
+from bridge.portal.settings import PortalSettings, ServerSettings, check_secrets, database_file
+from bridge.portal.store.database import Store
+
+
+def problems(settings: PortalSettings, *, connect: bool) -> Iterator[str]:
+    """Yield a sentence for each problem that prevents a start or a decision."""
+    checks: list[tuple[str, Callable[[], object]]] = [("", partial(check_secrets, settings)), *_file_checks(settings)]
+    if connect:
+        checks.append(("database: ", partial(_read_database, settings)))
+        if settings.people.oidc is not None:
+            provider = OidcProvider(settings.people.oidc, redirect_uri="", clock=REAL_CLOCK)
+            checks.append(("people.oidc: ", provider.check))
+    for where, check in checks:
+        try:
+            check()
+        except ConfigurationError as error:
+            yield from error.mistakes
+        except (BridgeError, OSError, ValueError) as error:
+            yield f"{where}{error}"
+    yield from unusable_keys([key.trusted() for key in settings.keys])
+
+
+def _file_checks(settings: PortalSettings) -> Iterator[tuple[str, Callable[[], object]]]:
+    signing, attested = settings.signing, settings.agents.attested
+    if signing is not None:
+        load = partial(DecisionSigner, kid=signing.kid, approver=signing.approver)
+        yield "signing.private_key_file: ", partial(load, signing.private_key_file)
+    files = {} if attested is None else {"roots": attested.roots_file, "intermediates": attested.intermediates_file}
+    for name, file in files.items():
+        if file is not None:
+            yield f"agents.attested.{name}_file: ", partial(certificates_in, Path(file))
+    if settings.server.cert_file is not None:
+        yield "server.cert_file: ", partial(_load_certificate, settings.server)
+    if settings.inventory.file is not None:
+        yield "inventory.file: ", partial(read_inventory, Path(settings.inventory.file))
+
+
+def _load_certificate(server: ServerSettings) -> None:
+    ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(server.cert_file or "", server.key_file)
+
+
+def _read_database(settings: PortalSettings) -> None:
+    if settings.database.url is None and not database_file(settings).exists():
+        return  # the first start creates it
+    with closing(Store.of_settings(settings)) as store:
+        store.read(current)
