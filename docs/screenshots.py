@@ -48,15 +48,21 @@ _SIZE = {"width": 1280, "height": 820}
 _REPORTS = {"version": "0.1.0", "kids": ["p1"]}
 
 
-def _decide(_: Office, window: Watched) -> None:
-    """Show two announced events and their buttons."""
+def _now(_: Office, window: Watched) -> None:
+    """Show two announced events, one of which is held."""
+    window.go(f"/events/{key_of_event_id('B')}")
+    window.press(window.event(), "hold", reason="wait for the backup")
+    window.event().get_by_text("wait for the backup").first.wait_for()
+    window.go("/")
     window.row(key_of_event_id("A")).wait_for()
     window.is_live()
 
 
 def _started(office: Office, window: Watched) -> None:
     """Show an approved event that has started."""
-    freeze = window.row(key_of_event_id("A"))
+    window.go(f"/events/{key_of_event_id('A')}")
+    window.is_live()
+    freeze = window.event()
     window.press(freeze, "approve", reason="the batch is over")
     freeze.get_by_text("the batch is over").first.wait_for()
     for vm in range(3):
@@ -73,14 +79,12 @@ def _started(office: Office, window: Watched) -> None:
     office.portal.send(
         *(fleet_record(vm, sequence=4, transition=Transition.STARTED, seconds=62, **_FREEZE) for vm in range(3))
     )
-    window.go("/")
     freeze.locator(".badge", has_text="started").wait_for()
     window.is_live()
-    window.page.evaluate("id => document.getElementById(id).scrollIntoView()", f"event-{key_of_event_id('A')}")
 
 
 #: Name of a picture -> the steps that lead from the sample events to the page.
-SHOTS: dict[str, Callable[[Office, Watched], None]] = {"portal-decide": _decide, "portal-started": _started}
+SHOTS: dict[str, Callable[[Office, Watched], None]] = {"portal-now": _now, "portal-event": _started}
 
 
 @contextmanager

@@ -114,7 +114,7 @@ class Application:
             clock=clock,
         )
         handlers: dict[Any, Any] = {
-            404: _not_found,
+            404: self._not_found,
             405: _not_allowed,
             RequestRefused: _refused,
             StoreUnavailable: self._unavailable,
@@ -210,7 +210,7 @@ class Application:
             metrics=self._metrics,
             clock=self._clock,
         )
-        pages = Pages(
+        self._pages = Pages(
             users=self._users,
             verdict_service=verdict_service,
             store=self._threads,
@@ -219,7 +219,11 @@ class Application:
             clock=self._clock,
             kid=None if key is None else key.kid,
         )
-        return [*VerdictsApi(users=self._users, verdict_service=verdict_service).routes(_ROOT), *pages.routes()]
+        return [*VerdictsApi(users=self._users, verdict_service=verdict_service).routes(_ROOT), *self._pages.routes()]
+
+    async def _not_found(self, request: Request, _error: Exception) -> Response:
+        is_page = "text/html" in request.headers.get("accept", "") and not request.url.path.startswith(_ROOT)
+        return await self._pages.not_found(request) if is_page else error_answer(404, _NOTHING_HERE)
 
     async def _unavailable(self, _request: Request, error: Exception) -> Response:
         self._log.problem("store", logging.ERROR, f"A request failed, because the database is not available: {error}")
@@ -228,10 +232,6 @@ class Application:
 
 async def _refused(_request: Request, error: Any) -> Response:
     return error_answer(error.status, str(error), ends=error.closes_connection)
-
-
-async def _not_found(_request: Request, _error: Exception) -> Response:
-    return error_answer(404, _NOTHING_HERE)
 
 
 async def _not_allowed(_request: Request, error: Any) -> Response:

@@ -21,7 +21,7 @@ from bridge.portal.requests import RequestRefused, headers_of
 from bridge.portal.server_sent_events import LiveUpdates
 from bridge.portal.store.database import StoreUnavailable
 from bridge.portal.user_names import LOCAL, issuer_of
-from bridge.portal.users import COOKIE, AccessDenied, Person, Users, new_session_id
+from bridge.portal.users import COOKIE, AccessDenied, Person, Users, masked, new_session_id
 
 logger = logging.getLogger(__name__)
 
@@ -163,12 +163,19 @@ class LoginPages:
         except StoreUnavailable as error:
             return self._unavailable(request, error, person)
 
+    async def not_found(self, request: Request) -> Response:
+        """Return the page for an unknown address."""
+        person = None
+        with contextlib.suppress(AccessDenied, StoreUnavailable):
+            person = await self._users.person_of(request)
+        return self._problem(request, person, 404, "This address does not exist.")
+
     def page(
         self, request: Request, person: Person | None, template: str, *, status: int = 200, **more: Any
     ) -> Response:
         """Render *template* with *more* and the values that all pages have."""
         values = {
-            "person": person,
+            "person": None if person is None else masked(person),
             "path": request.url.path,
             "now": self._clock.now(),
             "is_part": part_of(request) is not None,

@@ -9,24 +9,26 @@ If a person is not allowed to decide, the page does not show any buttons, and th
 from __future__ import annotations
 
 from collections.abc import Container
-from datetime import timedelta
 
 import msgspec
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from bridge.clock import Clock, format_time, parse_time
+from bridge.clock import Clock, format_time
 from bridge.portal import timeline
 from bridge.portal.audit import Entry
 from bridge.portal.connected_agents import ConnectedAgents
 from bridge.portal.deciding import MOST_REASON_CHARACTERS, VerdictRequest, VerdictService
-from bridge.portal.fleet import EventState, State, key_of_event_id
-from bridge.portal.fleet_page import FleetPage
-from bridge.portal.form_fields import DIGEST, KEY, Form, cursor_of, group_of, one, part_of
+from bridge.portal.event_list import TYPES, ListQuery, read_list, read_selection
+from bridge.portal.fleet import EventState, key_of_event_id
+from bridge.portal.fleet_page import FleetPage, count_disconnected
+from bridge.portal.form_fields import DIGEST, KEY, Form, cursor_of, group_of, one
 from bridge.portal.login import LoginPages, redirect
 from bridge.portal.requests import RequestRefused, whole_number
-from bridge.portal.sentences import PageContext, differences, these
+from bridge.portal.sentences import STATE_WORDS, PageContext, differences, these
 from bridge.portal.sentences import vm_names as event_names
 from bridge.portal.server_sent_events import LiveUpdates
 from bridge.portal.store.database import StoreThreads
@@ -36,21 +38,24 @@ from bridge.portal.store.event_details import (
     event_with_digest,
     newest_entries,
 )
-from bridge.portal.store.events import EventFilter, list_events, summaries_of, visible_keys
-from bridge.portal.store.open_events import collapsed, list_open
+from bridge.portal.store.events import (
+    CursorInvalid,
+    EventFilter,
+    list_events,
+    summaries_of,
+    visible_keys,
+)
 from bridge.portal.store.verdicts import UNKNOWN_EVENT, AcceptedVerdict, VerdictRefused
 from bridge.portal.users import AccessDenied, Person, Users
 from bridge.portal.verdicts import Choice, Outcome
-from bridge.portal.views import SECTIONS, STATE_WORDS, EventView, view_of
-from bridge.text import without_nul
+from bridge.portal.views import EventView, view_of
 
-_MOST_OVER = 50
-_OVER = (State.COMPLETED, State.CANCELED, State.ENDED)
-_OVER_SECONDS = 3_600.0
 _PAGE = 50
 _MOST_CHOSEN = 100
 _MOST_APPROVED = 20
 _MOST_HELD = 1_000
+#: For pages only. Streams and the agents' API are never compressed.
+_GZIP = (Middleware(GZipMiddleware, compresslevel=6),)
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +99,7 @@ class Pages:
         self._fleet = FleetPage(
             login_pages=self._login_pages, store=store, connected_agents=connected_agents, clock=clock, kid=kid
         )
+        self.not_found = self._login_pages.not_found
 
     def routes(self) -> list[Route]:
         """Return the routes of all pages and of `/live`."""
@@ -114,7 +120,7 @@ class Pages:
         )
         return [
             *(
-                Route(path, login.requires_login(page), methods=["GET"], name=f"page_{name}")
+                Route(path, login.requires_login(page), methods=["GET"], name=f"page_{name}", middleware=_GZIP)
                 for name, path, page in shown
             ),
             *(
@@ -126,30 +132,30 @@ class Pages:
             Route("/login", login.login_form, methods=["GET"], name="page_login"),
             Route("/login", login.login, methods=["POST"], name="page_sign_in"),
             Route("/live", self._live, name="live"),
-            Route("/static/{name}", login.renderer.static, name="static"),
+            Route("/static/{name}", login.renderer.static, name="static", middleware=_GZIP),
         ]
 
     async def home(self, request: Request, person: Person) -> Response:
-        """``GET /``: list open events and events that ended recently."""
-        group, part = group_of(request), part_of(request)
-        wanted, now = _filter_of(group, person), self._now()
-        page = await self._store.read(list_open, wanted, now=now, limit=_PAGE, cursor=cursor_of(request))
-        alone = await self._store.read(collapsed, wanted, now=now)
-        views = await self._views(person, group, part, page.keys)
-        lists = [(section, [view for view in views if view.section == section]) for section in SECTIONS]
-        groups = sorted({name for view in views for name in view.event.groups})
-        if group is not None and group not in groups:
-            groups.insert(0, group)
+        """``GET /``: list announced, started, and recently ended events."""
+        query = ListQuery.of(request)
+        cursor = cursor_of(request)
+        required = self._verdict_service.required
+        try:
+            found = await self._store.read(
+                read_list, query, person, now=self._clock.now(), required=required, cursor=cursor
+            )
+        except CursorInvalid as error:
+            raise RequestRefused(400, str(error)) from error
+        disconnected = await count_disconnected(self._store, self._connected_agents, person)
         return self._login_pages.page(
             request,
             person,
             "home.html",
-            lists=lists,
-            headings=SECTIONS,
-            group=group,
-            groups=groups,
-            page=page,
-            collapsed=alone,
+            found=found,
+            query=query,
+            types=TYPES,
+            required=required,
+            disconnected=disconnected,
         )
 
     async def event(self, request: Request, person: Person) -> Response:
@@ -194,25 +200,24 @@ class Pages:
         return self._login_pages.page(request, person, "audit.html", rows=rows, older=older)
 
     async def chosen(self, request: Request, person: Person) -> Response:
-        """``GET /decide``: show one form for the selected events, or for a wave."""
+        """``GET /decide``: ask for the confirmation of a verdict on the selected events and waves."""
         if person.why_not_approver is not None:
             raise AccessDenied(403, person.why_not_approver)
-        if wave := request.query_params.get("wave"):
-            wanted = EventFilter(wave=without_nul(wave), scope=person.scope)
-            page = await self._store.read(list_open, wanted, now=self._now(), limit=_MOST_HELD)
-            return self._login_pages.page(request, person, "wave.html", page=page)
         keys = list(dict.fromkeys(request.query_params.getlist("event")))[:_MOST_CHOSEN]
-        if not all(KEY.fullmatch(key) for key in keys):
-            raise RequestRefused(400, "The key of an event has 32 hexadecimal digits.")
+        verdict = request.query_params.get("verdict", Choice.HOLD.value)
+        if verdict not in {each.value for each in Choice} or not all(KEY.fullmatch(key) for key in keys):
+            raise RequestRefused(400, "The address must contain a verdict and the keys of events.")
+        waves = [] if verdict == Choice.APPROVE.value else request.query_params.getlist("wave")
+        if waves:
+            page = await self._store.read(read_selection, waves, keys, person, now=self._now(), limit=_MOST_HELD)
+            return self._login_pages.page(request, person, "wave.html", page=page)
         found = await self._store.read(event_details_of, keys, now=self._now())
         views = [self._view(details, person) for details in found if person.may_see(details.event)]
+        possible = [view for view in views if getattr(view.buttons, verdict)]
+        others = [view for view in views if view not in possible]
+        waves = request.query_params.getlist("wave")
         return self._login_pages.page(
-            request,
-            person,
-            "chosen.html",
-            approvable=[view for view in views if view.buttons.approve],
-            holdable=[view for view in views if view.buttons.hold],
-            others=[view for view in views if not view.buttons.approve and not view.buttons.hold],
+            request, person, "chosen.html", verdict=verdict, views=possible, others=others, waves=waves
         )
 
     async def decide(self, request: Request, person: Person, form: Form) -> Response:
@@ -284,28 +289,6 @@ class Pages:
             else:
                 changes = differences(loaded.event, event.event)
         return Result(event=event, is_accepted=False, sentence=str(result), changes=changes)
-
-    async def _views(
-        self, person: Person, group: str | None, part: frozenset[str] | None, open_keys: list[str]
-    ) -> list[EventView]:
-        """Return the rows of the first page. For a part of the page, return only the changed rows."""
-        wanted, now = _filter_of(group, person), self._now()
-        if part:
-            keys = sorted(part)[:_PAGE]
-        else:
-            over = EventFilter(states=_OVER, groups=wanted.groups, scope=wanted.scope)
-            page = await self._store.read(list_events, over, now=now, limit=_MOST_OVER)
-            keys = [*open_keys, *page.keys]
-        found = await self._store.read(event_details_of, keys, now=now)
-        oldest = self._clock.now() - timedelta(seconds=_OVER_SECONDS)
-        views = [
-            self._view(details, person)
-            for details in found
-            if person.may_see(details.event)
-            and (group is None or group in details.event.groups)
-            and (details.event.is_open or parse_time(details.event.observed_at) >= oldest)
-        ]
-        return sorted(views, key=lambda view: view.order)
 
     def _now(self) -> str:
         return format_time(self._clock.now())

@@ -18,12 +18,14 @@ from starlette.responses import Response
 
 from bridge.clock import format_time, parse_time
 from bridge.events.event import compact_json
+from bridge.events.otel_resource import own_version
 from bridge.portal.requests import error_answer
-from bridge.text import escaped
+from bridge.text import duration, escaped
 
 _HERE = Path(__file__).parent
 _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 _A_YEAR = 365 * 86_400
+_HOUR_SECONDS, _SOON_SECONDS, _URGENT_SECONDS = 3_600, 900, 300
 
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -55,8 +57,11 @@ class Renderer:
             trim_blocks=True,
             lstrip_blocks=True,
         )
+        self._templates.globals["version"] = own_version()
         self._templates.globals["static"] = self._address_of
         self._templates.filters["time"] = _time_element
+        self._templates.filters["clock"] = _clock_element
+        self._templates.filters["countdown"] = _countdown_element
         self._templates.filters["json"] = compact_json
 
     def page(self, template: str, values: Mapping[str, Any], *, status: int = 200) -> Response:
@@ -89,6 +94,22 @@ def _time_element(when: datetime | str, css_class: str = "") -> Markup:
     at = parse_time(when) if isinstance(when, str) else when
     element = Markup('<time class="{}" datetime="{}">{:%Y-%m-%d %H:%M:%S} UTC</time>')
     return element.format(css_class, format_time(at), at)
+
+
+def _clock_element(when: datetime | str, now: datetime) -> Markup:
+    """Return the time of day, with the date unless it is the date of *now*."""
+    at = parse_time(when) if isinstance(when, str) else when
+    text = f"{at:%H:%M}" if at.date() == now.date() else f"{at.day} {at:%b %H:%M}"
+    return Markup('<time datetime="{}" class="clock">{}</time>').format(format_time(at), text)
+
+
+def _countdown_element(at: datetime, now: datetime) -> Markup:
+    """Return the time until *at*: "14:20", "3 h 5 min", or "now". The script updates it."""
+    seconds = max(0, int((at - now).total_seconds()))
+    text = duration(seconds) if seconds >= _HOUR_SECONDS else f"{seconds // 60:02d}:{seconds % 60:02d}"
+    urgency = "" if seconds >= _SOON_SECONDS else " is-urgent" if seconds < _URGENT_SECONDS else " is-soon"
+    element = Markup('<time class="countdown{}" datetime="{}">{}</time>')
+    return element.format(urgency, format_time(at), text if seconds else "now")
 
 
 def _printed(value: Any) -> Any:

@@ -22,6 +22,7 @@ from bridge.portal.store.event_details import EventDetails
 from bridge.portal.two_person_rule import too_few
 from bridge.portal.users import Person
 from bridge.portal.verdicts import NO_KEY, WITHDRAW_HOLD, Choice, Outcome, Ruling, people_of
+from bridge.text import duration
 
 _FIELDS = {
     "event_type": "EventType",
@@ -37,6 +38,16 @@ _ENDS = {
     State.CANCELED: "Azure canceled the event.",
     State.ENDED: "The event is over. No VM reported how it ended.",
 }
+STATE_WORDS = {
+    State.SCHEDULED: "announced",
+    State.STARTED: "started",
+    State.OTHER: "unknown status",
+    State.COMPLETED: "completed",
+    State.CANCELED: "canceled",
+    State.ENDED: "over",
+}
+_DELETED = frozenset({"Preempt", "Terminate"})
+_DOWN = frozenset({"Reboot", "Redeploy"})
 _ON_ITS_WAY = frozenset({Stage.QUEUED, Stage.RECEIVED})
 
 
@@ -78,6 +89,17 @@ def how_many(names: Sequence[str]) -> str:
 def these(names: Sequence[str]) -> str:
     """Return all of *names*: "these 3 VMs: a, b, c"."""
     return f"this VM: {names[0]}" if len(names) == 1 else f"these {len(names)} VMs: {', '.join(names)}"
+
+
+def effect_of(event_type: str | None, seconds: int | None) -> str:
+    """Return the effect on the VM: "5 s pause", "minutes down", or "VM deleted"."""
+    if event_type in _DELETED:
+        return "VM deleted"
+    if seconds is None or seconds < 0:
+        return "minutes down" if event_type in _DOWN else "unknown"
+    if seconds == 0:
+        return "none"
+    return f"{duration(seconds)} {'pause' if event_type == 'Freeze' else 'down'}"
 
 
 def differences(before: ScheduledEvent, now: ScheduledEvent) -> tuple[str, ...]:

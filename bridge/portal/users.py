@@ -13,6 +13,7 @@ import hashlib
 import hmac
 import logging
 import secrets
+from binascii import unhexlify
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
@@ -228,7 +229,7 @@ class Users:
     def check_change(self, headers: Mapping[str, str], person: Person, token: str) -> None:
         """Raise AccessDenied (403) if the Origin or CSRF token is wrong."""
         self.check_origin(headers)
-        if not hmac.compare_digest(token.encode(), person.csrf_token.encode()):
+        if not hmac.compare_digest(_unmasked(token.encode()), person.csrf_token.encode()):
             raise AccessDenied(403, "The form belongs to another session. Load the page again.")
 
     def check_origin(self, headers: Mapping[str, str]) -> None:
@@ -332,6 +333,27 @@ class Users:
 def new_session_id() -> str:
     """Return a random ID."""
     return secrets.token_urlsafe(_SESSION_BYTES)
+
+
+def masked(person: Person) -> Person:
+    """Return *person* with a CSRF token for one response.
+
+    Responses are compressed. If a compressed response contained the same secret and text of the URL every time, its
+    size would reveal the secret (the BREACH attack).
+    """
+    token = person.csrf_token.encode()
+    pad = secrets.token_bytes(len(token))
+    mixed = bytes(left ^ right for left, right in zip(token, pad, strict=True))
+    return msgspec.structs.replace(person, csrf_token=f"{pad.hex()}.{mixed.hex()}")
+
+
+def _unmasked(token: bytes) -> bytes:
+    """Return the token of the session, which is in *token* with or without a mask."""
+    pad, _, mixed = token.partition(b".")
+    try:
+        return bytes(left ^ right for left, right in zip(unhexlify(pad), unhexlify(mixed), strict=True)) or token
+    except ValueError:
+        return token
 
 
 def hashed(password: str) -> str:

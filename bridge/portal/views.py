@@ -7,14 +7,16 @@ from datetime import datetime
 
 import msgspec
 
-from bridge.clock import format_time, parse_time
+from bridge.clock import format_time
 from bridge.portal.decision_progress import AcceptedApproval, DecisionProgress, accepted_approval, progress_of
 from bridge.portal.fleet import EventState, State
 from bridge.portal.sentences import (
+    STATE_WORDS,
     Buttons,
     PageContext,
     buttons,
     clock_text,
+    effect_of,
     how_many,
     next_event,
     these,
@@ -24,17 +26,6 @@ from bridge.portal.sentences import (
 from bridge.portal.store.event_details import EventDetails
 from bridge.portal.two_person_rule import lifts_needed, rule, with_lift
 from bridge.portal.verdicts import Choice, Lift, Verdict
-from bridge.text import duration
-
-STATE_WORDS = {
-    State.SCHEDULED: "announced",
-    State.STARTED: "started",
-    State.OTHER: "unknown status",
-    State.COMPLETED: "completed",
-    State.CANCELED: "canceled",
-    State.ENDED: "over",
-}
-SECTIONS = {"announced": "Announced", "under-way": "Under way", "over": "Over within the last hour"}
 
 
 class VerdictView(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +43,6 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True):
     event: EventState
     title: str
     state: str
-    order: str
     vms: tuple[str, ...]
     next_event: str
     """What happens if no one acts."""
@@ -62,13 +52,6 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True):
     buttons: Buttons
     verdicts: Sequence[VerdictView]
     progress: Sequence[DecisionProgress]
-
-    @property
-    def section(self) -> str:
-        """Return the section of the first page."""
-        if not self.event.is_open:
-            return "over"
-        return "announced" if self.event.state is State.SCHEDULED else "under-way"
 
     @property
     def counts(self) -> str:
@@ -86,14 +69,8 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def impact(self) -> str:
-        """Return the duration that Azure expects: "5 s pause" for a Freeze."""
-        event = self.event.event
-        seconds = event.duration_seconds
-        if seconds is None or seconds < 0:
-            return "unknown"
-        if seconds == 0:
-            return "none"
-        return f"{duration(seconds)} pause" if event.event_type == "Freeze" else duration(seconds)
+        """Return the effect on the VM: "5 s pause" for a Freeze."""
+        return effect_of(self.event.event.event_type, self.event.event.duration_seconds)
 
     @property
     def facts(self) -> list[tuple[str, str]]:
@@ -124,7 +101,6 @@ def view_of(details: EventDetails, context: PageContext) -> EventView:
         event=event,
         title=f"{event.event.event_type or 'Event'} of {how_many(names)}",
         state=STATE_WORDS[event.state],
-        order=_order(event),
         vms=names,
         next_event=next_event(event, context.now, accepted),
         until=at if counts_down else None,
@@ -133,15 +109,6 @@ def view_of(details: EventDetails, context: PageContext) -> EventView:
         verdicts=[_verdict_view(each, details, context, accepted) for each in details.verdicts],
         progress=progress,
     )
-
-
-def _order(event: EventState) -> str:
-    """Return a sort key: open events by NotBefore, then ended events, newest first."""
-    if not event.is_open:
-        seconds = int(parse_time(event.observed_at).timestamp() * 1000)
-        return f"{10**15 - seconds:016d} {event.key}"
-    at = event.event.not_before or parse_time(event.first_observed_at)
-    return f"{format_time(at)} {event.key}"
 
 
 def _verdict_view(

@@ -65,7 +65,7 @@ class Watched:
         self.page.fill("[name=name]", name)
         self.page.fill("[name=password]", password)
         self.page.click("main button")
-        self.page.wait_for_selector("h1:has-text('Decide now')")
+        self.page.wait_for_url(f"{self.origin}/")
         return self
 
     def go(self, path: str) -> None:
@@ -79,6 +79,10 @@ class Watched:
     def row(self, key: str) -> Any:
         """Return the row of the event with that key."""
         return self.page.locator(f"#event-{key}")
+
+    def event(self) -> Any:
+        """Return the content of the event page."""
+        return self.page.locator("#whole")
 
     def press(self, row: Any, verdict: str, *, reason: str = "") -> None:
         """Fill in the reason and press the button, again where the page says that it has changed under the click."""

@@ -56,13 +56,13 @@ class Office:
         tables: dict[str, Any] = {"people": people or {}}
         if signs:
             tables["signing"] = {"kid": "p1", "private_key_file": str(key)}
-        self._store = Store.of_file(database_file(read(portal_table(directory / "state"))))
-        self._store.migrate()
+        self.store = Store.of_file(database_file(read(portal_table(directory / "state"))))
+        self.store.migrate()
         self._users = {
             name: local_user(name, role, *scope.splitlines(), password_hash=QUICK_HASH) for name, role, scope in users
         }
         for user in self._users.values():
-            self._store.write(put_user, user)
+            self.store.write(put_user, user)
         self.portal = RunningPortal(directory / "state", clock=clock, **tables)
 
     def __enter__(self) -> Office:  # noqa: PYI034  # Self came with Python 3.11
@@ -71,7 +71,7 @@ class Office:
 
     def __exit__(self, *_: object) -> None:
         self.portal.stop()
-        self._store.close()
+        self.store.close()
 
     @property
     def origin(self) -> str:
@@ -81,8 +81,8 @@ class Office:
     def change_user(self, name: str, **change: Any) -> None:
         """Store the user of that name with *change*, as `portal users` does beside a portal that runs."""
         entry = NewEntry(actor="portal users", action="user_added", subject=name, details={})
-        self._store.write(put_user, replace(self._users[name], **change))
-        self._store.write(add_entries, [entry], at="2026-11-20T11:01:00.000Z")
+        self.store.write(put_user, replace(self._users[name], **change))
+        self.store.write(add_entries, [entry], at="2026-11-20T11:01:00.000Z")
 
     def browser(self, name: str | None = None) -> Browser:
         """Return a browser, in which *name* has signed in."""
@@ -96,7 +96,7 @@ class Office:
         """Wait until the portal has stored *count* agents, which a restart shows as reconnecting."""
         until = time.monotonic() + 20
         query = select(func.count()).select_from(agents)
-        while self._store.read(lambda connection: connection.execute(query).scalar_one()) < count:
+        while self.store.read(lambda connection: connection.execute(query).scalar_one()) < count:
             assert time.monotonic() < until, "the agents are not stored"
             time.sleep(0.05)
 

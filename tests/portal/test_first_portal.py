@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import time
@@ -63,17 +64,20 @@ def test_a_newcomer_approves_an_event_through_the_portal_and_sees_it_start(desk)
     desk.wait_for(" scheduled: Reboot")
     browser = Browser(desk.portal)
     give_up_at = time.monotonic() + SECONDS
-    while not _can_approve(browser):
+    while (event := _event_to_approve(browser)) is None:
         assert time.monotonic() < give_up_at, "the page has no button"
         time.sleep(0.1)
     assert time.monotonic() - began < FIRST_EVENT_SECONDS
-    browser.submit("/", "approve", reason="drained")
+    browser.submit(event, "approve", reason="drained")
     desk.wait_for(" approved: Reboot")
     desk.wait_for(" started: Reboot")
 
 
-def _can_approve(browser):
+def _event_to_approve(browser):
+    """Return the path of the event page, or None if the page has no button yet."""
     try:
-        return browser.sign_in("ann").status_code == 303 and 'value="approve"' in browser.get("/").text
+        browser.sign_in("ann")
+        found = re.search("/events/[0-9a-f]{32}", browser.get("/").text)
+        return found[0] if found and 'value="approve"' in browser.get(found[0]).text else None
     except requests.ConnectionError:
-        return False
+        return None

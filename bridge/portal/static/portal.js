@@ -13,16 +13,29 @@
   const served = new WeakMap();
 
   const span = (seconds) => {
-    const parts = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]].map(([size, unit]) => {
-      const count = Math.floor(seconds / size);
-      seconds -= count * size;
-      return [count, unit];
-    });
-    const first = parts.findIndex(([count]) => count > 0);
-    return first < 0 ? "now" : "in " + parts.slice(first, first + 2).map((part) => part.join(" ")).join(" ");
+    if (seconds <= 0) return "now";
+    const two = (number) => String(number).padStart(2, "0");
+    if (seconds < 3600) return two(Math.floor(seconds / 60)) + ":" + two(seconds % 60);
+    const units = [["d", 86400, "h", 3600], ["h", 3600, "min", 60]];
+    const [unit, size, smaller, part] = units.find((each) => seconds >= each[1]);
+    const rest = Math.floor(seconds % size / part);
+    return `${Math.floor(seconds / size)} ${unit}` + (rest ? ` ${rest} ${smaller}` : "");
   };
   const count = () => document.querySelectorAll("time.countdown").forEach((time) => {
-    time.textContent = span(Math.max(0, Math.ceil((Date.parse(time.dateTime) - Date.now() - ahead) / 1000)));
+    const left = Math.max(0, Math.ceil((Date.parse(time.dateTime) - Date.now() - ahead) / 1000));
+    time.textContent = span(left);
+    time.classList.toggle("is-urgent", left < 300);
+    time.classList.toggle("is-soon", left >= 300 && left < 900);
+  });
+  // Shows the local time after each UTC time. The style sheet prints the attribute.
+  const localize = () => document.querySelectorAll("time:not(.countdown):not([data-local])").forEach((time) => {
+    const at = new Date(time.dateTime), parts = { hour: "2-digit", minute: "2-digit", hourCycle: "h23" };
+    if (at.getTimezoneOffset()) time.dataset.local = at.toLocaleTimeString([], parts);
+  });
+  const boxes = () => [...document.querySelectorAll("input[form=many]:checked")];
+  const tally = () => document.querySelectorAll("[data-chosen]").forEach((each) => {
+    const number = boxes().length;
+    each.textContent = number ? " " + number : "";
   });
 
   // Copies the input, the opened details, and the focus from `old` to `fresh`, but not the selection of a changed event.
@@ -40,51 +53,52 @@
     const place = old.contains(had) ? [...old.querySelectorAll(places)].indexOf(had) : -1;
     return () => { if (place >= 0) fresh.querySelectorAll(places)[place]?.focus({ preventScroll: true }); };
   };
+  // The text as served, because the script changes times. The CSRF token is different in each response.
+  const textOf = (part) => part.outerHTML.replace(/name="csrf" value="[^"]*"/g, "");
   const put = (fresh, old, before, list) => {
-    const text = fresh.outerHTML; // the text as served, because the countdown changes the page
-    if (old && served.get(old) === text) return;
+    const text = textOf(fresh), isSame = old && served.get(old) === text;
+    if (isSame && before === undefined) return;
     served.set(fresh, text);
     const focus = old ? keep(old, fresh) : () => {};
-    if (!old || old.parentElement !== list || old.dataset.digest !== fresh.dataset.digest) movedAt = performance.now();
-    if (old && old.parentElement === list && before === undefined) old.replaceWith(fresh);
+    if (old && old.dataset.digest !== fresh.dataset.digest) movedAt = performance.now();
+    if (old && before === undefined) old.replaceWith(fresh);
     else { old?.remove(); list.insertBefore(fresh, before ?? null); }
     focus();
   };
-  const merge = (part, keys) => {
+  const merge = (part) => {
     part.querySelectorAll("[data-part]").forEach((fresh) => {
       const old = document.getElementById(fresh.id);
       if (old) put(document.adoptNode(fresh), old, undefined, old.parentElement);
     });
-    const rows = new Map([...part.querySelectorAll("[data-list] > *")].map((row) => [row.id, row]));
-    document.querySelectorAll("[data-list] > *").forEach((row) => {
-      const isMeant = keys === null || keys.has(row.id.replace("event-", ""));
-      if (isMeant && !rows.has(row.id)) { row.remove(); movedAt = performance.now(); }
-    });
-    rows.forEach((row, id) => {
-      const list = document.querySelector(`[data-list="${row.parentElement.dataset.list}"]`);
-      const old = document.getElementById(id);
-      const isInPlace = old && old.parentElement === list && old.dataset.order === row.dataset.order;
-      const before = isInPlace ? undefined
-        : [...list.children].find((each) => each !== old && each.dataset.order > row.dataset.order) ?? null;
-      put(document.adoptNode(row), old, before, list);
+    part.querySelectorAll("[data-list]").forEach((fresh) => {
+      const list = document.querySelector(`[data-list="${fresh.dataset.list}"]`);
+      const rows = [...fresh.children], ids = new Set(rows.map((row) => row.id));
+      [...list.children].filter((row) => !ids.has(row.id)).forEach((row) => row.remove());
+      rows.forEach((row, place) => {
+        const old = [...list.children].find((each) => each.id === row.id);
+        const there = list.children[place];
+        put(document.adoptNode(row), old, old && old === there ? undefined : there, list);
+      });
     });
     count();
+    localize();
+    tally();
   };
   // Repeats a failed request, because the stream reports each change only once.
   const update = async () => {
     if (fetching) return;
     fetching = true;
     while (waiting.size) {
-      const asked = waiting, keys = asked.has("all") ? null : asked;
+      const asked = waiting;
       waiting = new Set();
       const address = new URL(location.href);
-      address.searchParams.set("part", keys && follows === "events" ? [...keys].join(",") : "");
+      address.searchParams.set("part", "");
       const answer = await fetch(address).catch(() => null);
       const text = answer?.ok ? await answer.text().catch(() => null) : null;
       // The browser sends no click for a button that is replaced while the pointer presses it.
       if (pressed) await new Promise((done) => { released = done; setTimeout(done, PRESS_MS); });
       if (text !== null) {
-        merge(new DOMParser().parseFromString(text, "text/html"), keys);
+        merge(new DOMParser().parseFromString(text, "text/html"));
         if (isBehind) { isBehind = false; sayLive(); }
       } else if (answer?.status === 401) location.reload();
       else if (!answer || answer.ok || answer.status >= 500) {
@@ -154,11 +168,45 @@
   document.addEventListener("pointerdown", (event) => { pressed = event.button === 0; });
   ["pointerup", "pointercancel"].forEach((name) => document.addEventListener(name, release));
   document.addEventListener("click", (event) => {
-    if (performance.now() - movedAt > GUARD_MS || !event.target.closest?.("main form button")) return;
+    if (performance.now() - movedAt > GUARD_MS || !event.target.closest?.("main form[method=post] button")) return;
     event.preventDefault();
     complain("The page has just changed. Check it again.");
   }, true);
+  // Keyboard shortcuts. The help on each page lists them.
+  const focusNext = (step) => {
+    const links = [...document.querySelectorAll("main tbody th a")];
+    const place = links.findIndex((each) => each.closest("tr").contains(document.activeElement));
+    links[Math.min(Math.max(place + step, 0), links.length - 1)]?.focus();
+  };
+  const decide = (verdict) => {
+    const button = document.querySelector(`main button[value=${verdict}]`);
+    const box = document.activeElement.closest("tr")?.querySelector("input[form=many]");
+    if (!document.getElementById("many")) button?.focus();
+    else if (boxes().length || box) {
+      if (!boxes().length) box.checked = true;
+      button.click();
+    }
+  };
+  const KEYS = {
+    j: () => focusNext(1),
+    k: () => focusNext(-1),
+    x: () => document.activeElement.closest("tr")?.querySelector("input[form=many]")?.click(),
+    a: () => decide("approve"),
+    h: () => decide("hold"),
+    "/": () => document.querySelector("main input[type=search]")?.focus(),
+    "?": () => { location.hash = location.hash === "#help" ? "#main" : "#help"; },
+  };
+  document.addEventListener("keydown", (event) => {
+    const isTyping = event.target.closest("input:not([type=checkbox]), select, textarea");
+    if (isTyping || event.ctrlKey || event.altKey || event.metaKey || !KEYS[event.key]) return;
+    event.preventDefault();
+    KEYS[event.key]();
+  });
+  document.addEventListener("change", tally);
+  document.querySelectorAll("[data-part], [data-list] > *").forEach((each) => served.set(each, textOf(each)));
   count();
+  localize();
+  tally();
   setInterval(count, 1000);
   if (follows && follows !== "none") {
     document.addEventListener("visibilitychange", listen);

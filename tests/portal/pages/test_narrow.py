@@ -28,7 +28,7 @@ def office(tmp_path):
         records = (fleet_record(vm, resources=NAMES, description="Host will be updated.") for vm in range(3))
         office.portal.send(*records)
         office.poll(0, version="9.9", kids=["p1"])
-        office.browser("ann").submit("/", "hold", reason="the batch runs until the morning")
+        office.browser("ann").submit(f"/events/{A}", "hold", reason="the batch runs until the morning")
         yield office
 
 
@@ -36,7 +36,7 @@ def test_every_page_fits_and_labels_each_cell(office):
     with chromium() as browser:
         ann = Watched(browser, office.origin, viewport={"width": 390, "height": 844}).sign_in("ann")
         found = {}
-        for path in ("/", f"/events/{A}", "/timeline", "/agents", "/audit", f"/decide?event={A}"):
+        for path in ("/", f"/events/{A}", "/timeline", "/agents", "/audit", f"/decide?verdict=hold&event={A}"):
             ann.go(path)
             found[path] = ann.page.evaluate(OFF_SCREEN)
             found[path] += ann.page.evaluate(UNLABELLED)

@@ -11,7 +11,7 @@ from bridge.portal.fleet import key_of_event_id
 A = key_of_event_id("A")
 ABLE = {"kids": ["p1"]}
 EVIL = "</p><script>alert(1)</script><img src=x onerror=alert(2)>\x07\u202e'\"{{7*7}}"
-PAGES = ("/", f"/events/{A}", "/timeline", "/agents", "/audit", f"/decide?event={A}")
+PAGES = ("/", f"/events/{A}", "/timeline", "/agents", "/audit", f"/decide?verdict=hold&event={A}")
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_scripts_and_controls_in_what_azure_and_people_say_stay_text(office):
     ann = office.browser("ann")
     key = key_of_event_id("E")
     assert ann.submit(f"/events/{key}", "hold", reason=EVIL).status_code == 303
-    for path in (*PAGES, f"/events/{key}", f"/decide?event={key}"):
+    for path in (*PAGES, f"/events/{key}", f"/decide?verdict=hold&event={key}"):
         html = ann.page(path).html
         assert "<script>" not in html
         assert "<img" not in html
@@ -82,7 +82,7 @@ def test_scripts_and_controls_in_what_azure_and_people_say_stay_text(office):
 
 def test_form_of_another_site_and_of_another_session_is_refused(office):
     ann, bob = office.browser("ann"), office.browser("bob")
-    form, pressed = ann.page("/").form_with("approve")
+    form, pressed = ann.page(f"/events/{A}").form_with("approve")
     for fields, origin in (
         (form.fields, "https://evil.example"),
         (form.fields, "null"),

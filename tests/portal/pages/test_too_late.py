@@ -24,15 +24,14 @@ def office(tmp_path):
 
 def test_accepted_approval_leads_the_row_and_a_hold_may_be_too_late(office):
     ann, bob = office.browser("ann"), office.browser("bob")
-    ann.submit("/", "approve")
+    ann.submit(f"/events/{A}", "approve")
     office.tell_outcome(Transition.APPROVED, "accepted")
-    for path in ("/", f"/events/{A}"):
-        page = ann.page(path)
-        assert TOLD in page.text
-        assert "countdown" not in page.html
-        assert not any(text.startswith("Approve") for text in page.buttons)
-        assert any("May be too late: vm_0 reports that the event was approved." in text for text in page.buttons)
-    assert bob.submit("/", "hold").status_code == 303
+    page = ann.page(f"/events/{A}")
+    assert TOLD in page.text
+    assert "countdown" not in page.html
+    assert not any(text.startswith("Approve") for text in page.buttons)
+    assert any("May be too late: vm_0 reports that the event was approved." in text for text in page.buttons)
+    assert bob.submit(f"/events/{A}", "hold").status_code == 303
     assert "held" in {each["action"] for each in office.portal.get("/audit").json()["entries"]}
 
 
@@ -42,38 +41,38 @@ def test_accepted_approval_leads_the_row_and_a_hold_may_be_too_late(office):
 )
 def test_what_azure_did_not_take_or_changed_afterwards_can_be_held(office, transition, result):
     ann = office.browser("ann")
-    ann.submit("/", "approve")
+    ann.submit(f"/events/{A}", "approve")
     office.tell_outcome(transition, result)
     if result == "accepted":
         changed = {"sequence": 3, "seconds": 40, "event_type": "Reboot"}
         office.portal.send(fleet_record(0, **changed), fleet_record(1, **changed))
-    page = ann.page("/")
+    page = ann.page(f"/events/{A}")
     assert "If no one acts, Azure starts the event at 11:15:00 UTC." in page.text
     assert any(text.startswith("Withdraw") for text in page.buttons)
-    assert ann.submit("/", "hold").status_code == 303
+    assert ann.submit(f"/events/{A}", "hold").status_code == 303
 
 
 def test_approval_taken_back_after_azure_was_told_is_called_too_late(office):
     ann = office.browser("ann")
-    ann.submit("/", "approve")
-    ann.submit("/", "Withdraw")
-    assert "Hold for the agent of vm_0: queued" in ann.page("/").text
+    ann.submit(f"/events/{A}", "approve")
+    ann.submit(f"/events/{A}", "Withdraw")
+    assert "Hold for the agent of vm_0: queued" in ann.page(f"/events/{A}").text
     office.tell_outcome(Transition.APPROVED, "accepted")  # it had been told; the record came later
     started = {"sequence": 3, "seconds": 60, "transition": Transition.STARTED, "not_before_raw": ""}
     office.portal.send(fleet_record(0, **started), fleet_record(1, **started))
-    shown = ann.page("/").text
+    shown = ann.page(f"/events/{A}").text
     assert "ann approved it, withdrawn too late: posted to Azure at 11:00:30 UTC" in shown
     assert "does not start the event early" not in shown
 
 
 def test_hold_that_was_taken_back_is_told_as_past(office):
     ann = office.browser("ann")
-    ann.submit("/", "hold")
+    ann.submit(f"/events/{A}", "hold")
     told = office.poll(0, **ABLE)
     office.poll(0, index=told["index"], **ABLE)
-    assert "received The agent does not start the event early." in ann.page("/").text
-    ann.submit("/", "Withdraw")
-    page = ann.page("/")
+    assert "received The agent does not start the event early." in ann.page(f"/events/{A}").text
+    ann.submit(f"/events/{A}", "Withdraw")
+    page = ann.page(f"/events/{A}")
     assert "The agent does not start the event early." not in page.text
     hold = "Earlier decisions: Hold for the agent of vm_0: received"
     assert hold in page.text

@@ -43,7 +43,7 @@ def audit(office, action):
 def decide(browser, verdict, numbers, **fields):
     """Submit the confirmation for the events with *numbers*."""
     query = "&".join(f"event={key_of_event_id(f'E-{number}')}" for number in numbers)
-    return browser.submit(f"/decide?{query}", verdict, **fields)
+    return browser.submit(f"/decide?verdict={verdict}&{query}", verdict, **fields)
 
 
 def text_of(answer):
@@ -94,7 +94,9 @@ def test_event_that_changed_since_the_page_is_left_out_and_listed(office, verdic
         office.poll(vm, **ABLE)
     ann = office.browser("ann")
     keys = [key_of_event_id(f"E-{number}") for number in range(3)]
-    form, pressed = ann.page("/decide?" + "&".join(f"event={key}" for key in keys)).form_with(verdict)
+    form, pressed = ann.page(f"/decide?verdict={verdict}&" + "&".join(f"event={key}" for key in keys)).form_with(
+        verdict
+    )
     office.portal.send(announced(1, 1, ("vm_1",), sequence=2, seconds=5, event_type="Reboot"))
     answer = text_of(ann.post(form.action, [*form.fields, *pressed]))
     assert (answer.count("Accepted"), answer.count("Refused")) == (2, 1)

@@ -1,0 +1,297 @@
+"""Builds the lines of the first page, and reads their filters from the URL.
+
+A line needs only the row of the event, so a page of 50 lines costs little at any number of VMs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from urllib.parse import urlencode
+
+import msgspec
+from sqlalchemy import Connection
+from starlette.requests import Request
+
+from bridge.clock import format_time, parse_time
+from bridge.events.event import ADVISORY_EVENT_TYPES
+from bridge.portal.fleet import EventSummary, State
+from bridge.portal.form_fields import group_of
+from bridge.portal.requests import RequestRefused
+from bridge.portal.sentences import STATE_WORDS, effect_of
+from bridge.portal.store.events import (
+    DECISIONS,
+    EventFilter,
+    EventPage,
+    filter_values,
+    list_events,
+    summaries_of,
+    visible_keys,
+)
+from bridge.portal.store.open_events import (
+    Collapsed,
+    EventCounts,
+    Line,
+    LinePage,
+    Wave,
+    collapsed,
+    count_open,
+    list_lines,
+    list_open,
+)
+from bridge.portal.users import Person
+from bridge.text import without_nul
+
+#: The states of the main table. Other states have tables of their own.
+ANNOUNCED = (State.SCHEDULED, State.OTHER)
+OVER = (State.COMPLETED, State.CANCELED, State.ENDED)
+TYPES = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate", "SpotRebalanceRecommendation")
+PAGE = 50
+_FEW = 10
+_MOST_CHARACTERS = 200
+_NO_EVENTS = EventPage(events=(), total=0, first=1, cursor=None)
+_HOUR = timedelta(hours=1)
+
+
+class LineView(msgspec.Struct, frozen=True, kw_only=True):
+    """The texts of one line."""
+
+    event: EventSummary
+    wave: Wave | None
+    state: str
+    until: datetime | None
+    """NotBefore of an announced event."""
+    effect: str
+    where: str
+    decision: str
+    kind: str
+    """The decision as one word: ``undecided``, ``held``, ``waiting``, ``approved``, or ``refused``."""
+    next_event: str
+    next_at: str | None
+    """The time at the end of `next_event`."""
+    is_selectable: bool
+
+    @property
+    def names(self) -> str:
+        """Return the first names in Resources, and the number of others: "app-1, app-2 +3"."""
+        if self.wave is not None:
+            return f"{self.wave.vms} VMs"
+        more = self.event.names_count - len(self.event.names)
+        return ", ".join(self.event.names) + (f" +{more}" if more > 0 else "")
+
+    @property
+    def note(self) -> str:
+        """Return the different states of the VMs, and the number of different reports."""
+        if self.wave is not None:
+            return ""
+        states = [f"{number} {STATE_WORDS[State(name)]}" for name, number in self.event.counts.items() if number]
+        other = [f"{self.event.differing} differ"] if self.event.differing else []
+        return ", ".join([*(states if len(states) > 1 else []), *other])
+
+
+def view_of_line(line: Line, *, now: datetime, required: int) -> LineView:
+    """Return the texts of *line*."""
+    event, wave = line.event, line.wave
+    at = None if event.not_before is None else parse_time(event.not_before)
+    left = at - now if at is not None and event.state is State.SCHEDULED else None
+    kind, decision = _decision(line, required)
+    next_event, next_at = _next(event, kind, left)
+    places = (event.region, *(() if wave is not None else (event.resource_group, event.scale_set)))
+    is_decidable = event.state is State.SCHEDULED and event.event_id is not None and not _is_advisory(event)
+    return LineView(
+        event=event,
+        wave=wave,
+        state=STATE_WORDS[event.state],
+        until=None if left is None else at,
+        effect=effect_of(event.event_type, event.duration_seconds),
+        where=", ".join(filter(None, places)) + ("" if wave is None or at is None else f", {at:%H}:00 to {at:%H}:59"),
+        decision=decision,
+        kind=kind,
+        next_event=next_event,
+        next_at=next_at,
+        is_selectable=is_decidable,
+    )
+
+
+def _decision(line: Line, required: int) -> tuple[str, str]:
+    """Return the decision as one word, and as a text with its author."""
+    by = line.decided_by
+    if line.wave is not None:
+        counts = {"undecided": line.wave.undecided, "held": line.wave.held}
+        text = ", ".join(f"{number} {name}" for name, number in counts.items() if number)
+        return ("undecided" if line.wave.undecided else "held" if line.wave.held else ""), text
+    if line.decision is None:
+        return "", f"decided by {by}" if by else ""
+    if line.decision == "held":
+        return "held", f"held by {by}"
+    if line.is_refused:
+        return "refused", f"refused, approved by {by}" if by else "refused"
+    if line.decision == "waiting":
+        return "waiting", f"{required - line.needed} of {required}: {by}"
+    return line.decision, f"approved by {by}" if line.decision == "approved" else line.decision
+
+
+def _next(event: EventSummary, kind: str, left: timedelta | None) -> tuple[str, str | None]:
+    if event.state is State.STARTED:
+        return "Azure has started it", None
+    if event.state in OVER:
+        return f"{STATE_WORDS[event.state]} at", event.observed_at
+    if _is_advisory(event):
+        return "nothing: a recommendation", None
+    if left is None:
+        return "Azure starts it, time unknown", None
+    if left <= timedelta():
+        return "Azure can start it now", None
+    return ("early start, or Azure at" if kind == "approved" else "Azure starts it"), event.not_before
+
+
+def _is_advisory(event: EventSummary) -> bool:
+    return event.event_type in ADVISORY_EVENT_TYPES
+
+
+class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """The filter of the first page, from the URL. An empty value does not filter."""
+
+    q: str = ""
+    type: str = ""
+    state: str = ""
+    decision: str = ""
+    soon: str = ""
+    region: str = ""
+    group: str = ""
+    subscription: str = ""
+    vm: str = ""
+    """The vmId of a VM. The list contains only the events that this VM alone reports."""
+    wave: str = ""
+
+    @classmethod
+    def of(cls, request: Request) -> ListQuery:
+        """Return the filter of *request*. Raise RequestRefused if a value is invalid."""
+        found = {
+            name: without_nul(request.query_params.get(name, "").strip())[:_MOST_CHARACTERS]
+            for name in cls.__struct_fields__
+        }
+        if found["state"] not in {"", *(each.value for each in State)}:
+            raise RequestRefused(400, f"The state must be one of {', '.join(each.value for each in State)}.")
+        if found["decision"] not in {"", *DECISIONS}:
+            raise RequestRefused(400, f"The decision must be one of {', '.join(DECISIONS)}.")
+        return cls(**{**found, "group": group_of(request) or ""})
+
+    @property
+    def is_set(self) -> bool:
+        """Return whether any value filters."""
+        return self != ListQuery()
+
+    def filter(self, person: Person) -> EventFilter:
+        """Return the filter for the database, within the scope of *person*."""
+        places = [
+            *([f"region:{self.region.casefold()}"] if self.region else []),
+            *([f"subscription:{self.subscription.casefold()}"] if self.subscription else []),
+            *([self.group] if self.group else []),
+        ]
+        return EventFilter(
+            text=self.q,
+            types=(self.type,) if self.type else (),
+            states=(State(self.state),) if self.state else (),
+            decision=self.decision or None,
+            is_soon=bool(self.soon),
+            groups=tuple(places),
+            scope=person.scope,
+            sole_vm_key=self.vm or None,
+            wave=self.wave or None,
+        )
+
+    def address(self, **changes: str) -> str:
+        """Return the URL of the first page with this filter and *changes*."""
+        values = {**msgspec.structs.asdict(self), **changes}
+        query = urlencode({name: value for name, value in values.items() if value})
+        return f"/?{query}" if query else "/"
+
+
+class EventList(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of the first page."""
+
+    page: LinePage
+    lines: list[LineView]
+    counts: EventCounts
+    """The number of announced events for each filter of the header."""
+    collapsed: list[Collapsed]
+    started: list[LineView]
+    started_total: int
+    over: list[LineView]
+    menus: dict[str, list[str]]
+
+
+def read_list(
+    connection: Connection, query: ListQuery, person: Person, *, now: datetime, required: int, cursor: str | None
+) -> EventList:
+    """Read one page of announced events, and the newest started and ended events.
+
+    If the filter has a state, the page lists only the events in this state.
+    """
+    at, wanted = format_time(now), query.filter(person)
+    announced = msgspec.structs.replace(wanted, states=wanted.states or ANNOUNCED)
+    is_over = bool(query.state) and not State(query.state).is_open
+    page = (_past_lines if is_over else list_lines)(connection, announced, now=at, limit=PAGE, cursor=cursor)
+    any_decision = msgspec.structs.replace(wanted, decision=None, is_soon=False)
+    started = list_lines(connection, msgspec.structs.replace(any_decision, states=(State.STARTED,)), now=at, limit=_FEW)
+    over = _NO_EVENTS
+    if not query.state and cursor is None:
+        over = list_events(connection, msgspec.structs.replace(any_decision, states=OVER), now=at, limit=PAGE)
+    oldest = format_time(now - _HOUR)
+    recent = [each for each in over.events if each.observed_at >= oldest][:_FEW]
+
+    def views(lines: Iterable[Line]) -> list[LineView]:
+        return [view_of_line(each, now=now, required=required) for each in lines]
+
+    whole = msgspec.structs.replace(any_decision, states=ANNOUNCED)
+    return EventList(
+        page=page,
+        lines=views(page.lines),
+        counts=count_open(connection, whole, now=at),
+        collapsed=collapsed(connection, announced, now=at),
+        started=[] if query.state or cursor else views(started.lines),
+        started_total=started.total,
+        over=views(map(_line_of, recent)),
+        menus=_menus(connection, person),
+    )
+
+
+def read_selection(
+    connection: Connection, waves: Iterable[str], keys: Sequence[str], person: Person, *, now: str, limit: int
+) -> EventPage:
+    """Return the announced events of *waves*, and the events *keys*, in the scope of *person*."""
+    found: dict[str, EventSummary] = {}
+    total = 0
+    for wave in waves:
+        wanted = EventFilter(wave=without_nul(wave), scope=person.scope)
+        page = list_open(connection, wanted, now=now, limit=limit)
+        found |= {each.key: each for each in page.events}
+        total += page.total - len(page.events)
+    visible = visible_keys(connection, keys, person.scope)
+    found |= {key: each for key, each in summaries_of(connection, visible).items() if each.state is State.SCHEDULED}
+    shown = tuple(found.values())[:limit]
+    return EventPage(events=shown, total=total + len(found), first=1, cursor=None)
+
+
+def _past_lines(connection: Connection, wanted: EventFilter, *, now: str, limit: int, cursor: str | None) -> LinePage:
+    page = list_events(connection, wanted, now=now, limit=limit, cursor=cursor)
+    lines = tuple(map(_line_of, page.events))
+    return LinePage(lines=lines, total=page.total, events=page.total, first=page.first, cursor=page.cursor)
+
+
+def _line_of(event: EventSummary) -> Line:
+    return Line(event=event, decision=None, decided_by="", needed=0, is_refused=False, wave=None)
+
+
+def _menus(connection: Connection, person: Person) -> dict[str, list[str]]:
+    """Return the values of the filter menus, from the groups of the open events."""
+    found = {
+        prefix: filter_values(connection, prefix, scope=person.scope)
+        for prefix in ("region:", "subscription:", "resource_group:", "labels.")
+    }
+    return {
+        "region": [each.partition(":")[2] for each in found["region:"]],
+        "subscription": [each.partition(":")[2] for each in found["subscription:"]],
+        "group": found["resource_group:"] + found["labels."],
+    }

@@ -1,0 +1,147 @@
+"""The first page without a script: one line for each event, filters in the URL, and counts."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+
+import pytest
+from fleet_records import NOW, fleet_record, vm_id_of
+from page_kit import PEOPLE, Office, Page
+
+from bridge.events.record import Transition
+from bridge.portal.fleet import key_of_event_id
+
+A, B = key_of_event_id("A"), key_of_event_id("B")
+NAMES = ("vm_0", "vm_1", "vm_4")
+ABLE = {"version": "9.9", "kids": ["p1"]}
+
+
+@pytest.fixture
+def office(tmp_path):
+    with Office(tmp_path, people={"required_approvals": 2}) as office:
+        reboot = {"event_type": "Reboot", "duration_seconds": None, "labels": {"team": "search"}}
+        office.portal.send(
+            *(fleet_record(vm, resources=NAMES, not_before=NOW + timedelta(minutes=20)) for vm in (0, 1, 4)),
+            fleet_record(2, event_id="B", resources=("vm_2",), not_before=NOW + timedelta(minutes=8), **reboot),
+            fleet_record(3, event_id="C", resources=("vm_3",), transition=Transition.STARTED),
+        )
+        office.poll(0, **ABLE)
+        yield office
+
+
+def lines(page):
+    """Return the EventKeys of the announced events on *page*, in order."""
+    return re.findall('id="event-([0-9a-f]{32})"', page.html.partition('id="below"')[0])
+
+
+def test_line_states_when_and_what_starts_and_who_decided(office):
+    office.browser("ann").submit(f"/events/{B}", "hold")
+    office.browser("bob").submit(f"/events/{A}", "approve")
+    page = office.browser("vic").page("/")
+    assert lines(page) == [B, A]
+    assert "07:00 Reboot, minutes down vm_2 West held by ann Azure starts it 11:08" in page.text
+    assert "19:00 Freeze, 5 s pause vm_0, vm_1 +1 West 1 of 2: bob Azure starts it 11:20" in page.text
+    assert "started Freeze, 5 s pause vm_3 West Azure has started it" in page.text
+    assert 'class="countdown is-soon"' in page.html
+
+
+def test_counts_are_links_to_the_filtered_list(office):
+    office.browser("ann").submit(f"/events/{B}", "hold")
+    vic = office.browser("vic")
+    page = vic.page("/")
+    assert "2 announced 1 undecided 1 under 10 min 1 held 0 need a second approver 0 refused 1 started" in page.text
+    links = {
+        found["href"]: lines(vic.page(found["href"]))
+        for tag, found in page.tags
+        if tag == "a" and (found["href"] or "").startswith("/?")
+    }
+    assert links == {
+        "/?decision=undecided": [A],
+        "/?soon=1": [B],
+        "/?decision=held": [B],
+        "/?decision=waiting": [],
+        "/?decision=refused": [],
+        "/?state=started": [key_of_event_id("C")],
+    }
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("q=VM_2", [B]),
+        ("q=vm_", [B, A]),
+        ("type=Freeze", [A]),
+        ("group=labels.team:search", [B]),
+        ("group=resource_group:west&type=Reboot", [B]),
+        ("subscription=s&soon=1", [B]),
+        ("region=nowhere", []),
+        ("state=completed", []),
+    ],
+)
+def test_filters_are_in_the_address_and_stay_chosen(office, query, found):
+    page = office.browser("vic").page(f"/?{query}")
+    assert lines(page) == found
+    assert "clear" in page.text
+    chosen = {each["value"] for tag, each in page.tags if tag == "option" and "selected" in each}
+    typed = {each["value"] for tag, each in page.tags if tag == "input" and each.get("name") in {"q", "soon"}} - {""}
+    assert chosen | typed == {part.partition("=")[2] for part in query.split("&")}
+
+
+@pytest.mark.parametrize("query", ["group=nonsense", "state=x", "decision=x", "cursor=x", "cursor=1~2026~" + "0" * 32])
+def test_invalid_filter_is_refused(office, query):
+    assert office.browser("vic").get(f"/?{query}").status_code == 400
+
+
+def test_filter_never_shows_an_event_outside_the_scope(tmp_path):
+    with Office(tmp_path, users=(*PEOPLE, ("sam", "approver", "labels.team:search"))) as office:
+        office.portal.send(fleet_record(0, resources=("vm_0",)))
+        office.portal.send(fleet_record(2, event_id="B", resources=("vm_2",), labels={"team": "search"}))
+        sam = office.browser("sam")
+        for query in ("", "?q=vm_", "?group=labels.team:payments", f"?vm={vm_id_of(0)}", "?state=scheduled"):
+            page = sam.page(f"/{query}")
+            assert A not in page.html
+            assert "payments" not in page.html or "payments" in query
+
+
+def test_pages_of_the_list_have_a_total_and_lead_to_each_other(tmp_path):
+    with Office(tmp_path) as office:
+        records = [
+            fleet_record(
+                vm, event_id=f"E{vm}", resources=(f"vm_{vm}",), not_before=NOW + timedelta(minutes=5 + 16 * vm)
+            )
+            for vm in range(120)
+        ]
+        office.portal.send(*records)
+        vic = office.browser("vic")
+        seen, path = [], "/"
+        for text in ("1-50 of 120", "51-100 of 120", "101-120 of 120"):
+            page = vic.page(path)
+            assert text in page.text
+            seen += lines(page)
+            following = [found["href"] for tag, found in page.tags if tag == "a" and found.get("rel") == "next"]
+            path = following[0] if following else ""
+        assert seen == [key_of_event_id(f"E{vm}") for vm in range(120)]
+        assert path == ""
+
+
+def test_unknown_address_is_a_page_for_a_browser_only(office):
+    vic = office.browser("vic")
+    answer = vic.get("/nothing", headers={"Accept": "text/html"})
+    assert (answer.status_code, "This address does not exist." in answer.text) == (404, True)
+    assert "Sign out" in answer.text
+    assert "Sign out" not in office.browser().get("/nothing", headers={"Accept": "text/html"}).text
+    for path in ("/nothing", "/api/v1/nothing"):
+        assert vic.get(path, headers={"Accept": "*/*"}).json() == {"error": "This address does not exist."}
+
+
+def test_pages_are_compressed_and_each_has_another_csrf_token(office):
+    ann = office.browser("ann")
+    pages = [ann.get(f"/events/{A}", headers={"Accept-Encoding": "gzip"}) for _ in range(2)]
+    assert {page.headers["Content-Encoding"] for page in pages} == {"gzip"}
+    tokens = {dict(Page(page.text).forms[0].fields)["csrf"] for page in pages}
+    assert len(tokens) == 2
+    for token in tokens:
+        assert ann.post("/decide", {"csrf": token}).status_code == 400
+    events = office.portal.get("/events")
+    assert "Content-Encoding" not in events.headers
