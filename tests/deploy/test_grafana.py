@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from busy_agent import busy_scrapes, series_of
+from dashboards import lost
 
 pytestmark = pytest.mark.deploy
 
@@ -119,18 +120,3 @@ def test_grafanas_own_types_know_every_key_of_it(package, dashboard):
     plugins.register_default_plugins()
     read = json.loads(JSONEncoder().encode(Dashboard.from_json(dashboard)))
     assert list(lost(dashboard, read)) == []
-
-
-def lost(before, after, path=""):
-    """Yield the paths of *before* that *after* has not, or has otherwise; defaults may be added."""
-    if isinstance(before, dict) and isinstance(after, dict):
-        for key, value in before.items():
-            yield from lost(value, after.get(key), f"{path}/{key}")
-    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
-        for number, (one, other) in enumerate(zip(before, after, strict=True)):
-            yield from lost(one, other, f"{path}/{number}")
-    elif before != after:
-        yield path
-
-
-# The rules of dashboard-linter.

@@ -1,9 +1,11 @@
 """The alert rules of the portal: their unit tests, and that every series which they look at is one of the portal's."""
 
+import json
 import re
 import subprocess
 
 import pytest
+from dashboards import lost
 from prometheus_client.parser import text_string_to_metric_families
 
 from bridge.system.access_tokens import DocumentRefusal
@@ -71,6 +73,10 @@ def exported():
     metrics.answered("records", 503)
     metrics.decisions_refused.labels("unknown_key").inc()
     metrics.ingest_seconds.observe(2)
+    metrics.decision_seconds.observe(2)
+    metrics.connections_cut.inc()
+    metrics.records_refused.labels("rate").inc()
+    metrics.notifications.labels("pager", "sent").inc()
     metrics.records.inc()
     metrics.documents.labels("accepted").inc()
     for caller in AuthenticationFailure:
@@ -85,6 +91,28 @@ def exported():
     return bare | {(sample.name, name) for sample in samples for name in sample.labels}, {
         value for sample in samples for value in sample.labels.values()
     }
+
+
+def test_each_panel_of_the_dashboard_shows_series_of_a_portal(exported, deploy):
+    text = (deploy / "grafana/scheduled-events-portal.json").read_text()
+    panels = [each for each in json.loads(text)["panels"] if each["type"] != "row"]
+    shown = [selected_by(target["expr"]) for panel in panels for target in panel["targets"]]
+    assert all(shown)
+    series, values = exported
+    wanted = {(name, label) for found in shown for name, label in found}
+    assert {(name, label) for name, label in wanted if label not in {"job", "instance"}} - series == set()
+    assert set(re.findall(r'decision=\\"(\w+)\\"', text)) <= values
+
+
+def test_grafana_knows_each_key_of_the_dashboard(package, deploy):
+    package("grafana_foundation_sdk")
+    from grafana_foundation_sdk.cog import plugins  # noqa: PLC0415
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder  # noqa: PLC0415
+    from grafana_foundation_sdk.models.dashboard import Dashboard  # noqa: PLC0415
+
+    plugins.register_default_plugins()
+    dashboard = json.loads((deploy / "grafana/scheduled-events-portal.json").read_text())
+    assert list(lost(dashboard, json.loads(JSONEncoder().encode(Dashboard.from_json(dashboard))))) == []
 
 
 def test_rules_and_their_tests_look_at_what_a_portal_exports(rules, directory, exported):

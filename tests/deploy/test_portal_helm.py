@@ -1,0 +1,141 @@
+"""The chart of the portal: linted, validated against Kubernetes schemas, and compared with the kustomizations."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from kubernetes_manifests import only
+
+pytestmark = pytest.mark.deploy
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+CHART = DEPLOY / "helm" / "scheduled-events-portal"
+KUBERNETES = DEPLOY / "portal" / "kubernetes"
+NAME = "scheduled-events-portal"
+VERSIONS = ("1.29", "1.31", "1.33", "1.35")
+BASE = {"portalToml": (KUBERNETES / "base/portal.toml").read_text()}
+LOAD_BALANCER = {
+    "type": "LoadBalancer",
+    "port": 443,
+    "annotations": {"service.beta.kubernetes.io/azure-load-balancer-internal": "true"},
+}
+#: A kustomization, and the values of the chart that give the same result.
+SAME = {
+    "base": BASE,
+    "overlays/ingress": {**BASE, "ingress": {"enabled": True}},
+    "overlays/tls": {
+        "portalToml": (KUBERNETES / "overlays/tls/portal.toml").read_text(),
+        "tlsSecretName": "scheduled-events-portal-tls",
+        "service": LOAD_BALANCER,
+    },
+}
+POSTGRESQL = {"portalToml": '[database]\nurl = "postgresql://portal@db/portal"\n', "replicas": 3}
+EVERYTHING = {
+    **POSTGRESQL,
+    "image": {"digest": f"sha256:{'a' * 64}"},
+    "imagePullSecrets": [{"name": "pull"}],
+    "podMonitor": {"enabled": True},
+    "ingress": {"enabled": True, "host": "ops.example.org"},
+}
+
+
+@pytest.fixture(scope="module")
+def helm(tool, tmp_path_factory):
+    """Return a function that runs helm with *values*."""
+    home = tmp_path_factory.mktemp("helm")
+
+    def run(*arguments, values):
+        path = home / "values.json"
+        path.write_text(json.dumps(values))
+        env = {"HOME": str(home), "PATH": "/usr/bin:/bin", "KUBECONFIG": str(home / "none")}
+        command = [tool("helm"), *map(str, arguments), "--values", path]
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def rendered(helm, package):
+    """Return the manifests for *values*."""
+
+    def render(values):
+        done = helm("template", NAME, CHART, "--namespace", NAME, values=values)
+        assert (done.returncode, done.stderr) == (0, "")
+        return [each for each in package("yaml").safe_load_all(done.stdout) if each]
+
+    return render
+
+
+def substance(manifests):
+    """Return *manifests* by kind without the Namespace, generated names, and labels."""
+    found = {}
+    for manifest in json.loads(json.dumps(manifests)):
+        manifest["metadata"].pop("labels", None)
+        spec = manifest.get("spec", {})
+        spec.pop("selector", None)
+        spec.pop("podSelector", None)
+        if manifest["kind"] == "ConfigMap":
+            manifest["metadata"]["name"] = "config"
+            manifest["data"] = {name: text.strip() for name, text in manifest["data"].items()}
+        if manifest["kind"] == "StatefulSet":
+            spec["template"].pop("metadata")
+            for claim in spec["volumeClaimTemplates"]:
+                claim["metadata"].pop("labels", None)
+            pod = spec["template"]["spec"]
+            for volume in (each for each in pod["volumes"] if "configMap" in each):
+                volume["configMap"]["name"] = "config"
+            for listed in (pod["containers"][0]["volumeMounts"], pod["volumes"]):
+                listed.sort(key=lambda each: each["name"])
+        found[manifest["kind"]] = manifest
+    found.pop("Namespace", None)
+    return found
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_chart_creates_the_same_resources_as_kustomize(rendered, kustomized, name):
+    ours, theirs = substance(rendered(SAME[name])), substance(kustomized(KUBERNETES / name))
+    assert ours.keys() == theirs.keys()
+    for kind, manifest in theirs.items():
+        assert ours[kind] == manifest
+
+
+@pytest.mark.parametrize("values", [*SAME.values(), EVERYTHING], ids=[*SAME, "everything"])
+def test_helm_lint_has_no_findings(helm, values):
+    done = helm("lint", "--strict", CHART, values=values)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("version", [*VERSIONS, "newest"])
+def test_every_manifest_is_valid_in_strict_mode(rendered, package, version):
+    validate = package("kubernetes_validate")
+    wanted = ".".join(validate.latest_version().split(".")[:2]) if version == "newest" else version
+    for values in (*SAME.values(), EVERYTHING):
+        for manifest in rendered(values):
+            if manifest["kind"] != "PodMonitor":
+                assert validate.validate(manifest, wanted, strict=True) == wanted
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({}, "portalToml is empty"),
+        ({**BASE, "replicas": 2}, "SQLite allows only one process"),
+        ({**BASE, "portaltoml": ""}, "portaltoml"),
+        ({**BASE, "storage": "big"}, "storage"),
+        ({**BASE, "image": {"digest": "0123"}}, "digest"),
+        ({**BASE, "service": {"type": "NodePort"}}, "type"),
+    ],
+    ids=str,
+)
+def test_wrong_values_are_refused_with_the_reason(helm, values, named):
+    done = helm("template", NAME, CHART, values=values)
+    assert done.returncode != 0
+    assert named in done.stderr
+
+
+def test_postgresql_allows_replicas_and_its_port(rendered):
+    manifests = rendered(POSTGRESQL)
+    assert only(manifests, "StatefulSet")["spec"]["replicas"] == 3
+    ports = only(manifests, "NetworkPolicy")["spec"]["egress"][1]["ports"]
+    assert ports == [{"port": 443}, {"port": 5432}]
