@@ -7,6 +7,7 @@ event whose resource group has 5,000 VMs. With BENCH=short, there are 1,000 agen
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import statistics
 import time
@@ -183,14 +184,14 @@ def test_two_processes_on_postgresql_poll(tmp_path, env, figure, is_short):
 
 def server_cpu(server, database):
     """Return the CPU seconds of all processes of the database server."""
-    [(main,)] = server.sql(database.name, "SELECT pg_backend_pid()")
-    parent = Path(f"/proc/{main}/stat").read_text().rpartition(")")[2].split()[1]
-    stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in children_of(parent)]
-    return sum(int(each[11]) + int(each[12]) for each in stats) / os.sysconf("SC_CLK_TCK")
-
-
-def children_of(parent):
-    return Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    [(own,)] = server.sql(database.name, "SELECT pg_backend_pid()")
+    parent = Path(f"/proc/{own}/stat").read_text().rpartition(")")[2].split()[1]
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    seconds = sum(map(int, Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[11:15]))
+    for child in children:
+        with contextlib.suppress(FileNotFoundError):  # it has ended
+            seconds += sum(map(int, Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[11:13]))
+    return seconds / os.sysconf("SC_CLK_TCK")
 
 
 async def measured_on_postgresql(portals, count, figure, cpu_of_server):
