@@ -53,6 +53,12 @@ class FleetRow(msgspec.Struct, frozen=True, kw_only=True):
     follows: str
     """Whether the agent would act on an approval by the portal's key, or the reason against it."""
 
+    @property
+    def where(self) -> str:
+        """Return the groups except the subscription: "team:web, region:westeurope"."""
+        groups = () if self.vm is None else self.vm.groups
+        return ", ".join(each.removeprefix("labels.") for each in groups if not each.startswith("subscription:"))
+
 
 class VersionCount(msgspec.Struct, frozen=True, kw_only=True):
     """The agents of one version."""
@@ -143,7 +149,7 @@ class FleetPage:
             found[connection.value].append(key)
             if report not in refusals:
                 refusals[report] = self._kid is not None and report.refusal(self._kid) is not None
-            if connection is not Connection.CONNECTED or refusals[report]:
+            if connection is Connection.DISCONNECTED or (connection is Connection.CONNECTED and refusals[report]):
                 found["refusing"].append(key)
         return found
 

@@ -18,14 +18,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from bridge.clock import Clock, format_time
-from bridge.portal import timeline
 from bridge.portal.audit import Entry
 from bridge.portal.connected_agents import ConnectedAgents
 from bridge.portal.deciding import MOST_REASON_CHARACTERS, VerdictRequest, VerdictService
 from bridge.portal.event_list import TYPES, ListQuery, read_list, read_selection
 from bridge.portal.fleet import EventState, key_of_event_id
 from bridge.portal.fleet_page import FleetPage, count_disconnected
-from bridge.portal.form_fields import DIGEST, KEY, Form, cursor_of, group_of, one
+from bridge.portal.form_fields import DIGEST, KEY, Form, cursor_of, one
 from bridge.portal.login import LoginPages, redirect
 from bridge.portal.requests import RequestRefused, whole_number
 from bridge.portal.sentences import STATE_WORDS, PageContext, differences, these
@@ -41,11 +40,11 @@ from bridge.portal.store.event_details import (
 from bridge.portal.store.events import (
     CursorInvalid,
     EventFilter,
-    list_events,
     summaries_of,
     visible_keys,
 )
 from bridge.portal.store.verdicts import UNKNOWN_EVENT, AcceptedVerdict, VerdictRefused
+from bridge.portal.timeline_page import TimelinePage
 from bridge.portal.users import AccessDenied, Person, Users
 from bridge.portal.verdicts import Choice, Outcome
 from bridge.portal.views import EventView, view_of
@@ -100,13 +99,14 @@ class Pages:
             login_pages=self._login_pages, store=store, connected_agents=connected_agents, clock=clock, kid=kid
         )
         self.not_found = self._login_pages.not_found
+        self._timeline = TimelinePage(login_pages=self._login_pages, store=store, clock=clock)
 
     def routes(self) -> list[Route]:
         """Return the routes of all pages and of `/live`."""
         login = self._login_pages
         shown = (
             ("home", "/", self.home),
-            ("timeline", "/timeline", self.timeline),
+            ("timeline", "/timeline", self._timeline.show),
             ("event", "/events/{key}", self.event),
             ("chosen", "/decide", self.chosen),
             ("agents", "/agents", self._fleet.show),
@@ -168,20 +168,6 @@ class Pages:
             view=self._view(details, person),
             follows=details.event.key,
             states=STATE_WORDS,
-        )
-
-    async def timeline(self, request: Request, person: Person) -> Response:
-        """``GET /timeline``: all events, newest first."""
-        group = group_of(request)
-        cursor = cursor_of(request, "before")
-        page = await self._store.read(
-            list_events, _filter_of(group, person), now=self._now(), limit=_PAGE, cursor=cursor
-        )
-        seen = await self._store.read(event_details_of, page.keys, now=self._now())
-        chart = timeline.chart([details.event for details in seen], now=self._clock.now())
-        views = [self._view(details, person) for details in seen]
-        return self._login_pages.page(
-            request, person, "timeline.html", chart=chart, views=views, page=page, group=group
         )
 
     async def audit(self, request: Request, person: Person) -> Response:

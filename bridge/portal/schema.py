@@ -145,6 +145,7 @@ events = Table(
     Column("digest", String(64)),
     Column("sort_at", String(24)),
     Column("first_observed_at", String(24)),
+    Column("over_at", String(24)),
     Column("sole_vm_key", Text),
     Column("wave", Text),
     Column("vm_count", BigInteger),
@@ -158,6 +159,7 @@ events = Table(
     Column("body", Text),
     Index(None, "is_open", "sort_at", "event_key"),
     Index(None, "first_observed_at", "event_key"),
+    Index(None, "over_at", "first_observed_at"),
     Index(None, "sole_vm_key", "is_open"),
     Index(None, "wave"),
 )

@@ -335,6 +335,7 @@ def _event_row(summary: EventSummary) -> dict[str, Any]:
         "digest": summary.digest,
         "sort_at": summary.not_before or summary.first_observed_at,
         "first_observed_at": summary.first_observed_at,
+        "over_at": None if summary.is_open else summary.observed_at,
         "sole_vm_key": summary.sole_vm_key,
         "wave": summary.wave,
         "vm_count": summary.names_count,

@@ -134,7 +134,7 @@ def list_lines(  # the parameters of list_open, and the waves
     first page, so that the order does not change between pages.
     """
     at, first, place = (now, 1, None) if cursor is None else _open_cursor(cursor)
-    where = [*conditions(wanted, now=now), events.c.is_open.is_(True), _is_not_collapsed(wanted)]
+    where = [*conditions(wanted, now=now), events.c.is_open.is_(True), is_not_collapsed(wanted)]
     decision = case(*((is_decision(each, now), each) for each in DECISIONS[:-1]), else_=None)
     columns = (events.c.event_key, events.c.sort_at, events.c.wave, events.c.vm_count, decision.label("decision"))
     rows: list[Any] = list(connection.execute(select(*columns).where(*where)))
@@ -185,7 +185,7 @@ def _wave_of(rows: Sequence[Any]) -> Wave:
 
 def count_open(connection: Connection, wanted: EventFilter, *, now: str) -> EventCounts:
     """Return the number of open events for each filter of the page header."""
-    where = [*conditions(wanted, now=now), events.c.is_open.is_(True), _is_not_collapsed(wanted)]
+    where = [*conditions(wanted, now=now), events.c.is_open.is_(True), is_not_collapsed(wanted)]
     columns = [func.count().label("total"), func.sum(case((is_soon(now), 1), else_=0)).label("soon")]
     columns += [func.sum(case((is_decision(each, now), 1), else_=0)).label(each) for each in DECISIONS]
     row = connection.execute(select(*columns).select_from(events).where(*where)).one()
@@ -220,7 +220,8 @@ def _alone() -> Any:
     return query.having(func.count() > _MOST_ALONE)
 
 
-def _is_not_collapsed(wanted: EventFilter) -> ColumnElement[bool]:
+def is_not_collapsed(wanted: EventFilter) -> ColumnElement[bool]:
+    """Return the condition that excludes the events of `collapsed`."""
     if wanted.sole_vm_key is not None:
         return events.c.event_key.is_not(None)
     return or_(events.c.sole_vm_key.is_(None), events.c.sole_vm_key.not_in(_alone()))

@@ -243,7 +243,7 @@ def test_what_is_over_has_no_button_and_leaves_the_first_page_after_an_hour(offi
     page = ann.page(f"/events/{A}")
     assert not any(text.startswith(("Approve", "Hold")) for text in page.buttons)
     timeline = ann.page("/timeline").text
-    assert "Azure canceled the event." in timeline
+    assert "Freeze of vm_2 canceled" in timeline
     assert "vm_2" in timeline
 
 

@@ -1,0 +1,107 @@
+"""Serves the timeline. By default, the period is the past 24 hours and the next 7 days.
+
+The URL contains the period.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from urllib.parse import urlencode
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from bridge.clock import Clock, format_time, parse_time
+from bridge.portal.form_fields import group_of
+from bridge.portal.login import LoginPages
+from bridge.portal.requests import RequestRefused, whole_number
+from bridge.portal.store.database import StoreThreads
+from bridge.portal.store.events import EventFilter
+from bridge.portal.store.timeline import EventSpan, spans_between
+from bridge.portal.timeline import Period, chart
+from bridge.portal.users import Person
+from bridge.text import without_nul
+
+#: The periods of the zoom links, in hours.
+ZOOMS = {6: "6 hours", 24: "1 day", 72: "3 days", 192: "8 days", 720: "30 days"}
+_DEFAULT_HOURS, _MOST_HOURS = 192, 24 * 400
+_PAST_SHARE = 1 / 8
+#: Up to this period, each event has a bar. Then, each bar has the events of an hour, and later those of a day.
+_SINGLE_HOURS, _HOURLY_HOURS = 12, 240
+_HOUR_CHARACTERS, _DAY_CHARACTERS = len("2026-11-20T11"), len("2026-11-20")
+_MOST_BARS = 200
+_MOST_CHARACTERS = 200
+_FROM = "%Y-%m-%dT%H:%MZ"
+TYPES = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")
+
+
+class TimelinePage:
+    """Serves the page."""
+
+    def __init__(self, *, login_pages: LoginPages, store: StoreThreads, clock: Clock) -> None:
+        self._login_pages = login_pages
+        self._store = store
+        self._clock = clock
+
+    async def show(self, request: Request, person: Person) -> Response:
+        """``GET /timeline``: the events of the period from `from`, which has `hours`."""
+        now, query = self._clock.now(), request.query_params
+        hours = whole_number(query, "hours", _DEFAULT_HOURS, lowest=1, highest=_MOST_HOURS)
+        period = Period(since=_since(query.get("from"), now, hours), hours=hours)
+        group, text = group_of(request), without_nul(query.get("q", "").strip()[:_MOST_CHARACTERS])
+        event_type = query.get("type") if query.get("type") in TYPES else ""
+        wanted = EventFilter(
+            text=text,
+            types=(event_type,) if event_type else (),
+            groups=() if group is None else (group,),
+            scope=person.scope,
+        )
+        characters = None if hours <= _SINGLE_HOURS else _HOUR_CHARACTERS
+        if hours > _HOURLY_HOURS:
+            characters = _DAY_CHARACTERS
+        page = await self._store.read(
+            spans_between,
+            wanted,
+            since=format_time(period.since),
+            until=format_time(period.until),
+            now=format_time(now),
+            characters=characters,
+            limit=_MOST_BARS,
+        )
+        filters = {name: value for name, value in (("type", event_type), ("group", group), ("q", text)) if value}
+
+        def address(shown: Period) -> str:
+            return f"/timeline?{urlencode({'from': shown.since.strftime(_FROM), 'hours': shown.hours, **filters})}"
+
+        def link(span: EventSpan) -> str:
+            if span.event is not None:
+                return f"/events/{span.event.key}"
+            middle, closer = parse_time(span.ends_at), 6 if characters == _HOUR_CHARACTERS else 24
+            return address(Period(since=middle - timedelta(hours=closer / 2), hours=closer))
+
+        return self._login_pages.page(
+            request,
+            person,
+            "timeline.html",
+            chart=chart(page.spans, period, now=now),
+            page=page,
+            period=period,
+            link=link,
+            zooms=[(name, address(period.zoomed(each, now=now)), each == hours) for each, name in ZOOMS.items()],
+            earlier=address(period.moved(-0.5)),
+            later=address(period.moved(0.5)),
+            types=TYPES,
+            event_type=event_type,
+            group=group,
+            text=text,
+            is_moved="from" in query,
+        )
+
+
+def _since(text: str | None, now: datetime, hours: int) -> datetime:
+    if not text:
+        return now - timedelta(hours=hours * _PAST_SHARE)
+    try:
+        return datetime.strptime(text, _FROM).replace(tzinfo=timezone.utc)
+    except ValueError:
+        raise RequestRefused(400, "from must be a time such as 2026-11-20T11:00Z.") from None
