@@ -203,7 +203,10 @@ class Agent:
         self._sampler.start()
         self.poll_thread.start()
         self._start_push()
-        self._notifier.ready(f"Watching {self.vm_name() or 'this VM'} for {len(self._settings.sinks)} sinks")
+        count = len(self._settings.sinks)
+        self._notifier.ready(
+            f"Started with {count} sink{'' if count == 1 else 's'}. See scheduled-events-bridge status"
+        )
         warn_unconfigured_sinks(self._settings, self._pending())
         for sentence in readable_secrets(self._settings.secret_files):
             logger.warning("%s", sentence)

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 import click
 
+from bridge.errors import ConfigurationError
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 FILE = click.Path(dir_okay=False, path_type=Path)
 # readable=False, because the error of a failed read is more precise than click's message.
@@ -83,7 +85,16 @@ def with_state(command: Command) -> Any:
 
 
 def _directory_of(path: Path | None) -> Path:
-    from bridge.config.loader import find_config, load_top  # noqa: PLC0415
+    from bridge.cli.terminal import say  # noqa: PLC0415
+    from bridge.config.loader import find_config, load_top, service_directory  # noqa: PLC0415
     from bridge.config.loader import state_directory as directory_of  # noqa: PLC0415
 
-    return directory_of(load_top(find_config(path, os.environ), os.environ), os.environ)
+    try:
+        settings = load_top(find_config(path, os.environ), os.environ)
+    except ConfigurationError as error:  # the agent continues with its earlier configuration
+        directory = service_directory()
+        if not directory.exists():
+            raise
+        say(str(error), f"The command uses the state directory {directory}.")
+        return directory
+    return directory_of(settings, os.environ)

@@ -21,7 +21,7 @@ from bridge.cli.connect import Reader
 from bridge.cli.status_json import ConfigurationReport, EventReport, SinkReport, StatusReport, build_report
 from bridge.cli.terminal import Colour, Table, ago, countdown, counted, size, styled, utc, wrapped
 from bridge.clock import parse_time, utc_now
-from bridge.config.loader import configuration_in_words, find_config, load_top, parsed
+from bridge.config.loader import configuration_in_words, find_config, load_top, parsed, service_directory
 from bridge.config.loader import state_directory as directory_of
 from bridge.errors import ConfigurationError
 from bridge.events.event import encode
@@ -56,6 +56,16 @@ def _configuration(config: Path | None, directory: Path | None) -> tuple[Path, C
         problem = "The configured sinks are unknown. Use --config to name the configuration of this directory."
         return directory, ConfigurationReport(problem=problem)
     file = find_config(config, os.environ)
+    try:
+        return _readable_configuration(file, directory)
+    except ConfigurationError as error:  # the agent continues with its earlier configuration
+        where = directory or service_directory()
+        if not where.exists():
+            raise
+        return where, ConfigurationReport(problem=f"The configuration has errors, see check-config. {error}")
+
+
+def _readable_configuration(file: Path | None, directory: Path | None) -> tuple[Path, ConfigurationReport]:
     settings = load_top(file, os.environ)
     directory = directory or directory_of(settings, os.environ)
     table = {} if file is None else parsed(file)

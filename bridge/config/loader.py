@@ -117,7 +117,9 @@ def parsed(path: Path) -> dict[str, Any]:
         # Some Windows editors write a byte order mark.
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as exc:
-        advice = "Run the command as root (sudo)" if isinstance(exc, PermissionError) and not _WINDOWS else "Correct it"
+        advice = "Correct it"
+        if isinstance(exc, PermissionError) and not _WINDOWS:
+            advice = "For the service, run chmod 0644 on the file. For a command, use sudo"
         raise ConfigurationError(
             f"The configuration {path} cannot be read: {exc.strerror or exc}. {advice}, or name another file."
         ) from exc
@@ -185,7 +187,7 @@ def state_directory(
 
     - the directory in the configuration
     - the first directory in $STATE_DIRECTORY, which systemd sets
-    - the default directory of the system, on Windows for every user and on other systems only for root
+    - the default directory of the system, on Windows for every user and on other systems for root and for its owner
     - the state home of the user (XDG Base Directory Specification)
     """
     if settings.state.directory is not None:
@@ -195,15 +197,21 @@ def state_directory(
         return Path(given)
     if windows:
         return _program_data(environ) / _OURS / "state"
-    if is_root if is_root is not None else _we_are_root():
+    if is_root if is_root is not None else _runs_the_service():
         return service_directory(windows=False)
     home = Path(environ.get("XDG_STATE_HOME", ""))
     # The specification requires that a relative path is ignored.
     return (home if home.is_absolute() else _home(environ) / ".local/state") / _OURS
 
 
-def _we_are_root() -> bool:
-    return hasattr(os, "geteuid") and os.geteuid() == 0
+def _runs_the_service() -> bool:
+    """Return whether this user is root, or owns the state directory of the service."""
+    if not hasattr(os, "geteuid"):
+        return False
+    try:
+        return os.geteuid() in {0, service_directory(windows=False).stat().st_uid}
+    except OSError:
+        return os.geteuid() == 0
 
 
 def _home(environ: Mapping[str, str]) -> Path:

@@ -55,8 +55,9 @@ def _why_readable(file: str) -> str | None:
         found = Path(file).stat()
     except OSError:
         return None  # the reader of the file reports this
-    # Root does not know the groups of the agent's user.
-    is_foreign_group = os.geteuid() != 0 and found.st_gid not in {0, os.getegid(), *os.getgroups()}
+    # Root, and a user who cannot read the file, do not know the groups of the agent's user.
+    is_known = os.geteuid() != 0 and os.access(file, os.R_OK)
+    is_foreign_group = is_known and found.st_gid not in {0, os.getegid(), *os.getgroups()}
     foreign = "".join(
         who for who, bit in (("g", stat.S_IRGRP * is_foreign_group), ("o", stat.S_IROTH)) if found.st_mode & bit
     )

@@ -43,7 +43,8 @@ def why_ephemeral(directory: Path, *, root: Path = Path("/")) -> str | None:
         return None
     if reason is None:
         return None
-    sentence = f"{directory} is {reason}. Set state.directory to a disk that survives a redeploy."
+    unit = "" if sys.platform == "win32" else " With systemd, add the directory to ReadWritePaths= of the unit."
+    sentence = f"{directory} is {reason}. Set state.directory to a disk that survives a redeploy.{unit}"
     return sentence.encode("utf-8", "replace").decode()  # a path may contain bytes that are not UTF-8
 
 

@@ -6,7 +6,7 @@
 #   install.sh --uninstall [--purge] [--root DIR]
 #
 #   --config FILE      install this configuration, and replace an existing one
-#   --extras A,B       apprise, template, websocket. An upgrade keeps the extras. `--extras none` removes them
+#   --extras A,B       the extras: apprise, template, websocket, or none. An upgrade without this option keeps them
 #   --no-start         do not start or restart the service, for example to install secrets first
 #   --wait SECONDS     the time until /readyz must report ready (180; the first poll alone may take 150)
 #   --python PYTHON    the Python of the service, 3.10 or newer (default: the first match of python3, python3.14 ...)
@@ -15,9 +15,8 @@
 #   --purge            with --uninstall: also remove the configuration, the state (with undelivered records), drop-ins,
 #                      and the user
 #
-# An upgrade never leaves a VM in a worse state. Before anything is changed, the service's user loads every library of
-# the new version and checks the configuration. If the service then does not start, or if /readyz does not report ready
-# in time, the script restores and starts the previous version, unit, and configuration, and exits with 1. A problem
+# Before the service is changed, the service's user loads every library of the new version and checks the configuration. If the service then does not start, or if /readyz does not report ready
+# in time, the script restores and starts the previous version with the unit and config.toml from before this run, and exits with 1. A problem
 # that /readyz reported before the upgrade, such as a sink whose destination is down, does not count after it.
 #
 # To install secrets before the first start, use --no-start (this creates the group), install the secrets, and run
@@ -26,7 +25,7 @@
 # Files, all below DIR:
 #   /opt/scheduled-events-bridge/venvs/TIME      the program; the previous version is kept
 #   /opt/scheduled-events-bridge/venv            a link to the current version, changed last
-#   /usr/local/bin/scheduled-events-bridge       a link to the command; manual page and completions in /usr/local/share
+#   /usr/local/bin/scheduled-events-bridge       a link to the command (of a package: /usr/bin); manual page and completions in /usr/local/share
 #   /etc/scheduled-events-bridge/config.toml     written only if it does not exist, or with --config
 #   /etc/sysusers.d, /etc/systemd/system         the user and the unit; from systemd 254 on also the drop-in
 #                                                10-restart-steps.conf. Other drop-ins are not changed
@@ -249,7 +248,7 @@ undo() { # runs if the script ends early
       ! has_systemd || systemctl reset-failed "$name.service" 2>/dev/null || true
       say 'install.sh: The installation failed. Nothing of this version is running.' >&2
     elif ! has_systemd || [ "$start" = no ] || systemctl restart "$name.service"; then
-      say "install.sh: The previous version was restored with its unit and configuration: $old" >&2
+      say "install.sh: The previous version was restored, with the unit and config.toml from before this run: $old. Run $name status" >&2
     else
       say "install.sh: The previous version was restored, but it does not start either: $old" >&2
     fi
@@ -292,7 +291,7 @@ from_an_index() {
 }
 
 if [ -z "$source" ]; then into_the_tree=from_the_archive; else into_the_tree=from_an_index; fi
-( "$into_the_tree" ) || fail 1 'The new version cannot be installed. Nothing was changed.'
+( "$into_the_tree" ) || fail 1 'The new version cannot be installed. The service was not changed.'
 printf '%s\n' "$extras" >"$root$new/extras"
 if [ -n "$root" ]; then # remove DIR from the paths in the scripts
   grep -rlIF --exclude='*.py' "$root$new" "$root$new/bin" "$root$new/pyvenv.cfg" | while IFS= read -r file; do
@@ -323,7 +322,7 @@ as_the_service() { # run the new version's Python with the environment of the se
 }
 
 as_the_service - imports "$extras" <"$here/try_tree.py" >&2 ||
-  fail 1 "The new version cannot be run${user:+ by the user $user}. Nothing was changed."
+  fail 1 "The new version cannot be run${user:+ by the user $user}. The service was not changed."
 
 # 0755, as in the unit's ConfigurationDirectory=. Secrets in the directory have their own modes.
 mkdir -p "$etc"
@@ -342,7 +341,7 @@ status=0
 as_the_service "$root$new/bin/$name" check-config --config "$wanted" >&2 || status=$?
 case $status in
   0 | 1) ;;
-  *) fail 1 "This version refuses ${given:-$config}. Nothing was changed. Fix the file and install again." ;;
+  *) fail 1 "This version refuses ${given:-$config}. The service was not changed. Fix the file, and install again (a .deb: dpkg --configure -a)." ;;
 esac
 
 # ---- installation ---------------------------------------------------------------------------------------------------
@@ -405,6 +404,7 @@ else
   elif [ "$start" = no ]; then
     say "The service was not started. To start it, run systemctl restart $name"
   else
+    say "Waiting up to $wait s until the service is ready."
     # A destination that is down before the upgrade is still down after it. Only new problems count.
     "$root$new/bin/python" -I - reasons <"$here/try_tree.py" >"$before/reasons" 2>/dev/null || true
     systemctl restart "$name.service" || go_back 'The new version does not start.'

@@ -180,8 +180,8 @@ def test_upgrade_under_load_loses_nothing_and_remembers_the_extras(facts):
         ("hidden_interpreter", "which the service cannot read"),
         ("missing_library", "No module named 'requests'"),
         ("other_bytes", "DO NOT MATCH THE HASHES"),
-        ("wrong_configuration", "This version refuses /run/wrong.toml. Nothing was changed"),
-        ("refused_configuration", f"This version refuses /etc/{NAME}/config.toml. Nothing was changed"),
+        ("wrong_configuration", "This version refuses /run/wrong.toml. The service was not changed"),
+        ("refused_configuration", f"This version refuses /etc/{NAME}/config.toml. The service was not changed"),
     ],
 )
 def test_broken_upgrade_is_refused_before_anything_is_changed(facts, fault, said):

@@ -158,7 +158,7 @@ def test_the_real_installer_installs_keeps_the_old_version_at_a_failed_update_an
     (vm.directory / "config.toml").write_text("no_such_key = 1\n")
     refused = run("update")
     assert refused.returncode == 1
-    assert "This version refuses config.toml. Nothing was changed" in refused.stderr
+    assert "This version refuses config.toml. The service was not changed" in refused.stderr
     assert (link.readlink(), "stdout" in config.read_text()) == (first, True)
     state = root / f"var/lib/{NAME}/outbox-1.db"
     state.parent.mkdir(parents=True)

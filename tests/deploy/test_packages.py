@@ -191,7 +191,7 @@ def test_upgrades_of_the_deb_under_load_lose_nothing_also_those_that_give_way(fa
     [
         ("missing_library", "No module named 'requests'"),
         ("hidden_interpreter", "python3 is in /root/python/bin/python3, which the service cannot read"),
-        ("refused_configuration", f"This version refuses /etc/{NAME}/config.toml. Nothing was changed"),
+        ("refused_configuration", f"This version refuses /etc/{NAME}/config.toml. The service was not changed"),
     ],
 )
 def test_broken_upgrade_of_the_deb_is_refused_before_anything_is_changed(facts, fault, words):

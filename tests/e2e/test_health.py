@@ -217,7 +217,7 @@ def test_systemd_hears_ready_before_the_first_answer_and_is_fed_only_by_an_agent
         configure(agent, imds)
         imds.answer = lambda handler: handler.server.released.wait(60)  # the first poll takes long, as it may
         agent.start()
-        assert manager.recv(4096).startswith(b"READY=1\nSTATUS=Watching ")
+        assert manager.recv(4096).startswith(b"READY=1\nSTATUS=Started with ")
         assert [manager.recv(4096) for _ in range(2)] == [b"WATCHDOG=1"] * 2
         assert agent.stop() == 0
         while (message := manager.recv(4096)) == b"WATCHDOG=1":

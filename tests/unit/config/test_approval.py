@@ -118,7 +118,7 @@ def test_mistake_in_a_rule_is_said(text, sentence):
         ('client_key_file = "CERT"', "client_key_file requires client_cert_file."),
         ('ca_file = "/nowhere/ca.pem"', "approval.remote.ca_file: The file /nowhere/ca.pem does not exist."),
         ('entra_scope = "two scopes"', "but must be one scope"),
-        ('token = "hunter2"', "use token_file or token_env instead."),
+        ('token = "hunter2"', "Did you mean token_file or token_env?"),
         ("wait_seconds = 0", "approval.remote.wait_seconds is 0, but must be a whole number at least 1"),
         ("required_approvals = 2", "the keys are of 1 approver, so nothing would ever be approved."),
         ('command = ["bin/drain"]', "must be a program with its absolute path"),

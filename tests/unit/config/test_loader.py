@@ -184,7 +184,10 @@ def test_mistake_names_key_value_and_what_to_write(mistakes_of: Refuse, text: st
             "sinks[0].event_types[1] (sink 'hook') is 'freeze', but must be 'Freeze'",
         ),
         ("headers = { X-Team = 5 }", "sinks[0].headers.X-Team (sink 'hook') is 5, but must be text in quotes."),
-        ('secret = "x"', "The configuration file never contains secrets: use secret_file or secret_env instead."),
+        (
+            'secret = "x"',
+            "Did you mean secret_file or secret_env? The file contains no secrets, only the place of a secret.",
+        ),
         (
             'secret_file = "a"\nsecret_env = "B"',
             "sinks[0] (sink 'hook'): secret_file and secret_env exclude one another.",

@@ -49,7 +49,8 @@ def test_temporary_disk_is_found_by_the_file_at_its_root(machine):
     (machine.root / "mnt/my disk" / MARK).touch()
     assert machine.why("/mnt/my disk/state") == (
         "/mnt/my disk/state is on Azure's temporary disk, which is empty after a redeploy, a resize, or a "
-        "deallocation (/mnt/my disk). Set state.directory to a disk that survives a redeploy."
+        "deallocation (/mnt/my disk). Set state.directory to a disk that survives a redeploy. With systemd, add the "
+        "directory to ReadWritePaths= of the unit."
     )
 
 
