@@ -40,6 +40,7 @@ class AttestedFleet:
         secret = secrets.token_hex(20)
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "secret").write_text(f"{secret}\n", encoding="utf-8")
+        (directory / "secret").chmod(0o600)
         pair = generate_key(directory / "portal.key")
         self.public_key_file = pair.public_key_file
         self._tokens = AgentTokens(lambda: [secret], clock=clock.clock)
