@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
+from typing import Protocol
 
 import msgspec
 
@@ -55,6 +56,18 @@ class Interruption(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
 
 
+class Clocks(Protocol):
+    """Reads the clocks of a machine."""
+
+    def now(self) -> tuple[float, float]:
+        """Return CLOCK_MONOTONIC_RAW and CLOCK_REALTIME."""
+        ...
+
+    def read(self, *, counts: bool) -> Reading:
+        """Return the clocks, and the context switches if *counts* is true."""
+        ...
+
+
 class SystemClocks:
     """Reads the clocks of this machine."""
 
@@ -66,12 +79,16 @@ class SystemClocks:
         with suppress(OSError):
             self._host = os.open("/dev/ptp_hyperv", os.O_RDONLY)
 
+    def now(self) -> tuple[float, float]:
+        """Return CLOCK_MONOTONIC_RAW and CLOCK_REALTIME."""
+        return time.monotonic() if _RAW is None else time.clock_gettime(_RAW), time.time()
+
     def read(self, *, counts: bool) -> Reading:
         """Return the clocks, and the context switches if *counts* is true."""
-        raw = time.monotonic() if _RAW is None else time.clock_gettime(_RAW)
+        raw, real = self.now()
         return Reading(
             raw=raw,
-            real=time.time(),
+            real=real,
             context_switches=self._context_switches() if counts else None,
             host=self._host_time() if counts else None,
         )
@@ -101,11 +118,12 @@ class Sampler:
         self,
         *,
         on_pause: Callable[[float], None] = lambda _seconds: None,
-        read: Callable[..., Reading] | None = None,
+        clocks: Clocks | None = None,
         cpus: int | None = None,
     ) -> None:
         self._on_pause = on_pause
-        self._read = read or SystemClocks().read
+        clocks = clocks or SystemClocks()
+        self._now, self._read = clocks.now, clocks.read
         self._cpus = cpus or os.cpu_count() or 1
         self._counts: deque[Reading] = deque()
         self._steps: deque[Step] = deque(maxlen=16)
@@ -114,10 +132,13 @@ class Sampler:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._is_near = threading.Event()
-        self._last = self._stepped = self._read(counts=True)
-        self.began_at = self._last.real
+        self._stepped = first = self._read(counts=True)
+        # Two numbers cost less than a Reading, which would hardly ever be read.
+        self._raw, self._real = first.raw, first.real
+        self._count_at = first.raw + _COUNT_SECONDS
+        self.began_at = first.real
         """The wall-clock time of the first reading."""
-        self._counts.append(self._last)
+        self._counts.append(first)
 
     def start(self) -> None:
         """Start the thread. If no thread is free, nothing is measured."""
@@ -157,40 +178,43 @@ class Sampler:
 
         An idle agent then needs no other thread. If an event is near, do nothing.
         """
-        if not self._is_near.is_set():
+        if self._is_near.is_set():
+            return
+        raw, real = self._now()
+        has_step = real - self._real - (raw - self._raw) >= MIN_STEP_SECONDS
+        if late_seconds >= _NEAR_SECONDS or has_step or raw >= self._count_at:
             self.sample(late_seconds=late_seconds)
+        else:  # nothing happened, as in nearly all polls
+            self._raw, self._real = raw, real
 
     def sample(self, wait_seconds: float | None = None, *, late_seconds: float | None = None) -> None:
         """Read the clocks after a wait of *wait_seconds* that ended *late_seconds* late.
 
         One of the two values is enough. Without either, the wait was not late.
         """
-        now, last = self._read(counts=self._is_near.is_set()), self._last
-        elapsed = now.raw - last.raw
+        now = self._read(counts=self._is_near.is_set())
+        elapsed = now.raw - self._raw
         if late_seconds is not None:
             wait_seconds = elapsed - late_seconds
         is_late = wait_seconds is not None and elapsed - wait_seconds >= _NEAR_SECONDS
-        has_step = now.real - last.real - elapsed >= MIN_STEP_SECONDS
-        is_counted = now.context_switches is not None or now.raw - self._counts[-1].raw >= _COUNT_SECONDS
-        if not (is_late or has_step or is_counted):
-            self._last = now  # nothing happened, as in nearly all polls
-            return
-        if now.context_switches is None and (is_late or now.raw - self._counts[-1].raw >= _COUNT_SECONDS):
+        if now.context_switches is None and (is_late or now.raw >= self._count_at):
             now = self._read(counts=True)
         with self._lock:
             late = Lateness(verdict=Verdict.ON_TIME, seconds=0.0)
+            before = Reading(raw=self._raw, real=self._real)
             if is_late and wait_seconds is not None:
                 late = lateness(
-                    self._last,
+                    before,
                     now,
                     wait_seconds=wait_seconds,
                     rate=self._rate(),
                     counted=self._counts[-1],
                     cpus=self._cpus,
                 )
-            self._note(late, now)
-            self._last = now
+            self._note(late, before, now)
+            self._raw, self._real = now.raw, now.real
             if now.context_switches is not None:
+                self._count_at = now.raw + _COUNT_SECONDS
                 self._counts.append(now)
                 while now.raw - self._counts[0].raw > _RATE_SECONDS and len(self._counts) > 2:  # noqa: PLR2004 - a rate
                     self._counts.popleft()
@@ -201,8 +225,8 @@ class Sampler:
             return None
         return (last.context_switches - first.context_switches) / (last.raw - first.raw)
 
-    def _note(self, late: Lateness, now: Reading) -> None:
-        began_at = self._last.real
+    def _note(self, late: Lateness, before: Reading, now: Reading) -> None:
+        began_at = before.real
         if late.verdict is not Verdict.ON_TIME:
             reason = _UNDECIDED if late.verdict is Verdict.UNDECIDED else None
             self._add(
@@ -214,7 +238,6 @@ class Sampler:
                     reason=reason,
                 )
             )
-        before = Reading(raw=self._last.raw, real=self._last.real)
         for step in steps_between(before, now):
             self._step(step, began_at)
         if now.host is not None:
@@ -247,13 +270,13 @@ class Sampler:
         """Compare the ``Date`` of an IMDS response with the clocks, if an event is near."""
         if date is None or not self._is_near.is_set():
             return
-        raw = self._read(counts=False).raw
+        raw, _ = self._now()
         with suppress(ValueError), self._lock:
             offset = parsedate_to_datetime(date).timestamp() - raw
             step = date_step(max(self._dates)[0], offset, raw=raw) if self._dates else None
             if step is not None:
                 self._dates.clear()
-                self._step(step, self._last.real)
+                self._step(step, self._real)
             self._dates.append((offset, raw))
 
     def _add(self, found: Interruption) -> None:
@@ -274,7 +297,7 @@ class Sampler:
 
     def _lone(self, step: Step) -> Interruption:
         return Interruption(
-            began_at=self._last.real - (self._last.raw - step.raw),
+            began_at=self._real - (self._raw - step.raw),
             verdict=Verdict.UNDECIDED,
             step_seconds=step.seconds,
             source=step.source,

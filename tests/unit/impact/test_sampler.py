@@ -15,10 +15,13 @@ class Machine:
     def __init__(self, *, rate, cpus=1, has_host=False):
         self.raw, self.real, self.host, self.switches = 100.0, 1_000_000.0, 1_000_000.0, 0.0
         self.rate, self.has_host, self.pauses = rate, has_host, []
-        self.sampler = Sampler(read=self.read, cpus=cpus, on_pause=self.pauses.append)
+        self.sampler = Sampler(clocks=self, cpus=cpus, on_pause=self.pauses.append)
         self.run(60, wait=1.0)
         self.sampler.watch(is_near=True)
         self.run(1)
+
+    def now(self):
+        return self.raw, self.real
 
     def read(self, *, counts):
         host = self.host if self.has_host and counts else None
@@ -114,10 +117,13 @@ def test_idle_guests_and_guests_with_many_cpus(rate, cpus, switches, verdict):
 def test_pause_of_an_unannounced_event_is_measured_by_the_idle_sampler():
     machine = Machine(rate=788)
     machine.sampler.watch(is_near=False)
-    machine.run(20, wait=1.0)
+    for _ in range(20):
+        machine.move(1.0, switches=788)
+        machine.sampler.sample_poll(0.0)
     machine.move(4.0, switches=788 + 33)
-    machine.sampler.sample(1.0)
+    machine.sampler.sample_poll(3.0)
     assert machine.found() == [(Verdict.PAUSED, 3.0)]
+    assert machine.interruptions()[0].began_at == machine.real - 4.0
 
 
 def impact(machine, **fields):
