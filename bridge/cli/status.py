@@ -165,6 +165,8 @@ def _warnings(report: StatusReport) -> Iterator[str]:
     if agent is not None and is_known and agent.configuration != (found.file or ""):
         own = found.file or "no file, so the defaults"
         yield f"This command uses another configuration ({own}) than the agent. Name the agent's file with --config."
+    if agent is not None and agent.configuration_rejected:
+        yield "The agent rejected its file at the last reload, and uses the earlier configuration. Run `check-config`."
     loaded = {sink.name for sink in report.sinks if sink.configured}
     if agent is not None and found.sinks is not None and loaded != set(found.sinks):
         yield "The agent has not loaded the sinks of this file. Run `check-config`, and then reload the service."

@@ -48,6 +48,8 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
     imds: str
     configuration: str
     """The path of the configuration file, or "" for the defaults."""
+    configuration_rejected: bool = False
+    """Whether the file was invalid at the last reload. The agent continues with the earlier configuration."""
     last_good_poll_at: str | None
     last_good_poll_seconds_ago: float | None
     oldest_pending_seconds: float = 0.0

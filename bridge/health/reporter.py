@@ -121,6 +121,7 @@ class HealthReporter:
             vm=self.vm_name(),
             imds=self.imds(),
             configuration=self.configuration(),
+            configuration_rejected=not self._metrics.is_reload_successful,
             last_good_poll_at=None if good_at is None else format_time(good_at),
             last_good_poll_seconds_ago=None if silent is None else round(silent, 3),
             oldest_pending_seconds=max((sink.oldest_pending_seconds for sink in sinks.values()), default=0.0),

@@ -121,7 +121,7 @@ class Metrics:
         self._reloaded = self._gauge(
             "config_last_reload_successful", "1 if the last reload of the configuration succeeded, otherwise 0."
         )
-        self._reloaded.set(1)
+        self.reloaded(is_right=True)
         self._state = StateCollector(clock)
         self._outbox = OutboxCollector()
         self.registry.register(self._state)
@@ -278,6 +278,7 @@ class Metrics:
 
     def reloaded(self, *, is_right: bool) -> None:
         """Set whether the last reload of the configuration succeeded."""
+        self.is_reload_successful = is_right
         self._reloaded.set(is_right)
 
     def forget_approval_channel(self) -> None:

@@ -258,6 +258,8 @@ def test_a_wrong_file_changes_nothing_and_each_mistake_is_said_once(agent, imds,
     agent.wait_for(lambda: [line for line in log(agent) if line["level"] == "ERROR"] or count(agent, "was reloaded"))
     imds.show(document(2, event("E-1", "Started")), polls=8)  # and time for a tick in which it could be said again
     agent.wait_for(lambda: len(told(one)) == 2)
+    _, shown, _ = agent.call("status", "--state-directory", agent.state)
+    assert "The agent rejected its file at the last reload" in " ".join(shown.split())
     stop(agent)
     assert told(one) == [("E-1", "scheduled"), ("E-1", "started")]
     said = [line["message"] for line in log(agent) if line["level"] == "ERROR"]
