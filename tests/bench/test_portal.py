@@ -220,6 +220,39 @@ async def measured_on_postgresql(portals, count, figure, cpu_of_server):
     assert max(shares) < 0.2
 
 
+def test_hold_of_a_wave_reaches_its_agents(tmp_path, env, figure):
+    portal = PortalUnderLoad(tmp_path, env)
+    portal.start()
+    try:
+        seconds = uvloop.run(held_waves(portal, events=48, vms=212, rounds=10))
+    finally:
+        portal.kill()
+    p50, p99 = statistics.median(seconds), seconds[int(len(seconds) * 0.99)]
+    figure(f"portal, hold of 48 events and 212 VMs: click to agent p50 {p50:.2f} s, p99 {p99:.2f} s")
+    assert p99 < 2.0
+
+
+async def held_waves(portal, *, events, vms, rounds):
+    """Hold the same wave again and again. Return the sorted seconds from each click to each agent.
+
+    The seconds include the page that asks for the confirmation.
+    """
+    path = await asyncio.to_thread(portal.report_wave, events=events, vms=vms)
+    agents = PollingAgents(vms, portal)
+    agents.start(spread_seconds=1)
+    found = []
+    try:
+        for _ in range(rounds):
+            await agents.all_held()
+            began = time.perf_counter()
+            held = asyncio.create_task(asyncio.to_thread(portal.confirm, path, "hold"))
+            found += await agents.received(range(vms), began)
+            await held
+    finally:
+        await agents.end()
+    return sorted(found)
+
+
 @pytest.mark.parametrize("name", ["plain", "tls"])
 def test_clients_that_vanish_do_not_accumulate_memory(tmp_path, env, figure, is_short, name):
     count, seconds = (1_000, 35) if is_short else (5_000, 60)

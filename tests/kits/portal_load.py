@@ -25,6 +25,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import msgspec
 from fleet_records import fleet_record
@@ -38,6 +39,7 @@ from bridge.backoff import full_jitter
 from bridge.clock import REAL_CLOCK
 from bridge.portal.agent_tokens import AgentTokens
 from bridge.portal.fleet import key_of_event_id
+from bridge.portal.form_fields import FORM
 
 #: The wait that an agent requests by default.
 WAIT_SECONDS = 30
@@ -176,6 +178,27 @@ class PortalUnderLoad:
         event = fleet_record(0, event_id="held", resources=names).event
         assert event is not None
         return key_of_event_id("held"), digest(event)
+
+    def report_wave(self, *, events: int, vms: int) -> str:
+        """Report a wave of *events* events to *vms* VMs. Return the address of its confirmation."""
+        records = []
+        for number in range(vms):
+            resources = tuple(f"vm_{vm}" for vm in range(number % events, vms, events))
+            record = fleet_record(number, event_id=f"wave-{number % events}", resources=resources)
+            vm = msgspec.structs.replace(
+                record.vm, vm_id=vm_id_of(number), resource_group=f"rg-{number % events}", location="westeurope"
+            )
+            records.append(msgspec.structs.replace(record, vm=vm))
+        as_agent = {"Authorization": f"Bearer {AGENT_TOKEN}", "Content_Type": BATCH}
+        self.request("POST", "/api/v1/records", batch(records), **as_agent)
+        return "/decide?wave=Freeze|westeurope|2026-11-20T11"
+
+    def confirm(self, path: str, verdict: str) -> None:
+        """Load the confirmation at *path*, and submit its form."""
+        page = self.request("GET", path).decode()
+        fields = dict(re.findall(r'<input type="hidden" name="(csrf|event)" value="([^"]+)"', page))
+        body = urlencode({**fields, "verdict": verdict, "reason": "not now"}).encode()
+        self.request("POST", "/decide", body, Content_Type=FORM)
 
     def hold(self, key: str, event_digest: str) -> None:
         """Hold the event as a person does with the button of the page."""
