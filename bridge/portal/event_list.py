@@ -96,6 +96,8 @@ def view_of_line(line: Line, *, now: datetime, required: int) -> LineView:
     left = at - now if at is not None and event.state is State.SCHEDULED else None
     kind, decision = _decision(line, required)
     next_event, next_at = _next(event, kind, left)
+    if wave is not None and next_at is not None:
+        next_event = "Azure starts the first"
     places = (event.region, *(() if wave is not None else (event.resource_group, event.scale_set)))
     is_decidable = event.state is State.SCHEDULED and event.event_id is not None and not _is_advisory(event)
     return LineView(
@@ -232,7 +234,11 @@ def read_list(
     at, wanted = format_time(now), query.filter(person)
     announced = msgspec.structs.replace(wanted, states=wanted.states or ANNOUNCED)
     is_over = bool(query.state) and not State(query.state).is_open
-    page = (_past_lines if is_over else list_lines)(connection, announced, now=at, limit=PAGE, cursor=cursor)
+    if is_over:
+        page = _past_lines(connection, announced, now=at, cursor=cursor)
+    else:  # a wave would hide who holds an event, or which event has the VM of the search
+        has_waves = not (query.q or query.decision or query.soon)
+        page = list_lines(connection, announced, now=at, limit=PAGE, cursor=cursor, has_waves=has_waves)
     any_decision = msgspec.structs.replace(wanted, decision=None, is_soon=False)
     started = list_lines(connection, msgspec.structs.replace(any_decision, states=(State.STARTED,)), now=at, limit=_FEW)
     over = _NO_EVENTS
@@ -274,8 +280,8 @@ def read_selection(
     return EventPage(events=shown, total=total + len(found), first=1, cursor=None)
 
 
-def _past_lines(connection: Connection, wanted: EventFilter, *, now: str, limit: int, cursor: str | None) -> LinePage:
-    page = list_events(connection, wanted, now=now, limit=limit, cursor=cursor)
+def _past_lines(connection: Connection, wanted: EventFilter, *, now: str, cursor: str | None) -> LinePage:
+    page = list_events(connection, wanted, now=now, limit=PAGE, cursor=cursor)
     lines = tuple(map(_line_of, page.events))
     return LinePage(lines=lines, total=page.total, events=page.total, first=page.first, cursor=page.cursor)
 

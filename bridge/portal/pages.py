@@ -25,6 +25,7 @@ from bridge.portal.event_list import TYPES, ListQuery, read_list, read_selection
 from bridge.portal.fleet import EventState, key_of_event_id
 from bridge.portal.fleet_page import FleetPage, count_disconnected
 from bridge.portal.form_fields import DIGEST, KEY, Form, cursor_of, one
+from bridge.portal.history import history
 from bridge.portal.login import LoginPages, redirect
 from bridge.portal.requests import RequestRefused, whole_number
 from bridge.portal.sentences import STATE_WORDS, PageContext, differences, these
@@ -36,10 +37,12 @@ from bridge.portal.store.event_details import (
     event_details_of,
     event_with_digest,
     newest_entries,
+    record_of,
 )
 from bridge.portal.store.events import (
     CursorInvalid,
     EventFilter,
+    records_of,
     summaries_of,
     visible_keys,
 )
@@ -50,6 +53,7 @@ from bridge.portal.verdicts import Choice, Outcome
 from bridge.portal.views import EventView, view_of
 
 _PAGE = 50
+_VMS_PAGE, _RECORDS_PAGE = 100, 20
 _MOST_CHOSEN = 100
 _MOST_APPROVED = 20
 _MOST_HELD = 1_000
@@ -161,11 +165,23 @@ class Pages:
     async def event(self, request: Request, person: Person) -> Response:
         """``GET /events/{key}``: one event, by its key or its EventId."""
         details = await self._details_of(request.path_params["key"], person)
+        first_vm, first_record = (
+            whole_number(request.query_params, name, 0, lowest=0, highest=2**31) for name in ("vms", "records")
+        )
+        bodies = await self._store.read(records_of, details.event.key)
+        view = self._view(details, person)
         return self._login_pages.page(
             request,
             person,
             "event.html",
-            view=self._view(details, person),
+            view=view,
+            history=history(details, map(record_of, bodies), view.decided, view.progress),
+            agents=self._connected_agents.of(vm.vm_key for vm in details.event.vms),
+            first_vm=first_vm,
+            vms=details.event.vms[first_vm : first_vm + _VMS_PAGE],
+            first_record=first_record,
+            records=bodies[::-1][first_record : first_record + _RECORDS_PAGE],
+            records_total=len(bodies),
             follows=details.event.key,
             states=STATE_WORDS,
         )

@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.requests import Request
@@ -62,6 +63,7 @@ class Renderer:
         self._templates.filters["time"] = _time_element
         self._templates.filters["clock"] = _clock_element
         self._templates.filters["countdown"] = _countdown_element
+        self._templates.filters["pretty"] = _indented
         self._templates.filters["json"] = compact_json
 
     def page(self, template: str, values: Mapping[str, Any], *, status: int = 200) -> Response:
@@ -110,6 +112,12 @@ def _countdown_element(at: datetime, now: datetime) -> Markup:
     urgency = "" if seconds >= _SOON_SECONDS else " is-urgent" if seconds < _URGENT_SECONDS else " is-soon"
     element = Markup('<time class="countdown{}" datetime="{}">{}</time>')
     return element.format(urgency, format_time(at), text if seconds else "now")
+
+
+def _indented(body: str) -> Markup:
+    """Return JSON with indentation. Only the line breaks between members remain."""
+    lines = msgspec.json.format(body, indent=2).split("\n")
+    return Markup("\n").join(Markup.escape(escaped(each)) for each in lines)
 
 
 def _printed(value: Any) -> Any:

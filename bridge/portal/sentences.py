@@ -46,6 +46,7 @@ STATE_WORDS = {
     State.CANCELED: "canceled",
     State.ENDED: "over",
 }
+_MOST_NAMES = 20
 _DELETED = frozenset({"Preempt", "Terminate"})
 _DOWN = frozenset({"Reboot", "Redeploy"})
 _ON_ITS_WAY = frozenset({Stage.QUEUED, Stage.RECEIVED})
@@ -87,8 +88,11 @@ def how_many(names: Sequence[str]) -> str:
 
 
 def these(names: Sequence[str]) -> str:
-    """Return all of *names*: "these 3 VMs: a, b, c"."""
-    return f"this VM: {names[0]}" if len(names) == 1 else f"these {len(names)} VMs: {', '.join(names)}"
+    """Return *names*, or the first 20 of them: "these 3 VMs: a, b, c"."""
+    if len(names) == 1:
+        return f"this VM: {names[0]}"
+    more = len(names) - _MOST_NAMES
+    return f"these {len(names)} VMs: {', '.join(names[:_MOST_NAMES])}" + (f", and {more} more" if more > 0 else "")
 
 
 def effect_of(event_type: str | None, seconds: int | None) -> str:
@@ -170,7 +174,10 @@ def buttons(
     if why_not is not None:
         return Buttons(why_not=why_not)
     names = these(vm_names(event))
-    hold = f"prevents an early start. Azure starts the event {clock_text(event)}. For {names}"
+    if event.state is State.STARTED and not event.unconfirmed:
+        return Buttons()
+    at = "" if event.event.not_before is None else f" Azure starts the event {clock_text(event)}."
+    hold = f"prevents an early start.{at} For {names}"
     too_late = too_late_text(event, accepted)
     if too_late:
         hold = f"{too_late} The hold {hold}"

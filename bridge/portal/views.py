@@ -10,6 +10,7 @@ import msgspec
 from bridge.clock import format_time
 from bridge.portal.decision_progress import AcceptedApproval, DecisionProgress, accepted_approval, progress_of
 from bridge.portal.fleet import EventState, State
+from bridge.portal.history import HistoryEntry
 from bridge.portal.sentences import (
     STATE_WORDS,
     Buttons,
@@ -52,6 +53,19 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True):
     buttons: Buttons
     verdicts: Sequence[VerdictView]
     progress: Sequence[DecisionProgress]
+
+    @property
+    def decided(self) -> list[HistoryEntry]:
+        """Return the verdicts as entries of the history."""
+        return [
+            HistoryEntry(
+                at=each.verdict.made_at,
+                text=each.sentence,
+                note=f"“{each.verdict.reason}”" if each.verdict.reason else "",
+                is_past=each.verdict.withdrawn_at is not None,
+            )
+            for each in self.verdicts
+        ]
 
     @property
     def counts(self) -> str:
@@ -117,7 +131,7 @@ def _verdict_view(
     event = details.event
     can_withdraw = (
         verdict.withdrawn_at is None
-        and event.is_open
+        and event.state is State.SCHEDULED
         and context.kid is not None
         and context.person.why_not_decide(event, is_hold=True) is None
     )

@@ -27,7 +27,7 @@ from bridge.portal.vm_state import vm_key
 _OUTCOMES = tuple(each.value for each in (Transition.APPROVED, Transition.APPROVAL_REFUSED, Transition.APPROVAL_FAILED))
 _MOST_OPEN = 1_000
 _MOST_ENTRIES = 1_000
-_record_of = msgspec.json.Decoder(TransitionRecord).decode
+record_of = msgspec.json.Decoder(TransitionRecord).decode
 _lifts_of = msgspec.json.Decoder(tuple[Lift, ...]).decode
 
 
@@ -108,7 +108,7 @@ def verdicts_of(connection: Connection, keys: Sequence[str]) -> list[Verdict]:
 def event_with_digest(connection: Connection, key: str, digest: str) -> TransitionRecord | None:
     """Return the newest record of the event *key* with *digest*, or None."""
     for body in reversed(records_of(connection, key)):
-        record = _record_of(body)
+        record = record_of(body)
         if record.event is not None and digest_of(record.event) == digest:
             return record
     return None
@@ -182,7 +182,7 @@ def _outcomes(connection: Connection, keys: Sequence[str]) -> Iterable[tuple[str
         records.c.event_key.in_(keys), records.c.transition.in_(_OUTCOMES), is_sender
     )
     for row in connection.execute(query.order_by(records.c.observed_at, records.c.sequence)):
-        yield row.event_key, _record_of(row.body)
+        yield row.event_key, record_of(row.body)
 
 
 def _outcomes_without_event(connection: Connection, signed: Sequence[SignedDecision]) -> list[TransitionRecord]:
@@ -191,7 +191,7 @@ def _outcomes_without_event(connection: Connection, signed: Sequence[SignedDecis
         query = select(records.c.body).where(
             records.c.vm_key.in_(part), records.c.event_key.is_(None), records.c.transition.in_(_OUTCOMES)
         )
-        found += map(_record_of, connection.execute(query.order_by(records.c.observed_at)).scalars())
+        found += map(record_of, connection.execute(query.order_by(records.c.observed_at)).scalars())
     return found
 
 

@@ -269,7 +269,7 @@ def test_what_azure_says_runs_nothing(office, window):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_axe_finds_nothing_serious(office, window, theme):
+def test_axe_finds_nothing(office, window, theme):
     script = _axe()
     office.browser("bob").submit(f"/events/{A}", "hold", reason="batch")
     office.portal.send(fleet_record(2, event_id="B", resources=("vm_2",)))
@@ -294,7 +294,7 @@ def test_axe_finds_nothing_serious(office, window, theme):
         for violation in ann.page.evaluate("axe.run()")["violations"]:
             nodes = [node["html"][:200] for node in violation["nodes"]]
             found.append((path, violation["impact"], violation["id"], nodes))
-    assert [each for each in found if each[1] in {"serious", "critical"}] == []
+    assert found == []
 
 
 def _axe():

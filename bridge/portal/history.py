@@ -1,0 +1,107 @@
+"""Builds the history of an event for its page, oldest entry first.
+
+Only records of the event's VMs count. Reports of all other VMs appear in the table of the VMs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from bridge.approval.digest import digest
+from bridge.events.event import ScheduledEvent
+from bridge.events.record import Transition, TransitionRecord
+from bridge.portal.decision_progress import DecisionProgress, is_accepted
+from bridge.portal.sentences import differences
+from bridge.portal.store.event_details import EventDetails
+from bridge.portal.verdicts import Choice
+from bridge.portal.vm_state import vm_key
+
+_TEXTS = {
+    Transition.SCHEDULED: "Azure announced the event",
+    Transition.UPDATED: "Azure changed the event",
+    Transition.STARTED: "Azure started the event",
+    Transition.COMPLETED: "Azure completed the event",
+    Transition.CANCELED: "Azure canceled the event",
+    Transition.ENDED: "The event ended in an unknown way",
+}
+_DECISIONS = {Choice.APPROVE: "Approval", Choice.HOLD: "Hold"}
+_MOST_NAMES = 3
+
+
+class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of the history."""
+
+    at: str
+    text: str
+    note: str = ""
+    is_past: bool = False
+    """Whether the entry no longer has an effect."""
+
+
+def history(
+    details: EventDetails,
+    records: Iterable[TransitionRecord],
+    verdicts: Iterable[HistoryEntry],
+    progress: Iterable[DecisionProgress],
+) -> list[HistoryEntry]:
+    """Return the changes by Azure, verdicts, decisions, and outcomes by time."""
+    decisions = [
+        HistoryEntry(
+            at=each.made_at,
+            text=f"{_DECISIONS[each.choice]} for the agent of {_names(each.vms)}: {each.stage.value}",
+            note=each.because,
+            is_past=each.is_past,
+        )
+        for each in progress
+    ]
+    outcomes = [_outcome(each) for each in details.outcomes]
+    found = [*_by_azure(details, records), *verdicts, *decisions, *outcomes]
+    return sorted(found, key=lambda each: each.at)
+
+
+def _by_azure(details: EventDetails, records: Iterable[TransitionRecord]) -> list[HistoryEntry]:
+    """Return one entry for each change by Azure, with the VMs that report the change."""
+    members = {each.vm_key for each in details.event.vms if each.is_member} or {
+        each.vm_key for each in details.event.vms
+    }
+    reports: dict[tuple[Transition, str], list[TransitionRecord]] = {}
+    for record in sorted(records, key=lambda each: (each.observed_at, each.vm.name or "")):
+        if record.transition in _TEXTS and record.event is not None and vm_key(record) in members:
+            is_version = record.transition in {Transition.SCHEDULED, Transition.UPDATED}
+            version = digest(record.event) if is_version else ""
+            reports.setdefault((record.transition, version), []).append(record)
+    found: list[HistoryEntry] = []
+    shown: ScheduledEvent | None = None
+    for (transition, version), of_version in reports.items():
+        first = of_version[0]
+        names = tuple(dict.fromkeys(each.vm.name or vm_key(each) for each in of_version))
+        notes = [f"Reported by {_names(names)}."]
+        if version:
+            notes = [*(() if shown is None or first.event is None else differences(shown, first.event)), *notes]
+            shown = first.event
+        impacts = dict.fromkeys(
+            f"{each.impact.summary} on {each.vm.name or vm_key(each)}."
+            for each in of_version
+            if each.impact is not None
+        )
+        notes += list(impacts)[:_MOST_NAMES]
+        found.append(HistoryEntry(at=first.observed_at, text=_TEXTS[transition], note=" ".join(notes)))
+    return found
+
+
+def _outcome(record: TransitionRecord) -> HistoryEntry:
+    name = record.vm.name or vm_key(record)
+    result = "" if record.approval is None else f" ({record.approval.result})"
+    text = f"The agent of {name} posted the approval to Azure"
+    if not is_accepted(record):
+        is_refused = record.transition is Transition.APPROVAL_REFUSED
+        text = f"The agent of {name} {'refused' if is_refused else 'did not complete'} the approval{result}"
+    return HistoryEntry(at=record.observed_at, text=text)
+
+
+def _names(names: Sequence[str]) -> str:
+    """Return the first names, and the number of the others."""
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f", and {more} more" if more > 0 else "")
