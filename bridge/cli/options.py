@@ -93,7 +93,7 @@ def _directory_of(path: Path | None) -> Path:
         settings = load_top(find_config(path, os.environ), os.environ)
     except ConfigurationError as error:  # the agent continues with its earlier configuration
         directory = service_directory()
-        if not directory.exists():
+        if path is not None or not directory.exists():
             raise
         say(str(error), f"The command uses the state directory {directory}.")
         return directory

@@ -60,7 +60,7 @@ def _configuration(config: Path | None, directory: Path | None) -> tuple[Path, C
         return _readable_configuration(file, directory)
     except ConfigurationError as error:  # the agent continues with its earlier configuration
         where = directory or service_directory()
-        if not where.exists():
+        if config is not None or not where.exists():
             raise
         return where, ConfigurationReport(problem=f"The configuration has errors, see check-config. {error}")
 
