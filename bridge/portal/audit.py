@@ -29,6 +29,11 @@ class NewEntry(msgspec.Struct, frozen=True, kw_only=True):
     """The key of an event, the name of a user, or ""."""
     details: dict[str, Any]
 
+    @property
+    def event_keys(self) -> tuple[str, ...]:
+        """Return the keys of the events that the entry is about."""
+        return _event_keys(self.subject, self.details)
+
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of the chain."""
@@ -48,11 +53,15 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def event_keys(self) -> tuple[str, ...]:
         """Return the keys of the events that the entry is about."""
-        events = self.details.get("events")
-        members = (
-            [each.get("event_key") for each in events if isinstance(each, dict)] if isinstance(events, list) else []
-        )
-        return tuple(key for key in (*members, *([] if members else [self.subject])) if isinstance(key, str) and key)
+        return _event_keys(self.subject, self.details)
+
+    @property
+    def vms(self) -> int:
+        """Return the number of VMs that get a decision."""
+        members = self.details.get("events")
+        parts = members if isinstance(members, list) else [self.details]
+        found = [each.get("decisions") for each in parts if isinstance(each, dict)]
+        return sum(len(each) for each in found if isinstance(each, dict))
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +101,12 @@ def first_fault(entries: Iterable[Entry], *, count: int) -> Fault | None:
             return Fault(entry=found.entry, why="it was changed")
         last, last_hash = found.entry, found.hash
     return None if last >= count else Fault(entry=last + 1, why="it is missing")
+
+
+def _event_keys(subject: str, details: dict[str, Any]) -> tuple[str, ...]:
+    events = details.get("events")
+    members = [each.get("event_key") for each in events if isinstance(each, dict)] if isinstance(events, list) else []
+    return tuple(dict.fromkeys(key for key in members or [subject] if isinstance(key, str) and key))
 
 
 def _hash(*fields: object) -> str:

@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,8 +15,8 @@ from sqlalchemy import Connection
 
 from bridge.clock import REAL_CLOCK, format_time
 from bridge.errors import BridgeError
-from bridge.events.event import compact_json
-from bridge.portal.audit import Entry, Fault, NewEntry, first_fault
+from bridge.portal.audit import Fault, NewEntry, first_fault
+from bridge.portal.audit_export import header, lines
 from bridge.portal.check_config import problems
 from bridge.portal.grants import Grant, Role, scope_group
 from bridge.portal.migrations import current
@@ -31,7 +29,6 @@ from bridge.portal.user_names import LOCAL, MOST_CHARACTERS, issuer_of, local_ke
 from bridge.portal.users import hashed
 
 SHORTEST_PASSWORD = 12
-_COLUMNS = tuple(Entry.__struct_fields__)
 
 
 class Verified(NamedTuple):
@@ -186,29 +183,11 @@ def _scope(texts: Sequence[str]) -> tuple[str, ...]:
 def export(config: Path | None, form: str) -> Iterator[str]:
     """Yield every audit entry as a line of JSON or CSV."""
     with _opened(config) as store:
-        if form == "csv":
-            yield _csv_line(_COLUMNS)
+        yield from header(form)
         page = store.read(entries, after=0)
         while page:
-            for entry in page:
-                yield _csv_line(_cells(entry)) if form == "csv" else msgspec.json.encode(entry).decode()
+            yield from lines(page, form)
             page = store.read(entries, after=page[-1].entry)
-
-
-def _cells(entry: Entry) -> tuple[str, ...]:
-    values = msgspec.structs.asdict(entry)
-    return tuple(compact_json(value) if isinstance(value, dict) else _harmless(str(value)) for value in values.values())
-
-
-def _harmless(text: str) -> str:
-    """Escape *text* to prevent spreadsheet formula injection (OWASP: CSV injection)."""
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
-
-
-def _csv_line(cells: tuple[str, ...]) -> str:
-    out = io.StringIO()
-    csv.writer(out, lineterminator="").writerow(cells)
-    return out.getvalue()
 
 
 @contextlib.contextmanager

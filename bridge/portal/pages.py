@@ -8,8 +8,6 @@ If a person is not allowed to decide, the page does not show any buttons, and th
 
 from __future__ import annotations
 
-from collections.abc import Container
-
 import msgspec
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
@@ -18,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from bridge.clock import Clock, format_time
-from bridge.portal.audit import Entry
+from bridge.portal.audit_page import AuditPage
 from bridge.portal.connected_agents import ConnectedAgents
 from bridge.portal.deciding import MOST_REASON_CHARACTERS, VerdictRequest, VerdictService
 from bridge.portal.event_list import TYPES, ListQuery, read_list, read_selection
@@ -36,15 +34,12 @@ from bridge.portal.store.event_details import (
     EventDetails,
     event_details_of,
     event_with_digest,
-    newest_entries,
     record_of,
 )
 from bridge.portal.store.events import (
     CursorInvalid,
     EventFilter,
     records_of,
-    summaries_of,
-    visible_keys,
 )
 from bridge.portal.store.verdicts import UNKNOWN_EVENT, AcceptedVerdict, VerdictRefused
 from bridge.portal.timeline_page import TimelinePage
@@ -103,6 +98,7 @@ class Pages:
             login_pages=self._login_pages, store=store, connected_agents=connected_agents, clock=clock, kid=kid
         )
         self.not_found = self._login_pages.not_found
+        self._audit = AuditPage(login_pages=self._login_pages, store=store)
         self._timeline = TimelinePage(login_pages=self._login_pages, store=store, clock=clock)
 
     def routes(self) -> list[Route]:
@@ -114,7 +110,8 @@ class Pages:
             ("event", "/events/{key}", self.event),
             ("chosen", "/decide", self.chosen),
             ("agents", "/agents", self._fleet.show),
-            ("audit", "/audit", self.audit),
+            ("audit", "/audit", self._audit.show),
+            ("audit_export", "/audit/export.{form}", self._audit.export),
         )
         forms = (
             ("decide", "/decide", self.decide),
@@ -185,21 +182,6 @@ class Pages:
             follows=details.event.key,
             states=STATE_WORDS,
         )
-
-    async def audit(self, request: Request, person: Person) -> Response:
-        """``GET /audit``: the audit, newest entry first."""
-        before = whole_number(request.query_params, "before", 2**53, lowest=0, highest=2**53)
-        entries = await self._store.read(newest_entries, before=before, limit=_PAGE)
-        keys = sorted({key for entry in entries for key in entry.event_keys if KEY.fullmatch(key)})
-        events = await self._store.read(summaries_of, keys)
-        visible = await self._store.read(visible_keys, keys, person.scope)
-        rows = [
-            (entry, [events[key] for key in entry.event_keys if key in events])
-            for entry in entries
-            if _may_read(entry, person, visible)
-        ]
-        older = entries[-1].entry if entries and entries[-1].entry > 1 else None
-        return self._login_pages.page(request, person, "audit.html", rows=rows, older=older)
 
     async def chosen(self, request: Request, person: Person) -> Response:
         """``GET /decide``: ask for the confirmation of a verdict on the selected events and waves."""
@@ -331,11 +313,6 @@ def _effect(taken: AcceptedVerdict) -> str:
     if taken.ruling.outcome is Outcome.WAITING:
         return f"Stored. The event needs {taken.ruling.needed} more approval{'' if taken.ruling.needed == 1 else 's'}."
     return f"Approved. The approval was {agents}." if taken.sent_to else "Stored."
-
-
-def _may_read(entry: Entry, person: Person, visible: Container[str]) -> bool:
-    is_own = entry.details.get("person") == person.key
-    return not person.scope or is_own or ((keys := entry.event_keys) != () and all(key in visible for key in keys))
 
 
 def _parts(text: str) -> tuple[str, str, str]:

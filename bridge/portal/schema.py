@@ -292,6 +292,18 @@ audit = Table(
     Column("details", Text, nullable=False),
     Column("previous_hash", String(64), nullable=False),
     Column("hash", String(64), nullable=False),
+    Index(None, "actor", "entry"),
+    Index(None, "action", "entry"),
+    Index(None, "at"),
+)
+
+#: The events of each audit entry.
+audit_events = Table(
+    "audit_events",
+    metadata,
+    Column("event_key", Text, primary_key=True),
+    Column("entry", BigInteger, primary_key=True, autoincrement=False),
+    Index(None, "entry"),
 )
 
 #: Counters. A transaction locks the row until its commit, so numbers become visible in order.

@@ -141,7 +141,7 @@ def test_an_agent_follows_a_decision_and_the_portal_shows_what_became_of_it(port
     wait_for(lambda: shown(portal, event_id)["state"] == "started")
     assert [each.event_id for each in azure.world.approvals] == [event_id]
     outcomes = wait_for(
-        lambda: [each for each in portal.get("/audit").json()["entries"] if each["action"] == "approved"]
+        lambda: [each for each in portal.get("/audit").json()["entries"] if each["action"] == "outcome_approved"]
     )
     assert [(each["actor"], each["details"]["approval"]["result"]) for each in outcomes] == [("ada", "accepted")]
 

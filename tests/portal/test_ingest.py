@@ -210,5 +210,5 @@ def test_outcomes_of_approvals_are_in_the_audit_once(fresh):
     outcome = fleet_record(0, sequence=2, transition=Transition.APPROVED, seconds=2)
     fresh.send(fleet_record(0), outcome)
     fresh.send(outcome)
-    entries = [each for each in fresh.get("/audit").json()["entries"] if each["action"] == "approved"]
+    entries = [each for each in fresh.get("/audit").json()["entries"] if each["action"] == "outcome_approved"]
     assert [(each["actor"], each["details"]["record_id"]) for each in entries] == [("ops", outcome.id)]

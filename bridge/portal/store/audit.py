@@ -1,4 +1,7 @@
-"""Stores and reads audit entries. A lock serializes the writers."""
+"""Stores and reads audit entries. A lock serializes the writers.
+
+The table `audit_events` is an index of the events of each entry, for filters and scopes. It is not part of the chain.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,41 @@ import json
 from collections.abc import Iterator, Sequence
 
 import msgspec
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, func, insert, or_, select, update
 
 from bridge.events.event import compact_json
 from bridge.portal.audit import NO_HASH, Entry, NewEntry, chained
-from bridge.portal.schema import audit, counters
+from bridge.portal.schema import audit, audit_events, counters, event_groups
 
 PAGE = 1_000
+#: The actions of people on events.
+DECISIONS = ("approved", "held", "withdrew", "agreed_to_lift", "decided_approve", "decided_hold")
 _COUNTER = "audit"
+
+
+class AuditFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """A selection of entries. Each value that is set narrows the selection."""
+
+    person: str = ""
+    """The actor."""
+    event_key: str = ""
+    since: str = ""
+    until: str = ""
+    is_decision: bool = False
+    """Only `DECISIONS`."""
+    scope: tuple[str, ...] = ()
+    """Groups of VMs. Each event of an entry must be in one group. An empty scope means all entries."""
+    own: tuple[str, str] = ("", "")
+    """The name and the key of a person, whose own entries are outside any scope."""
+
+
+class EntryPage(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of entries, newest first."""
+
+    entries: tuple[Entry, ...]
+    total: int
+    """The number of entries of the filter on all pages."""
+    has_more: bool
 
 
 def add_entries(connection: Connection, new: Sequence[NewEntry], *, at: str) -> None:
@@ -31,6 +61,22 @@ def add_entries(connection: Connection, new: Sequence[NewEntry], *, at: str) -> 
         previous_hash = entry.hash
         rows.append({**msgspec.structs.asdict(entry), "details": compact_json(entry.details)})
     connection.execute(insert(audit), rows)
+    members = [(row["entry"], key) for row, each in zip(rows, new, strict=True) for key in each.event_keys]
+    if members:
+        connection.execute(insert(audit_events), [{"entry": entry, "event_key": key} for entry, key in members])
+
+
+def list_entries(
+    connection: Connection, wanted: AuditFilter, *, limit: int = PAGE, before: int | None = None
+) -> EntryPage:
+    """Return at most *limit* entries of a filter before the number *before*, newest first."""
+    where = _conditions(wanted)
+    total = connection.execute(select(func.count()).select_from(audit).where(*where)).scalar_one()
+    if before is not None:
+        where.append(audit.c.entry < before)
+    query = select(audit).where(*where).order_by(audit.c.entry.desc()).limit(limit + 1)
+    found = [_entry(row) for row in connection.execute(query)]
+    return EntryPage(entries=tuple(found[:limit]), total=int(total), has_more=len(found) > limit)
 
 
 def entries(connection: Connection, *, after: int, limit: int = PAGE) -> list[Entry]:
@@ -64,6 +110,30 @@ def next_values(connection: Connection, name: str, how_many: int = 1) -> int:
     """
     taken = update(counters).where(counters.c.name == name).values(value=counters.c.value + how_many)
     return int(connection.execute(taken.returning(counters.c.value)).scalar_one())
+
+
+def _conditions(wanted: AuditFilter) -> list[ColumnElement[bool]]:
+    found: list[ColumnElement[bool]] = []
+    if wanted.person:
+        found.append(audit.c.actor == wanted.person)
+    if wanted.event_key:
+        found.append(
+            audit.c.entry.in_(select(audit_events.c.entry).where(audit_events.c.event_key == wanted.event_key))
+        )
+    if wanted.since:
+        found.append(audit.c.at >= wanted.since)
+    if wanted.until:
+        found.append(audit.c.at < wanted.until)
+    if wanted.is_decision:
+        found.append(audit.c.action.in_(DECISIONS))
+    if wanted.scope:
+        in_scope = select(event_groups.c.event_key).where(event_groups.c.name.in_(wanted.scope))
+        visible = select(audit_events.c.entry).where(audit_events.c.event_key.in_(in_scope))
+        hidden = select(audit_events.c.entry).where(audit_events.c.event_key.not_in(in_scope))
+        name, key = wanted.own
+        is_own = (audit.c.actor == name) & audit.c.details.contains(f'"person":{compact_json(key)}', autoescape=True)
+        found.append(or_(audit.c.entry.in_(visible) & audit.c.entry.not_in(hidden), is_own))
+    return found
 
 
 def _entry(row: Row[tuple[object, ...]]) -> Entry:

@@ -12,7 +12,6 @@ from sqlalchemy import Connection, func, select
 
 from bridge.approval.digest import digest as digest_of
 from bridge.events.record import Transition, TransitionRecord
-from bridge.portal.audit import Entry
 from bridge.portal.fleet import EventState
 from bridge.portal.schema import audit, decisions, event_vms, events, records, verdicts
 from bridge.portal.store.audit import entries
@@ -117,12 +116,6 @@ def event_with_digest(connection: Connection, key: str, digest: str) -> Transiti
 def approvers_here(connection: Connection) -> int:
     """Return how many known people can approve an event together."""
     return most_of_one_issuer(user.person_key for user in all_users(connection) if user.can_approve)
-
-
-def newest_entries(connection: Connection, *, before: int, limit: int) -> list[Entry]:
-    """Return at most *limit* audit entries before the number *before*, newest first."""
-    last = min(before, _last_entry(connection) + 1)
-    return entries(connection, after=max(0, last - 1 - limit), limit=min(limit, max(0, last - 1)))[::-1]
 
 
 def marks(connection: Connection) -> Marks:

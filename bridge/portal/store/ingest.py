@@ -381,7 +381,7 @@ def _outcome(record: TransitionRecord) -> NewEntry:
     approval = record.approval
     return NewEntry(
         actor=one_line(", ".join(approval.approvers), 256) if approval is not None else "",
-        action=record.transition.value,
+        action=f"outcome_{record.transition.value}",
         subject="" if record.event is None else event_key(record.event, record.vm),
         details={
             "record_id": record.id,

@@ -19,7 +19,6 @@ OFF_SCREEN = """() => [...document.querySelectorAll("main *")].filter((each) => 
 }).map((each) => each.outerHTML.slice(0, 120))"""
 
 UNLABELLED = """() => [...document.querySelectorAll("tbody td:not([data-label])")].map((each) => each.outerHTML)"""
-HEIGHTS = """() => [...document.querySelectorAll("td .name")].map((each) => each.getBoundingClientRect().height)"""
 
 
 @pytest.fixture
@@ -40,9 +39,5 @@ def test_every_page_fits_and_labels_each_cell(office):
             ann.go(path)
             found[path] = ann.page.evaluate(OFF_SCREEN)
             found[path] += ann.page.evaluate(UNLABELLED)
-        ann.go("/timeline")
-        heights = ann.page.evaluate(HEIGHTS)
         ann.close()
     assert {path: wrong for path, wrong in found.items() if wrong} == {}
-    assert len(heights) == len(NAMES)
-    assert max(heights) < 40  # a name stands on one line
