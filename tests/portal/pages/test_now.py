@@ -145,3 +145,23 @@ def test_pages_are_compressed_and_each_has_another_csrf_token(office):
         assert ann.post("/decide", {"csrf": token}).status_code == 400
     events = office.portal.get("/events")
     assert "Content-Encoding" not in events.headers
+
+
+def test_wave_is_one_line_that_leads_to_its_events_and_is_held_with_others(tmp_path):
+    with Office(tmp_path) as office:
+        wave = [fleet_record(vm, event_id=f"E{vm}", resources=(f"vm_{vm}",)) for vm in range(6)]
+        office.portal.send(*wave, fleet_record(8, event_id="B", resources=("vm_8",), event_type="Reboot"))
+        ann = office.browser("ann")
+        page = ann.page("/")
+        assert len(lines(page)) == 2
+        assert "6 x Freeze, 5 s pause 6 VMs" in page.text
+        assert "1-2 of 2 lines, 7 events" in page.text
+        [href] = {found["href"] for tag, found in page.tags if tag == "a" and "wave=" in (found.get("href") or "")}
+        assert set(lines(ann.page(href))) == {key_of_event_id(f"E{vm}") for vm in range(6)}
+        chosen = href.removeprefix("/?")
+        approving = ann.page(f"/decide?verdict=approve&event={B}&{chosen}").text
+        assert "Left out: an approval is for single events." in approving
+        answer = ann.submit(f"/decide?verdict=hold&event={B}&{chosen}", "hold", reason="month end")
+        assert Page(answer.text).text.count("Accepted") == 7
+        assert "6 held" in ann.page("/").text
+        assert len(lines(ann.page("/?decision=held"))) == 7
