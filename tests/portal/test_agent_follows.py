@@ -37,6 +37,7 @@ def pair(tmp_path):
 def portal(tmp_path, pair, azure):
     key = {"kid": "ops", "approver": "ada", "public_key_file": str(pair.public_key_file)}
     (tmp_path / "secret").write_text(f"{uuid.uuid4()}\n", encoding="utf-8")
+    (tmp_path / "secret").chmod(0o600)
     (tmp_path / "roots.pem").write_bytes(azure.attestation.root_pem)
     attested = {
         "subscriptions": [azure.machines[0].subscription_id],

@@ -33,6 +33,7 @@ def azure():
 def table_of(azure, directory):
     # A secret of this portal alone: a document of another test's portal is none that this one asked for.
     (directory / "secret").write_text(f"{secrets.token_hex(20)}\n")
+    (directory / "secret").chmod(0o600)
     (directory / "roots.pem").write_bytes(azure.attestation.root_pem)
     return {
         "subscriptions": [azure.machines[0].subscription_id],

@@ -80,6 +80,7 @@ def test_the_portal_meets_every_sentence_of_the_protocol(portal, pair, tmp_path)
 def test_the_portal_meets_every_sentence_of_attested_tokens(tmp_path, nonce):
     unused = (KeySettings(kid="unused", approver="unused", public_key_file="unused"),)
     (tmp_path / "secret").write_text(f"{secrets.token_hex(20)}\n")
+    (tmp_path / "secret").chmod(0o600)
     with Simulator(vms=["vm_0"], rate_limit=False) as azure:
         (tmp_path / "roots.pem").write_bytes(azure.attestation.root_pem)
         attested = {

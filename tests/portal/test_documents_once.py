@@ -39,6 +39,7 @@ def processes(azure, database, tmp_path):
     """Return what makes the routes of two processes of a portal."""
     made = []
     (tmp_path / "secret").write_text("one secret of forty characters, or so, or more\n")
+    (tmp_path / "secret").chmod(0o600)
     (tmp_path / "roots.pem").write_bytes(azure.attestation.root_pem)
     (tmp_path / "intermediates.pem").write_bytes(azure.attestation.intermediate_pem)
     table = {

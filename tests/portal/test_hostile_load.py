@@ -115,6 +115,7 @@ def simulator():
 def tokens(simulator, fleet_of, tmp_path):
     """A fleet that verifies the documents of the simulator."""
     (tmp_path / "secret").write_text(f"{secrets.token_hex(20)}\n")
+    (tmp_path / "secret").chmod(0o600)
     (tmp_path / "roots.pem").write_bytes(simulator.attestation.root_pem)
     (tmp_path / "intermediates.pem").write_bytes(simulator.attestation.intermediate_pem)
     attested = {
