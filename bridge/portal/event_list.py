@@ -51,6 +51,7 @@ _FEW = 10
 _MOST_CHARACTERS = 200
 _NO_EVENTS = EventPage(events=(), total=0, first=1, cursor=None)
 _HOUR = timedelta(hours=1)
+_OF_WAVE = {"waiting": "waiting for an approver"}
 
 
 class LineView(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,9 +120,10 @@ def _decision(line: Line, required: int) -> tuple[str, str]:
     """Return the decision as one word, and as a text with its author."""
     by = line.decided_by
     if line.wave is not None:
-        counts = {"undecided": line.wave.undecided, "held": line.wave.held}
-        text = ", ".join(f"{number} {name}" for name, number in counts.items() if number)
-        return ("undecided" if line.wave.undecided else "held" if line.wave.held else ""), text
+        counts = line.wave.decisions
+        return next(iter(counts), ""), ", ".join(
+            f"{number} {_OF_WAVE.get(name, name)}" for name, number in counts.items()
+        )
     if line.decision is None:
         return "", f"decided by {by}" if by else ""
     if line.decision == "held":

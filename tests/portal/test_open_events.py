@@ -48,7 +48,7 @@ def test_five_events_of_one_type_region_and_hour_share_a_line_at_the_first_of_th
     assert found == [("E-5", None), ("E-6", None), ("E-0", 5), ("E-8", None), ("E-7", None)]
     assert (page.total, page.events) == (5, 9)
     shown = next(each.wave for each in page.lines if each.wave)
-    assert (shown.key, shown.vms, shown.undecided, shown.held) == (WAVE, 5, 5, 0)
+    assert (shown.key, shown.vms, shown.decisions) == (WAVE, 5, {"undecided": 5})
     assert lines(wave, EventFilter(wave=WAVE))[1] == [(f"E-{vm}", None) for vm in range(5)]
 
 

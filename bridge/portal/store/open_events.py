@@ -69,8 +69,8 @@ class Wave(msgspec.Struct, frozen=True, kw_only=True):
     events: int
     vms: int
     """The number of names in Resources of all events."""
-    undecided: int
-    held: int
+    decisions: dict[str, int]
+    """The number of events of each of `DECISIONS` that at least one event has."""
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,9 +178,9 @@ def _lines_of(connection: Connection, found: Sequence[Sequence[Any]]) -> tuple[L
 
 
 def _wave_of(rows: Sequence[Any]) -> Wave:
-    decided = Counter(row.decision for row in rows)
-    vm_count = sum(row.vm_count or 0 for row in rows)
-    return Wave(key=rows[0].wave, events=len(rows), vms=vm_count, undecided=decided["undecided"], held=decided["held"])
+    of_decision = Counter(row.decision for row in rows)
+    decisions = {name: of_decision[name] for name in DECISIONS if of_decision[name]}
+    return Wave(key=rows[0].wave, events=len(rows), vms=sum(row.vm_count or 0 for row in rows), decisions=decisions)
 
 
 def count_open(connection: Connection, wanted: EventFilter, *, now: str) -> EventCounts:

@@ -121,3 +121,13 @@ def test_events_of_another_hour_type_or_state_are_not_in_the_wave(office):
     later = {"not_before": NOW + timedelta(hours=2), "not_before_raw": "Fri, 20 Nov 2026 13:00:00 GMT"}
     office.portal.send(announced(5, 5, ("vm_5",), **later), announced(6, 6, ("vm_6",), event_type="Reboot"))
     assert "Hold 5 events" in office.browser("ann").page(f"/decide?wave={WAVE}").text
+
+
+def test_line_of_a_wave_counts_its_events_by_decision(office):
+    announce(office, events=6, vms=6)
+    for vm in range(6):
+        office.poll(vm, **ABLE)
+    ann = office.browser("ann")
+    decide(ann, "hold", (0, 1))
+    decide(ann, "approve", (2,))
+    assert "3 undecided, 2 held, 1 approved" in ann.page("/").text
