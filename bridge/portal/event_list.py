@@ -23,7 +23,6 @@ from bridge.portal.store.events import (
     DECISIONS,
     EventFilter,
     EventPage,
-    filter_values,
     list_events,
     summaries_of,
     visible_keys,
@@ -36,6 +35,7 @@ from bridge.portal.store.open_events import (
     Wave,
     collapsed,
     count_open,
+    filter_values,
     list_lines,
     list_open,
 )

@@ -24,7 +24,7 @@ from bridge.portal.fleet import (
     version_of,
 )
 from bridge.portal.schema import event_groups, event_variants, event_vms, events, records, vms
-from bridge.portal.store.database import contains_pattern, escaped_like, in_parts
+from bridge.portal.store.database import contains_pattern, in_parts
 from bridge.portal.store.fold import event_of_variant
 from bridge.portal.vm_state import VmState
 
@@ -108,16 +108,6 @@ def list_events(
     if len(found) > limit:
         following = f"{first + len(page)}~{page[-1].first_observed_at}~{page[-1].key}"
     return EventPage(events=tuple(page), total=total, first=first, cursor=following)
-
-
-def filter_values(connection: Connection, prefix: str, *, scope: tuple[str, ...] = (), limit: int = PAGE) -> list[str]:
-    """Return the groups of open events that begin with *prefix*, such as ``region:``."""
-    is_open = select(events.c.event_key).where(
-        *conditions(EventFilter(scope=scope), now=""), events.c.is_open.is_(True)
-    )
-    matches = event_groups.c.name.like(f"{escaped_like(prefix)}%", escape="\\")
-    query = select(event_groups.c.name).distinct().where(matches, event_groups.c.event_key.in_(is_open))
-    return list(connection.execute(query.order_by(event_groups.c.name).limit(limit)).scalars())
 
 
 def summaries_of(connection: Connection, keys: Iterable[str]) -> dict[str, EventSummary]:

@@ -14,8 +14,8 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, case, func, or_, select
 
 from bridge.portal.fleet import EventSummary
-from bridge.portal.schema import events, vms
-from bridge.portal.store.database import in_parts
+from bridge.portal.schema import event_groups, events, vms
+from bridge.portal.store.database import escaped_like, in_parts
 from bridge.portal.store.events import (
     DECISIONS,
     MOST_DIGITS,
@@ -225,6 +225,19 @@ def is_not_collapsed(wanted: EventFilter) -> ColumnElement[bool]:
     if wanted.sole_vm_key is not None:
         return events.c.event_key.is_not(None)
     return or_(events.c.sole_vm_key.is_(None), events.c.sole_vm_key.not_in(_alone()))
+
+
+def filter_values(connection: Connection, prefix: str, *, scope: tuple[str, ...] = (), limit: int = PAGE) -> list[str]:
+    """Return the groups of open events that begin with *prefix*, such as ``region:``.
+
+    The groups of `collapsed` events are left out, because one VM can invent them.
+    """
+    wanted = EventFilter(scope=scope)
+    where = (*conditions(wanted, now=""), events.c.is_open.is_(True), is_not_collapsed(wanted))
+    is_open = select(events.c.event_key).where(*where)
+    matches = event_groups.c.name.like(f"{escaped_like(prefix)}%", escape="\\")
+    query = select(event_groups.c.name).distinct().where(matches, event_groups.c.event_key.in_(is_open))
+    return list(connection.execute(query.order_by(event_groups.c.name).limit(limit)).scalars())
 
 
 def _open_cursor(text: str) -> tuple[str, int, tuple[str, str, str]]:
