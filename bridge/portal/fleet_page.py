@@ -55,9 +55,10 @@ class FleetRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def where(self) -> str:
-        """Return the groups except the subscription: "team:web, region:westeurope"."""
+        """Return the groups except the subscription: "rg-web, team:web, westeurope"."""
         groups = () if self.vm is None else self.vm.groups
-        return ", ".join(each.removeprefix("labels.") for each in groups if not each.startswith("subscription:"))
+        shown = (each.removeprefix("labels.") for each in groups if not each.startswith("subscription:"))
+        return ", ".join(each.removeprefix("resource_group:").removeprefix("region:") for each in shown)
 
 
 class VersionCount(msgspec.Struct, frozen=True, kw_only=True):

@@ -100,7 +100,7 @@ def test_approver_resolves_a_name_conflict_and_an_operator_only_sees_it(office):
     office.portal.send(heartbeat(0), replace(impostor, vm=replace(impostor.vm, name="vm_0")))
     olga, ann = office.browser("olga"), office.browser("ann")
     assert "1 with a name conflict" in olga.page("/agents").text
-    assert olga.page("/agents?show=conflict").buttons == ["Sign out", "Filter"]
+    assert olga.page("/agents?show=conflict").buttons == ["Sign out", "Search all VMs"]
     answer = ann.submit("/agents?show=conflict", "Give the name")
     assert (answer.status_code, answer.headers["Location"]) == (303, "/agents?show=conflict")
     assert "Give the name to this VM" in ann.page("/agents?show=conflict").buttons  # the other VM claims it now
