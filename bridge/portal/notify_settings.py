@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from bridge.config.secret_keys import readable_secrets
 from bridge.config.toml import Check, check_name, check_url
 from bridge.errors import SecretUnavailable
 from bridge.http.tls_files import tls_file_problems
@@ -75,8 +74,6 @@ class NotifySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def file_mistakes(self) -> Iterator[str]:
         """Yield the reasons why the files cannot be used."""
-        files = {"url_file": self.url_file, "secret_file": self.secret_file}
-        yield from readable_secrets((f"notify.{self.name}.{key}", file) for key, file in files.items() if file)
         yield from (f"notify.{self.name}.{key}: {why}" for key, why in tls_file_problems(ca_file=self.ca_file))
         try:
             for url in self.url_secret().values():

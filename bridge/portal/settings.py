@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from bridge.config.approval import KeySettings
 from bridge.config.mistakes import Problems
-from bridge.config.secret_keys import readable_secrets
+from bridge.config.secret_keys import readable_secrets, secret_files
 from bridge.config.toml import Check, convert
 from bridge.config.trusted_keys import key_mistakes
 from bridge.errors import ConfigurationError, SecretUnavailable
@@ -32,9 +32,9 @@ else:
 CONFIG_VARIABLE = "SCHEDULED_EVENTS_PORTAL_CONFIG"
 SYSTEM_CONFIG = Path("/etc/scheduled-events-portal/portal.toml")
 _SYSTEM_STATE = Path("/var/lib/scheduled-events-portal")
+#: Certificates, and the signing key, whose mode `DecisionSigner` checks.
+_EXEMPT_FILES = (".cert_file", ".roots_file", ".intermediates_file", ".private_key_file")
 _Text = Annotated[str, Meta(min_length=1)]
-
-
 _Listen = Annotated[str, Check(setting_checks.listen)]
 
 
@@ -351,14 +351,8 @@ class PortalSettings(msgspec.Struct, frozen=True, kw_only=True):
 def check_secrets(settings: PortalSettings) -> None:
     """Raise ConfigurationError for secrets that cannot be read or that others can read."""
     agents, attested = settings.agents, settings.agents.attested
-    files = {
-        "agents.attested.secret_file": None if attested is None else attested.secret_file,
-        "database.password_file": settings.database.password_file,
-        "agents.token_file": agents.token_file,
-        "agents.webhook_secret_file": agents.webhook_secret_file,
-        "readers.token_file": settings.readers.token_file,
-    }
-    mistakes = [*readable_secrets((key, file) for key, file in files.items() if file is not None)]
+    files = secret_files(msgspec.to_builtins(settings))
+    mistakes = [*readable_secrets(each for each in files if not each[0].endswith(_EXEMPT_FILES))]
     oidc = settings.people.oidc
     client_secrets = () if oidc is None else (oidc.client_secret(),)
     for secret in (

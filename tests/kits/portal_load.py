@@ -63,6 +63,7 @@ class PortalUnderLoad:
         tables["people"] = {"proxy_header": "X-User", "proxy_addresses": ["127.0.0.1"], "proxy_role": "approver"}
         if self.ca is not None:
             files = self.ca.issue("localhost")
+            files.key_file.chmod(0o600)
             tables["server"] = {"cert_file": str(files.cert_file), "key_file": str(files.key_file)}
         self._tokens: AgentTokens | None = None
         if is_attested:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import uuid
 
 import pytest
 import requests
@@ -18,8 +19,14 @@ from private_ca import PrivateCa
 
 from bridge.errors import BridgeError, ConfigurationError
 from bridge.portal.serve import Portal
-from bridge.portal.settings import read
+from bridge.portal.settings import check_secrets, read
 from sinks.cloudevent import cloud_event_bytes
+
+OIDC = {
+    "issuer": "https://login.example.net",
+    "client_id": "portal",
+    "groups": [{"group": "ops", "role": "viewer"}],
+}
 
 
 @pytest.fixture
@@ -40,16 +47,30 @@ def test_portal_does_not_start_without_the_secrets_that_it_is_told_of(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a mode contains no access lists")
-@pytest.mark.parametrize("key", ["agents.token_file", "agents.webhook_secret_file", "readers.token_file"])
-def test_portal_does_not_start_if_other_users_can_read_a_secret(tmp_path, key):
-    table = portal_table(tmp_path)
-    section, name = key.split(".")
+@pytest.mark.parametrize(
+    ("section", "key", "rest"),
+    [
+        ("agents", "token_file", {}),
+        ("agents", "webhook_secret_file", {}),
+        ("agents.attested", "secret_file", {"subscriptions": [str(uuid.UUID(int=1))]}),
+        ("readers", "token_file", {}),
+        ("database", "password_file", {"url": "postgresql://portal@127.0.0.1/portal"}),
+        ("people.oidc", "client_secret_file", OIDC),
+        ("server", "key_file", {"cert_file": "/cert.pem"}),
+    ],
+)
+def test_no_other_user_can_read_a_secret(tmp_path, section, key, rest):
+    table = portal_table(tmp_path, people={"origin": "https://portal.example.net"})
+    table["database"] = {} if section == "database" else table["database"]
     secret = tmp_path / "secret"
     secret.write_text("whsec_dGhpcyBpcyBhIHNlY3JldCBvZiBlbm91Z2ggYnl0ZXM=\n", encoding="utf-8")
     secret.chmod(0o644)
-    table[section] = {**table.get(section, {}), name: str(secret)}
-    with pytest.raises(ConfigurationError, match=rf"{key}: .*other users can read it.*chmod o-r"):
-        Portal(read(table)).run()
+    inner = table
+    for name in section.split("."):
+        inner = inner.setdefault(name, {})
+    inner.update(rest, **{key: str(secret)})
+    with pytest.raises(ConfigurationError, match=rf"{section}.{key}: .*other users can read it.*chmod o-r"):
+        check_secrets(read(table))
 
 
 def _toml(table):
@@ -101,6 +122,7 @@ def test_a_database_that_is_gone_is_not_ready(portal, tmp_path):
 def test_it_speaks_tls(tmp_path):
     ca = PrivateCa(tmp_path / "ca")
     files = ca.issue("localhost")
+    files.key_file.chmod(0o600)
     with RunningPortal(tmp_path, server={"cert_file": str(files.cert_file), "key_file": str(files.key_file)}) as portal:
         answer = requests.post(
             portal.url.replace("http:", "https:") + "/records",
