@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import requests
 from fleet_records import fleet_record, vm_id_of
+from poller_kit import until
 from portal_kit import AGENT_TOKEN, BATCH, RunningPortal, batch
 from signers import Signer
 from small_disk import small_disk
@@ -54,3 +55,16 @@ def test_nothing_is_told_that_a_full_disk_did_not_store(disk, tmp_path):
     with running as portal:
         assert sorted(told(portal)) == sorted(stored)
         assert len(portal.get("/events/full").json()["event"]["vms"]) == 300
+
+
+@pytest.mark.long
+def test_an_idle_portal_is_not_ready_while_the_disk_is_full(disk, tmp_path):
+    def status():
+        return requests.get(f"{portal.operator_url}/readyz", timeout=20).status_code
+
+    with RunningPortal(tmp_path / "state", database={"file": str(disk.path / "state" / "portal.db")}) as portal:
+        assert status() == 200
+        disk.fill()
+        until(lambda: status() == 503, seconds=60)
+        disk.free()
+        until(lambda: status() == 200, seconds=60)
