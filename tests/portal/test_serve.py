@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import uuid
+from datetime import timedelta
 
 import pytest
 import requests
@@ -17,6 +18,7 @@ from fleet_records import fleet_record
 from portal_kit import AGENT_TOKEN, STRUCTURED, RunningPortal, portal_table
 from private_ca import PrivateCa
 
+from bridge.clock import REAL_CLOCK
 from bridge.errors import BridgeError, ConfigurationError
 from bridge.portal.serve import Portal
 from bridge.portal.settings import check_secrets, read
@@ -103,6 +105,12 @@ def test_metrics_count_records_events_and_answers_by_route(portal):
     ):
         assert line in page.splitlines()
     assert "a-name-of-an-event" not in page
+
+
+@pytest.mark.parametrize(("minutes", "count"), [(8, 1), (12, 0)])
+def test_metrics_count_undecided_events_that_start_in_less_than_10_minutes(portal, minutes, count):
+    portal.send(fleet_record(0, not_before=REAL_CLOCK.now() + timedelta(minutes=minutes)))
+    assert f"scheduled_events_portal_undecided_soon_events {count:.1f}" in portal.metrics().splitlines()
 
 
 def test_on_loopback_health_answers_to_no_foreign_name(portal):
