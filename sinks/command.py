@@ -19,9 +19,9 @@ The sink runs one program at a time, so other records must wait. To avoid delayi
 The program's standard output is discarded. `outbox list` shows the end of its standard error as the reason for a
 failure, so the program must not write secrets to standard error.
 
-The program inherits the agent's environment variables, except those in `unset_environment`, those that a `*_env` key
-names, and those with secrets for credentials, such as AZURE_CLIENT_SECRET
-(`bridge.config.secret_keys.CREDENTIAL_VARIABLES`). Variables in `pass_environment` are passed to the program.
+The program inherits the agent's environment variables, but not the secrets among them: variables that a `*_env` key
+names, and credentials such as AZURE_CLIENT_SECRET (`bridge.config.secret_keys.CREDENTIAL_VARIABLES`). The setting
+`unset_environment` removes more variables, and `pass_environment` passes variables despite these rules.
 """
 
 from __future__ import annotations

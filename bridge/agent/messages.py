@@ -34,7 +34,7 @@ def log_running(settings: Settings, directory: Path, *, vm_name: str | None, imd
 
 
 def warn_unconfigured_sinks(settings: Settings, pending: Mapping[str, int]) -> None:
-    """Log a warning for each sink with undelivered records that *settings* does not contain."""
+    """Log a warning for each sink that has undelivered records but no settings."""
     configured = {sink.name for sink in settings.sinks}
     for name, count in pending.items():
         if name not in configured and count:

@@ -25,7 +25,7 @@ _IDENTITY_SECONDS = 2.0
 
 
 def send_test(settings: Settings, names: Sequence[str]) -> int:
-    """Send a test record to the sinks *names*, or to all sinks that do not start a program."""
+    """Send a test record to the named sinks, or to all sinks that do not start a program."""
     by_name = {sink.name: sink for sink in settings.sinks}
     unknown = [name for name in names if name not in by_name]
     if unknown:

@@ -164,8 +164,8 @@ class ImdsClient:
     def scheduled_events_again(self) -> Document:
         """Return the current document, requested over the connection of `start_requests`.
 
-        The request uses the version of the last poll. If the body is also the same, the result is the same object.
-        Raises the same errors as `scheduled_events`.
+        The request uses the version of the last poll. If the body has not changed either, the result is the same
+        object. Raises the same errors as `scheduled_events`.
         """
         version = self.api_version
         return self._parsed(self._send(self._approval_connection, "GET", _events_path(version)).content, version)

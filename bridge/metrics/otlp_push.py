@@ -61,7 +61,7 @@ class MetricsPush:
         self._stopping.set()
 
     def close(self, wait_seconds: float = 0.0) -> None:
-        """Wait up to *wait_seconds* for the last push, and then cancel a running push."""
+        """Wait up to *wait_seconds* for the last push to finish, and then cancel it."""
         self._stopping.set()
         self._thread.join(wait_seconds)
         self._client.close()

@@ -196,7 +196,7 @@ class Outbox:
             self._context = msgspec.structs.replace(self._context, vm=vm)
 
     def identify(self, vm: VmIdentity) -> bool:
-        """Confirm that *vm* is this VM. Delete the state of another VM, and return True then."""
+        """Confirm that *vm* is this VM. Return whether a state of another VM was deleted."""
         with self._change() as state:
             before = None if state.vm is None else state.vm.vm_id
             is_foreign = bool(vm.vm_id and before) and not _same(vm.vm_id, before)

@@ -129,9 +129,9 @@ class HttpPeer(Peer):
 
 
 def _echo(request: Request) -> bytes:
-    """Return *request* as text.
+    """Return *request* as text, with its secrets first.
 
-    The secrets come first, because error messages contain only the start of a response.
+    An error message quotes only the start of a response. A test can then check that the sink masks the secrets.
     """
     headers = {name: value for name, value in request.headers.items() if name not in _DULL_HEADERS}
     authorization = headers.pop("authorization", None)

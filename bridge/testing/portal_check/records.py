@@ -1,7 +1,7 @@
 """Sends the records of an invented event to a portal (sections 1 and 9 of PROTOCOL.md).
 
-The event affects only the VM that is used for the check and does not exist in Azure. An agent on this VM rejects any
-decision on the event with the reason `event_unknown`, so the check never starts maintenance.
+The event names only the VM of the check, and Azure does not know the event. If the VM has an agent, the agent refuses
+each decision on the event with the reason `event_unknown`, so the check never starts maintenance.
 """
 
 from __future__ import annotations
