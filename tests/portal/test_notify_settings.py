@@ -42,7 +42,7 @@ def test_configuration_of_the_page_is_right():
         ([{**URL, "minutes": 0}], "minutes"),
         ([{**URL, "format": "slack", "secret_file": "a"}], "Remove secret_file."),
         ([{"name": "page", "format": "pagerduty"}], "a file with the integration key"),
-        ([{**URL, "formt": "slack"}], "Did you mean 'format'?"),
+        ([{**URL, "formats": "slack"}], "Did you mean 'format'?"),
     ],
 )
 def test_a_mistake_has_a_message_with_the_required_action(targets, message):
