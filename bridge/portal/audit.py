@@ -57,11 +57,11 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def vms(self) -> int:
-        """Return the number of VMs that get a decision."""
+        """Return the number of VMs that the events name, or that get a decision signed elsewhere."""
         members = self.details.get("events")
-        parts = members if isinstance(members, list) else [self.details]
-        found = [each.get("decisions") for each in parts if isinstance(each, dict)]
-        return sum(len(each) for each in found if isinstance(each, dict))
+        names = [each.get("resources") for each in members if isinstance(each, dict)] if members else []
+        found = names if members else [self.details.get("decisions")]
+        return sum(len(each) for each in found if isinstance(each, list | dict))
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):

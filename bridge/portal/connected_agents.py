@@ -187,11 +187,6 @@ class ConnectedAgents:
         found = ((key, self._best(key)) for key in dict.fromkeys([*self._here, *self._elsewhere]))
         return {key: (best[0], best[1].reported, best[1].is_attested) for key, best in found if best is not None}
 
-    def disconnected(self) -> list[str]:
-        """Return the VMs whose agent polled within the last day and is disconnected now."""
-        found = ((key, self._best(key)) for key in dict.fromkeys([*self._idle, *self._away, *self._elsewhere]))
-        return [key for key, best in found if best is not None and best[0] is Connection.DISCONNECTED]
-
     def take_changes(self) -> set[str]:
         """Return the VMs whose agent has changed since the last call."""
         found, self._changed = self._changed, set()

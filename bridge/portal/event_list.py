@@ -131,7 +131,7 @@ def _decision(line: Line, required: int) -> tuple[str, str]:
     if line.is_refused:
         return "refused", f"refused, approved by {by}" if by else "refused"
     if line.decision == "waiting":
-        return "waiting", f"{required - line.needed} of {required}: {by}"
+        return "waiting", f"approved by {by}, {required - line.needed} of {required}"
     return line.decision, f"approved by {by}" if line.decision == "approved" else line.decision
 
 

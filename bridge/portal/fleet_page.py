@@ -95,10 +95,10 @@ class FleetPage:
             raise RequestRefused(400, f"show must be one of {', '.join(SHOWN)}.")
         first, cursor = _cursor(request.query_params.get("after"))
         reports = self._connected_agents.reports()
+        visible = await self._store.read(keys_of_vms, VmFilter(scope=person.scope))
         if person.scope:
-            visible = await self._store.read(keys_of_vms, VmFilter(scope=person.scope))
             reports = {key: each for key, each in reports.items() if key in visible}
-        keys = self._keys(reports)
+        keys = _keys(reports, self._kid)
         since = format_time(self._clock.now() - _SILENT)
         filters = {
             "silent": VmFilter(scope=person.scope, text=text, silent_since=since),
@@ -114,12 +114,13 @@ class FleetPage:
         unknown: list[str] = []
         if not person.scope and not text:  # an agent can poll before its first record
             found = keys.get(shown, reports if shown == "all" else ())
-            unknown = sorted(set(found) - await self._store.read(keys_of_vms, VmFilter())) if found else []
+            unknown = sorted(set(found) - visible)
         return self._login_pages.page(
             request,
             person,
             "agents.html",
             counts=counts,
+            without_agent=len(visible - reports.keys()),
             names=SHOWN,
             shown=shown,
             text=text,
@@ -143,17 +144,6 @@ class FleetPage:
             raise RequestRefused(409, "This VM does not claim the name of another VM.")
         return redirect("/agents?show=conflict")
 
-    def _keys(self, reports: _Reports) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {"refusing": [], **{each.value: [] for each in Connection}}
-        refusals: dict[AgentReport, bool] = {}
-        for key, (connection, report, _) in reports.items():
-            found[connection.value].append(key)
-            if report not in refusals:
-                refusals[report] = self._kid is not None and report.refusal(self._kid) is not None
-            if connection is Connection.DISCONNECTED or (connection is Connection.CONNECTED and refusals[report]):
-                found["refusing"].append(key)
-        return found
-
     def _row(self, key: str, vm: ListedVm | None, reports: _Reports) -> FleetRow:
         seen = reports.get(key)
         name = (None if vm is None else vm.vm.name) or key
@@ -172,16 +162,32 @@ class FleetPage:
         return FleetRow(name=name, vm=vm, connection=connection.value, version=version, follows=follows)
 
 
-async def count_disconnected(store: StoreThreads, connected_agents: ConnectedAgents, person: Person) -> int:
-    """Return the number of disconnected agents that *person* can see.
+async def count_agents(
+    store: StoreThreads, connected_agents: ConnectedAgents, person: Person, kid: str | None
+) -> dict[str, int]:
+    """Return the number of ``disconnected`` and ``refusing`` agents that *person* can see.
 
-    The agents polled within the last day, and are neither connected nor reconnecting. For a person without a scope,
-    the function does not use the database.
+    The agents polled within the last day. For a person without a scope, the function does not use the database.
     """
-    keys = connected_agents.disconnected()
-    if not person.scope or not keys:
-        return len(keys)
-    return await store.read(count_vms, VmFilter(scope=person.scope, vm_keys=keys))
+    keys = _keys(connected_agents.reports(), kid)
+    counts = {name: len(keys[name]) for name in ("disconnected", "refusing")}
+    for name in counts if person.scope else ():
+        counts[name] = (
+            await store.read(count_vms, VmFilter(scope=person.scope, vm_keys=keys[name])) if keys[name] else 0
+        )
+    return counts
+
+
+def _keys(reports: _Reports, kid: str | None) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {"refusing": [], **{each.value: [] for each in Connection}}
+    refusals: dict[AgentReport, bool] = {}
+    for key, (connection, report, _) in reports.items():
+        found[connection.value].append(key)
+        if report not in refusals:
+            refusals[report] = kid is not None and report.refusal(kid) is not None
+        if connection is Connection.DISCONNECTED or (connection is Connection.CONNECTED and refusals[report]):
+            found["refusing"].append(key)
+    return found
 
 
 def _versions(reports: _Reports) -> list[VersionCount]:

@@ -21,7 +21,7 @@ from bridge.portal.connected_agents import ConnectedAgents
 from bridge.portal.deciding import MOST_REASON_CHARACTERS, VerdictRequest, VerdictService
 from bridge.portal.event_list import TYPES, ListQuery, read_list, read_selection
 from bridge.portal.fleet import EventState, key_of_event_id
-from bridge.portal.fleet_page import FleetPage, count_disconnected
+from bridge.portal.fleet_page import FleetPage, count_agents
 from bridge.portal.form_fields import DIGEST, KEY, Form, cursor_of, one
 from bridge.portal.history import history
 from bridge.portal.login import LoginPages, redirect
@@ -147,7 +147,7 @@ class Pages:
             )
         except CursorInvalid as error:
             raise RequestRefused(400, str(error)) from error
-        disconnected = await count_disconnected(self._store, self._connected_agents, person)
+        agents = await count_agents(self._store, self._connected_agents, person, self._kid)
         return self._login_pages.page(
             request,
             person,
@@ -156,7 +156,7 @@ class Pages:
             query=query,
             types=TYPES,
             required=required,
-            disconnected=disconnected,
+            agents=agents,
         )
 
     async def event(self, request: Request, person: Person) -> Response:
