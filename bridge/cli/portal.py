@@ -76,8 +76,8 @@ def portal(context: click.Context, path: Path | None, log_format: str, log_level
 def check_config(path: Path | None, *, connect: bool) -> int:
     """Check the configuration and the files that it names, and report all errors at once.
 
-    Run the command as the user of the portal. The exit code is 78 if the configuration is invalid, and 1 if the portal
-    cannot use a file, the database, or the identity provider.
+    Run the command as the operating system user that runs the portal. The exit code is 78 if the configuration is
+    invalid, and 1 if the portal cannot use a file, the database, or the identity provider.
     """
     found = library().check_config(path, connect=connect)
     for problem in found:

@@ -24,8 +24,8 @@ _CLEANUP_SECONDS = 60.0
 class AgentExchange:
     """Stores the agents of this process, and reads the agents of other processes.
 
-    *notify* is called after changes by other processes. In a steady fleet, nothing is written except a heartbeat: every
-    second if several processes can exist, and otherwise every minute.
+    *notify* is called after changes by other processes. While no agent connects or disconnects, the process only writes
+    a heartbeat: every second if several processes can exist, and otherwise every minute.
     """
 
     def __init__(

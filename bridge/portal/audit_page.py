@@ -1,6 +1,6 @@
 """Serves the audit page, and exports the entries of its filters.
 
-A person with a scope sees the entries that are only about events in the scope, and the person's own entries.
+A person with a scope sees only entries about events in the scope, and entries that the person caused.
 """
 
 from __future__ import annotations

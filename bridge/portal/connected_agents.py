@@ -110,7 +110,7 @@ class _Elsewhere(msgspec.Struct, frozen=True):
 
 
 class _Process(msgspec.Struct):
-    """Another portal process, which can have stopped."""
+    """Another portal process, which might have stopped."""
 
     heartbeat: int
     known_at: float
@@ -183,7 +183,7 @@ class ConnectedAgents:
         return self.of([*self._here, *self._elsewhere])
 
     def reports(self) -> dict[str, tuple[Connection, AgentReport, bool]]:
-        """Return the state, the header, and `is_attested` of every agent, faster than `all`."""
+        """Return the state, header, and `is_attested` of every agent, faster than `all`."""
         found = ((key, self._best(key)) for key in dict.fromkeys([*self._here, *self._elsewhere]))
         return {key: (best[0], best[1].reported, best[1].is_attested) for key, best in found if best is not None}
 
@@ -225,7 +225,7 @@ class ConnectedAgents:
         ]
 
     def share_again(self, agents: Iterable[StoredAgent]) -> None:
-        """Return *agents* again from `take_unshared`, because they could not be stored."""
+        """Let `take_unshared` return *agents* again, because they could not be stored."""
         self._unshared |= {each.vm_key for each in agents}
 
     def heartbeats(self) -> dict[str, int]:

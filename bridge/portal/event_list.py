@@ -1,6 +1,6 @@
 """Builds the lines of the first page, and reads their filters from the URL.
 
-A line needs only the row of the event, so a page of 50 lines costs little at any number of VMs.
+A line needs only the row of its event, so the number of VMs does not slow down the page.
 """
 
 from __future__ import annotations

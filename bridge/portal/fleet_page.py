@@ -1,7 +1,7 @@
 """Serves the page of all VMs and their agents.
 
-The page first shows the agents that would not follow a decision. The state of the agents is in memory, and everything
-else is filtered, sorted, and counted in SQL.
+The page first lists the agents that would ignore a decision of this portal. The state of the agents comes from memory.
+The database filters, sorts, and counts the VMs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Builds the history of an event for its page, oldest entry first.
 
-Only records of the event's VMs count. Reports of all other VMs appear in the table of the VMs.
+The history contains only records of VMs that the event names. The table of VMs also contains the reports of other VMs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Formats notifications for Standard Webhooks, Slack, Microsoft Teams, and PagerDuty.
 
-Names and types come from VMs, so no format may interpret them as markup. Slack and Teams receive them as plain text.
+VMs report the names and types in a notification, and a compromised VM could report markup. Slack and Teams therefore
+receive these values as plain text.
 """
 
 from __future__ import annotations

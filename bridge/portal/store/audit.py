@@ -1,6 +1,6 @@
 """Stores and reads audit entries. A lock serializes the writers.
 
-The table `audit_events` is an index of the events of each entry, for filters and scopes. It is not part of the chain.
+Filters and scopes use the table `audit_events`, which lists the events of each entry. It is not part of the chain.
 """
 
 from __future__ import annotations

@@ -61,7 +61,8 @@ class Decisions(msgspec.Struct, frozen=True):
 def add_decisions(connection: Connection, new: Sequence[NewDecision], *, at: str) -> dict[str, int]:
     """Store decisions that were signed elsewhere.
 
-    The audit gets one entry for each approver, event, and choice. Return each decision's number by its SHA-256.
+    The audit gets one entry for each combination of approver, event, and choice. The result maps the SHA-256 of each
+    decision to its number.
     """
     numbers, stored = insert_decisions(connection, new, at=at)
     together: dict[tuple[str, str, str], list[NewDecision]] = {}
@@ -76,7 +77,7 @@ def insert_decisions(
 ) -> tuple[dict[str, int], list[NewDecision]]:
     """Store new decisions.
 
-    Return each decision's number by its SHA-256, and the decisions that were new.
+    The first result maps the SHA-256 of each decision to its number. The second contains the decisions that were new.
     """
     by_hash = {each.jws_sha256: each for each in new}
     lock_decisions(connection)

@@ -224,7 +224,7 @@ def _check(  # a verdict and everything that can refuse it
 
 
 def _check_groups(approved: Sequence[EventState]) -> None:
-    """Raise VerdictRefused if two events have VMs of one scale set or resource group."""
+    """Refuse to approve two events that affect the same scale set or resource group."""
     first: dict[tuple[str, ...], EventState] = {}
     for event in approved:
         for vm in (each.vm for each in event.vms if each.is_member and each.vm.resource_group):
