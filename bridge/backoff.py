@@ -61,8 +61,8 @@ def delivery_gap(
 ) -> float:
     """Return the delay before the next attempt for a record that failed *attempts* times.
 
-    The delay is random, and its upper limit doubles from 1 s to `delivery_cap`. *retry_after* sets a minimum delay of
-    up to one hour, even if it exceeds this limit. If *urgent* is true, the delay never exceeds 2 s.
+    The delay is random, and its upper limit doubles from 1 s to `delivery_cap`. The delay is at least *retry_after*, up
+    to one hour. If *urgent* is true, the delay is at most 2 s, whatever the other values are.
     """
     cap = delivery_cap(seconds_to_not_before, outage_seconds=outage_seconds)
     gap = full_jitter(attempts, base_seconds=DELIVERY_BASE_SECONDS, cap_seconds=cap, random=random)

@@ -137,7 +137,7 @@ class QueuedHandler(logging.Handler):
                 self._lines.all_tasks_done.wait(deadline - time.monotonic())
 
     def close(self) -> None:
-        """Write the queued lines and stop the writer thread. Wait for it at most 0.1 s."""
+        """Write the queued lines and stop the writer thread, within at most 0.1 s."""
         try:
             self._lines.put_nowait(None)
         except queue.Full:

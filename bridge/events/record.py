@@ -30,7 +30,7 @@ _REPEAT_KEY_LENGTH = 16
 
 
 class Transition(str, Enum):
-    """The kind of record. Azure caused the first six kinds, and the agent the others."""
+    """The kind of record: six kinds of changes by Azure, and actions of the agent."""
 
     SCHEDULED = "scheduled"
     STARTED = "started"

@@ -45,7 +45,7 @@ class LoginRefused(BridgeError):
 
 
 class LoginAttempt:
-    """One login. *secret* is in a cookie of the browser, and never in a URL."""
+    """One attempt to log in. The browser keeps *secret* in a cookie, and no URL contains it."""
 
     def __init__(self, secret: str) -> None:
         self.state = _derived(secret, "state")

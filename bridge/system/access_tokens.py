@@ -116,7 +116,7 @@ class RenewedToken:
         return token != self._token
 
     def close(self) -> None:
-        """Wake the threads that wait for a token. A running token request continues."""
+        """Wake the threads that wait for a token, but do not cancel a running request."""
         with self._lock:
             if not self._closed.done():
                 self._closed.set_result(None)

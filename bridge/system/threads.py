@@ -31,8 +31,8 @@ _COUNTED_OF_A_STALL = 0.1
 def run_daemon(name: str, work: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
     """Run *work* on a new daemon thread *name*, and return a Future.
 
-    Use this function for calls that can hang, such as name lookups and SDK calls, because daemon threads do not keep
-    the process from exiting.
+    Use this function for calls that can hang, such as name lookups and SDK calls. A hanging daemon thread does not
+    prevent the process from exiting.
     """
     future: Future[_T] = Future()
     future.set_running_or_notify_cancel()  # a cancel would not stop the thread

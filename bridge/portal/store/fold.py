@@ -214,7 +214,7 @@ def _count_versions(connection: Connection, key: str, event: _Event) -> None:
 
 
 def _choose(connection: Connection, event: _Event) -> bool:
-    """Choose the version that the event shows. Return whether the digest changed."""
+    """Choose which version to show for the event. Return whether its digest changed."""
     summary, before = event.summary, event.summary.digest
     votes: dict[str, tuple[int, int]] = {}
     for each in event.variants.values():

@@ -1,8 +1,8 @@
 """Finds events that need a notification, and stores each notification until it is sent.
 
-The primary key is computed from the target, the kind, the event, and the occurrence, so several processes store a
-notification once. A process claims a notification before it sends the notification. If the process is killed, another
-process claims the notification again later.
+The primary key is a hash of the target, the kind, the event, and the occurrence. If two processes find the same
+notification, only one row is therefore stored. A process claims a row before it sends the notification. If this process
+is killed, its claim expires, and another process sends the notification.
 """
 
 from __future__ import annotations
