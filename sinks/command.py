@@ -19,9 +19,10 @@ The sink runs one program at a time, so other records must wait. To avoid delayi
 The program's standard output is discarded. `outbox list` shows the end of its standard error as the reason for a
 failure, so the program must not write secrets to standard error.
 
-The program inherits the agent's environment variables, but not the secrets among them: variables that a `*_env` key
-names, and credentials such as AZURE_CLIENT_SECRET (`bridge.config.secret_keys.CREDENTIAL_VARIABLES`). The setting
-`unset_environment` removes more variables, and `pass_environment` passes variables despite these rules.
+The program inherits the agent's environment variables, except variables with secrets. These are the variables that
+`*_env` keys name, and credentials such as AZURE_CLIENT_SECRET (`bridge.config.secret_keys.CREDENTIAL_VARIABLES`). To
+remove further variables, use `unset_environment`. To pass a variable although it contains a secret, use
+`pass_environment`.
 """
 
 from __future__ import annotations

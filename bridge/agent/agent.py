@@ -322,8 +322,8 @@ class Agent:
     def feed_watchdog(self) -> None:
         """Notify the service manager that the agent is alive, unless polling is overdue.
 
-        Call this method from the main thread, because a hung disk can block the thread that calls `run_due`. Without
-        notifications, the service manager would restart the agent.
+        Call this method from the main thread, because a hung disk can block the thread that calls `run_due`. If the
+        service manager gets no notifications, it restarts the agent.
         """
         if not self.poller.loop_watch.late_seconds:
             self._notifier.alive()

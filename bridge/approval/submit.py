@@ -103,8 +103,8 @@ class Submitter:
     def last_look(self) -> tuple[Document, Instant] | None:
         """Return the current document and its time; None if the service does not respond.
 
-        The response time is the wall-clock time of the request plus the monotonic duration of the call. If the VM is
-        paused during the call, the response counts as old.
+        The time of the response is the wall-clock time at which the request was sent, plus the monotonic duration of
+        the call. A response thus counts as old if the VM was paused during the call.
         """
         asked_at = self._clock.instant()
         try:

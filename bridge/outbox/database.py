@@ -241,7 +241,7 @@ def _read_table(
 
 
 def read_records(path: Path, *, after: int, before: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the sequence and body of the records between *after* and *before*, newest first."""
+    """Yield the number and body of the records between *after* and *before*, newest first."""
     with closing(connect_read_only(path)) as connection:
         query = "SELECT sequence, body FROM records WHERE sequence > ? AND sequence < ? ORDER BY sequence DESC"
         for sequence, body in connection.execute(query, (after, before)):

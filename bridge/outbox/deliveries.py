@@ -197,7 +197,7 @@ def needed_records(
 
 
 def import_rows(state: State, rows: Mapping[str, Iterable[Any]], known: Collection[tuple[str, int]]) -> int:
-    """Import the undelivered records and holds of a file, except *known* ones."""
+    """Import undelivered records and holds from a file, unless they are in *known*."""
     other = State()
     other.load(rows)
     present = {*known, *(_place(row) for row in state.records.rows.values())}

@@ -152,7 +152,7 @@ class IdentityResolver:
             self._woken.clear()
 
     def _end_wait_in_time(self) -> None:
-        """End the wait for the identity at its deadline, even if the request is still hanging."""
+        """End the wait for the VM's identity at the deadline, even if the request still hangs."""
         while self.is_waiting and not self._stop.wait(_TICK_SECONDS):
             if self._clock.monotonic() >= self._wait_until:
                 self._stop_waiting()

@@ -193,7 +193,7 @@ class ConnectedAgents:
         return found
 
     def sweep(self) -> None:
-        """Find agents that have disconnected, and forget agents that disconnected a day ago."""
+        """Mark agents that have disconnected, and forget them after a day."""
         now = self._clock.monotonic()
         gone = self._older(self._idle, now - _GRACE_SECONDS)
         for key in gone:

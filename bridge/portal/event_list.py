@@ -1,4 +1,4 @@
-"""Builds the lines of the first page, and reads their filters from the URL.
+"""Builds the list of events on the first page, and reads the filters of the list.
 
 A line needs only the row of its event, so the number of VMs does not slow down the page.
 """

@@ -186,7 +186,7 @@ def in_parts(values: Sequence[_T]) -> list[Sequence[_T]]:
 
 
 def note_alive(connection: Connection, at: str) -> None:
-    """Write a row, so that an idle process detects a database without space."""
+    """Write one row. An idle process thus notices when the disk is full."""
     upsert(connection, properties, [{"name": "alive_at", "value": at}])
 
 

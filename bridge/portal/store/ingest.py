@@ -240,7 +240,7 @@ def settle(connection: Connection, known: Mapping[str, _Vm], *, at: str) -> None
 
 
 def settle_again(connection: Connection, keys: Sequence[str], *, at: str) -> None:
-    """Determine the names and groups of *keys* again, and update their open events."""
+    """Update the names and groups of the VMs *keys*, and then the open events of these VMs."""
     lock_vms(connection, keys)
     known = _known_vms(connection, keys)
     settle(connection, known, at=at)

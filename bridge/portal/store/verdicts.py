@@ -78,8 +78,9 @@ def add_verdicts(  # the rules and callbacks of a verdict
 ) -> list[AcceptedVerdict | VerdictRefused]:
     """Store the verdicts of one person on different events.
 
-    The verdicts share one audit entry, which lists their decisions. The result contains a VerdictRefused for each
-    verdict that is left out. Raise VerdictRefused if the verdicts approve two events of one group.
+    The verdicts share one audit entry, which lists their decisions. If one verdict is refused, the result contains a
+    VerdictRefused in its place, and all other verdicts are stored. If the verdicts approve two events of the same
+    group, the function raises VerdictRefused, and no verdict is stored.
 
     *confirmed* contains the names in Resources that no agent confirms, and that the person confirms explicitly, by
     event.
