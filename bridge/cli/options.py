@@ -86,14 +86,14 @@ def with_state(command: Command) -> Any:
 
 def _directory_of(path: Path | None) -> Path:
     from bridge.cli.terminal import say  # noqa: PLC0415
-    from bridge.config.loader import find_config, load_top, service_directory  # noqa: PLC0415
+    from bridge.config.loader import directory_despite_errors, find_config, load_top  # noqa: PLC0415
     from bridge.config.loader import state_directory as directory_of  # noqa: PLC0415
 
     try:
         settings = load_top(find_config(path, os.environ), os.environ)
     except ConfigurationError as error:  # the agent continues with its earlier configuration
-        directory = service_directory()
-        if path is not None or not directory.exists():
+        directory = directory_despite_errors(path)
+        if directory is None:
             raise
         say(str(error), f"The command uses the state directory {directory}.")
         return directory

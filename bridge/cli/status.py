@@ -21,7 +21,7 @@ from bridge.cli.connect import Reader
 from bridge.cli.status_json import ConfigurationReport, EventReport, SinkReport, StatusReport, build_report
 from bridge.cli.terminal import Colour, Table, ago, countdown, counted, size, styled, utc, wrapped
 from bridge.clock import parse_time, utc_now
-from bridge.config.loader import configuration_in_words, find_config, load_top, parsed, service_directory
+from bridge.config.loader import configuration_in_words, directory_despite_errors, find_config, load_top, parsed
 from bridge.config.loader import state_directory as directory_of
 from bridge.errors import ConfigurationError
 from bridge.events.event import encode
@@ -59,8 +59,8 @@ def _configuration(config: Path | None, directory: Path | None) -> tuple[Path, C
     try:
         return _readable_configuration(file, directory)
     except ConfigurationError as error:  # the agent continues with its earlier configuration
-        where = directory or service_directory()
-        if config is not None or not where.exists():
+        where = directory_despite_errors(config)
+        if where is None:
             raise
         return where, ConfigurationReport(problem=f"The configuration has errors, see check-config. {error}")
 

@@ -170,6 +170,15 @@ def service_directory(*, windows: bool = _WINDOWS) -> Path:
     return _program_data({}) / _OURS / "state" if windows else Path("/var/lib", _OURS)
 
 
+def directory_despite_errors(explicit: Path | None) -> Path | None:
+    """Return the service's state directory, for a command with an invalid configuration.
+
+    With an *explicit* configuration, return None, because the service might use another one.
+    """
+    directory = service_directory()
+    return directory if explicit is None and directory.exists() else None
+
+
 def _exists(path: Path) -> bool:
     try:
         return path.exists()

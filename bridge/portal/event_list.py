@@ -16,7 +16,7 @@ from starlette.requests import Request
 from bridge.clock import format_time, parse_time
 from bridge.events.event import ADVISORY_EVENT_TYPES
 from bridge.portal.fleet import EventSummary, State
-from bridge.portal.form_fields import group_of
+from bridge.portal.form_fields import group_of, text_of
 from bridge.portal.requests import RequestRefused
 from bridge.portal.sentences import STATE_WORDS, effect_of
 from bridge.portal.store.events import (
@@ -45,10 +45,8 @@ from bridge.text import without_nul
 #: The states of the main table. Other states have tables of their own.
 ANNOUNCED = (State.SCHEDULED, State.OTHER)
 OVER = (State.COMPLETED, State.CANCELED, State.ENDED)
-TYPES = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate", "SpotRebalanceRecommendation")
 PAGE = 50
 _FEW = 10
-_MOST_CHARACTERS = 200
 _NO_EVENTS = EventPage(events=(), total=0, first=1, cursor=None)
 _HOUR = timedelta(hours=1)
 _OF_WAVE = {"waiting": "waiting for an approver"}
@@ -77,8 +75,7 @@ class LineView(msgspec.Struct, frozen=True, kw_only=True):
         """Return the first names in Resources, and the number of others: "app-1, app-2 +3"."""
         if self.wave is not None:
             return f"{self.wave.vms} VMs"
-        more = self.event.names_count - len(self.event.names)
-        return ", ".join(self.event.names) + (f" +{more}" if more > 0 else "")
+        return self.event.names_text
 
     @property
     def note(self) -> str:
@@ -171,10 +168,7 @@ class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, request: Request) -> ListQuery:
         """Return the filter of *request*. Raise RequestRefused if a value is invalid."""
-        found = {
-            name: without_nul(request.query_params.get(name, "").strip())[:_MOST_CHARACTERS]
-            for name in cls.__struct_fields__
-        }
+        found = {name: text_of(request, name) for name in cls.__struct_fields__}
         if found["state"] not in {"", *(each.value for each in State)}:
             raise RequestRefused(400, f"The state must be one of {', '.join(each.value for each in State)}.")
         if found["decision"] not in {"", *DECISIONS}:

@@ -175,6 +175,12 @@ class EventSummary(msgspec.Struct, kw_only=True):
         return self.state.is_open
 
     @property
+    def names_text(self) -> str:
+        """Return the first names in Resources, and the number of others: "app-1, app-2 +3"."""
+        more = self.names_count - len(self.names)
+        return ", ".join(self.names) + (f" +{more}" if more > 0 else "")
+
+    @property
     def wave(self) -> str | None:
         """Return the key that announced events of one type, region, and hour share."""
         if self.state is not State.SCHEDULED or self.not_before is None:

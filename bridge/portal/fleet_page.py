@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from bridge.clock import Clock, format_time
 from bridge.portal.connected_agents import AgentReport, ConnectedAgents, Connection
-from bridge.portal.form_fields import Form
+from bridge.portal.form_fields import Form, text_of
 from bridge.portal.login import LoginPages, redirect
 from bridge.portal.requests import RequestRefused
 from bridge.portal.store.database import StoreThreads
@@ -26,7 +26,6 @@ from bridge.text import without_nul
 _PAGE = 50
 _MOST_VERSIONS = 8
 _MOST_UNKNOWN = 20
-_MOST_CHARACTERS = 200
 _SILENT = timedelta(days=1)
 _CURSOR_PARTS = 3
 
@@ -89,7 +88,7 @@ class FleetPage:
 
     async def show(self, request: Request, person: Person) -> Response:
         """``GET /agents``: the counts, and a page of the VMs of `show` that contain `q`."""
-        text = without_nul(request.query_params.get("q", "").strip()[:_MOST_CHARACTERS])
+        text = text_of(request, "q")
         shown = request.query_params.get("show") or ("all" if text else "refusing")
         if shown not in SHOWN:
             raise RequestRefused(400, f"show must be one of {', '.join(SHOWN)}.")
@@ -105,9 +104,9 @@ class FleetPage:
             "conflict": VmFilter(scope=person.scope, text=text, is_conflict=True),
             "all": VmFilter(scope=person.scope, text=text),
         }
-        counts = {name: len(found) for name, found in keys.items()}
-        for name, each in filters.items():
-            counts[name] = await self._store.read(count_vms, msgspec.structs.replace(each, text=""))
+        counts = {name: len(found) for name, found in keys.items()} | {"all": len(visible)}
+        for name in ("silent", "conflict"):
+            counts[name] = await self._store.read(count_vms, msgspec.structs.replace(filters[name], text=""))
         wanted = filters.get(shown) or VmFilter(scope=person.scope, text=text, vm_keys=keys[shown])
         page = await self._store.read(list_vms, wanted, limit=_PAGE, cursor=cursor)
         rows = [self._row(vm.vm.vm_key, vm, reports) for vm in page.vms]

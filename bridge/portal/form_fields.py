@@ -13,6 +13,7 @@ from bridge.text import without_nul
 
 FORM = "application/x-www-form-urlencoded"
 _MOST_FIELDS = 1_000
+_MOST_CHARACTERS = 200
 KEY = re.compile("[0-9a-f]{32}")
 DIGEST = re.compile("[0-9a-f]{64}")
 _GROUP = re.compile(r"(resource_group|labels\.[^:\n]{1,256}):[^\n]{0,1024}")
@@ -38,6 +39,11 @@ def one(form: Form, name: str) -> str:
     """Return the value of a field, or "" if the field is missing or repeated."""
     values = form.get(name, ())
     return values[0] if len(values) == 1 else ""
+
+
+def text_of(request: Request, name: str) -> str:
+    """Return the query parameter *name*, with at most 200 characters."""
+    return without_nul(request.query_params.get(name, "").strip())[:_MOST_CHARACTERS]
 
 
 def group_of(request: Request) -> str | None:

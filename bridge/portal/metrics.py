@@ -84,7 +84,7 @@ class PortalMetrics:
         """Set the counts from the database."""
         self._vms.set(numbers.vms)
         self._open_events.set(numbers.open_events)
-        self._undecided_soon.set(numbers.undecided_soon)
+        self._undecided_soon.set(numbers.counts.undecided_soon)
         for decision in DECISIONS:
             self._decided.labels(decision).set(getattr(numbers.counts, decision))
 

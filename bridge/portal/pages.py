@@ -16,10 +16,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from bridge.clock import Clock, format_time
+from bridge.events.event import EVENT_TYPES
 from bridge.portal.audit_page import AuditPage
 from bridge.portal.connected_agents import ConnectedAgents
 from bridge.portal.deciding import MOST_REASON_CHARACTERS, VerdictRequest, VerdictService
-from bridge.portal.event_list import TYPES, ListQuery, read_list, read_selection
+from bridge.portal.event_list import ListQuery, read_list, read_selection
 from bridge.portal.fleet import EventState, key_of_event_id
 from bridge.portal.fleet_page import FleetPage, count_agents
 from bridge.portal.form_fields import DIGEST, KEY, Form, cursor_of, one
@@ -38,7 +39,6 @@ from bridge.portal.store.event_details import (
 )
 from bridge.portal.store.events import (
     CursorInvalid,
-    EventFilter,
     records_of,
 )
 from bridge.portal.store.verdicts import UNKNOWN_EVENT, AcceptedVerdict, VerdictRefused
@@ -154,7 +154,7 @@ class Pages:
             "home.html",
             found=found,
             query=query,
-            types=TYPES,
+            types=EVENT_TYPES,
             required=required,
             agents=agents,
         )
@@ -317,7 +317,3 @@ def _effect(taken: AcceptedVerdict) -> str:
 
 def _parts(text: str) -> tuple[str, str, str]:
     return text.partition(":")
-
-
-def _filter_of(group: str | None, person: Person) -> EventFilter:
-    return EventFilter(groups=() if group is None else (group,), scope=person.scope)

@@ -12,7 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from bridge.clock import Clock, format_time, parse_time
-from bridge.portal.form_fields import group_of
+from bridge.events.event import ADVISORY_EVENT_TYPES, EVENT_TYPES
+from bridge.portal.form_fields import group_of, text_of
 from bridge.portal.login import LoginPages
 from bridge.portal.requests import RequestRefused, whole_number
 from bridge.portal.store.database import StoreThreads
@@ -20,7 +21,6 @@ from bridge.portal.store.events import EventFilter
 from bridge.portal.store.timeline import EventSpan, spans_between
 from bridge.portal.timeline import Period, chart
 from bridge.portal.users import Person
-from bridge.text import without_nul
 
 #: The periods of the zoom links, in hours.
 ZOOMS = {6: "6 hours", 24: "1 day", 72: "3 days", 192: "8 days", 720: "30 days"}
@@ -30,9 +30,8 @@ _PAST_SHARE = 1 / 8
 _SINGLE_HOURS, _HOURLY_HOURS = 12, 240
 _HOUR_CHARACTERS, _DAY_CHARACTERS = len("2026-11-20T11"), len("2026-11-20")
 _MOST_BARS = 200
-_MOST_CHARACTERS = 200
 _FROM = "%Y-%m-%dT%H:%MZ"
-TYPES = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")
+TYPES = tuple(each for each in EVENT_TYPES if each not in ADVISORY_EVENT_TYPES)
 
 
 class TimelinePage:
@@ -48,7 +47,7 @@ class TimelinePage:
         now, query = self._clock.now(), request.query_params
         hours = whole_number(query, "hours", _DEFAULT_HOURS, lowest=1, highest=_MOST_HOURS)
         period = Period(since=_since(query.get("from"), now, hours), hours=hours)
-        group, text = group_of(request), without_nul(query.get("q", "").strip()[:_MOST_CHARACTERS])
+        group, text = group_of(request), text_of(request, "q")
         event_type = query.get("type") if query.get("type") in TYPES else ""
         wanted = EventFilter(
             text=text,

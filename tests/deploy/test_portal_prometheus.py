@@ -83,8 +83,8 @@ def exported():
         metrics.callers_refused.labels(caller.value).inc()
     for document in DocumentRefusal:
         metrics.documents.labels(document.value).inc()
-    counts = EventCounts(total=1, undecided=1, soon=1, held=0, waiting=0, approved=0, refused=0)
-    metrics.show(Numbers(vms=1, open_events=1, counts=counts, undecided_soon=1))
+    counts = EventCounts(total=1, undecided=1, soon=1, undecided_soon=1, held=0, waiting=0, approved=0, refused=0)
+    metrics.show(Numbers(vms=1, open_events=1, counts=counts))
     families = text_string_to_metric_families(metrics.page().decode())
     samples = [sample for family in families for sample in family.samples]
     bare = {(sample.name, "") for sample in samples}

@@ -43,6 +43,8 @@ class EventCounts(msgspec.Struct, frozen=True, kw_only=True):
     total: int
     undecided: int
     soon: int
+    undecided_soon: int
+    """Undecided events whose NotBefore is less than 10 minutes away."""
     held: int
     waiting: int
     """Events that need a further approver."""
@@ -57,8 +59,6 @@ class Numbers(msgspec.Struct, frozen=True, kw_only=True):
     """VMs that have sent a record."""
     open_events: int
     counts: EventCounts
-    undecided_soon: int
-    """Undecided events whose NotBefore is less than 10 minutes away."""
 
 
 class Wave(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,8 +186,10 @@ def _wave_of(rows: Sequence[Any]) -> Wave:
 def count_open(connection: Connection, wanted: EventFilter, *, now: str) -> EventCounts:
     """Return the number of open events for each filter of the page header."""
     where = [*conditions(wanted, now=now), events.c.is_open.is_(True), is_not_collapsed(wanted)]
-    columns = [func.count().label("total"), func.sum(case((is_soon(now), 1), else_=0)).label("soon")]
-    columns += [func.sum(case((is_decision(each, now), 1), else_=0)).label(each) for each in DECISIONS]
+    counted = {each: is_decision(each, now) for each in DECISIONS}
+    counted |= {"soon": is_soon(now), "undecided_soon": is_soon(now) & counted["undecided"]}
+    columns = [func.sum(case((condition, 1), else_=0)).label(name) for name, condition in counted.items()]
+    columns.append(func.count().label("total"))
     row = connection.execute(select(*columns).select_from(events).where(*where)).one()
     return EventCounts(**{name: int(value or 0) for name, value in row._asdict().items()})
 
@@ -200,7 +202,6 @@ def numbers(connection: Connection, *, now: str) -> Numbers:
         vms=int(connection.execute(known_vms).scalar_one()),
         open_events=int(connection.execute(is_open).scalar_one()),
         counts=count_open(connection, EventFilter(), now=now),
-        undecided_soon=count_open(connection, EventFilter(is_soon=True), now=now).undecided,
     )
 
 
