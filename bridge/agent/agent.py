@@ -6,8 +6,8 @@ agent requests the identity of this VM, because record IDs and sink filters depe
 starts the workers, the approver, and the poller.
 
 On shutdown, the agent first stops the poller and the approver, because both create records. The workers can then send
-pending records until the grace period ends. Finally, the agent saves the outbox and releases the lock. Every wait has a
-time limit, so a hanging call delays the exit by at most one second beyond `stop_grace_seconds`.
+pending records until the grace period (`stop_grace_seconds`) ends. Finally, the agent saves the outbox and releases the
+lock. Every wait has a time limit. Even if a call hangs, the agent exits within one second after the grace period.
 
 If the disk hangs, the periodic tasks in `run_due` also hang, but polling and delivery continue. The service manager's
 watchdog does not monitor these tasks, because restarting the agent cannot repair a disk.
@@ -71,23 +71,23 @@ _LOAD_NOTIFY_SECONDS = 5.0
 _LOADING_SECONDS = 15.0
 _JOIN_SECONDS = 1.0
 _LEAST_WAIT_SECONDS = 0.05
-#: The interpreter needs the rest of the second after the grace period to write its last log lines and to exit.
+#: How much of the second after the grace period the agent uses. The interpreter needs the rest to log and to exit.
 _END_SECONDS = 0.55
-#: systemd waits longer than the agent, because a stop may take one second longer than the grace period.
+#: systemd waits this much longer than the grace period, because a stop can take one second longer.
 _STOP_MARGIN_SECONDS = 5.0
 
 
 class Agent:
-    """Runs the agent of a VM. Raises StateDirectoryError for an unusable state directory."""
+    """Runs the agent. Raises StateDirectoryError if the state directory is unusable."""
 
     def __init__(self, settings: Settings, directory: Path) -> None:
         self._settings = self._started_with = settings
         self._in_force: Settings | None = settings
-        """None after a reload failed halfway. The next reload then applies every setting again."""
+        """None if a reload failed halfway. The next reload then applies every setting again."""
         self._directory = directory
         self._lock = DirectoryLock(directory, wait_seconds=_LOCK_SECONDS, give_up=lambda: _responds(directory))
         self._is_displaced = False
-        """Whether another agent has locked the directory that is now at the path."""
+        """True if the state directory was replaced and another agent has locked the new directory."""
         self.turn = threading.Event()
         """Set this event to call `run_due` at once."""
         self._ran_at: dict[str, float] = {}
@@ -122,7 +122,7 @@ class Agent:
             self.outbox,
             self.metrics,
             has_seen_document=lambda: self.poller.good_at is not None,
-            # The lambda looks up the client for each call, because a reload replaces the client.
+            # The lambda reads the attribute at each call, because a reload replaces the client.
             attested=attested_tokens(lambda nonce: self.imds.attested_document(nonce)),  # noqa: PLW0108
         )
         self.outbox.on_due = self.pool.notify
@@ -164,7 +164,7 @@ class Agent:
         return health
 
     def vm_name(self) -> str | None:
-        """Return this VM's name, None while it is unknown."""
+        """Return this VM's name, or None while the name is unknown."""
         return self.identity.vm.name
 
     def _loop_watches(self) -> Mapping[str, LoopWatch]:
@@ -197,7 +197,7 @@ class Agent:
             seconds_since_boot=seconds_since_boot(),
             is_ephemeral=is_ephemeral,
         )
-        stamp_stop(self._directory, is_near=False)  # the next start must not measure this boot again
+        stamp_stop(self._directory, is_near=False)  # so that the next start does not measure this boot again
         self.pool.start_missing(self._settings.sinks)
         self._start_approvals()
         self._sampler.start()
@@ -225,7 +225,7 @@ class Agent:
             if now >= report_at:
                 report_at = now + _LOAD_REPEAT_SECONDS
                 logger.warning(
-                    "The outbox is still loading. The agent polls after the load. Check the disk.",
+                    "The outbox is still loading. The agent starts to poll after that. Check the disk.",
                     extra={"directory": str(self._directory), "seconds": round(now - began_at)},
                 )
         return not stop()
@@ -316,7 +316,7 @@ class Agent:
 
     @property
     def feed_within_seconds(self) -> float:
-        """Return the longest interval between two calls of `feed_watchdog`; 0 without a watchdog."""
+        """Return the longest interval between calls of `feed_watchdog`, or 0 without a watchdog."""
         return self._notifier.feed_within_seconds
 
     def feed_watchdog(self) -> None:
@@ -388,10 +388,8 @@ class Agent:
     def stop(self, *, spent_seconds: float = 0.0) -> None:
         """Stop polling, drain the sinks, save the outbox, and unlock the directory.
 
-        The sinks drain for up to `stop_grace_seconds`.
-
-        *spent_seconds* is how much of the grace period has already passed. The grace period is skipped if another agent
-        has locked the state directory.
+        The workers send pending records for up to `stop_grace_seconds`, less the *spent_seconds* of this period that
+        have already passed. They do not send any if another agent has locked the state directory.
         """
         grace_seconds = 0.0 if self._is_displaced else max(self._settings.stop_grace_seconds - spent_seconds, 0.0)
         deadline = time.monotonic() + grace_seconds
@@ -400,14 +398,14 @@ class Agent:
         self._loop_watch.idle()
         self._stop_parts(deadline)
         if self._push is not None:
-            self._push.stop()  # the last push runs while the outbox is saved
+            self._push.stop()  # the last push runs while the outbox saves
         logger.info("The agent stopped.", extra={"pending": self._pending()})
         if self.outbox.close(_time_left(end, at_most=math.inf)):
             self._control.close()
             self._lock.release()
-        else:  # the saver may still write, so the lock stays; a file access may hang, so the socket stays, too
+        else:  # keep the lock, because the saver may still write, and the socket, because deleting it may hang
             why = self.outbox.saver.behind_reason or "The disk is slow."
-            logger.error("The outbox could not be saved. The next start does not have the last changes. %s", why)
+            logger.error("The outbox could not be saved. The last changes are lost at the next start. %s", why)
         if self._push is not None:
             self._push.close(_time_left(end))
         self._health_server.close()
@@ -435,7 +433,7 @@ def _time_left(deadline: float, *, at_most: float = _JOIN_SECONDS) -> float:
 def _responds(directory: Path) -> bool:
     try:
         ControlClient(directory, seconds=1.0).ask(read_status)
-    except RequestRefused:  # an agent that loads its outbox, or of another version
+    except RequestRefused:  # the agent is still loading its outbox, or has another version
         return True
     except BridgeError:
         return False

@@ -31,14 +31,14 @@ from bridge.outbox.records import LAST_ENDING
 from bridge.outbox.rows import NEEDED, DeliveryState, PendingApproval, StoredDecision
 from bridge.outbox.state import State
 
-if TYPE_CHECKING:  # not for a command that asks an agent: sqlite3 takes a tenth of its time
+if TYPE_CHECKING:  # a command that asks an agent does not need sqlite3, whose import takes a tenth of its time
     from bridge.outbox.outbox import Outbox
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 SAVE_SECONDS = 0.8
-"""Limits the wait for a save in one response."""
+"""The longest time that one request waits for a save."""
 HISTORY_SECONDS = 5.0
 PAGE_BYTES = 512 * 1024
 PAGE_ROWS = 1_000
@@ -85,9 +85,9 @@ class Source:
 
     @property
     def outbox(self) -> Outbox:
-        """Return the outbox. Raises OutboxError if this source can only be read."""
+        """Return the outbox. Raises OutboxError if this source is read-only."""
         if self._outbox is None:
-            raise OutboxError("Without an agent, this request needs an opened outbox.")
+            raise OutboxError("This request needs a running agent or an opened outbox.")
         return self._outbox
 
     @property
@@ -96,7 +96,7 @@ class Source:
         return self._file if self._outbox is None else self._outbox.saver.file
 
     def read(self, work: Callable[Concatenate[State, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return the result of *work* for the state, which *work* must not change."""
+        """Call *work* with the state, and return its result. *work* must not change the state."""
         return work(self._state, *args, **kwargs) if self._outbox is None else self._outbox.read(work, *args, **kwargs)
 
     def answer(self, name: str, arguments: Mapping[str, msgspec.Raw]) -> object:
@@ -105,7 +105,7 @@ class Source:
             raise OutboxError("The agent is still loading its state. Try again in a few seconds.")
         function = _REQUESTS.get(name)
         if function is None:
-            raise OutboxError(f"The agent has another version than the command: it has no request {name}.")
+            raise OutboxError(f"The versions of the agent and the command differ. The agent has no request {name}.")
         types = get_type_hints(function)
         decoded = {key: msgspec.json.decode(value, type=types.get(key, Any)) for key, value in arguments.items()}
         return function(self, **decoded)
@@ -129,17 +129,17 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     newest_record_at: float | None
     totals: OutboxTotals
     last_errors: dict[str, LastError]
-    """The newest error among the pending and parked records of each sink."""
+    """For each sink, the newest error of its pending and parked records."""
     last_transitions: dict[str, TransitionRecord]
     """The newest record that Azure caused for each active event, by event key."""
     last_ending: TransitionRecord | None
-    """The newest ending with a measured impact."""
+    """The newest ending record with a measured impact."""
     decisions: tuple[StoredDecision, ...]
     approvals: tuple[PendingApproval, ...]
     readiness: Readiness | None
     """None if no agent runs."""
     sinks: tuple[str, ...] | None
-    """The sinks in the configuration that the agent has loaded. None if no agent runs."""
+    """The sinks in the agent's configuration. None if no agent runs."""
     active_event_ids: tuple[str, ...] | None
     """The EventIds of the open events, as in a record. None if no agent runs, or if the open events are unknown."""
     older_files: tuple[str, ...]
@@ -198,7 +198,7 @@ class RecordFilter(msgspec.Struct, frozen=True, kw_only=True):
     since: float | None = None
     """Unix seconds. Earlier records do not match."""
     event_id: str | None = None
-    """Upper and lower case are equal."""
+    """The comparison ignores case."""
     event_types: tuple[str, ...] = ()
 
     def matches(self, record: TransitionRecord) -> bool:
@@ -230,7 +230,7 @@ def read_events(
     before: int = LAST,
     limit: int = PAGE_ROWS,
 ) -> EventsPage:
-    """Return the newest records between *after* and *before*, including those in the file."""
+    """Return the newest records between *after* and *before*, including history in the file."""
     in_memory = source.read(
         lambda state: [(row.sequence, row.body) for row in state.records.rows.values() if after < row.sequence < before]
     )
@@ -266,7 +266,7 @@ def _stored(file: Path | None, *, after: int = FIRST, before: int = LAST) -> Ite
         for record in read_records(file, after=after, before=before):
             yield record
             if time.monotonic() > deadline:
-                raise OutboxError(f"The history was not read within {HISTORY_SECONDS:g} s. Ask for fewer records.")
+                raise OutboxError(f"Reading the history took longer than {HISTORY_SECONDS:g} s. Request fewer records.")
 
 
 @contextmanager
@@ -338,7 +338,7 @@ def read_undelivered(
 
 
 def retry_records(source: Source, *, sink: str | None = None, record_id: str | None = None) -> int:
-    """Resume *sink* (None: all sinks) and retry its parked records. Return their number."""
+    """Resume *sink*, or all sinks if None, and retry parked records. Return their number."""
     if sink is not None:
         _require_sinks(source, sink)
     count = source.outbox.change(deliveries.retry, sink, record_id=record_id, now=time.time())
@@ -363,7 +363,7 @@ def move_records(source: Source, *, old: str, new: str) -> int:
 
 
 def import_records(source: Source, *, path: str) -> int:
-    """Import pending records and holds from the file *path* (absolute). Return their number."""
+    """Import pending records and holds from the file at *path*, and return their number."""
     from bridge.outbox.database import read_file  # noqa: PLC0415
 
     with _disk_errors(f"The file {path} cannot be read"):
@@ -387,12 +387,12 @@ def decide(source: Source, *, decision: StoredDecision, overruled: tuple[int, ..
 
 
 def find_decision(source: Source, *, approver: str, decision_id: str) -> StoredDecision | None:
-    """Return a decision of `approve` with its progress, or None if no such decision is stored."""
+    """Return a decision that `approve` made on this VM, or None if it is not stored."""
     return source.read(approvals.find_decision, "cli", approver, decision_id)
 
 
 def why_unsaved(source: Source) -> str | None:
-    """Save the outbox. Return None on success, or the reason if saving takes too long."""
+    """Save the outbox. Return None on success, or why the save takes longer than 0.8 s."""
     if source.outbox.wait_saved(SAVE_SECONDS):
         return None
     return source.outbox.saver.behind_reason or "The disk is slow."

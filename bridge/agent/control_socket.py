@@ -3,7 +3,7 @@
 The socket accepts these requests, which are functions in `bridge.agent.control_requests`:
 
 - `read_status`, `read_events`, and `read_undelivered` return the state, the records, and the undelivered records.
-- `retry_records`, `discard_records`, `move_records`, and `import_records` change the undelivered records.
+- `retry_records`, `discard_records`, `move_records`, and `import_records` change undelivered records.
 - `decide` stores a decision that a person makes on this VM, and `find_decision` returns its progress.
 - `why_unsaved` saves the outbox.
 
@@ -58,7 +58,7 @@ class NoAgent(BridgeError):
 
 
 class AgentSilent(BridgeError):
-    """An agent runs on the state directory, but gives no response."""
+    """An agent runs on the state directory, but does not respond."""
 
 
 class AccessDenied(BridgeError):
@@ -66,7 +66,7 @@ class AccessDenied(BridgeError):
 
 
 class RequestRefused(BridgeError):
-    """The agent cannot do what the request asks for."""
+    """The agent cannot process the request."""
 
 
 class NotSaved(BridgeError):
@@ -93,7 +93,7 @@ def addresses(directory: Path) -> list[str]:
     return [str(path) for path in paths if len(os.fsencode(path)) <= _MOST_PATH_BYTES]
 
 
-# The agent's end.
+# The agent's side of the socket.
 
 
 class ControlServer:
@@ -143,7 +143,7 @@ class ControlServer:
             try:
                 connection = listener.accept()
                 threading.Thread(target=self._answer, args=(connection,), name="control-answer", daemon=True).start()
-            except (OSError, RuntimeError):  # no descriptor or no thread is free, or the listener is closed
+            except (OSError, RuntimeError):  # no free descriptor or thread, or a closed listener
                 time.sleep(_RETRY_SECONDS)
 
     def _answer(self, connection: Connection[Any, Any]) -> None:
@@ -204,17 +204,17 @@ class _UnixListener:
         self._socket.close()
 
 
-# The commands' end.
+# The commands' side of the socket.
 
 
 class ControlClient:
-    """Sends requests to the agent of the state *directory*. Each waits up to *seconds*."""
+    """Sends requests to the agent of a state *directory*, and waits up to *seconds* for each."""
 
     def __init__(self, directory: Path, *, seconds: float = ANSWER_SECONDS) -> None:
         self._directory, self._seconds = directory, seconds
 
     def ask(self, request: Callable[Concatenate[Source, P], A], /, *_: P.args, **arguments: P.kwargs) -> A:
-        """Send *request*, a function name in `control_requests`, and return the response.
+        """Send *request*, a function of `control_requests`, and return the response.
 
         Raises NoAgent if no agent uses the directory, AgentSilent if the agent does not respond in time, AccessDenied
         if this user is not allowed to use the agent, and RequestRefused if the agent refuses the request.
@@ -247,7 +247,10 @@ class ControlClient:
         return found
 
     def _connect(self, deadline: float) -> tuple[Connection[Any, Any], int | None]:
-        """Return a connection. A starting agent locks the directory first, so wait for its socket."""
+        """Return a connection and the agent's process ID, if known.
+
+        If an agent has locked the directory but has not opened its socket yet, the method waits.
+        """
         while True:
             for address in addresses(self._directory):
                 try:
@@ -270,11 +273,11 @@ class ControlClient:
 
     def _silent(self, pid: int | None) -> str:
         process = "" if pid is None else f" (process {pid})"
-        return f"The agent{process} on {self._directory} did not respond within {ANSWER_SECONDS:g} s."
+        return f"The agent{process} that uses {self._directory} did not respond within {ANSWER_SECONDS:g} s."
 
     def _denied(self) -> str:
         return (
-            f"This user may not use the agent on {self._directory}. Run the command as root, with sudo, or as the "
+            f"This user may not access the agent of {self._directory}. Run the command as root, with sudo, or as the "
             "agent's user."
         )
 

@@ -1,7 +1,7 @@
-"""Heartbeats are periodic records that show that the agent is running.
+"""Sends heartbeats, the periodic records that show that the agent is running.
 
-Without heartbeats, a consumer cannot distinguish a stopped agent from a period without events. Heartbeats are off by
-default (`heartbeat.interval_seconds` is 0). Only sinks with ``heartbeat = true`` receive heartbeats.
+Without heartbeats, a consumer cannot distinguish a stopped agent from one that observes no events. Heartbeats are off
+by default (`heartbeat.interval_seconds` is 0). Only sinks with ``heartbeat = true`` receive heartbeats.
 
 The agent sends one heartbeat immediately after the start, and then one per interval, even while polls fail.
 `Agent.run_due` calls `send_heartbeat`.

@@ -1,4 +1,4 @@
-"""Log messages about the settings in effect and about sinks without settings."""
+"""Logs the agent's settings at startup, and warns about sinks that have no settings."""
 
 from __future__ import annotations
 

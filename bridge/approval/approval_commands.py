@@ -50,7 +50,7 @@ class _Command(msgspec.Struct, frozen=True, kw_only=True):
     began_at: float
 
     def problem(self) -> str | None:
-        """Return why the ended command allows no approval, or None if it succeeded."""
+        """Return why the command failed, or None if it succeeded. The command must have ended."""
         owner = _owner(self.settings)
         try:
             finished = self.finished.result()
@@ -80,10 +80,10 @@ class ApprovalCommands:
         self._wake = wake
         self._unset = unset
         self._lock = threading.Lock()
-        """Prevents a start of a command during or after `close`."""
+        """Prevents `start` from starting a command during or after `close`."""
         self._is_closed = False
         self._commands: list[_Command] = []
-        """The commands whose result `take` has not returned."""
+        """The commands whose results `take` has not returned yet."""
         self._log = ThrottledLog(logger)
 
     @property
@@ -92,7 +92,7 @@ class ApprovalCommands:
         return len(self._commands) >= _MOST_AT_ONCE
 
     def is_running(self, approval: PendingApproval) -> bool:
-        """Return whether a command for this approval runs, or its result is not taken yet."""
+        """Return whether a command for this approval runs or has a result that is not taken yet."""
         known = [each.approval for each in self._commands]
         return any((each.key, each.source) == (approval.key, approval.source) for each in known)
 
@@ -127,7 +127,7 @@ class ApprovalCommands:
         logger.info("The command of %s runs.", owner, extra={"event_id": approval.event_id})
 
     def take(self, state: ApprovalState, *, now: float) -> Changes:
-        """Return new results, except of approvals withdrawn or ended while the command ran."""
+        """Return new results. Skip approvals that were withdrawn or ended while the command ran."""
         result = Changes()
         ended = [each for each in self._commands if each.finished.done()]
         if self._is_closed:  # `close` may have killed the programs
@@ -139,7 +139,7 @@ class ApprovalCommands:
             if approval is None or approval.state is not ApprovalStage.DRAINING:
                 continue
             if (approval.source, approval.arrivals) != (before.source, before.arrivals):
-                continue  # withdrawn, and then wanted by other decisions: the command runs again
+                continue  # withdrawn, and then started by other decisions, so the command runs again
             done = msgspec.structs.replace(approval, changed_at=now)
             if problem is None:
                 result.approvals.append(msgspec.structs.replace(done, state=ApprovalStage.WANTED))
@@ -150,7 +150,7 @@ class ApprovalCommands:
         return result
 
     def close(self) -> None:
-        """Kill the running commands, which the agent reruns at its next start."""
+        """Kill the running commands. The agent reruns these commands at its next start."""
         with self._lock:
             self._is_closed = True
         for each in self._commands:

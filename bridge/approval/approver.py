@@ -17,7 +17,7 @@ The thread does not approve events in these cases:
 - The file ``approvals.disabled`` is in the state directory.
 - The metadata service did not respond within the last three seconds.
 
-If an invalid key file prevents the agent from verifying a token, rules do not act, because the token might be a hold.
+If the agent cannot verify a token because a key file is invalid, rules do not act, because the token might be a hold.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _WAIT_FOR_POST_SECONDS = 1.0
 _IDLE_SECONDS = 60.0
 _RETRY_SECONDS = 1.0
 _STEP_SECONDS = 30.0
-#: More steps than this mean that two steps contradict each other.
+#: If an evaluation needs more steps than this, two of the steps contradict each other.
 _MOST_STEPS = 20
 
 
@@ -63,7 +63,7 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True):
     document: Document
     instant: Instant
     asked_at: float
-    """The time of the request, in Unix seconds. The response may not show the event of a later decision."""
+    """When the document was requested, in Unix seconds. It might lack the event of a decision that arrived later."""
     unsettled: frozenset[str]
     tracked: Document | None
 
@@ -100,7 +100,7 @@ class Approver:
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._posting = threading.Lock()
-        """Locked from a StartRequests until its outcome is written."""
+        """The approver holds this lock from the start of a StartRequests until it has written the outcome."""
         self._thread = threading.Thread(target=self._run, name="approver", daemon=True)
         self.loop_watch = LoopWatch(clock)
         self._imds_timeout_seconds = imds_timeout_seconds
@@ -128,7 +128,7 @@ class Approver:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask the thread to stop, and kill the running commands."""
+        """Signal the thread to stop, and kill the running commands."""
         self._stop.set()
         self._wake.set()
         self._commands.close()
@@ -213,9 +213,9 @@ class Approver:
 
     def run_once(self) -> float:
         """Run all due steps. Return the seconds until the next run."""
-        self._outbox.created_at()  # corrects the creation time after a clock that was ahead
+        self._outbox.created_at()  # corrects a creation time in the future
         self._recorder.write_refusals(self._incarnation)
-        self._submitter.why_disabled()  # to log a change
+        self._submitter.why_disabled()  # logs a change
         self._recorder.refuse(self._inbox.receive_waiting(self._events))
         self._note_portal_read()
         answer = self._answer
@@ -238,7 +238,7 @@ class Approver:
         self._submit(state, context)
 
     def _evaluate(self, context: Context) -> ApprovalState:
-        """Evaluate and write changes until nothing changes. Return the new state."""
+        """Evaluate the state and write the changes until nothing changes. Return the new state."""
         for _ in range(_MOST_STEPS):
             state = self._outbox.read(approvals.read_state)
             step = evaluate(state, context)
@@ -283,11 +283,11 @@ class Approver:
             with self._posting:
                 self._write(self._submitter.post(ready[0], look[0]), stream_id)
             return
-        self._submitter.withhold(approval, "The outbox is not saved, or the last look does not allow it.")
+        self._submitter.withhold(approval, "The outbox is not saved, or the newest document does not allow it.")
         self._write(Changes(approvals=[approval]), stream_id)  # without a request, the attempt does not count
 
     def _is_confirmed(self, approval: PendingApproval, document: Document, answered_at: Instant) -> bool:
-        """Return whether the last look, with *document*, still allows *approval*."""
+        """Return whether *document*, the result of the last look, still allows *approval*."""
         answer = self._answer
         if answer is None or self._stop.is_set() or self._submitter.why_disabled() or not self._may_approve():
             return False
@@ -332,7 +332,7 @@ class Approver:
     def _note_portal_read(self) -> None:
         outbox = self._outbox
         epoch = outbox.epoch
-        # In this order: the poller stores decisions before it reports that it has read all of them.
+        # The order matters: the poller stores decisions before it reports that it has received all of them.
         if outbox.awaits_portal and self._portal_read() == epoch and not self._inbox.has_unkept:
             outbox.awaits_portal = False
             if outbox.epoch != epoch:  # the state was replaced meanwhile
@@ -373,7 +373,7 @@ class Approver:
                 self._commands.start(approval, settings, record)
 
     def _command_for(self, approval: PendingApproval, state: ApprovalState, context: Context) -> CommandSettings | None:
-        """Return the settings with the command of *approval*; None while it may not start."""
+        """Return the settings that contain the approval's command, or None if it must not start."""
         if not self._postable(state, context, [approval]) or not self._may_approve():
             return None
         put_off = self._submitter.put_off([approval])

@@ -1,4 +1,4 @@
-"""A batch of changes to decisions and approvals for the outbox."""
+"""Collects changes to decisions and approvals, which the outbox stores together."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from bridge.outbox.rows import (
 
 
 class Changes(msgspec.Struct, kw_only=True):
-    """Changes of the outbox that are written together."""
+    """Changes that the agent writes to the outbox in one step."""
 
     approvals: list[PendingApproval] = msgspec.field(default_factory=list)
     decisions: list[DecisionUpdate] = msgspec.field(default_factory=list)
     records: list[ApprovalRecord] = msgspec.field(default_factory=list)
     refusals: list[ApprovalRecord] = msgspec.field(default_factory=list)
-    """Records of refusals, which the recorder limits in number."""
+    """Records of refusals. The recorder combines them if there are too many."""
 
     @property
     def is_empty(self) -> bool:
@@ -81,7 +81,7 @@ def approval_record(
 def refusal_of(
     decision: StoredDecision, reason: RefusalReason, message: str, event: ScheduledEvent | None
 ) -> ApprovalRecord:
-    """Return a record that the agent refused *decision* on *event*."""
+    """Return the record for the refusal of *decision* on *event*."""
     return ApprovalRecord(
         transition=Transition.APPROVAL_REFUSED,
         event=event,

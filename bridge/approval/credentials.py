@@ -1,6 +1,6 @@
-"""The bearer token for the portal. Error messages never contain a token.
+"""Provides the bearer token for the portal. Error messages never contain a token.
 
-The token comes from a file, an environment variable, Entra ID, or the portal.
+The token comes from a file, an environment variable, Entra ID, or the portal itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _KEY = "approval.remote.token"
 
 
 class SecretCredential:
-    """Reads the token from a variable or a file. The file is read again when it changes."""
+    """Reads the token from an environment variable or a file. Rereads a file that has changed."""
 
     def __init__(
         self, *, file: str | None = None, env: str | None = None, environ: Mapping[str, str] = os.environ
@@ -42,7 +42,7 @@ class SecretCredential:
         return token
 
     def forget(self) -> bool:
-        """Reread the file before the next request. Return False: the token might be the same."""
+        """Reread the file before the next request. Return False, as the token might be the same."""
         self._secret = self._unread()
         return False
 
@@ -73,7 +73,7 @@ class RenewedCredential:
         return self._shown is not None and self._token.refuse(self._shown)
 
     def close(self) -> None:
-        """Cancel the wait for a token, and request no more tokens."""
+        """Cancel the current wait for a token, and request no more tokens."""
         self._token.close()
 
 

@@ -3,9 +3,9 @@
 `RefusalReason` lists the reasons in the order of the checks.
 
 1. The form: a token is a compact JWS (RFC 7515). Any other form is refused before any cryptography, so that thousands
-   of forged tokens cost little. Each decision has only one text, so padding, white space, and non-canonical base64url
-   are refused.
-2. The header: ``alg`` and ``typ`` must have the one valid value. ``kid`` must be equal to the name of a key in the
+   of forged tokens cost little. Padding, white space, and non-canonical base64url are refused, so that each decision
+   has only one valid text.
+2. The header: ``alg`` and ``typ`` each have only one valid value. ``kid`` must be the name of a key in the
    configuration. All other members, such as ``jku``, ``jwk``, and ``crit``, are refused, because a token must not
    select its own key.
 3. The signature: PyJWT verifies the Ed25519 signature with the key.
@@ -50,7 +50,7 @@ MAX_REASON_CHARACTERS = 256
 MAX_EVENT_ID_CHARACTERS = 256
 
 _MAX_DIGITS = 20
-#: The end of the year 9999, the last that a datetime can be.
+#: The end of the year 9999, the latest time that a datetime can represent.
 _LAST_SECOND = 253402300799
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -86,14 +86,14 @@ class Claims(msgspec.Struct, frozen=True, kw_only=True, rename=_CLAIM_NAMES):
     """The digest of the signed bytes. A second token with the same ``jti`` must have the same digest."""
 
     issuer: _Name
-    """Must be equal to the approver of the key."""
+    """Must be the approver to whom the key belongs."""
     audience: _Name
     event_id: Annotated[str, Meta(min_length=1, max_length=MAX_EVENT_ID_CHARACTERS)]
     decision_id: Annotated[str, Meta(pattern=r"^[\x21-\x7e]{1,128}\Z")]
     issued_at: datetime
     """UTC, with microseconds. The newest decision on an event wins."""
     expires_at: datetime
-    """Limits the acceptance of a decision, not the request to Azure."""
+    """The agent accepts the decision until this time. The request to Azure can be later."""
     not_valid_before: datetime | None = None
     verdict: Verdict
     reason: str | None = None
@@ -109,7 +109,7 @@ class Claims(msgspec.Struct, frozen=True, kw_only=True, rename=_CLAIM_NAMES):
             raise ValueError("exp is not after iat")
 
 
-# msgspec crashes if two threads use a class for the first time at once. This uses the class during the import.
+# msgspec crashes if two threads use a class for the first time at once, so use the class during the import.
 msgspec.json.Decoder(Claims)
 
 
@@ -137,7 +137,7 @@ def verify(token: str, *, keys: Sequence[TrustedKey], audience: str, now: dateti
     """Return the claims of *token*; raise RefusedDecision with the first reason for a refusal.
 
     *audience* is this VM's vmId, and *created_at* is when the outbox was created. Approve decisions that are older than
-    the outbox are refused, because an earlier outbox that was deleted might have recorded them.
+    the outbox are refused, because the agent might have acted on them before an earlier outbox was deleted.
     """
     claims = _read_signed(token, keys)
     _check_addressing(claims, audience)
@@ -146,7 +146,7 @@ def verify(token: str, *, keys: Sequence[TrustedKey], audience: str, now: dateti
 
 
 def verify_for_any_vm(token: str, *, keys: Sequence[TrustedKey], now: datetime) -> Claims:
-    """Return the claims of *token* for any VM; raise RefusedDecision. For use by a portal."""
+    """Return the claims of *token*, whichever VM it is for. Portals use this function."""
     claims = _read_signed(token, keys)
     _check_addressing(claims, claims.audience)
     _check_when(claims, now=now, created_at=_EPOCH)
@@ -182,7 +182,7 @@ def read_claims(payload: bytes, *, kid: str, approver: str, key_sha256: str) -> 
     members["reason"] = _printable(members.get("reason"))
     for name in ("iat", "exp", "nbf"):
         members[name] = _date(name, members.get(name))
-    # Last, so that no member of the payload can replace one of them.
+    # These values come last, so that no member of the payload can replace them.
     members |= {"kid": kid, "approver": approver, "key_sha256": key_sha256}
     members["payload_sha256"] = hashlib.sha256(payload).hexdigest()
     try:
@@ -209,7 +209,7 @@ def _read_signed(token: str, keys: Sequence[TrustedKey]) -> Claims:
 
 
 def _header_or_none(segment: str) -> dict[str, Any] | None:
-    # A refusal that is raised here would have the parser's error as its context, which contains the text.
+    # If the refusal were raised here, its context would be the parser's error, which contains the text.
     try:
         return _strict_object(_decoded(segment))
     except ValueError:
@@ -259,14 +259,14 @@ def _check_addressing(claims: Claims, audience: str) -> None:
             claims,
             f"has the iss '{claims.issuer}', but its key belongs to {claims.approver}",
         )
-    # ASCII first: lower() turns the Kelvin sign into an ordinary k.
+    # Check for ASCII first, because lower() turns the Kelvin sign into an ordinary k.
     if not (claims.audience.isascii() and audience and claims.audience.lower() == audience.lower()):
         raise _refused(RefusalReason.WRONG_AUDIENCE, claims, f"is for '{claims.audience}', not for this VM")
 
 
 def _check_when(claims: Claims, *, now: datetime, created_at: datetime) -> None:
     if claims.verdict is Verdict.HOLD:
-        return  # an early or late hold does no harm, and a wrong clock must not lose a hold
+        return  # an early or late hold does no harm, but losing a hold because of a wrong clock would
     skew = timedelta(seconds=CLOCK_SKEW_SECONDS)
     starts = max(claims.issued_at, claims.not_valid_before or claims.issued_at)
     if claims.expires_at - claims.issued_at > timedelta(seconds=MAX_LIFETIME_SECONDS):
@@ -303,7 +303,7 @@ def _date(name: str, value: Any) -> datetime | None:
 
 
 def _printable(reason: Any) -> Any:
-    """Return *reason* on one line, because a line break must not invalidate a hold."""
+    """Return *reason* on one line, so that a line break does not invalidate a hold."""
     return one_line(reason, MAX_REASON_CHARACTERS) if type(reason) is str else reason
 
 

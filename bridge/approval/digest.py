@@ -15,7 +15,7 @@ from decimal import Decimal
 
 from bridge.events.event import ScheduledEvent
 
-# RFC 8785 section 3.2.2.3 prints numbers as JavaScript does. Larger integers are not exact in JavaScript.
+# RFC 8785 section 3.2.2.3 serializes numbers as JavaScript does, and larger integers are not exact in JavaScript.
 _LARGEST_EXACT = 2**53 - 1
 
 
@@ -30,7 +30,7 @@ def canonical_json(event: ScheduledEvent) -> bytes:
     ``NotBefore`` is the unparsed text from Azure (``not_before_raw``). Unknown values are null. ``Resources`` contains
     no duplicates and is sorted by UTF-16 code units, as JavaScript sorts strings.
     """
-    # In RFC 8785's order of keys.
+    # The keys are in the order of RFC 8785.
     members = {
         "DurationInSeconds": _number(event.duration_seconds),
         "EventId": _text(event.event_id),

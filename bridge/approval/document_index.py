@@ -41,7 +41,7 @@ class DocumentIndex(msgspec.Struct, frozen=True, kw_only=True):
 def index_document(
     document: Document, *, unsettled: frozenset[str] = frozenset(), tracked: Document | None = None
 ) -> DocumentIndex:
-    """Return the index of *document*, a response of IMDS, and of the *tracked* document."""
+    """Return the index of *document*, a response from IMDS, and of the *tracked* document."""
     events: dict[str, ScheduledEvent] = {}
     ambiguous = set()
     for event in document.events:

@@ -1,7 +1,7 @@
 """Turns decisions into approvals or refusals. The functions do no I/O.
 
-A new decision waits until a fresh document contains its event, or until the decision expires. An approve decision might
-then wait for more approvers (`bridge.approval.two_person_rule`), for another approval to end, or for a response from
+A new approve decision waits until a new document contains its event, or until the decision expires. After that, it
+might wait for more approvers (`bridge.approval.two_person_rule`), for another approval to end, or for a response from
 Azure. A hold applies until its event is gone (`bridge.approval.holds`).
 
 An approve decision applies to only one version of an event. If Azure changes the event, the agent refuses the decision.
@@ -36,14 +36,14 @@ from bridge.outbox.rows import (
     StoredDecision,
 )
 
-#: These reasons need a document that was requested after the decision arrived.
+#: A document justifies a refusal for one of these reasons only if it was requested after the decision arrived.
 _OF_THE_DOCUMENT = frozenset(
     {RefusalReason.EVENT_UNKNOWN, RefusalReason.EVENT_CHANGED, RefusalReason.EVENT_NOT_SCHEDULED}
 )
 
 
 class Trust(Enum):
-    """The trust in the key that signed a stored decision."""
+    """Whether the agent still trusts the key that signed a stored decision."""
 
     KEPT = "kept"
     REVOKED = "revoked"
@@ -61,10 +61,10 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     required_approvals: int
     trust: Callable[[StoredDecision], Trust]
     asked_at: float = math.inf
-    """The time at which the document was requested. The document cannot refuse a decision that arrived later."""
+    """When the document was requested. The agent does not refuse a later decision because of this document."""
     dry_run: bool = False
     has_command: bool = False
-    """True if the command of ``approval.remote`` must succeed before an approval of the portal is posted."""
+    """True if the command of ``approval.remote`` must succeed before the agent posts an approval from the portal."""
 
     def is_expired(self, decision: StoredDecision) -> bool:
         """Return whether *decision* has expired."""
@@ -104,7 +104,7 @@ class _Step:
     def __init__(self, state: ApprovalState, context: Context) -> None:
         self.result = Changes()
         self.waiting: dict[EventVersion, list[StoredDecision]] = {}
-        """The waiting approve decisions by version of the event, in the order of arrival."""
+        """The waiting approve decisions on each version of an event, in the order of arrival."""
         self._state, self._context, self._index = state, context, context.index
         self._holds = newest_holds(state.decisions)
         self._by_arrival = {each.arrival: each for each in state.decisions}
@@ -157,7 +157,7 @@ class _Step:
         return self._index.why_not(*decision.key)
 
     def check_waiting(self, decision: StoredDecision) -> None:
-        """Close a waiting decision that no longer counts or whose event is approved."""
+        """Close a waiting decision if it no longer counts or if its event is already approved."""
         approval = self._state.approvals.get(decision.key)
         if approval is not None and approval.state in OPEN_STAGES:
             return
@@ -200,7 +200,7 @@ class _Step:
         self.result.refusals.append(refusal_of(decision, why, message, event))
 
     def want_if_enough(self, key: EventVersion) -> None:
-        """Start the event's only approval if enough people approved this version of the event."""
+        """Start an approval if enough people have approved this version of the event."""
         if self._index.why_not(*key) is not None:
             return
         approval = self._state.approvals.get(key)
@@ -265,7 +265,7 @@ class _Step:
 
     def _withdraw_held(self, approval: PendingApproval, hold: StoredDecision) -> None:
         self._move(approval, ApprovalStage.WITHDRAWN)
-        if approval.arrivals:  # `check_waiting` refuses the decisions behind it one by one
+        if approval.arrivals:  # `check_waiting` refuses each of its decisions
             return
         because = f": {hold.reason}" if hold.reason else ""
         message = f"{hold.approver} holds this event{because}.{_sent_before(approval)}"
@@ -296,7 +296,7 @@ class _Step:
             message = EXPLAINED[why]
             self.result.update_decisions(self._revoked(approval), DecisionStage.REFUSED, why.value, message)
         else:
-            message = f"{self._context.required_approvals} approvers are required now. The approval waits for others."
+            message = f"{self._context.required_approvals} approvers are now required. The approval waits for more."
         self.result.records.append(self._refusal(approval, why, message + _sent_before(approval)))
 
     def _end(self, approval: PendingApproval, why: RefusalReason, explained: str) -> None:
@@ -306,7 +306,7 @@ class _Step:
             return
         if approval.http_status is None:
             result = ApprovalResult.UNANSWERED
-            message = f"StartRequests was sent without a response, so Azure may have accepted it. {explained}"
+            message = f"Azure did not respond to StartRequests, but may have accepted it. {explained}"
         else:
             result = ApprovalResult.GAVE_UP
             message = (
@@ -332,7 +332,7 @@ class _Step:
         self.result.approvals.append(msgspec.structs.replace(approval, state=stage, changed_at=self._context.now))
 
     def _why_over(self, key: EventVersion) -> RefusalReason | None:
-        """Return why this version of the event cannot be approved; None while it can or may."""
+        """Return why the version cannot be approved, or None if it can or a change is unconfirmed."""
         return None if key[0] in self._index.unsettled else self._index.why_not(*key)
 
     def _behind(self, approval: PendingApproval) -> list[StoredDecision]:
@@ -349,8 +349,8 @@ class _Step:
 def _stays(approval: PendingApproval, last: StoredDecision) -> bool:
     """Return whether *approval* is under way, so that the decision *last* must not replace it.
 
-    A person's decision replaces an approval that a rule started. A decision made on the VM does not wait for a running
-    command. A decision from the portal does, because two drains of the same VM would conflict.
+    A person's decision replaces an approval that a rule started. If a drain command is running, a decision made on the
+    VM does not wait for it. A decision from the portal waits, because two drains of the same VM would conflict.
     """
     if approval.state is ApprovalStage.WANTED:
         return bool(approval.arrivals)

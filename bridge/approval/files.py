@@ -43,7 +43,7 @@ def is_disabled(directory: Path) -> bool:
 
 
 def agent_user(directory: Path) -> int:
-    """Return the uid of the agent: the current user, or for root the owner of *directory*."""
+    """Return the uid of the agent. For root, this is the owner of the state *directory*."""
     if sys.platform == "win32":
         return 0
     if os.geteuid() != 0:
@@ -59,7 +59,7 @@ def unsafe_files(
 ) -> tuple[str, ...]:
     """Return a sentence for each file that a user other than root and *users* can change."""
     paths = [directory, *(key.public_key_file for key in keys)]
-    with suppress(OSError):  # without a free descriptor, no request can be sent either
+    with suppress(OSError):  # if no descriptor is free, the agent cannot send a request either
         paths += sorted(directory.glob("outbox-*.db*"))
     if configuration is not None:
         paths.append(configuration)
@@ -84,7 +84,7 @@ class ApprovalFiles:
         return " ".join(self._unsafe()) or None
 
     def check(self) -> None:
-        """Log each new problem and its end, and update the metrics."""
+        """Log each problem when it begins and when it ends, and update the metrics."""
         unsafe = self._unsafe()
         self._tell(
             "unsafe",

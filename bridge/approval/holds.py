@@ -1,11 +1,11 @@
 """A hold prevents an event from being approved.
 
-- A hold applies to the EventId, regardless of other changes of the event. One signature is enough.
+- A hold applies to the EventId, even if Azure changes the event. One signature is enough.
 - If an event has a hold and an approve decision, the decision with the newer issue time (``iat``) wins. On a tie, the
   hold wins.
 - A hold withdraws an approval that has not been posted, and it stops every rule for its event.
-- A hold stays in force until the event is gone. A later approve decision wins over the hold, but the rules stay
-  stopped.
+- A hold stays in force until the event is gone. A later approve decision overrides the hold, but rules remain stopped
+  for the event.
 """
 
 from __future__ import annotations

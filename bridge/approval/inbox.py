@@ -3,10 +3,10 @@
 Verification runs on the portal poller's thread, so that a flood of forged tokens cannot delay polling or delivery. For
 each invalid token, the inbox returns a refusal record.
 
-If a problem on this VM prevents the inbox from verifying or storing a token, the token waits for another attempt
+If the inbox cannot verify or store a token because of a problem on this VM, the token waits for another attempt
 (`_Wait`). At most 2,000 tokens can wait. Beyond this limit, the inbox first drops tokens that do not block any
-approval, and then tokens with a broken key file. If more than 2,000 tokens cannot be stored, the inbox raises an error,
-and the portal resends further tokens.
+approval, and then tokens whose key file is broken. If more than 2,000 tokens cannot be stored, the inbox raises an
+error, and the portal must resend the tokens.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _SURPLUS = f"Its key has more than {MOST_OPEN_DECISIONS:,} open decisions."
 
 
 class _Wait(IntEnum):
-    """Why a token waits. The lowest values are dropped first."""
+    """The reason why a token waits. The inbox drops tokens with the lowest value first."""
 
     LATER = 1
     """The key file does not exist, or the approve decision is not valid yet. The token blocks no approval."""
@@ -110,7 +110,7 @@ class DecisionInbox:
 
     @property
     def has_unkept(self) -> bool:
-        """Return whether the decision of a waiting token is not saved."""
+        """Return whether a token waits because its decision is not saved."""
         return _Wait.UNKEPT in self._waiting.values()
 
     @property
@@ -172,7 +172,7 @@ class DecisionInbox:
         return refusals, waits
 
     def _is_known(self, refused: RefusedDecision) -> bool:
-        """Return whether the decision is stored. Its later expiry does not count as a refusal."""
+        """Return whether the decision is stored. If so, its later expiry is not a refusal."""
         claims = refused.claims
         if claims is None:
             return False
@@ -198,10 +198,9 @@ class DecisionInbox:
         )
 
     def _kept_until(self, claims: Claims) -> float:
-        """Return until when the outbox keeps the decision: ``exp``, or about a day for a hold.
+        """Return when the outbox can delete the decision: at ``exp``, or after a day for a hold.
 
-        A hold is accepted even after its ``exp``. If the event is known, the outbox keeps the hold until the event is
-        gone.
+        A hold is accepted even after its ``exp``. While its event exists, the outbox keeps the hold in any case.
         """
         expires_at = claims.expires_at.timestamp()
         if claims.verdict is not Verdict.HOLD:

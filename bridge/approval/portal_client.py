@@ -4,8 +4,8 @@ The client raises PortalFailed if a response is malformed. Error messages never 
 could contain the bearer token or a decision. Repeated failures produce the same message, so that it is logged only
 once.
 
-The client does not follow redirects. It uses the proxy from the environment, except for loopback addresses. A loopback
-URL can use plain HTTP, which would expose the token to the proxy.
+The client does not follow redirects. It uses the proxy from the environment, except for loopback addresses. These
+addresses can use plain HTTP, and a proxy could then read the token.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from bridge.http.retry_after import retry_after_seconds
 from bridge.http.session import DeadlineSession, ResponseUnread
 from bridge.text import EXCERPT_CHARACTERS, one_line
 
-#: The deadline of a request is its wait plus this grace period.
+#: The deadline of a request is the time that the portal can wait (`wait_seconds`) plus this grace period.
 GRACE_SECONDS = 10.0
 MAX_ANSWER_BYTES = 1024 * 1024
 MAX_DECISIONS = 1_000
@@ -61,12 +61,12 @@ _UNCHANGED = 304
 
 
 class PortalAnswer(msgspec.Struct, frozen=True):
-    """The body of a good response. Unknown members are ignored."""
+    """The body of a valid response. Unknown members are ignored."""
 
     index: Annotated[int, Meta(ge=1, le=MAX_INDEX)]
     decisions: Annotated[tuple[str, ...], Meta(max_length=MAX_DECISIONS)]
     epoch: Annotated[str, Meta(min_length=1, max_length=MAX_EPOCH_CHARACTERS)] | None = None
-    """The index is valid only within one epoch. None if the portal sends no epoch."""
+    """The epoch in which the index is valid, or None if the portal sends no epoch."""
 
 
 def agent_header(settings: ApprovalSettings, keys: Sequence[TrustedKey], *, version: str, directory: Path) -> str:
@@ -157,7 +157,7 @@ class PortalClient:
         return self._credential.bearer()
 
     def drop_connections(self) -> None:
-        """Close idle connections after a failure. A new one might reach a working server."""
+        """Close idle connections after a failure. A new connection might reach a working server."""
         self._session.close()
 
     def stop_waiting(self) -> None:
@@ -179,7 +179,7 @@ class PortalClient:
 
         if document is None:
             raise ValueError("credential is attested, and no way to the metadata service was given.")
-        # A separate session for another thread, so that its failure does not end a poll.
+        # Another thread requests tokens. Its session is separate, so that its failure does not end a poll.
         session = self._token_session = _session()
         return RenewedCredential(AttestedToken(partial(self._post, session), document, portal=self.origin))
 
@@ -195,7 +195,7 @@ class PortalClient:
                 max_body_bytes=_MAX_TOKEN_ANSWER_BYTES,
             )
         finally:
-            # The server closes the connection after the response, also if the response has no "Connection: close".
+            # The server closes the connection after the response, even if the response has no "Connection: close".
             session.close()
 
     def _request(
@@ -224,7 +224,7 @@ class PortalClient:
                 return error.response  # only its status counts
             raise PortalFailed(
                 f"The portal at {self.origin} sent a response with more than {max_body_bytes} bytes or with a "
-                "Content-Encoding. The agent does not use this response."
+                "Content-Encoding. The agent ignores the response."
             ) from error
         except DeadlineExceeded as error:
             raise PortalFailed(
@@ -254,7 +254,7 @@ class PortalClient:
         try:
             value = strict_json.loads(body.decode("utf-8", "replace"), allows_duplicates=True)
             if isinstance(value, dict) and isinstance(value.get("decisions"), list):
-                # Text that is refused replaces any other value. The other decisions count, and one may be a hold.
+                # Replace each invalid value with "", which the inbox refuses. The others count, and one may be a hold.
                 value["decisions"] = [each if isinstance(each, str) else "" for each in value["decisions"]]
             return msgspec.convert(value, PortalAnswer)
         except ValueError as error:
@@ -267,9 +267,9 @@ class PortalClient:
     def _unreachable(self, error: Exception) -> PortalFailed:
         cause = root_cause(error)
         is_tls = isinstance(error, requests.exceptions.SSLError) and not isinstance(cause, _BROKEN_OFF)
-        # A missing certificate file: requests raises an error before it connects.
+        # For example, if a certificate file is missing, requests raises an error before it connects.
         is_ours = not isinstance(error, requests.RequestException) or isinstance(error, ValueError)
-        via = "a proxy of the environment: " if isinstance(error, requests.exceptions.ProxyError) else ""
+        via = "the proxy from the environment failed: " if isinstance(error, requests.exceptions.ProxyError) else ""
         why = f"{via}{_words(cause)}".rstrip(".")
         return PortalFailed(f"The portal at {self.origin} cannot be reached: {why}.", needs_attention=is_tls or is_ours)
 
@@ -280,7 +280,7 @@ def _session() -> DeadlineSession:
     return session
 
 
-#: The peer closed the connection under TLS. This is not a problem of certificates.
+#: The peer closed the connection during TLS. The certificates are not the cause.
 _BROKEN_OFF = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionError, TimeoutError)
 
 

@@ -39,11 +39,11 @@ _STOP_POLL_SECONDS = 0.05
 
 #: The minimum time between the starts of two requests.
 _INTERVAL_SECONDS = 1.0
-#: The minimum time after a response with new decisions, because there may be more.
+#: The minimum time after a response with new decisions. It is shorter, because more decisions may exist.
 _NEWS_SECONDS = 0.1
 _BACKOFF_BASE_SECONDS = 1.0
 _BACKOFF_CAP_SECONDS = 60.0
-#: Spreads the first requests of a fleet that starts together.
+#: Spreads the first requests over this time if many agents start together.
 JITTER_SECONDS = 1.0
 
 
@@ -105,7 +105,7 @@ class PortalPoller:
         while self._thread.is_alive() and time.monotonic() < deadline:
             # Wait first: `ssl` leaks a connection that is closed before its handshake begins.
             self._thread.join(_STOP_POLL_SECONDS)
-            self._client.close()  # repeatedly, because the thread may just begin a request
+            self._client.close()  # repeat the call, because the thread might begin another request
         self._client.close()
         self._metrics.failed()
 
@@ -131,16 +131,16 @@ class PortalPoller:
                 self._log.problem(
                     "vm_id",
                     logging.INFO,
-                    "The agent asks the portal when the vmId of this VM is known. You can set vm.vm_id.",
+                    "The agent requests decisions once it knows the vmId of this VM. You can also set vm.vm_id.",
                 )
                 return _IDENTITY_SECONDS
-            self._log.recovered("vm_id", "The vmId of this VM is known, and the agent asks the portal.")
+            self._log.recovered("vm_id", "The vmId of this VM is known. The agent requests decisions from the portal.")
             return self._poll(vm_id)
         except (PortalFailed, CredentialFailed) as error:
             return self._failed(error)
         except Exception as error:  # noqa: BLE001 - the thread must continue
-            message = "The agent could not process decisions of the portal, and requests them again."
-            # Without the message of the exception, which may quote a decision.
+            message = "The agent could not process decisions from the portal, and requests them again."
+            # Omit the message of the exception, because it may quote a decision.
             wordless = RuntimeError(type(error).__name__).with_traceback(error.__traceback__)
             self._log.problem("offer", logging.ERROR, message, exc_info=wordless)
             return self._backoff(None)
@@ -157,19 +157,19 @@ class PortalPoller:
         self._log.recovered("portal", "The portal responds again.", portal=self._client.origin)
         if answer.decisions:
             self._receive(answer.decisions)
-            self._log.recovered("offer", "The agent processes decisions of the portal again.")
+            self._log.recovered("offer", "The agent processes decisions from the portal again.")
         self._failures = 0
         before, self._index = self._index, answer.index
         if answer.index < before or self._is_other_epoch(answer, before):
             self._log.problem(
                 "index",
                 logging.INFO,
-                "The index of the portal is not valid any more. The agent requests all decisions again.",
+                "The portal's index is no longer valid. The agent requests all decisions again.",
             )
             self._index = 0
         elif not _is_full(answer) and self.read_epoch != asked_for[1]:
             self.read_epoch = asked_for[1]
-            self._receive(())  # to wake the approver
+            self._receive(())  # wakes the approver
         interval_seconds = _NEWS_SECONDS if self._index > before else _INTERVAL_SECONDS
         return max(0.0, began_at + interval_seconds - self._clock.monotonic())
 
@@ -196,7 +196,7 @@ class PortalPoller:
         return self._backoff(error.retry_after_seconds)
 
     def _backoff(self, retry_after_seconds: float | None) -> float:
-        """Return the portal's Retry-After, up to an hour, or else a growing random delay.
+        """Return the portal's Retry-After, up to an hour. Without one, return a random backoff.
 
         The poller ignores a Retry-After of 0, because all VMs would otherwise retry at the same time.
         """

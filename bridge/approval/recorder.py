@@ -1,8 +1,8 @@
 """Records, counts, and logs the outcomes of approvals. Similar refusals share one record.
 
-Anyone who controls the portal can send thousands of forged tokens. To prevent a flood of pages and the eviction of
-other records, only the first refusal for each reason produces a record immediately. Further refusals for the same
-reason within a minute are combined into one record with a count.
+Anyone who controls the portal can send thousands of forged tokens. A record for each of them would page people again
+and again, and evict other records. Therefore, only the first refusal for each reason produces a record immediately.
+Further refusals for the same reason within a minute are combined into one record with a count.
 """
 
 from __future__ import annotations
@@ -110,5 +110,5 @@ class ApprovalRecorder:
 def _counted(refusal: ApprovalRecord, count: int) -> ApprovalRecord:
     if count == 1:
         return refusal
-    reason = f"{refusal.approval.reason} ({count} decisions were refused for this reason; this is the first of them.)"
+    reason = f"{refusal.approval.reason} ({count} decisions were refused for this reason. This is the first.)"
     return msgspec.structs.replace(refusal, approval=msgspec.structs.replace(refusal.approval, reason=reason))

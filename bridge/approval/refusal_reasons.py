@@ -25,7 +25,7 @@ class RefusalReason(str, Enum):
     BAD_ALGORITHM = "bad_algorithm"  # ``alg`` is not ``EdDSA``.
     BAD_TYPE = "bad_type"  # ``typ`` is not ``scheduled-events-decision+jwt``.
     BAD_HEADER = "bad_header"  # The header has members other than ``alg``, ``typ``, and ``kid``.
-    UNKNOWN_KEY = "unknown_key"  # The agent does not trust the key, or no longer trusts the key.
+    UNKNOWN_KEY = "unknown_key"  # The agent does not trust the key.
     KEY_UNUSABLE = "key_unusable"  # The key file is missing or broken. The token waits for a valid key file.
     FORGED = "forged"  # The key did not sign this token.
 
@@ -38,11 +38,11 @@ class RefusalReason(str, Enum):
     EXPIRED = "expired"  # ``exp`` has passed.
 
     REPLAYED = "replayed"  # The ``jti`` has already been used for another decision.
-    EVENT_UNKNOWN = "event_unknown"  # The VM's document contains no event, or two events, with this EventId.
+    EVENT_UNKNOWN = "event_unknown"  # The VM's document contains this EventId not at all, or twice.
     EVENT_ADVISORY = "event_advisory"  # The event is only a recommendation.
     EVENT_NOT_SCHEDULED = "event_not_scheduled"  # The event has started, or has another status that cannot be approved.
     EVENT_CHANGED = "event_changed"  # The digest of the event differs from the signed digest.
-    SUPERSEDED = "superseded"  # A newer decision or a hold wins, or the key has too many open decisions.
+    SUPERSEDED = "superseded"  # A newer decision or a hold overrides it, or the key has too many open decisions.
     TOO_FEW_APPROVERS = "too_few_approvers"  # The decision expired before enough people had approved the event.
 
 

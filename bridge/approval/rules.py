@@ -29,7 +29,7 @@ _PREFIX = "rule:"
 
 
 class RuleEngine:
-    """Applies the rules to events with status Scheduled. *vm* returns this VM's identity."""
+    """Applies rules to events whose status is Scheduled. *vm* returns this VM's identity."""
 
     def __init__(self, settings: ApprovalSettings, *, vm: Callable[[], VmIdentity], clock: Clock = REAL_CLOCK) -> None:
         self._settings = settings
@@ -37,10 +37,10 @@ class RuleEngine:
         self._clock = clock
         self._first_seen: dict[EventVersion, float] = {}
         self.is_waiting = False
-        """True if a rule may act on an event later."""
+        """True if a rule might still act on an event."""
 
     def rule_behind(self, approval: PendingApproval, index: DocumentIndex) -> RuleSettings | None:
-        """Return the rule behind *approval* if it is still the first rule that matches the event."""
+        """Return the rule that started *approval*, if it is still the first to match the event."""
         event = index.events.get(approval.event_id)
         if event is None:
             return None
@@ -48,7 +48,7 @@ class RuleEngine:
         return rule if rule is not None and _PREFIX + rule.name == approval.source else None
 
     def apply(self, state: ApprovalState, index: DocumentIndex, *, may_begin: Callable[[], bool]) -> Changes:
-        """Return the changes of the rules. If *may_begin* returns False, no approval begins."""
+        """Return the changes that the rules make. If *may_begin* returns False, start no approval."""
         result = Changes()
         now = self._clock.monotonic()
         doubted = {key: seen_at for key, seen_at in self._first_seen.items() if key[0] in index.unsettled}
@@ -68,7 +68,7 @@ class RuleEngine:
 
     def _is_free(self, state: ApprovalState, key: EventVersion) -> bool:
         approval = state.approvals.get(key)
-        # With a new configuration, an approval that was withdrawn or a dry run may begin again.
+        # After a change of the configuration, a rule can start a withdrawn approval or a dry run again.
         return (
             approval is None
             or approval.state is ApprovalStage.WITHDRAWN
@@ -96,7 +96,7 @@ class RuleEngine:
             if self.rule_behind(approval, index) is not None:
                 continue
             result.approvals.append(msgspec.structs.replace(approval, state=ApprovalStage.WITHDRAWN))
-            why, message = RefusalReason.SUPERSEDED, "The rule behind this approval was removed, or no longer matches."
+            why, message = RefusalReason.SUPERSEDED, "The rule of this approval was removed, or no longer matches."
             result.refusals.append(approval_record(approval, Transition.APPROVAL_REFUSED, why, message=message))
 
 
@@ -122,10 +122,10 @@ def may_run_command(rule: RuleSettings, event: ScheduledEvent, vm_name: str | No
 def act_delay_seconds(
     rule: RuleSettings, event: ScheduledEvent, *, vm_name: str | None, fallback_seconds: float
 ) -> float | None:
-    """Return the seconds before this VM follows *rule*, or None if it never does.
+    """Return how many seconds this VM waits before it acts, or None if it never acts.
 
-    If ``act`` is ``each``, the delay is 0. If ``act`` is ``leader``, the delay is 0 for the first VM in Resources, and
-    increases by *fallback_seconds* for each subsequent VM. A VM that is not in Resources never acts.
+    If the rule's ``act`` is ``each``, the delay is 0. If it is ``leader``, the delay is 0 for the first VM in
+    Resources, and increases by *fallback_seconds* for each subsequent VM. A VM that is not in Resources never acts.
     """
     if not _is_clear_who(event, vm_name):
         return None
@@ -152,7 +152,7 @@ def _lasts(rule: RuleSettings, duration_seconds: int | None) -> bool:
     low, high = rule.min_duration_seconds, rule.max_duration_seconds
     if low is None and high is None:
         return True
-    if duration_seconds is None:  # Azure's -1: unknown
+    if duration_seconds is None:  # Azure sent -1, which means unknown
         return False
     return (low is None or duration_seconds >= low) and (high is None or duration_seconds <= high)
 

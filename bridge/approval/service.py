@@ -62,7 +62,7 @@ class ApprovalService:
         if remote is None:
             self._metrics.forget_approval_channel()
             self._outbox.awaits_portal = False
-        elif remote.url != self._portal_url:  # another portal may have holds that the agent does not know
+        elif remote.url != self._portal_url:  # another portal may have holds that the agent has not received
             self._outbox.awaits_portal = True
         self._portal_url = None if remote is None else remote.url
         self._metrics.approval_files(unsafe=0, unusable_keys=0)
@@ -108,7 +108,7 @@ class ApprovalService:
         from bridge.approval.portal_client import PortalClient, agent_header  # noqa: PLC0415
         from bridge.approval.portal_poller import JITTER_SECONDS, PortalPoller  # noqa: PLC0415
 
-        keys = remote.trusted_keys()  # not the approver's keys, because the poller has another thread
+        keys = remote.trusted_keys()  # separate from the approver's keys, because the poller runs on another thread
         return PortalPoller(
             PortalClient(
                 remote,

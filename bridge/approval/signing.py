@@ -161,7 +161,7 @@ def _private_key(path: Path) -> Ed25519PrivateKey:
         key = load_pem_private_key(_private_bytes(path), password=None)
     except OSError as error:
         raise SigningFailed(f"The private key file {path} cannot be read: {error.strerror}.") from error
-    except (TypeError, ValueError, UnsupportedAlgorithm) as error:  # TypeError: a passphrase
+    except (TypeError, ValueError, UnsupportedAlgorithm) as error:  # a passphrase causes a TypeError
         raise SigningFailed(f"{path} contains no {_KEY_FORM}") from error
     if not isinstance(key, Ed25519PrivateKey):
         raise SigningFailed(f"{path} contains no {_KEY_FORM}")

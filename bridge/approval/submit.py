@@ -38,8 +38,8 @@ _RETRY_SECONDS = 1.0
 class Submitter:
     """Sends approvals through *imds*. Only one thread can use a submitter.
 
-    *directory* is the state directory. If other users can change approval files, *why_unsafe* returns an error message.
-    Otherwise, it returns None.
+    *directory* is the state directory. *why_unsafe* returns an error message if other users can change approval files,
+    and None otherwise.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Submitter:
         return [each for each in wanted if self._retry_at[each.key] <= now]
 
     def why_disabled(self) -> tuple[ApprovalResult, str] | None:
-        """Return the reason why all requests are disabled, or None."""
+        """Return why the agent must not send any request, or None if it can send requests."""
         file = self._directory / DISABLED_FILE
         if is_disabled(self._directory):
             self._log.problem("disabled", logging.WARNING, f"Nothing is approved while {file} exists.")
@@ -101,10 +101,10 @@ class Submitter:
         return result
 
     def last_look(self) -> tuple[Document, Instant] | None:
-        """Return the current document and its time; None if the service does not respond.
+        """Return the current document and its time, or None if IMDS does not respond.
 
-        The time of the response is the wall-clock time at which the request was sent, plus the monotonic duration of
-        the call. A response thus counts as old if the VM was paused during the call.
+        The time is the wall-clock time at which the request was sent, plus the monotonic duration of the call. If the
+        VM was paused during the call, the response therefore counts as old.
         """
         asked_at = self._clock.instant()
         try:
@@ -117,7 +117,7 @@ class Submitter:
                 kind="look",
             )
             return None
-        self._log.recovered("look", "The metadata service responds before approvals again.")
+        self._log.recovered("look", "The metadata service responds again before approvals.")
         monotonic = self._clock.monotonic()
         wall = asked_at.wall + timedelta(seconds=monotonic - asked_at.monotonic)
         return document, Instant(wall=wall, monotonic=monotonic)
@@ -131,7 +131,7 @@ class Submitter:
     def post(self, approval: PendingApproval, document: Document) -> Changes:
         """Send StartRequests for *approval*, and return the changes for the outcome.
 
-        *document* is the last look. The request uses its api-version.
+        *document* is the result of `last_look`. The request uses its api-version.
         """
         try:
             status = self._imds.start_requests([approval.event_id], document=document)

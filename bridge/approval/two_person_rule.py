@@ -19,8 +19,8 @@ from bridge.outbox.rows import StoredDecision
 def sufficient_decisions(approves: Iterable[StoredDecision], required_approvals: int) -> list[StoredDecision]:
     """Return the decisions that together allow an approval; [] if there are too few.
 
-    *approves* contains the trusted, unexpired approve decisions on one event version, in order of arrival. A single
-    decision made on the VM is sufficient, because anyone who can write to the outbox already controls the VM.
+    *approves* contains the trusted, unexpired approve decisions on one version of an event, in order of arrival. A
+    single decision made on the VM is sufficient, because anyone who can write to the outbox already controls the VM.
     """
     chosen: list[StoredDecision] = []
     for each in approves:

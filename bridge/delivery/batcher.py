@@ -27,7 +27,7 @@ class Batching(msgspec.Struct, kw_only=True):
     by_event: bool
     """True if each batch contains records of only one event."""
     alone: set[int] = set()
-    """The sequences of the records to send one by one, because a batch with these records was rejected."""
+    """The sequences of the records from a rejected batch. The agent sends these records one by one."""
 
 
 def next_batch(
@@ -39,9 +39,10 @@ def next_batch(
     fresh_event: str | None = None,
     after: Collection[Delivery] = (),
 ) -> list[Delivery]:
-    """Return the rows for the next request, or for the one after *after*; [] if none is due.
+    """Return the rows for the next request, or [] if no row is due.
 
-    If *fresh_event* is not None, return only the first row of this event.
+    *after* contains rows that the request before it already sends. If *fresh_event* is not None, return only the first
+    row of this event.
     """
     if fresh_event is not None:
         return list(rows.of_event(fresh_event))[:1]
@@ -81,10 +82,10 @@ def _first(rows: Iterable[Delivery], blocked: Collection[str], taken: Collection
 
 
 def _probe(rows: Iterable[Delivery], blocked: Collection[str]) -> list[Delivery]:
-    """Return the next row to probe: urgent first, then fewest attempts, then oldest.
+    """Return the row for the next probe: urgent first, then fewest attempts, then oldest.
 
-    Events with fewer attempts come first, because an event that always fails would otherwise be probed every time. Only
-    the first 2,000 rows are compared, to keep the probe fast.
+    Rows with fewer attempts come first. Otherwise, the agent would probe the same event every time if its records
+    always fail. The function compares only the first 2,000 rows, so that it stays fast.
     """
     heads: dict[str, Delivery] = {}
     for row in islice((row for row in rows if row.event_key not in blocked), _MOST_PROBED):

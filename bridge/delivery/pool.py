@@ -1,8 +1,8 @@
 """Starts, replaces, and ends the delivery workers. Each sink has one worker.
 
-A worker is replaced only after it has ended or been canceled. A canceled worker does not send any more records. When
-the agent stops or reloads its configuration, all workers share one deadline, so more hanging sinks do not mean a longer
-wait.
+The pool replaces a worker only after the worker has ended or was canceled. A canceled worker sends no more records.
+When the agent stops or reloads its configuration, all workers share one deadline. The wait is therefore the same for
+one hanging sink as for many.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bridge.system.threads import LoopWatch
 
 logger = logging.getLogger(__name__)
 
-#: The time to cut hanging sends and to kill the programs of command sinks.
+#: How long the pool waits for canceled workers to end. In this time, command sinks kill their programs.
 CUT_SECONDS = 0.4
 _TICK_SECONDS = 0.05
 _RELOAD_SECONDS = 2.0
@@ -29,8 +29,9 @@ _RELOAD_SECONDS = 2.0
 class WorkerPool:
     """The delivery workers of all sinks. Start and end workers from one thread only.
 
-    Active events are not resent until *has_seen_document* returns True, which means that the agent has received a valid
-    Scheduled Events document. *attested* provides the access tokens that an ops portal issues for this VM.
+    The workers resend records of active events only after *has_seen_document* returns True, which means that the agent
+    has received a valid Scheduled Events document. *attested* provides the access tokens that an ops portal issues for
+    this VM.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class WorkerPool:
 
     @property
     def loop_watches(self) -> Mapping[str, LoopWatch]:
-        """Return the watch over the loop of each worker by the name ``delivery:SINK``."""
+        """Return the loop watch of each worker, with the name ``delivery:SINK`` as the key."""
         return {f"delivery:{name}": worker.loop_watch for name, (_, worker) in list(self._workers.items())}
 
     def notify(self) -> None:
@@ -80,7 +81,7 @@ class WorkerPool:
             has_seen_document=self._has_seen_document,
             attested=self._attested,
         )
-        worker.start()  # raises an error if no thread is free, and the caller then tries again
+        worker.start()  # raises an error if no thread can start; the caller retries later
         self._workers[sink.name] = (sink, worker)
 
     def end_all_but(self, sinks: Sequence[SinkSettings], *, grace_seconds: float, stop: Callable[[], bool]) -> None:

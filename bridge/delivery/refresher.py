@@ -1,8 +1,8 @@
-"""Selects the records to resend to destinations that lose their alerts when they restart.
+"""Selects the records to resend to destinations that lose their alerts.
 
-Some destinations, such as Alertmanager, lose alerts when they restart or after a timeout. For these destinations, the
-agent resends the latest record of every active event every `refresh_seconds`. A resent record keeps its ID and is
-retried like any other pending record.
+Some destinations, such as Alertmanager, lose an alert when they restart or after a timeout. At an interval of
+`refresh_seconds`, the agent resends the latest record of each active event to these destinations. A resent record keeps
+its ID, and the agent retries it like any other pending record.
 """
 
 from __future__ import annotations

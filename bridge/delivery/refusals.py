@@ -5,9 +5,9 @@ HTTP, and a receiver with another signing secret returns 400 to every request. I
 cases, a wrong setting would park every record of a fleet. A sink marks such a rejection with
 `DeliveryRejected.may_be_endpoint`. The endpoint is then the cause in two cases:
 
-- The endpoint has not accepted any record since the sink's configuration, or a file in this configuration, changed.
-- The endpoint rejects records of different events in a row, and accepts no record in between. The agent parked the
-  first of these records before it could detect this case, so this record becomes pending again.
+- The endpoint has not accepted any record since the sink's configuration or a file that it names was changed.
+- The endpoint rejects records of different events in a row, and accepts no record in between. When the agent detects
+  this case, it has already parked the first of these records. It makes this record pending again.
 
 If the endpoint rejects a record twice but accepts other records in between, the agent parks the rejected record.
 """
@@ -26,17 +26,17 @@ from bridge.system.secrets import ChangingFile
 
 
 class Refusals:
-    """Rejections by a sink. *accepted_under* is the digest of the last working configuration."""
+    """Tracks a sink's rejections. *accepted_under* is the last working configuration's digest."""
 
     def __init__(self, *, accepted_under: str | None) -> None:
         self._accepted_under = accepted_under
         self._acceptances = 0
         self._is_blamed = False
-        """True if the endpoint caused a rejection and has not accepted any record since."""
+        """True if the endpoint caused a rejection and has not accepted a record after it."""
         self._refused: dict[int, int] = {}
-        """Sequence of each rejected, unparked record -> the number of acceptances before its rejection."""
+        """Maps the sequence of each record that was rejected but not parked to the number of acceptances before it."""
         self._in_a_row: dict[int, str] = {}
-        """Sequence of each record that was parked since the last acceptance -> the key of its event."""
+        """Maps the sequence of each record that was parked since the last acceptance to the key of its event."""
 
     def accepted(self, sequences: Iterable[int], *, under: str) -> bool:
         """Record an acceptance. Return whether it is the first since the settings changed."""
@@ -64,7 +64,7 @@ class Refusals:
         return self._is_blamed
 
     def take_back(self) -> list[int]:
-        """Return the sequences parked since the last acceptance, and forget them."""
+        """Return the sequences parked since the last acceptance, and clear this list."""
         sequences = list(self._in_a_row)
         self._refused.update(dict.fromkeys(sequences, self._acceptances))
         self._in_a_row.clear()
@@ -75,8 +75,8 @@ def configuration_digest(sink_class: type[Sink], config: SinkConfig) -> str:
     """Return a hash that changes when the configuration of the sink changes.
 
     The hash covers the settings of the sink, and the contents of the files and environment variables that its
-    ``*_file`` and ``*_env`` settings name. Call this function only on the sink's thread, because reading from a file
-    server that is down can hang.
+    ``*_file`` and ``*_env`` settings name. Call this function only on the sink's thread, because a read can hang if a
+    file server is down.
     """
     keys = msgspec.structs.asdict(config)
     found: list[object] = [sink_class.__module__, sink_class.__qualname__, keys]
@@ -91,5 +91,5 @@ def configuration_digest(sink_class: type[Sink], config: SinkConfig) -> str:
 def _content(path: Path) -> bytes | None:
     try:
         return ChangingFile(path, bytes).value()
-    except (OSError, ValueError):  # the sink reports this error; an invalid path causes a ValueError
+    except (OSError, ValueError):  # the sink reports the error; an invalid path causes a ValueError
         return None

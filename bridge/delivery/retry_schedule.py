@@ -53,7 +53,7 @@ class SendMode(Enum):
     FRESH = "fresh"
     """The sink is paused. The worker sends the first record of an event that has a new record."""
     PROBE = "probe"
-    """The sink is paused. The worker sends one record, except of urgent events that have failed."""
+    """The sink is paused. The worker sends one record, but none of an urgent event that has failed."""
     URGENT = "urgent"
     """The sink is paused. The worker sends one urgent record."""
     WAIT = "wait"
@@ -76,7 +76,7 @@ class _Delay(msgspec.Struct, kw_only=True):
     tried_at: float = _LONG_AGO
     urgent: bool = False
     was_released: bool = False
-    """True after a response about another event made this event due."""
+    """True after a response to another event's records has made this event due early."""
 
 
 class RetrySchedule:
@@ -94,21 +94,21 @@ class RetrySchedule:
         self._urgent_was_last = False
         self._fresh: dict[str, None] = {}
         self.is_gone = False
-        """True after a 410. The agent then sends nothing until a restart or `outbox retry`."""
+        """True after status 410. The agent then sends nothing until a restart or `outbox retry`."""
 
     @property
     def is_paused(self) -> bool:
-        """Return whether the sink gets only probes."""
+        """Return whether the sink is paused, so that the agent sends it one record at a time."""
         return self._probe_at is not None
 
     @property
     def is_troubled(self) -> bool:
-        """Return whether an event or the sink is delayed, so that new records must be reported."""
+        """Return whether a delay is in effect. If so, the worker must call `record_arrived`."""
         return self._probe_at is not None or bool(self._delays)
 
     @property
     def last_send_failed(self) -> bool:
-        """Return whether the last send failed, so that the next send should be of another event."""
+        """Return whether the last send failed. The next send should then be for another event."""
         return self._probe_at is None and bool(self._last_failed)
 
     @property
@@ -126,7 +126,7 @@ class RetrySchedule:
         return {key for key, delay in self._delays.items() if delay.urgent}
 
     def urgent_blocked(self, now: float) -> Collection[str]:
-        """Return the keys of the urgent failing events, except for the event that is next."""
+        """Return the keys of the urgent failing events, except the event to retry next."""
         return set(self.urgent_failing) - {self._longest_due_urgent(now)}
 
     def _longest_due_urgent(self, now: float) -> str | None:
@@ -147,7 +147,7 @@ class RetrySchedule:
         return SendMode.WAIT
 
     def next_at(self) -> float:
-        """Return when `mode` or `blocked` changes; infinity if only a record changes them."""
+        """Return when `mode` or `blocked` next changes, or infinity without a new record."""
         if self.is_gone:
             return _NEVER
         if self._probe_at is None:
@@ -169,7 +169,7 @@ class RetrySchedule:
             delay.urgent = delay.urgent or urgent
         if self._probe_at is None:
             return
-        self._bring_probe_forward(now, seconds_to_not_before)  # matters after the end of a Retry-After
+        self._bring_probe_forward(now, seconds_to_not_before)  # takes effect after any Retry-After delay
         if urgent:
             self._urgent_at = _LONG_AGO
         elif now >= self._bound_until:
@@ -197,7 +197,7 @@ class RetrySchedule:
             self._probe_at = now + self._gap(self._probes, outage_seconds=0.0)
 
     def succeeded(self, event_keys: Iterable[str]) -> None:
-        """After a response about records, end the pause and retry other failing events once."""
+        """Note a response: end the pause, and make the other failing events due once."""
         for event_key in event_keys:
             self._delays.pop(event_key, None)
         self._last_failed = frozenset()
@@ -274,7 +274,7 @@ class RetrySchedule:
 
     def _set_urgent(self, now: float, during: SendMode, *, has_urgent: bool) -> None:
         self._urgent_was_last = during is SendMode.URGENT
-        # Soon, because the next urgent record may be untried. The minimum delay limits the rate.
+        # Send again soon, because the next urgent record may be untried. The minimum delay limits the rate.
         soon = min(now + MINIMUM_DELAY_SECONDS, self._urgent_deadline())
         if not has_urgent:
             self._urgent_at = _NEVER
@@ -301,7 +301,7 @@ class RetrySchedule:
             urgent=event.urgent,
         )
         if event.urgent:
-            # Urgent events are sent one by one, so the time of the others counts.
+            # Urgent events are sent one by one, so leave time for the others.
             queue_seconds = MINIMUM_DELAY_SECONDS * len(self.urgent_failing)
             gap = max(min(gap, URGENT_CAP_SECONDS - queue_seconds), MINIMUM_DELAY_SECONDS)
         delay.tried_at, delay.until = now, now + gap

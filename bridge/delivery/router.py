@@ -1,11 +1,12 @@
 """Selects the sinks for a record by applying the filters of each ``[[sinks]]`` table.
 
 The filters check an event's current type, source, and resources, which Azure can change. For example, a Reboot can
-become a Freeze. Records without an event, such as the refused approval of an unknown event, always pass these filters.
+become a Freeze. Some records contain no event, for example if the agent refuses a decision on an event that it does not
+know. These records always pass the filters.
 
-With ``speak = "first"``, only the first VM in an event's Resources sends records of the event. All VMs receive the same
-list from Azure, so their agents do not need to coordinate. An agent that cannot determine whether its VM is the first
-sends the records anyway.
+With ``speak = "first"``, only the first VM in an event's Resources sends the records of the event. Azure sends the same
+list to all VMs, so their agents do not need to coordinate. If an agent cannot determine whether its VM is the first in
+the list, it sends the records anyway.
 
 Once a sink has received a record of an event, only the `transitions` filter applies to later records of the event. The
 sink can then resolve an alert or end a drain even if the event no longer matches the other filters.
@@ -35,7 +36,7 @@ def _takes_event(config: SinkConfig, record: TransitionRecord, vm_name: str | No
     event = record.event
     if event is None:
         return True
-    # Only the VM that sent an approval has the record of the approval.
+    # The approval record exists only on the VM that sent the approval, so `speak` does not apply.
     if config.speak == "first" and record.approval is None and is_first_named(event, vm_name) is False:
         return False
     if config.event_types is not None and event.event_type not in config.event_types:

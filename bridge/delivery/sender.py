@@ -30,21 +30,21 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: The host's deadline as a multiple of the sink's deadline, so that a sink can report its own timeout first.
+#: The factor by which the agent's deadline exceeds the sink's deadline, so that the sink reports a timeout first.
 GRACE = 1.04
 _CLOSE_SECONDS = 1.0
-#: A new instance waits for the close of the last instance for at most this share of `timeout_seconds`.
+#: The share of `timeout_seconds` for which a new instance waits until the last instance is closed.
 _CLOSE_SHARE = 0.25
 _MOST_ABANDONED = 8
 _CUT = "The send was cut before it began."
-_NO_THREAD = "No thread can be started: raise the limit of tasks (TasksMax, pids.max), or end the tasks that use it up."
+_NO_THREAD = "No thread can start. Raise the task limit (TasksMax, pids.max), or end the tasks that use it up."
 
 
 class Sender:
     """Runs calls on the thread of one sink. Only `cut` is thread-safe.
 
     *build* creates the sink before the first call. *configuration* returns a digest of the sink's configuration, and
-    can read files. *attested* provides the access tokens that an ops portal issues for this VM.
+    might read files. *attested* provides the access tokens that an ops portal issues for this VM.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Sender:
         self._current: SinkThread | None = None
         self._abandoned: list[SinkThread] = []
         self.is_cut = False
-        """True after `cut`. The Sender then sends nothing more."""
+        """True after a call to `cut`. The sender then sends no more records."""
 
     def run(self, work: Callable[[SinkThread], T]) -> T:
         """Run *work*. Raise DeliveryFailed if a call is overdue or no thread can start."""
@@ -126,7 +126,7 @@ class Sender:
         self._abandoned[-1].wait_closed(until - time.monotonic())
         self._abandoned = [each for each in self._abandoned if not each.is_gone(0)]
         for each in self._abandoned:
-            each.begin_closing()  # again, because the last attempt may have had no free thread
+            each.begin_closing()  # the last attempt might have failed to start a thread
         if len(self._abandoned) >= _MOST_ABANDONED:
             raise DeliveryFailed(
                 f"{len(self._abandoned)} sends hang beyond their deadline and cannot be cut. Nothing is sent until one "
@@ -141,7 +141,7 @@ class _Overdue(Exception):
 
 
 class _Abandoned(BaseException):
-    """Ends an abandoned thread. A BaseException, because the work catches every Exception."""
+    """Ends an abandoned thread. The class is a BaseException, as the work catches Exception."""
 
 
 class SinkThread:
@@ -163,7 +163,7 @@ class SinkThread:
         self.configuration = ""
         """The digest of the configuration with which the sink was built."""
         self.spent_seconds = 0.0
-        """The time that the next call has already used of its deadline."""
+        """How much of its deadline the next call has already used."""
         self._sink: Sink | None = None
         self._changed = threading.Condition(threading.Lock())
         self._call_began_at: float | None = None
@@ -274,12 +274,12 @@ class SinkThread:
         with self._changed:
             while not done.done():
                 began_at = self._call_began_at
-                if began_at is None:  # a call does not wake this thread, because each wake-up costs CPU time
+                if began_at is None:  # the start of a call does not wake this thread, to save CPU time
                     waited = self._deadline_seconds / 4
                     self._changed.wait(waited)
                     continue
                 if began_at != watched:
-                    # A delay longer than the last wait is a freeze of this process, which does not count.
+                    # If the delay exceeds the last wait, this process was frozen. The excess does not count.
                     watched, late_seconds = began_at, min(time.monotonic() - began_at, waited)
                     limit = RunningTime(self._deadline_seconds - late_seconds - self.spent_seconds)
                     self.spent_seconds = 0.0

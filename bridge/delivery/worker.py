@@ -44,13 +44,13 @@ _SPREAD_SHARE = 0.1
 _MOST_NEW_EVENTS = 64
 _NEVER = float("inf")
 _ENDPOINT_REFUSES = (
-    "The endpoint has accepted nothing since the configuration changed, or it rejects different events in a row, so "
-    "nothing is parked. Check the URL and the credentials. To park these records anyway, set park_statuses."
+    "The endpoint has accepted nothing since the configuration changed, or it rejects different events in a row. "
+    "Therefore, nothing is parked. Check the URL and the credentials. To park these records anyway, set park_statuses."
 )
 
 
 class DeliveryWorker:
-    """Sends records to one sink, from `start` to `stop`."""
+    """Sends records to one sink until `stop` is called."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class DeliveryWorker:
         self._woken = threading.Event()
         self._is_resumed = False
         self._seen_through = 0
-        """The newest record that the schedule knows, while the sink has failures."""
+        """The sequence of the newest record that the schedule knows. Used only while sends fail."""
         self._expired_at = float("-inf")
         self._send_began_at = 0.0
         self._in_flight: tuple[list[Delivery], SendMode] | None = None
@@ -227,7 +227,7 @@ class DeliveryWorker:
         return SendMode.WAIT, [], []
 
     def _choose(self, rows: DueRows, *, now: float, mode: SendMode, fresh_event: str | None) -> list[Delivery]:
-        """Return the rows of the next request, and for some sinks of the request after it."""
+        """Return the rows of the next request. Some sinks also need those of the request after it."""
         batch = next_batch(rows, self._schedule, now, batching=self._batching, fresh_event=fresh_event)
         self._batch_size = len(batch)
         if not batch or not self._prepares_next or mode is not SendMode.ALL:
@@ -400,7 +400,7 @@ class DeliveryWorker:
 def _urgency(
     state: State, sink: str, events: Iterable[str], *, now: float
 ) -> tuple[bool, float | None, dict[str, float]]:
-    """Return whether a row is urgent, and the next NotBefore of all rows and per event."""
+    """Return whether a row is urgent, the next NotBefore of all rows, and that of each event."""
     queue = state.queue(sink)
     ahead = (row.not_before for row in queue.pending.values() if row.not_before is not None and row.not_before > now)
     soonest = min(ahead, default=None)

@@ -30,12 +30,12 @@ from bridge.outbox.state import State
 
 DISABLED_FILE = "approvals.disabled"
 MOST_OPEN_DECISIONS = 1_000
-"""The limit for each key. Above the limit, the agent closes the oldest approvals first, and holds last."""
+"""The limit for each signing key. Above this limit, the agent closes the oldest approve decisions, and then holds."""
 _SURPLUS = f"The key has more than {MOST_OPEN_DECISIONS:,} open decisions, and this is the oldest approval among them."
 
 
 class KeepResult(Enum):
-    """The result of `keep_decisions` for a decision."""
+    """The result of storing one decision."""
 
     NEW = "new"
     KNOWN = "known"
@@ -70,7 +70,7 @@ def find_decision(state: State, source: str, approver: str, decision_id: str) ->
 
 
 def token_digests(state: State, arrivals: Iterable[int]) -> tuple[str, ...]:
-    """Return the SHA-256 of each decision's signed text, which local decisions do not have."""
+    """Return the SHA-256 of each signed text. Local decisions are skipped, as they have none."""
     tokens = (row.token for arrival in arrivals if (row := state.decisions.rows.get(arrival)) is not None)
     return tuple(hashlib.sha256(token.encode()).hexdigest() for token in tokens if token is not None)
 
@@ -117,7 +117,10 @@ def _close_surplus(state: State, key: tuple[str, str, str | None]) -> list[Store
 
 
 def keep_overruling(state: State, decision: StoredDecision, overruled: Collection[int]) -> tuple[StoredDecision, ...]:
-    """Store a local *decision*, or return the event's holds that are not in *overruled*."""
+    """Store a local *decision* that overrules the holds in *overruled*.
+
+    If the event has other holds, do not store the decision, and return these holds.
+    """
     holds = [
         each for each in open_decisions(state) if each.event_id == decision.event_id and each.verdict is Verdict.HOLD
     ]
@@ -157,7 +160,7 @@ def update_decisions(state: State, updates: Iterable[DecisionUpdate]) -> None:
 def begin_attempt(
     state: State, stream_id: str, approvals: Sequence[PendingApproval], *, now: float
 ) -> list[PendingApproval]:
-    """Count an attempt for each approval that is wanted and not on hold, and return them."""
+    """Count an attempt for each approval that is still wanted and not held. Return them."""
     held = {
         each.event_id
         for each in open_decisions(state)

@@ -2,7 +2,7 @@
 
 Each file ``outbox-N.db`` is one generation of the outbox: a complete copy of the state. The agent creates a generation
 in one transaction, which ends with the row ``complete``. At startup, the agent reads the newest file that has this row,
-so it never uses a generation that was interrupted by a crash.
+so it never uses a generation that a crash left incomplete.
 
 The agent does not repair a damaged file. Instead, it writes the complete state to the next generation.
 
@@ -31,9 +31,9 @@ from bridge.outbox.rows import Delivery, EventRow, MetaRow, PendingApproval, Rec
 from bridge.outbox.state import Changes
 
 _FILE_NAME = re.compile(r"outbox-([1-9][0-9]{0,17})\.db")
-_NOT_REPEATED = ("event_key", "body")  # the file stores these values with the record, and not with each delivery
+_NOT_REPEATED = ("event_key", "body")  # the file stores these values once, with the record
 _SCHEMA_VERSION = 1
-HISTORY_STEP = 500  # the number of records to delete in one step, because a save must not take long
+HISTORY_STEP = 500  # the most records to delete at once, so that a save stays short
 _RESULTS = ("deliveries", "sinks")
 _SETTINGS = (
     "page_size = 1024",  # a transition changes a few short rows
@@ -62,7 +62,7 @@ class _Spec:
     """Converts the rows of one table to columns and back."""
 
     def __init__(self, name: str, row: type[Any], key: tuple[str, ...], *columns: str) -> None:
-        # msgspec crashes if two threads use a new class at the same time. This line uses the class during the import.
+        # msgspec crashes if two threads use a class for the first time at once, so use the class during the import.
         msgspec.json.Decoder(row)
         self.row, self.key, self.columns = row, key, (*key, *columns)
         self.rest = tuple(field for field in row.__struct_fields__ if field not in (*self.columns, *_NOT_REPEATED))
@@ -161,7 +161,7 @@ def read_newest(directory: Path) -> Loaded:
             loaded = read_file(path)
         except OSError:
             raise
-        except Exception as error:  # values of damaged rows that make no sense
+        except Exception as error:  # damaged rows can cause any error
             if isinstance(error, sqlite3.Error) and not is_damage(error):
                 raise
             unreadable.append(path)
@@ -196,12 +196,15 @@ def _uri(path: Path, mode: str) -> str:
 
 
 def connect_read_only(path: Path) -> sqlite3.Connection:
-    """Open *path*, on a read-only disk without the WAL. Raise sqlite3.Error if unreadable."""
-    # mode=ro creates a missing WAL. A file without a WAL is complete, and immutable=1 creates no WAL.
+    """Open *path* for reading. Raise sqlite3.Error if the file is unreadable.
+
+    On a read-only disk, SQLite might be unable to use the WAL. The connection then ignores the WAL.
+    """
+    # mode=ro would create a missing WAL. Without a WAL, the file is complete, so immutable=1 is sufficient.
     modes = ("mode=ro", "immutable=1") if path.with_name(f"{path.name}-wal").exists() else ("immutable=1",)
     for mode in modes:
         connection = sqlite3.connect(_uri(path, mode), uri=True, isolation_level=None, check_same_thread=False)
-        connection.text_factory = lambda text: text.decode(errors="replace")  # the JSON decoder finds damaged text
+        connection.text_factory = lambda text: text.decode(errors="replace")  # the JSON decoder detects damaged text
         try:
             connection.execute("SELECT count(*) FROM sqlite_master")
         except sqlite3.Error as error:
@@ -216,7 +219,7 @@ def connect_read_only(path: Path) -> sqlite3.Connection:
 def _read_table(
     connection: sqlite3.Connection, name: str, missing: dict[str, int | None], where: str = "", *values: str
 ) -> list[Any]:
-    """Read a table. At a damaged page, read the remaining rows backward from the end."""
+    """Read a table. After a damaged page, read the remaining rows backward from the end."""
     spec = _SPECS[name]
     rows: dict[Any, Any] = {}
     undecodable = 0
@@ -249,11 +252,11 @@ def read_records(path: Path, *, after: int, before: int) -> Iterator[tuple[int, 
 
 
 class Database:
-    """The outbox file of the saver thread. All methods can raise sqlite3.Error or OSError."""
+    """Writes one outbox file. All methods except `close` can raise sqlite3.Error or OSError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # mode=rw does not create a deleted file again. The new file would be empty.
+        # mode=rw does not recreate a deleted file, which would be empty.
         uri = _uri(path, "mode=rw")
         self._connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=1.0)
         for setting in _SETTINGS:
@@ -281,7 +284,11 @@ class Database:
         return database
 
     def save(self, changes: Changes) -> None:
-        """Write *changes* in one transaction. Results that a power failure loses are sent again."""
+        """Write *changes* in one transaction.
+
+        If *changes* contains only delivery results, the write skips a disk sync. If a power failure then loses the
+        results, the agent sends the records again.
+        """
         is_results = all(name in _RESULTS or not rows for name, rows in changes.tables.items())
         if is_results:
             self._connection.execute("PRAGMA synchronous = NORMAL")
@@ -337,7 +344,10 @@ def fingerprint(path: Path) -> Fingerprint:
 
 
 def follows(before: Fingerprint, after: Fingerprint) -> bool:
-    """Return whether the agent can cause *after*. It never replaces or shrinks a file."""
+    """Return whether the agent's own writes can explain the change from *before* to *after*.
+
+    The agent never replaces or shrinks a file.
+    """
     return all(
         old is None or (new is not None and new[:2] == old[:2] and new[2] >= old[2])
         for old, new in zip(before, after, strict=True)

@@ -46,7 +46,7 @@ def record_results(
         delivery = state.deliveries.rows.get((result.sequence, sink))
         if delivery is None or delivery.state is not DeliveryState.PENDING:
             continue
-        # A sink can quote a response with lone surrogates, and UTF-8 cannot encode them.
+        # An error can quote a response with lone surrogates, which UTF-8 cannot encode.
         error = None if result.error is None else result.error.encode(errors="replace").decode()
         change_state(state, delivery, result.state or DeliveryState.PENDING, now=now, error=error, attempts=1)
 
@@ -60,7 +60,7 @@ def expire(state: State, sink: str, *, now: float, older_than: float) -> int:
 
 
 def replace_older(state: State, sink: str, record: RecordRow, *, now: float) -> None:
-    """Expire older pending records of the event, for a `current_state_only` sink."""
+    """Expire the event's older pending records for a `current_state_only` sink."""
     for row in list(state.queue(sink).of_event(record.event_key)):
         if row.sequence < record.sequence:
             _replace(state, row, now=now)
@@ -77,8 +77,7 @@ def retry(
     """Make the parked records of *sink* pending again, and return their number.
 
     If *sink* is None, retry the records of all sinks. By default, the age of the records restarts at zero. If
-    *sequences* is given, retry only those records without resetting their age, because a failing endpoint rejected
-    them.
+    *sequences* is given, retry only those records and do not reset their age, because a failing endpoint rejected them.
     """
     rows = needed_records(state, sink, [DeliveryState.PARKED], record_id=record_id)
     rows = rows if sequences is None else [row for row in rows if row.sequence in sequences]
@@ -104,7 +103,7 @@ def discard(state: State, sink: str, *, states: Collection[DeliveryState], recor
 
 
 def expire_outdated(state: State, sinks: Iterable[str], *, now: float) -> None:
-    """Expire pending records if a `current_state_only` sink has the event's newest record."""
+    """Expire pending records of *sinks* (`current_state_only`) that a newer record replaces."""
     for sink in sinks:
         for row in list(state.queue(sink).pending.values()):
             event = state.events.rows.get(row.event_key)
@@ -153,7 +152,7 @@ def totals(state: State) -> OutboxTotals:
 
 
 def make_event_urgent(state: State, event_key: str) -> None:
-    """Mark an event's pending records as urgent, because a sink receives them in order."""
+    """Mark all pending records of an event as urgent, because sinks receive them in order."""
     for queue in state.queues.values():
         for row in list(queue.of_event(event_key)):
             if not row.urgent:
@@ -188,7 +187,7 @@ def change_state(
 def needed_records(
     state: State, sink: str | None, states: Collection[DeliveryState] = NEEDED, *, record_id: str | None = None
 ) -> list[Delivery]:
-    """Return the rows in *states* by sink and sequence. None as a filter selects all."""
+    """Return the rows in *states*, ordered by sink and sequence. None matches all rows."""
     queues = state.queues.values() if sink is None else [state.queue(sink)]
     rows = [row for queue in queues for row in (*queue.pending.values(), *queue.parked.values()) if row.state in states]
     if record_id is not None:
@@ -203,7 +202,7 @@ def import_rows(state: State, rows: Mapping[str, Iterable[Any]], known: Collecti
     present = {*known, *(_place(row) for row in state.records.rows.values())}
     undelivered = {delivery.sequence for delivery in needed_records(other, None)}
     new = [row for row in map(other.records.rows.__getitem__, undelivered) if _place(row) not in present]
-    first = min([0, *state.records.rows]) - len(new)  # imported records are older than all other records
+    first = min([0, *state.records.rows]) - len(new)  # imported records sort before all other records
     for place, row in enumerate(sorted(new, key=_place), first):
         state.records.put(msgspec.structs.replace(row, sequence=place))
         for delivery in other.deliveries_of(row.sequence):

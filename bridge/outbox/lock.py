@@ -63,7 +63,7 @@ class DirectoryLock:
                 ) from error
 
     def claim(self) -> bool:
-        """Lock the new directory and return True if the old one was deleted, moved, or replaced.
+        """If the directory was deleted, moved, or replaced, lock the new one and return True.
 
         Any thread can call this method. Raises StateDirectoryError if another agent has locked the new directory, and
         OSError if the new directory cannot be locked.
@@ -90,7 +90,7 @@ class DirectoryLock:
 
     def _is_in_place(self, descriptor: int) -> bool:
         if sys.platform == "win32":
-            return True  # Windows does not delete or move a directory with an open file
+            return True  # Windows cannot delete or move a directory that contains an open file
         try:
             return os.path.samestat(os.fstat(descriptor), self._directory.stat())
         except FileNotFoundError:
@@ -100,7 +100,7 @@ class DirectoryLock:
 
 
 def is_locked(directory: Path) -> bool | None:
-    """Return whether an agent locks *directory*; None if this user cannot check."""
+    """Return whether an agent has locked *directory*, or None if this user cannot check."""
     try:
         os.close(_open_locked(directory, shared=True, create=False))
     except _Taken:

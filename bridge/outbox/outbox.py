@@ -72,13 +72,13 @@ class Outbox:
         self.on_due: Callable[[], None] = lambda: None
         """Any thread calls this function when records might be due. The function must return quickly."""
         self.active_event_ids: tuple[str, ...] | None = None
-        """The EventIds of the announced events. None means that the events are unknown."""
+        """The EventIds of the open events. None means that the open events are unknown."""
         self.awaits_portal = has_portal
         """True until the portal has sent all of its decisions to this run of the agent."""
         self.is_trusted = False
         """False while the stored state might belong to another machine."""
         self.epoch = 0
-        """The number of times that the outbox deleted the state of another machine."""
+        """Counts how many times the outbox has deleted the state of another machine."""
         self._has_portal = has_portal
         self.clock = clock
         self._boot_id, self._configured_vm_id = boot_id, configured_vm_id
@@ -112,7 +112,7 @@ class Outbox:
         return self.saver.close(seconds)
 
     def _take_loaded(self, loaded: Loaded) -> None:
-        """Start a new stream with the loaded state. The saver thread holds the lock."""
+        """Start a new stream with the loaded state. The caller, the saver thread, holds the lock."""
         state, now = self._state, self.clock.now()
         state.put("stream_id", new_stream_id(now, state.get("stream_id")))
         if state.get("created_at") is None:
@@ -181,7 +181,7 @@ class Outbox:
 
     @property
     def is_behind(self) -> bool:
-        """Return whether the disk fails or hangs. The agent then does not approve events."""
+        """Return whether the disk fails or hangs. While it does, the agent approves no events."""
         return self.saver.behind_reason is not None
 
     def _saved(self) -> None:
@@ -196,7 +196,7 @@ class Outbox:
             self._context = msgspec.structs.replace(self._context, vm=vm)
 
     def identify(self, vm: VmIdentity) -> bool:
-        """Confirm that *vm* is this VM. Return whether a state of another VM was deleted."""
+        """Confirm that *vm* is this VM. Return whether this deleted the state of another VM."""
         with self._change() as state:
             before = None if state.vm is None else state.vm.vm_id
             is_foreign = bool(vm.vm_id and before) and not _same(vm.vm_id, before)
@@ -222,7 +222,7 @@ class Outbox:
         labels: Mapping[str, str],
         current_state_only: Collection[str] = (),
     ) -> None:
-        """Use *router* for new records, and send active events' newest records to new sinks."""
+        """Use *router* for new records. New sinks get the newest record of each active event."""
         with self._change() as state:
             self._context = RecordContext(
                 vm=self._context.vm,
@@ -272,7 +272,7 @@ class Outbox:
         incarnation: Incarnation,
         first: Callable[[State], object] = lambda _state: None,
     ) -> list[TransitionRecord]:
-        """Apply *first*, and add a record for each outcome, as one change of the outbox."""
+        """In one change of the outbox, call *first* and add a record for each outcome."""
         new = []
         with self._change() as state:
             first(state)
@@ -302,7 +302,7 @@ class Outbox:
             return chosen
 
     def seconds_to_due(self) -> float:
-        """Return the seconds until the next unsaved record is due, or infinity without one."""
+        """Return the seconds until the next unsaved record is due, or infinity if all are saved."""
         with self._lock:
             self._advance_due()
             if not self._arrivals:
@@ -333,12 +333,12 @@ class Outbox:
             return created_at
 
     def read(self, work: Callable[Concatenate[State, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return the result of *work*, which gets the state and must not change it."""
+        """Call *work* with the state, and return its result. *work* must not change the state."""
         with self._lock:
             return work(self._state, *args, **kwargs)
 
     def change(self, work: Callable[Concatenate[State, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return the result of *work*, which changes the state. The saver thread then saves it."""
+        """Call *work* with the state, and return its result. The saver thread saves the changes."""
         with self._change() as state:
             result = work(state, *args, **kwargs)
         self.on_due()  # older records might be pending again

@@ -33,9 +33,9 @@ from bridge.outbox.rows import EventRow, RecordRow
 from bridge.outbox.state import State
 
 Router = Callable[[TransitionRecord, str | None, Collection[str]], Iterable[str]]
-"""Selects the sinks of a record by the record, the name of this VM, and the sinks that know the event."""
+"""Selects the sinks for a record. The arguments are the record, the VM's name, and the sinks that have the event."""
 
-#: Beyond this limit, only the newest entry is kept in addition, so that an event cannot fill the memory.
+#: At this limit, each new entry replaces the newest one, so that one event cannot fill the memory.
 _MOST_TIMELINE_ENTRIES = 100
 
 
@@ -88,7 +88,7 @@ def new_record(
     )
 
 
-#: The key in `meta` of the newest ending with a measured impact, which `status` shows.
+#: This key in `meta` contains the newest ending record with a measured impact, which the command `status` shows.
 LAST_ENDING = "last_ending"
 
 

@@ -1,8 +1,8 @@
 """Evicts records when the outbox is full, and deletes old events, both without I/O.
 
 Parked records are evicted first, because the agent does not retry them. Pending records are evicted next, and urgent
-pending records last. Within each group, the oldest records are evicted first. The agent never evicts records from the
-newest document or records that a sink is currently sending.
+pending records last. Within each group, the oldest records are evicted first. The agent never evicts the records of the
+newest document, nor records that it is currently sending.
 """
 
 from __future__ import annotations

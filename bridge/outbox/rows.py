@@ -45,11 +45,11 @@ class EventRow(msgspec.Struct, frozen=True, kw_only=True):
     has_ended: bool = False
     """True after the first recorded ending, even if the event comes back."""
     counts: dict[str, int] = {}
-    """The number of records for each `repeat_key`. The number is the n of the next record with this content."""
+    """How many records exist for each `repeat_key`. The next record with the same content uses this number as its n."""
     last_state_sequence: int | None = None
     """The sequence of the newest record that Azure caused. Records about approvals do not count."""
     sinks: dict[str, int] = {}
-    """The sequence of the newest such record for each sink that receives the event."""
+    """For each sink that receives the event, the sequence of the newest record that Azure caused."""
     timeline: tuple[TimelineEntry, ...] = ()
     """The transitions of the event since it appeared, oldest first. Empty after the ending, to save space."""
 
@@ -110,7 +110,7 @@ class SinkRow(msgspec.Struct, frozen=True, kw_only=True):
     evicted: int = 0
     discarded: int = 0
     event_over: int = 0
-    """The number of expired records that a newer record of the same event replaced."""
+    """How many records expired because a newer record of the same event replaced them."""
     accepted_under: str | None = None
     """The digest of the configuration with which the sink last delivered a record."""
 
@@ -141,7 +141,7 @@ class ApprovalStage(str, Enum):
     """The progress of an approval. The file contains these values."""
 
     DRAINING = "draining"
-    """The command of the rule or of ``approval.remote`` must succeed first."""
+    """The drain command of the rule or of ``approval.remote`` must succeed first."""
     WANTED = "wanted"
     POSTED = "posted"
     """Azure has accepted the approval."""
@@ -200,13 +200,13 @@ class PendingApproval(_OfEventVersion, frozen=True, kw_only=True):
     approvers: tuple[str, ...] = ()
     reason: str | None = None
     arrivals: tuple[int, ...] = ()
-    """The numbers of the decisions that led to this approval. A rule has no decisions."""
+    """The numbers of the decisions that led to this approval. Empty if a rule started the approval."""
     oldest_issued_at: int | None = None
-    """The oldest issue time of these decisions, or None for a rule. A newer hold withdraws the approval."""
+    """When the oldest of these decisions was issued, or None for a rule. A newer hold withdraws the approval."""
     attempts: int = 0
     """The number of StartRequests that the agent has sent or might have sent."""
     http_status: int | None = None
-    """The status of the last response, or None if the last attempt has no response."""
+    """The status of the last response, or None if the last attempt received no response."""
     is_told: bool = False
     """True after a record has reported the first failure."""
     changed_at: float = 0.0

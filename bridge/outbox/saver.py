@@ -40,7 +40,7 @@ _MOST_UNSAVED = 10_000  # limits the memory if the disk fails for weeks
 _CLEAN_SECONDS = 600.0
 _KEPT_GENERATIONS = 2
 _FULL_SHARE = 0.95
-#: On a small volume, the limit is this share of the volume, because the WAL and a new file need space, too.
+#: On a small volume, the outbox can use this share of the space. The WAL and a new file need the rest.
 _VOLUME_SHARE = 1 / 3
 _CHANGED = "another program changed, moved, or deleted it"
 _DAMAGED = "it is damaged"
@@ -49,8 +49,8 @@ _DAMAGED = "it is damaged"
 class Saver:
     """Saves *state* in *directory*. The *lock* protects the state.
 
-    The saver calls *make_room* to evict records, and *claim* before it creates a file. Of the functions passed here,
-    only *on_loaded* is called while the saver holds the lock.
+    The saver calls *make_room* to evict records, and *claim* before it creates a file. The saver holds the lock while
+    it calls *on_loaded*, but not while it calls the other functions.
     """
 
     def __init__(
@@ -89,14 +89,14 @@ class Saver:
         self.saved_through = 0  # the sequence of the newest record in the file
         self.file: Path | None = None
         self.used_bytes = 0
-        """The size of all files. Near the limit, the current file counts with its used pages only."""
-        self.file_changes = 0  # the number of new files because of failures
+        """The size of all files. Near the limit, only the used pages of the current file count."""
+        self.file_changes = 0  # how many files were replaced because of failures
         self._thread = threading.Thread(target=self._run, name="saver", daemon=True)
         self._thread.start()
 
     @property
     def behind_seconds(self) -> float:
-        """Return the duration of the disk's current failure, or 0 if the file is up to date."""
+        """Return how long the disk has been failing or hanging, or 0 if the file is up to date."""
         if self._failure is not None:
             return time.monotonic() - self._failed_since
         began_at = self._began_at
@@ -105,7 +105,7 @@ class Saver:
 
     @property
     def behind_reason(self) -> str | None:
-        """Return the reason if the file is behind. The result is None if the file is up to date."""
+        """Return why the file is behind, or None if the file is up to date."""
         return self._failure or ("The disk does not respond." if self.behind_seconds else None)
 
     def wake(self, *, soon: bool) -> None:
@@ -125,7 +125,7 @@ class Saver:
             return self._turn.wait_for(lambda: self._confirmed >= request, seconds)
 
     def close(self, seconds: float) -> bool:
-        """Save, and end the thread. Return False if this takes longer than *seconds*."""
+        """Save all changes, and end the thread. Return False if this takes longer than *seconds*."""
         with self._turn:
             self._is_stopping = True
             self._requested += 1
@@ -220,7 +220,7 @@ class Saver:
         if self._database is None or unsaved.new_file_because is not None:
             through = self._create_file(unsaved.new_file_because)
         if through > self.saved_through:
-            self.wake(soon=False)  # for the results of these records, which then do not wake this thread
+            self.wake(soon=False)  # plan the save of these records' results, so that they need not wake the thread
         self._unsaved, self.saved_through = Changes(), through
         return has_written
 
@@ -280,7 +280,7 @@ class Saver:
                 logger.warning("The disk is full. The agent deleted an older file or delivered records early.")
 
     def _accept_own_changes(self) -> None:
-        """Store the fingerprint. Require a new file if another program replaced or truncated it."""
+        """Update the fingerprint. If the file was replaced or truncated, require a new file."""
         if self._database is None:
             return
         after = database.fingerprint(self._database.path)
@@ -314,7 +314,7 @@ class Saver:
                 self._make_room(excess)
 
     def _free_space(self) -> bool:
-        """Delete the oldest other file, or else history. Return whether this freed space."""
+        """Delete the oldest other file or, if none exists, history. Return whether it freed space."""
         if self._database is None:
             return False
         older = database.older_generations(self._directory, self._database.path)
@@ -332,7 +332,7 @@ class Saver:
         return self.file is None or database.fingerprint(self.file) != self._print
 
     def _delete_history(self, current: Database, *, before: float = math.inf) -> int:
-        if self._is_changed():  # accepting the own changes would also accept those of the other program
+        if self._is_changed():  # accepting this program's changes would also accept those of the other program
             return 0
         with self._lock:
             self._unsaved.add(self._state.take_changes())

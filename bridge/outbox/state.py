@@ -67,7 +67,7 @@ class Changes(msgspec.Struct, kw_only=True):
     tables: dict[str, dict[Any, Any]] = {}
     """The rows of each table by key. The value None marks a deleted row."""
     new_file_because: str | None = None
-    """The reason if the next save must write the complete state to a new file, otherwise None."""
+    """Why the next save must write the complete state to a new file, or None if it need not."""
 
     def add(self, newer: Changes) -> None:
         """Add the changes in *newer*. A row in *newer* replaces an older row with the same key."""
@@ -115,14 +115,14 @@ def _update(rows: dict[int, Delivery], row: Delivery, *, belongs: bool) -> None:
         rows.pop(row.sequence, None)
     elif is_last or row.sequence in rows:
         rows[row.sequence] = row
-    else:  # a row that is put back between newer rows
+    else:  # the row returns to its place between newer rows
         in_order = sorted({**rows, row.sequence: row}.items())
         rows.clear()
         rows.update(in_order)
 
 
 class DueRows:
-    """The rows that a sink can send now, valid only in the call of `Outbox.select`."""
+    """The rows that a sink can send now. Valid only during the call to `Outbox.select`."""
 
     def __init__(self, queue: SinkQueue, *, after: float, through: int) -> None:
         self._queue, self._after, self._through = queue, after, through
@@ -156,7 +156,7 @@ class State:
         self.needed_bytes = 0
         """The size of the bodies of all pending and parked records, in bytes."""
         self.loaded_through = 0
-        """The last sequence of the previous run of the agent."""
+        """The last sequence that the previous run of the agent used."""
         self._new_file_because: str | None = None
 
     def reset(self, reason: str) -> None:
@@ -165,7 +165,7 @@ class State:
         self._new_file_because = reason
 
     def load(self, rows: Mapping[str, Iterable[Any]]) -> None:
-        """Load the rows of a file, except deliveries whose record is history or damaged."""
+        """Load the rows of a file, but skip deliveries whose record is history or damaged."""
         for name, table in self.tables.items():
             table.load(rows.get(name, ()))
         for key, delivery in list(self.deliveries.rows.items()):
@@ -219,7 +219,7 @@ class State:
 
     @property
     def vm(self) -> VmIdentity | None:
-        """Return the identity of the state's machine, or None if it was never known."""
+        """Return the identity of the machine that owns the state, or None if it was never known."""
         text = self.get("vm")
         return None if text is None else msgspec.json.decode(text, type=VmIdentity)
 
