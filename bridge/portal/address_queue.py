@@ -1,7 +1,7 @@
 """Limits expensive work per address block, so that one client cannot delay the others.
 
-A block is an IPv4 /24 or an IPv6 /64. Blocks with waiting work are served in turn. Preferred work is served first, and
-does not count toward the limits on other waiting work.
+A block is an IPv4 /24 or an IPv6 /64. Blocks with waiting work take turns. Preferred work runs first. It waits in a
+separate queue that has the same limits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class QueueFull(Exception):  # a state, not an error of the portal
 
 
 class AddressQueue:
-    """Runs work while the limits in total and for each address block permit it."""
+    """Limits running work and waiting work, in total and for each address block."""
 
     def __init__(self, *, running: int, running_of_block: int, waiting: int, waiting_of_block: int) -> None:
         self._most_running, self._most_of_block = running, running_of_block
@@ -86,7 +86,7 @@ def block_of(address: str) -> str:
 
 
 def client_of(address: str) -> str:
-    """Return the address of one client, which is an IPv4 address or an IPv6 /64."""
+    """Return the network that identifies one client: an IPv4 /32 or an IPv6 /64."""
     return _network(address, 32)
 
 

@@ -1,4 +1,4 @@
-"""Stores the agents of this portal process, and reads the agents of other processes."""
+"""Shares the state of connected agents between portal processes through the database."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _CLEANUP_SECONDS = 60.0
 
 
 class AgentExchange:
-    """Stores the agents of this process, and reads the agents of other processes.
+    """Stores the agents that poll this process, and reads the agents of other processes.
 
-    *notify* is called after changes by other processes. While no agent connects or disconnects, the process only writes
-    a heartbeat: every second if several processes can exist, and otherwise every minute.
+    The exchange calls *notify* after it has read changes of other processes. While no agent connects or disconnects, it
+    writes only a heartbeat: every second if processes can share the database, and otherwise every minute.
     """
 
     def __init__(

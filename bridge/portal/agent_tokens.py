@@ -7,8 +7,6 @@ A token is a JWT (HS256) that identifies one VM and is valid for one hour. Any p
 the token. `AgentTokens.vm_id_of` rejects a token that is too long, malformed, expired, or signed with an unknown
 secret.
 
-For refused decisions, see `bridge.approval.decision_token`.
-
 To rotate the secret, insert the new secret as the first line of the secret file, and keep the old secret on the second
 line. The portal signs new tokens with the first secret and accepts tokens signed with any secret in the file.
 """
@@ -32,7 +30,7 @@ from bridge.errors import BridgeError
 #: An agent uses a challenge for five minutes. The sixth minute covers delays in the network.
 CHALLENGE_SECONDS = 360
 TOKEN_SECONDS = 3600
-#: With one token, an attacker could guess a shorter secret.
+#: An attacker who has one token could find a shorter secret by trial and error.
 LEAST_SECRET_CHARACTERS = 32
 
 _TIME_BYTES, _CHANCE_BYTES, _MAC_BYTES = 4, 4, 12
@@ -42,7 +40,7 @@ _ALGORITHM = "HS256"
 _MOST_TOKEN_CHARACTERS = 2_048
 #: The clock of another portal process can be ahead.
 _SKEW_SECONDS = 60
-#: The portal stores an accepted document for longer than its challenge is valid.
+#: The portal remembers the nonce of an accepted document until the challenge has expired on every clock.
 KEPT_SECONDS = CHALLENGE_SECONDS + _SKEW_SECONDS
 
 

@@ -64,7 +64,7 @@ class _TokenRequest(msgspec.Struct, frozen=True):
 
 
 class AgentRoutes:
-    """Serves the challenge and token routes. *documents* counts the results."""
+    """Serves the challenge and token routes. *documents* counts documents by result."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class AgentRoutes:
         ]
 
     def close(self) -> None:
-        """Start no further verification. Running verifications end within seconds."""
+        """Cancel the waiting verifications. Running verifications end within seconds."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def challenge(self, request: Request) -> Response:

@@ -42,7 +42,7 @@ _MOST_VMS = 10_000
 
 
 class Api:
-    """Answers the requests of readers."""
+    """Serves the routes that require the token of `[readers]`."""
 
     def __init__(
         self, *, store: StoreThreads, authenticator: Authenticator, connected_agents: ConnectedAgents, clock: Clock

@@ -143,7 +143,7 @@ class Application:
         await (self._starlette if is_plain else error_answer(404, _NOTHING_HERE))(scope, receive, counted)
 
     async def load(self) -> None:
-        """Read the state that requests need."""
+        """Read the pending decisions, agents, and users from the database."""
         await self.pending_decisions.load()
         await self._agent_exchange.exchange()
         await self._users.load()
@@ -158,7 +158,7 @@ class Application:
         self._live.stop()
 
     def close(self) -> None:
-        """Stop notifications, verification of documents, and the threads of OpenID Connect."""
+        """Stop the notification senders, the OpenID Connect threads, and document verification."""
         for sender in self._senders:
             sender.close()
         self._users.close()

@@ -1,7 +1,7 @@
-"""Verifies the signed documents with which VMs prove their identity.
+"""Verifies the signed documents that VMs use to prove their identity.
 
-An attested document is a signed JSON object (PKCS#7) that contains the vmId, subscriptionId, nonce, and times. The
-checks run in the order of the members of `DocumentRefusal`.
+An attested document is a signed JSON object (PKCS#7) that contains the vmId, subscriptionId, nonce, and times.
+`DocumentRefusal` lists the reasons for which the portal refuses a document.
 
 The verifier checks the signature with the certificate that the signature names, and requires a chain from this
 certificate to a trusted root. Without these checks, an attacker could forge a document.
@@ -39,10 +39,10 @@ from bridge.system.access_tokens import DocumentRefusal
 MAX_DOCUMENT_CHARACTERS = 32 * 1024
 MAX_AGE_SECONDS = 300
 _SKEW_SECONDS = 60
-#: A document with more certificates could contain too many possible chains.
+#: More certificates could form too many chains to check.
 _MOST_CERTIFICATES = 5
 _RSA_BITS = range(2048, 4097)
-#: A long exponent makes each verification as slow as a signature.
+#: With a long exponent, verifying a signature takes as long as signing.
 _MOST_EXPONENT_BITS = 32
 _CURVES = (ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
 
@@ -72,7 +72,7 @@ class DocumentRefused(BridgeError):
 
 
 class AttestedVm(NamedTuple):
-    """The VM of a document, in lower case."""
+    """The IDs in a verified document, in lowercase."""
 
     vm_id: str
     subscription_id: str
@@ -85,7 +85,7 @@ class _Signed(NamedTuple):
     content_type: str
     signer: Any
     bag: tuple[tuple[bytes, x509.Certificate], ...]
-    """Each certificate, and the DER encoding of its issuer's name."""
+    """For each certificate, the DER encoding of its issuer's name, and the certificate."""
 
 
 class _Content(NamedTuple):
@@ -158,7 +158,7 @@ class DocumentVerifier:
                 verifier.verify(signer, [*others, *self._intermediates.available()])
             except Exception as error:
                 raise DocumentRefused(
-                    DocumentRefusal.UNTRUSTED, "The signer's certificate leads to no trusted root."
+                    DocumentRefusal.UNTRUSTED, "The signer's certificate has no chain to a trusted root."
                 ) from error
 
     def _check_nonce(self, nonce: str) -> bool:
@@ -242,7 +242,7 @@ def _check_signature(signed: _Signed, certificate: x509.Certificate) -> None:
 
 
 def _check_cost(key: object) -> None:
-    """Raise DocumentRefused for a key with which one verification could take over 50 ms."""
+    """Raise DocumentRefused if verifying a signature with *key* could take over 50 ms."""
     if isinstance(key, rsa.RSAPublicKey):
         is_cheap = key.key_size in _RSA_BITS and key.public_numbers().e.bit_length() <= _MOST_EXPONENT_BITS
     else:

@@ -1,4 +1,4 @@
-"""The audit is a chain of entries linked by hashes.
+"""Links audit entries by hashes, and finds the first entry that breaks the chain.
 
 If someone changes, removes, or inserts an entry, the hash chain breaks, and `first_fault` returns the first invalid
 entry. However, someone could remove the newest entries and decrease the entry counter without breaking the chain. To
@@ -19,7 +19,7 @@ NO_HASH = "0" * 64
 
 
 class NewEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A new entry, without a number and a hash."""
+    """An audit entry that does not have a number and a hash yet."""
 
     actor: str
     """A user, the approvers of a decision, or ``portal``."""
@@ -57,7 +57,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def vms(self) -> int:
-        """Return the number of VMs that the events name, or that get a decision signed elsewhere."""
+        """Return the number of VMs in the events, or in decisions signed outside the portal."""
         members = self.details.get("events")
         names = [each.get("resources") for each in members if isinstance(each, dict)] if members else []
         found = names if members else [self.details.get("decisions")]

@@ -1,6 +1,7 @@
-"""Serves the audit page, and exports the entries of its filters.
+"""Serves the audit page, and exports the entries that match its filters.
 
-A person with a scope sees only entries about events in the scope, and entries that the person caused.
+If a person's role is limited to a scope, the person sees only entries about events in the scope and entries about the
+person's own actions.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class AuditPage:
         self._store = store
 
     async def show(self, request: Request, person: Person) -> Response:
-        """``GET /audit``: the entries of the filters, newest first."""
+        """``GET /audit``: show the entries that match the filters, newest first."""
         fields, wanted = _filter(request, person)
         first, before = _cursor(request.query_params.get("before"))
         found = await self._store.read(list_entries, wanted, limit=_PAGE, before=before)
@@ -63,7 +64,7 @@ class AuditPage:
         )
 
     async def export(self, request: Request, person: Person) -> Response:
-        """``GET /audit/export.{form}``: all entries of the filters, newest first."""
+        """``GET /audit/export.{form}``: export all entries that match the filters, newest first."""
         form = request.path_params["form"]
         if form not in FORMATS:
             raise RequestRefused(404, "The export has the formats jsonl and csv.")

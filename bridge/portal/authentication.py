@@ -43,7 +43,7 @@ class Agent(msgspec.Struct, frozen=True):
     """An authenticated agent."""
 
     vm_key: str | None
-    """The only VM for which the agent can act, or None if the credential names no VM."""
+    """The only VM that the agent can act for, or None if the credential is valid for all VMs."""
 
     def may_speak_for(self, vm_key: str) -> bool:
         """Return whether the agent is allowed to send records and poll for decisions of *vm_key*."""

@@ -43,8 +43,8 @@ _MOST_STEPS = 3
 _MOST_ADDRESSES = 2
 _OK = 200
 
-#: Common names of the roots of Azure's certificates (Microsoft, "Azure Certificate Authority details"). certifi has the
-#: certificates.
+#: Common names of Azure's root certificates (Microsoft, "Azure Certificate Authority details"). The package certifi
+#: contains these certificates.
 _AZURE_ROOTS = frozenset(
     {
         "DigiCert Global Root CA",
@@ -119,7 +119,7 @@ class IntermediateCertificates:
                 kept, seconds = _fetch(url), _KEPT_SECONDS
             except BridgeError as error:
                 self._log.problem("fetch", logging.WARNING, str(error))
-                seconds = _FAILED_SECONDS  # an older certificate still counts
+                seconds = _FAILED_SECONDS  # keep a certificate from an earlier download
             self._fetched.pop(url, None)
             self._fetched[url] = (now + seconds, kept)
             while len(self._fetched) > _MOST_KEPT:
@@ -128,11 +128,11 @@ class IntermediateCertificates:
 
 
 def azure_roots() -> tuple[x509.Certificate, ...]:
-    """Return the roots of Azure's certificates from certifi."""
+    """Return Azure's root certificates from certifi."""
     import certifi  # noqa: PLC0415  # not needed with configured roots
 
     found = pem.unarmor(Path(certifi.where()).read_bytes(), multiple=True)
-    # Load only these roots with cryptography, because it logs a warning for another root of certifi.
+    # Load only Azure's roots, because the package cryptography logs a warning for another root of certifi.
     return tuple(
         x509.load_der_x509_certificate(der)
         for _, _, der in found
@@ -164,7 +164,7 @@ def _has_issued(issuer: x509.Certificate, certificate: x509.Certificate) -> bool
 def _fetch(url: str) -> x509.Certificate:
     """Return the certificate at *url*.
 
-    Errors contain only the host, because anyone can choose the path.
+    Errors contain only the host, because the path could come from an attacker.
     """
     where = "{0.scheme}://{0.netloc}".format(urlsplit(url))
     try:

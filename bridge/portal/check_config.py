@@ -1,4 +1,4 @@
-"""Implements `portal check-config`, which reports all mistakes before a start.
+"""Implements `portal check-config`, which reports mistakes before the portal starts.
 
 Without `--connect`, the checks only read local files. They run with the permissions of the current user.
 """
@@ -24,7 +24,7 @@ from bridge.portal.store.database import Store
 
 
 def problems(settings: PortalSettings, *, connect: bool) -> Iterator[str]:
-    """Yield a sentence for each problem that prevents a start or a decision."""
+    """Yield a sentence for each problem that would prevent a start or a decision."""
     checks: list[tuple[str, Callable[[], object]]] = [("", partial(check_secrets, settings)), *_file_checks(settings)]
     if connect:
         checks.append(("database: ", partial(_read_database, settings)))

@@ -23,7 +23,7 @@ _LARGEST_SEQUENCE = 2**63 - 1
 _LARGEST_STATUS = 999
 _DEEPEST = 64
 _LONGEST_NAME = 256
-#: Ten years. The largest number that any event can have is far smaller.
+#: Ten years. Every real event is far shorter.
 _LONGEST_SECONDS = 10 * 366 * 86_400
 
 

@@ -6,8 +6,8 @@ for one day.
 
 The portal keeps the agents in memory, because every poll updates them. `bridge.portal.agent_exchange` writes each
 change to the database, and reads the changes of other portal processes. A process that stops leaves its connected
-agents in the database. For 60 seconds after that, the other processes and the next process show these agents as
-reconnecting.
+agents in the database. For 60 seconds after that, every other process, and every process that starts, shows these
+agents as reconnecting.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _MOST_HEADER_CHARACTERS = 8_192
 KEPT_SECONDS = 86_400.0
 RECONNECTING_SECONDS = 60.0
 _GRACE_SECONDS = 15.0
-#: A process whose heartbeat has not changed for this time has stopped.
+#: If the heartbeat of a process does not change for this time, the process counts as stopped.
 _ALIVE_SECONDS = 10.0
-#: With a shared token, an agent can invent VMs.
+#: A limit is necessary, because an agent with a shared token can poll for VMs that do not exist.
 _MOST_AWAY = 100_000
 
 
@@ -42,7 +42,7 @@ class Connection(str, Enum):
 
 
 class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The header of an agent's last poll. Missing members are None."""
+    """The settings in the header of an agent's last poll. Missing settings are None."""
 
     version: str | None = None
     kids: tuple[str, ...] | None = None
@@ -137,9 +137,9 @@ class ConnectedAgents:
         self._clock = clock
         self._here: dict[str, _Polls] = {}
         self._idle: dict[str, None] = {}
-        """The connected agents without an open poll, by the end of the last poll."""
+        """The connected agents without an open poll, in the order in which their last polls ended."""
         self._away: dict[str, None] = {}
-        """The disconnected agents of `_here`, by the end of the last poll."""
+        """The disconnected agents of `_here`, in the order in which their last polls ended."""
         self._elsewhere: dict[str, dict[str, _Elsewhere]] = {}
         """The agents of other processes, by VM and process."""
         self._processes: dict[str, _Process] = {}
@@ -233,7 +233,7 @@ class ConnectedAgents:
         return {name: process.heartbeat for name, process in self._processes.items()}
 
     def receive(self, heartbeats: Mapping[str, int], changed: Iterable[StoredAgent]) -> None:
-        """Add the *changed* agents. *heartbeats* contains all other processes."""
+        """Add the *changed* agents. A process that is missing from *heartbeats* is removed."""
         now, at = self._clock.monotonic(), self._clock.now()
         for name, heartbeat in heartbeats.items():
             known = self._processes.setdefault(name, _Process(heartbeat=heartbeat, known_at=now))
@@ -255,7 +255,7 @@ class ConnectedAgents:
     def forget_stopped(self) -> list[str]:
         """Forget old agents, and return the processes that have stopped.
 
-        The agents of a stopped process that have polled again are forgotten.
+        If an agent of a stopped process has polled another process, its old state is forgotten.
         """
         now = self._clock.monotonic()
         stopped = {name for name, each in self._processes.items() if each.connection(now) is Connection.DISCONNECTED}
@@ -287,7 +287,7 @@ class ConnectedAgents:
         return found
 
     def _best(self, vm_key: str) -> tuple[Connection, _Polls | _Elsewhere] | None:
-        """Return the newest state of the agent, and a connected state before any other."""
+        """Return the agent's most connected state, and the newest if several are equal."""
         here, now = self._here.get(vm_key), self._clock.monotonic()
         if here is not None and (here.open_polls > 0 or now - here.at < _GRACE_SECONDS):
             return Connection.CONNECTED, here
@@ -300,7 +300,7 @@ class ConnectedAgents:
             if each.is_connected and process is not None:
                 state = process.connection(now)
             if state is Connection.RECONNECTING and here is not None:
-                state = Connection.DISCONNECTED  # it was back, and left again
+                state = Connection.DISCONNECTED  # the agent returned to this process, and left again
             found.append((state, each))
         return max(found, key=lambda each: (_ORDER.index(each[0]), each[1].at), default=None)
 

@@ -45,7 +45,7 @@ class VerdictRequest(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     valid_seconds: float = DEFAULT_VALID_SECONDS
     confirmed: tuple[str, ...] = ()
-    """The names in Resources that no agent confirms, and that the person confirms explicitly."""
+    """The names in Resources that no agent confirms, but that the person confirmed explicitly."""
 
 
 class VerdictService:
@@ -75,8 +75,8 @@ class VerdictService:
     ) -> list[AcceptedVerdict | VerdictRefused]:
         """Store verdicts of *person* on different events, all with the same choice.
 
-        The result contains a VerdictRefused for each verdict that is left out. Raise VerdictRefused or AccessDenied if
-        all are refused for one reason.
+        The result contains a VerdictRefused for each verdict that was not stored. Raise VerdictRefused or AccessDenied
+        if all verdicts are refused for the same reason.
         """
         if self._key is None:
             raise VerdictRefused(NO_KEY)
@@ -120,7 +120,7 @@ class VerdictService:
             await self._pending_decisions.catch_up()
 
     def _allow(self, person: Person, *, is_hold: bool) -> Allow:
-        """Return the check inside the transaction, with the current role, scope, and VMs."""
+        """Return a check that runs in the transaction, with the person's current permissions."""
 
         def check(connection: Connection, event: EventState) -> None:
             now = still(person, connection, at=format_time(self._clock.now()))

@@ -52,7 +52,7 @@ class AcceptedApproval(msgspec.Struct, frozen=True, kw_only=True):
 def accepted_approval(details: EventDetails) -> AcceptedApproval | None:
     """Return the approval of the event that Azure accepted, or None.
 
-    If Azure changes a Scheduled event after an approval, the approval does not count, and people decide again on
+    If Azure changes a Scheduled event after an approval, the approval no longer counts, and people must decide on
     the new version.
     """
     accepted = [each for each in details.outcomes if is_accepted(each)]
@@ -113,7 +113,7 @@ class Stage(str, Enum):
 
 
 class DecisionProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """The progress of a decision, and the VMs with this progress."""
+    """The progress of a decision, and the VMs that share this progress."""
 
     vms: tuple[str, ...]
     choice: Choice

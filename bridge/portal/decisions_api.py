@@ -60,9 +60,9 @@ class DecisionsApi:
         self._log = ThrottledLog(logger, clock=clock)
 
     async def post(self, request: Request) -> Response:
-        """Return the number of each decision, or the reason for its refusal.
+        """Return the index of each accepted decision, and the reason for each refusal.
 
-        The status is 400 if all are refused.
+        The status is 400 if all decisions are refused.
         """
         if not self._keys:
             return error_answer(403, "This portal has no [[keys]].")

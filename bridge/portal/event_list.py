@@ -1,6 +1,6 @@
 """Builds the list of events on the first page, and reads the filters of the list.
 
-A line needs only the row of its event, so the number of VMs does not slow down the page.
+Each line is built from the row of its event, so events with many VMs do not slow down the page.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from bridge.portal.store.open_events import (
 from bridge.portal.users import Person
 from bridge.text import without_nul
 
-#: The states of the main table. Other states have tables of their own.
+#: The states in the main table. Started and ended events have separate tables.
 ANNOUNCED = (State.SCHEDULED, State.OTHER)
 OVER = (State.COMPLETED, State.CANCELED, State.ENDED)
 PAGE = 50
@@ -53,7 +53,7 @@ _OF_WAVE = {"waiting": "waiting for an approver"}
 
 
 class LineView(msgspec.Struct, frozen=True, kw_only=True):
-    """The texts of one line."""
+    """The texts of one line in the list."""
 
     event: EventSummary
     wave: Wave | None
@@ -67,7 +67,7 @@ class LineView(msgspec.Struct, frozen=True, kw_only=True):
     """The decision as one word: ``undecided``, ``held``, ``waiting``, ``approved``, or ``refused``."""
     next_event: str
     next_at: str | None
-    """The time at the end of `next_event`."""
+    """The time that follows the text of `next_event`."""
     is_selectable: bool
 
     @property
@@ -79,7 +79,7 @@ class LineView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def note(self) -> str:
-        """Return the different states of the VMs, and the number of different reports."""
+        """Return the number of VMs in each state, and the number of VMs with a different report."""
         if self.wave is not None:
             return ""
         states = [f"{number} {STATE_WORDS[State(name)]}" for name, number in self.event.counts.items() if number]
@@ -151,7 +151,7 @@ def _is_advisory(event: EventSummary) -> bool:
 
 
 class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """The filter of the first page, from the URL. An empty value does not filter."""
+    """The filters in the URL of the first page. An empty filter matches every event."""
 
     q: str = ""
     type: str = ""
@@ -162,7 +162,7 @@ class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
     group: str = ""
     subscription: str = ""
     vm: str = ""
-    """The vmId of a VM. The list contains only the events that this VM alone reports."""
+    """A vmId. The list contains only events that this VM reports and no other VM reports."""
     wave: str = ""
 
     @classmethod
@@ -177,7 +177,7 @@ class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_set(self) -> bool:
-        """Return whether any value filters."""
+        """Return whether any filter is set."""
         return self != ListQuery()
 
     def filter(self, person: Person) -> EventFilter:
@@ -232,7 +232,7 @@ def read_list(
     is_over = bool(query.state) and not State(query.state).is_open
     if is_over:
         page = _past_lines(connection, announced, now=at, cursor=cursor)
-    else:  # a wave would hide who holds an event, or which event has the VM of the search
+    else:  # these filters look for single events, which a wave would hide
         has_waves = not (query.q or query.decision or query.soon)
         page = list_lines(connection, announced, now=at, limit=PAGE, cursor=cursor, has_waves=has_waves)
     any_decision = msgspec.structs.replace(wanted, decision=None, is_soon=False)
@@ -262,7 +262,7 @@ def read_list(
 def read_selection(
     connection: Connection, waves: Iterable[str], keys: Sequence[str], person: Person, *, now: str, limit: int
 ) -> EventPage:
-    """Return the announced events of *waves*, and the events *keys*, in the scope of *person*."""
+    """Return the announced events in *waves* or with *keys*, within the scope of *person*."""
     found: dict[str, EventSummary] = {}
     total = 0
     for wave in waves:

@@ -1,11 +1,11 @@
-"""Defines the views that VMs have of an event, and the event that the portal shows.
+"""Combines the reports of several VMs into the event that the portal shows.
 
-A record counts only for the VM that sent it. For each VM and EventId, the portal keeps the newest record of the VM, so
-the view does not depend on the order in which records arrive. Records are sorted by `stream_id`, which begins with its
-creation time, and then by `sequence`.
+A view is the newest record about an event from one VM. The newest record has the latest `stream_id`, which begins with
+its creation time, and then the highest `sequence`. Therefore, the order in which records arrive does not matter.
 
-The portal shows the version of an event that most of its members report. A member is a VM that the version names in
-Resources and that owns this name. Reports of all other VMs appear only as a difference.
+VMs can report different versions of an event. A VM votes for the version that it reports, if it owns a name in the
+Resources of this version. The portal shows the version with the most votes. The members of the event are the VMs that
+own a name in the Resources of the shown version. If reports differ, the page shows the number of differing reports.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ _OF_ENDING = {
 
 
 class Version(msgspec.Struct, frozen=True):
-    """What a VM reports about an event, apart from the state."""
+    """The content of an event as a VM reports it, without the state."""
 
     digest: str
     variant: str
-    """Identifies the digest and the description."""
+    """A hash of the digest and the description."""
     names: frozenset[str]
     """The normalized names in Resources."""
 
@@ -81,7 +81,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     position: Position
     record_id: str
     state: State
-    """The state by the record. `VmState.has_ended` can end the event for the VM."""
+    """The state in the record. A newer record of the VM can end the event (`is_listed_as_ended`)."""
     evidence: Evidence
     observed_at: str
     first_observed_at: str
@@ -92,9 +92,9 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     owned_name: str | None = None
     """The normalized name that the VM owns."""
     is_named: bool = False
-    """Whether Resources contains this name, as the VM reports the event."""
+    """Whether the version that the VM reports contains this name in Resources."""
     is_member: bool = False
-    """Whether Resources contains this name in the version that the portal shows."""
+    """Whether the version that the portal shows contains this name in Resources."""
     measured: str | None = None
     """The measured impact in words, or None."""
     is_listed_as_ended: bool = False
@@ -162,11 +162,11 @@ class EventSummary(msgspec.Struct, kw_only=True):
     """The number of VMs that report a different version."""
     ending: tuple[int, str] = (-1, "ended")
     sole_vm_key: str | None = None
-    """The VM that alone reports the event."""
+    """The only VM that reports the event, or None."""
 
     @property
     def counts(self) -> dict[str, int]:
-        """Return the number of members in each state, or of reporters without a member."""
+        """Return the number of members in each state, or of all reporters if no VM is a member."""
         return self.members if any(self.members.values()) else self.reporters
 
     @property
@@ -182,7 +182,7 @@ class EventSummary(msgspec.Struct, kw_only=True):
 
     @property
     def wave(self) -> str | None:
-        """Return the key that announced events of one type, region, and hour share."""
+        """Return the key of the wave: all announced events of one type, region, and hour."""
         if self.state is not State.SCHEDULED or self.not_before is None:
             return None
         return without_nul(f"{self.event_type}|{self.region or ''}|{self.not_before[:_HOUR_CHARACTERS]}")
@@ -216,7 +216,7 @@ class EventState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def too_late_because(self) -> str:
-        """Return which VMs report that a Scheduled event has started, or ""."""
+        """Return a warning with the VMs that report the start of a Scheduled event, or ""."""
         names = [each.name or each.vm_key for each in self.vms if each.is_member and each.state is State.STARTED]
         if self.state is not State.SCHEDULED or not names:
             return ""
@@ -226,7 +226,7 @@ class EventState(msgspec.Struct, frozen=True, kw_only=True):
 def event_key(event: ScheduledEvent, vm: VmIdentity) -> str:
     """Return the key of *event*.
 
-    The key comes from the EventId, or else from the type, the VMs, and the resource group.
+    The key is a hash of the EventId. Without an EventId, it is a hash of the type, Resources, and the resource group.
     """
     name: list[object] = [event.event_id]
     if event.event_id is None:
@@ -296,7 +296,7 @@ def undecidable_because(event: ScheduledEvent, state: State) -> str | None:
 
 
 def undecidable(event: EventState) -> str:
-    """Return the refusal of a verdict on an event that no one can decide on."""
+    """Return the sentence that explains why no one can decide on *event*."""
     return f"No one can decide on this event: {event.undecidable_because}."
 
 
@@ -329,7 +329,7 @@ def view_after(
 def count_view(summary: EventSummary, view: View, change: int) -> None:
     """Add *view* to the counts of *summary*, or remove it if *change* is -1.
 
-    If the event has members, other VMs do not determine its times and its end.
+    If the event has members, reports of other VMs do not change its times or its end.
     """
     state = view.current
     for counts in (summary.reporters, *([summary.members] if view.is_member else [])):
@@ -346,7 +346,7 @@ def count_view(summary: EventSummary, view: View, change: int) -> None:
 
 
 def show_version(summary: EventSummary, event: ScheduledEvent, vm: VmIdentity) -> None:
-    """Copy the fields of the shown version *event*, which *vm* reports, to *summary*."""
+    """Copy *event*, the version that the portal shows and *vm* reports, to *summary*."""
     summary.event_id, summary.event_type, summary.event_source = event.event_id, event.event_type, event.event_source
     summary.duration_seconds = event.duration_seconds
     if event.not_before is not None:
@@ -360,8 +360,8 @@ def show_version(summary: EventSummary, event: ScheduledEvent, vm: VmIdentity) -
 def unconfirmed_names(event: ScheduledEvent, vms: Sequence[VmOfEvent]) -> tuple[str, ...]:
     """Return the names in Resources that no VM confirms.
 
-    All VMs of an event belong to one resource group. A VM that reports another resource group than most of the members
-    confirms nothing.
+    All VMs of an event belong to one resource group. Therefore, a VM does not confirm a name if its resource group
+    differs from the resource group of most members.
     """
     members = [each for each in vms if each.is_member]
     places = Counter(_place(each) for each in members)

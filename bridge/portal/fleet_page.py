@@ -1,7 +1,7 @@
 """Serves the page of all VMs and their agents.
 
-The page first lists the agents that would ignore a decision of this portal. The state of the agents comes from memory.
-The database filters, sorts, and counts the VMs.
+By default, the page lists only agents that would not follow a decision of this portal. The state of the agents comes
+from memory. The database filters, sorts, and counts the VMs.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class FleetRow(msgspec.Struct, frozen=True, kw_only=True):
     connection: str
     version: str
     follows: str
-    """Whether the agent would act on an approval by the portal's key, or the reason against it."""
+    """"yes" if the agent would act on an approval by the portal's key, or the reason why not."""
 
     @property
     def where(self) -> str:
@@ -61,7 +61,7 @@ class FleetRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VersionCount(msgspec.Struct, frozen=True, kw_only=True):
-    """The agents of one version."""
+    """The number of agents with one version."""
 
     version: str
     agents: int
@@ -87,7 +87,7 @@ class FleetPage:
         self._kid = kid
 
     async def show(self, request: Request, person: Person) -> Response:
-        """``GET /agents``: the counts, and a page of the VMs of `show` that contain `q`."""
+        """``GET /agents``: show the counts, and the VMs that match the parameters `show` and `q`."""
         text = text_of(request, "q")
         shown = request.query_params.get("show") or ("all" if text else "refusing")
         if shown not in SHOWN:
@@ -135,7 +135,7 @@ class FleetPage:
         )
 
     async def bind(self, request: Request, person: Person, _form: Form) -> Response:
-        """``POST /agents/{vm_key}/bind``: give the name that two VMs claim to this VM."""
+        """``POST /agents/{vm_key}/bind``: resolve a name conflict in favor of this VM."""
         if person.why_not_approver is not None or person.scope:
             raise AccessDenied(403, "Only an approver of all VMs can resolve a name conflict.")
         key = request.path_params["vm_key"]
@@ -166,7 +166,8 @@ async def count_agents(
 ) -> dict[str, int]:
     """Return the number of ``disconnected`` and ``refusing`` agents that *person* can see.
 
-    The agents polled within the last day. For a person without a scope, the function does not use the database.
+    Only agents that polled within the last day count. For a person without a scope, the function does not use the
+    database.
     """
     keys = _keys(connected_agents.reports(), kid)
     counts = {name: len(keys[name]) for name in ("disconnected", "refusing")}

@@ -31,7 +31,7 @@ async def form_of(request: Request) -> Form:
         raise RequestRefused(400, f"The Content-Type of a form must be {FORM}.")
     try:
         return parse_qs(body.decode(), keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS)
-    except ValueError as error:  # UnicodeDecodeError is one
+    except ValueError as error:  # includes UnicodeDecodeError
         raise RequestRefused(400, "The form cannot be read.") from error
 
 

@@ -1,8 +1,8 @@
 """The roles of people. Each role is granted for a scope, which is a set of groups of VMs.
 
 A person can have several grants. A viewer sees the events of the VMs in the scope, an approver also decides on these
-events, and an operator manages users. A person with an operator grant cannot approve, whatever the other grants are,
-because an operator could otherwise enable a second account and approve twice.
+events, and an operator manages users. A person with an operator grant cannot approve, even with an approver grant.
+Otherwise, an operator could enable a second account and approve twice.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def can_approve(grants: Iterable[Grant]) -> bool:
 
 
 def reduced(grants: Iterable[Grant]) -> tuple[Grant, ...]:
-    """Return *grants* with the role viewer."""
+    """Return *grants* with the role viewer in place of each role."""
     return tuple(dict.fromkeys(Grant(role=Role.VIEWER, scope=grant.scope) for grant in grants))
 
 

@@ -34,7 +34,7 @@ _FOREIGN_NAME = "This listener on a loopback address accepts only localhost or a
 
 
 class Health:
-    """The pages for an operator."""
+    """The pages for probes and for Prometheus."""
 
     def __init__(
         self,

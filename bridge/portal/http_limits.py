@@ -30,11 +30,11 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     head_bytes: int = 32 * 1024
     request_seconds: float = 20.0
-    """The time from the start of the connection, or from the first byte of a request, to its last byte."""
+    """The longest time from the start of a connection or a request to the last byte of the request."""
 
 
 class LimitedHttp(HttpToolsProtocol):
-    """One connection."""
+    """An HTTP/1.1 connection with these limits."""
 
     # Slots save 2 KB, because CPython adds a dictionary to an object with 30 or more attributes.
     __slots__ = ("_call_at_end", "_head_bytes", "_is_in_head", "_limits", "_log", "_metrics", "_timer", "is_gone")
@@ -86,7 +86,7 @@ class LimitedHttp(HttpToolsProtocol):
         self._start_timer()
 
     def on_headers_complete(self) -> None:
-        """Start the application. Abort the connection of a pipelined request."""
+        """Start the application. If the client pipelines requests, abort the connection."""
         self._is_in_head = False
         cycle: Any = self.cycle
         if cycle is not None and not cycle.response_complete:

@@ -29,7 +29,7 @@ from bridge.portal.vm_state import vm_key
 
 logger = logging.getLogger(__name__)
 
-#: The portal stores this number of records within seconds. A sink waits ten seconds for a response.
+#: The portal can store this number of records within the ten seconds that a sink waits for a response.
 _MOST_WAITING_RECORDS = 5_000
 
 

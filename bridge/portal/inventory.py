@@ -34,8 +34,8 @@ class InventoryEntry(msgspec.Struct, frozen=True, kw_only=True):
 def read_inventory(path: Path) -> list[InventoryEntry]:
     """Return the VMs of the file. Raise InventoryInvalid or OSError.
 
-    A JSON file contains a list of objects, and a CSV file has a header line. The members are `vmId`, `name`,
-    `resourceGroup`, and `labels`: an object in JSON, and ``name=value`` separated by semicolons in CSV.
+    A JSON file contains a list of objects, and a CSV file has a header line. Each VM has the fields `vmId`, `name`,
+    `resourceGroup`, and `labels`. The labels are an object in JSON, and ``name=value;name=value`` in CSV.
     """
     if path.stat().st_size > _MOST_BYTES:
         raise InventoryInvalid(f"{path} has more than {_MOST_BYTES} bytes.")

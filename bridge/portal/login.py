@@ -42,7 +42,7 @@ class LoginPages:
         self.renderer = Renderer()
 
     def requires_login(self, answer: Answer) -> Callable[[Request], Awaitable[Response]]:
-        """Return a page that calls *answer* for a user, and redirects others to the login."""
+        """Return a handler that calls *answer* for a logged-in person, or redirects to the login."""
 
         async def page(request: Request) -> Response:
             return await self._guarded(request, lambda person: answer(request, person))
@@ -50,7 +50,7 @@ class LoginPages:
         return page
 
     def accepts_form(self, answer: Callable[[Request, Person, Form], Awaitable[Response]]) -> Any:
-        """Return a page that calls *answer* with the checked form of a logged-in person."""
+        """Return a handler that checks the session and the form, and then calls *answer*."""
 
         async def page(request: Request) -> Response:
             async def work(person: Person) -> Response:
@@ -63,7 +63,7 @@ class LoginPages:
         return page
 
     async def login_form(self, request: Request) -> Response:
-        """``GET /login``: the form."""
+        """``GET /login``: show the login form."""
         return self._login_page(request, own_page(request.query_params.get("next", "")))
 
     async def login(self, request: Request) -> Response:
@@ -138,7 +138,7 @@ class LoginPages:
         return self._login_page(request, "/", provider_logout=url)
 
     async def logout(self, request: Request, person: Person, _form: Form) -> Response:
-        """``POST /logout``: end the session and its streams."""
+        """``POST /logout``: end the session and its `/live` streams."""
         await self._users.sign_out(person)
         self._live.end_session(person.session_sha256)
         answer = redirect("/login")

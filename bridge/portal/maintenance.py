@@ -89,7 +89,7 @@ class Maintenance:
         await self._store.write(delete_notifications, before=format_time(self._clock.now() - timedelta(days=1)))
 
     async def audit_refusals(self) -> None:
-        """Write one entry for each VM and reason."""
+        """Write an audit entry for each VM and each reason for which its records were refused."""
         found = self._vm_limits.take_refusals()
         new = [
             NewEntry(actor=vm_key, action="records_refused", subject="", details={"reason": reason, "requests": number})

@@ -35,7 +35,7 @@ class NotifySettings(msgspec.Struct, frozen=True, kw_only=True):
     """``[[notify]]``: a webhook that receives notifications about events that need a person."""
 
     name: Annotated[str, Check(check_name)]
-    """A unique name for logs and metrics. After a change, the portal repeats current notifications."""
+    """A unique name for logs and metrics. After a change, the portal sends current notifications again."""
     format: Literal["standard", "slack", "teams", "pagerduty"] = "standard"
     """The format of the body. standard: JSON as in the Standard Webhooks specification."""
     url: Annotated[str, Check(_url)] | None = None
@@ -47,8 +47,8 @@ class NotifySettings(msgspec.Struct, frozen=True, kw_only=True):
     with the integration key."""
     kinds: Annotated[tuple[Kind, ...], Meta(min_length=1)] = tuple(Kind)
     """undecided: an event is undecided shortly before its NotBefore. second_approver: an approval needs another
-    approver. refused: an agent refused a decision. agent_disconnected: an agent of an announced event is disconnected
-    for at least a minute."""
+    approver. refused: an agent refused a decision. agent_disconnected: the agent of a VM with an announced event has
+    been disconnected for at least a minute."""
     minutes: Annotated[float, Meta(gt=0, le=10_080)] = 10.0
     """The number of minutes before NotBefore for the kind undecided."""
     proxy: Annotated[str, Check(_url)] | None = None

@@ -1,8 +1,8 @@
-"""Sends notifications about events that need a person to one webhook.
+"""Sends notifications to one webhook about events that need a person.
 
-A thread for each webhook finds the events, stores the missing notifications, and sends the due notifications. A slow
-webhook therefore delays only its own notifications. Delivery is at least once: the portal claims a notification before
-it sends the notification, and sends it again if the claim expires.
+Each webhook has a separate thread, so a slow webhook delays only its own notifications. The thread finds the events,
+stores the missing notifications, and sends the due notifications. Delivery is at least once: the portal claims a
+notification before it sends the notification, and sends it again if the claim expires.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class NotificationSender:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"notify-{settings.name}")
         self._stopping = threading.Event()
         self._missing: dict[str, float] = {}
-        """The time since which the agent of each VM is disconnected, for announced events."""
+        """For each VM with an announced event, the time when its agent was first found disconnected."""
 
     async def follow(self) -> None:
         """Find and send notifications until the task is canceled."""
@@ -127,7 +127,7 @@ class NotificationSender:
         now = self._clock.monotonic()
         gone = [key for key, seen in agents.items() if not (seen.is_connected or seen.is_reconnecting)]
         self._missing = {key: self._missing.get(key, now) for key in gone}
-        # The agents return within seconds after a restart of the portal.
+        # After a restart of the portal, agents need a few seconds to reconnect.
         return [each for each in found if now - self._missing.get(each.occurrence, now) >= _DISCONNECTED_SECONDS]
 
     def _settle(self, notification: Notification) -> bool:
@@ -146,7 +146,7 @@ class NotificationSender:
         retry_after = None
         try:
             response = self._post(notification, event)
-        except (OSError, DeadlineExceeded, SecretUnavailable) as error:  # requests raises kinds of OSError
+        except (OSError, DeadlineExceeded, SecretUnavailable) as error:  # every exception of requests is an OSError
             cause = root_cause(error) if isinstance(error, OSError) else error
             self._failed(type(cause).__name__, str(cause))
         else:

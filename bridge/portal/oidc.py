@@ -1,8 +1,9 @@
 """The client of an OpenID Connect provider.
 
-The state, the nonce, and the PKCE verifier of a login are derived from one random secret in a cookie of the browser, so
-any process of the portal can finish a login that another process started. The provider's signature, the exact issuer,
-the audience, the times, and the nonce of every ID token are checked. Only RS256 and ES256 are accepted.
+The state, the nonce, and the PKCE verifier of a login are derived from one random secret in a cookie of the browser.
+Therefore, any process of the portal can finish a login that another process started. The client checks the signature,
+the exact issuer, the audience, and the times of every ID token, and the nonce after a login. It accepts only RS256 and
+ES256.
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ class OidcProvider:
         try:
             return jwt.decode(token, self._read_keys(_KEPT_SECONDS), algorithms=_ALGORITHMS)
         except (JoseError, ValueError):
-            # The provider can have changed its keys.
+            # The provider might have changed its keys.
             return jwt.decode(token, self._read_keys(_AGAIN_SECONDS), algorithms=_ALGORITHMS)
 
     def _tokens(self, form: dict[str, str]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Logs people in through OpenID Connect, and reads their groups again every 15 minutes.
 
-The database stores a refresh token only in encrypted form. The key is the session ID, which only the browser has.
+The database stores a refresh token only in encrypted form. The encryption key is derived from the session ID, which
+only the browser keeps.
 """
 
 from __future__ import annotations
@@ -64,9 +65,9 @@ class OidcSessions:
         return user, self._columns(identity, session_id)
 
     async def refreshed(self, session_sha256: str, session_id: str, found: store_users.Session) -> None:
-        """Read the groups again.
+        """Read the person's groups again.
 
-        A failure reduces the session to viewer until a later attempt succeeds.
+        If this fails, the session has only the role viewer until a later attempt succeeds.
         """
         now = self._clock.now()
         at, until = format_time(now), format_time(now + _AGAIN)
@@ -107,7 +108,7 @@ class OidcSessions:
         }
 
     def close(self) -> None:
-        """Wait for running requests, and start no further ones."""
+        """Wait for running requests to the provider, and cancel waiting requests."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     async def _run(self, work: Callable[..., _T], *args: object) -> _T:

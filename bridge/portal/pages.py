@@ -160,7 +160,7 @@ class Pages:
         )
 
     async def event(self, request: Request, person: Person) -> Response:
-        """``GET /events/{key}``: one event, by its key or its EventId."""
+        """``GET /events/{key}``: show the event with this key or EventId."""
         details = await self._details_of(request.path_params["key"], person)
         first_vm, first_record = (
             whole_number(request.query_params, name, 0, lowest=0, highest=2**31) for name in ("vms", "records")
@@ -184,7 +184,7 @@ class Pages:
         )
 
     async def chosen(self, request: Request, person: Person) -> Response:
-        """``GET /decide``: ask for the confirmation of a verdict on the selected events and waves."""
+        """``GET /decide``: let the person review the selected events and confirm the verdict."""
         if person.why_not_approver is not None:
             raise AccessDenied(403, person.why_not_approver)
         keys = list(dict.fromkeys(request.query_params.getlist("event")))[:_MOST_CHOSEN]
@@ -207,9 +207,12 @@ class Pages:
     async def decide(self, request: Request, person: Person, form: Form) -> Response:
         """``POST /decide``: approve or hold one or more events.
 
-        The field `event` contains KEY:DIGEST of an event as the page showed it, or several of these with spaces between
-        them. The field can be repeated. The field `verdict` is ``approve`` or ``hold``. The field `confirm` contains
-        KEY:NAME for each name that no agent confirms, and that the person confirms. One `reason` is for all events.
+        The form has these fields:
+
+        - `verdict`: ``approve`` or ``hold``
+        - `event`: KEY:DIGEST of each event, separated by spaces or in repeated fields. The page supplies the digest.
+        - `confirm`: KEY:NAME for each name that no agent confirms, but that the person confirms
+        - `reason`: a text that applies to all events
         """
         choice = one(form, "verdict")
         named = {key: digest for field in form.get("event", ()) for key, _, digest in map(_parts, field.split())}

@@ -30,7 +30,7 @@ MAX_ANSWER_BYTES = 1024 * 1024
 _EACH_BYTES, _ENVELOPE_BYTES = 3, 512
 _CATCH_UP_SECONDS = 0.8
 _RELOAD_SECONDS = 60.0
-#: A VM has one open poll, and can have others whose lost connection is not yet detected.
+#: A VM has one open poll, and more if the portal has not yet detected that earlier connections were lost.
 _MOST_WAITING_OF_A_VM = 4
 
 
@@ -121,7 +121,7 @@ class PendingDecisions:
         return Answer(self.index if is_whole else last, tuple(page), self.epoch)
 
     def wait(self, vm_key: str, woken: asyncio.Future[None]) -> None:
-        """Complete *woken* at the next decision for *vm_key*."""
+        """Complete *woken* when the next decision for *vm_key* arrives."""
         waiting = self._waiting.setdefault(vm_key, [])
         waiting.append(woken)
         if len(waiting) > _MOST_WAITING_OF_A_VM:
@@ -136,7 +136,7 @@ class PendingDecisions:
             self._waiting.pop(vm_key, None)
 
     def stop(self) -> None:
-        """Answer every poll at once, now and in the future."""
+        """Answer all waiting polls now, and all later polls without a wait."""
         self.is_stopping = True
         for waiting in self._waiting.values():
             for woken in waiting:

@@ -76,7 +76,7 @@ class LongPoll:
         poll = None
         try:
             asked, reported = self._asked(scope)
-            # A larger index is of another epoch.
+            # A larger index can be from another epoch.
             received_index = asked.index if asked.index <= self._pending_decisions.index else 0
             self._connected_agents.begins(asked.vm_key, reported, index=received_index, is_attested=asked.is_attested)
             poll = asked
@@ -101,7 +101,7 @@ class LongPoll:
         await response(scope, receive, send)
 
     def _asked(self, scope: Scope) -> tuple[Poll, str]:
-        """Return the request, and the report of the agent."""
+        """Return the request, and the header in which the agent reports its settings."""
         headers = _headers(scope)
         if scope["method"] != "GET":
             raise RequestRefused(405, "Use GET.")

@@ -27,7 +27,7 @@ class Proxies:
         return found is not None and any(ipaddress.ip_address(found) in each for each in self._networks)
 
     def client_of(self, headers: Mapping[str, str], peer: str) -> str:
-        """Return the address of the client of a request with *headers* from *peer*."""
+        """Return the client's address for a request with *headers* that arrived from *peer*."""
         client = peer
         for said in reversed(headers.get(_HEADER, "").rsplit(",", _MOST_PROXIES)[-_MOST_PROXIES:]):
             address = _address_in(said)

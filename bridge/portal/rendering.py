@@ -99,7 +99,7 @@ def _time_element(when: datetime | str, css_class: str = "") -> Markup:
 
 
 def _clock_element(when: datetime | str, now: datetime) -> Markup:
-    """Return the time of day, with the date unless it is the date of *now*."""
+    """Return the time of day. Include the date if it differs from the date of *now*."""
     at = parse_time(when) if isinstance(when, str) else when
     text = f"{at:%H:%M}" if at.date() == now.date() else f"{at.day} {at:%b %H:%M}"
     return Markup('<time datetime="{}" class="clock">{}</time>').format(format_time(at), text)
@@ -115,7 +115,7 @@ def _countdown_element(at: datetime, now: datetime) -> Markup:
 
 
 def _indented(body: str) -> Markup:
-    """Return JSON with indentation. Only the line breaks between members remain."""
+    """Return the JSON *body* with indentation and without other line breaks."""
     lines = msgspec.json.format(body, indent=2).split("\n")
     return Markup("\n").join(Markup.escape(escaped(each)) for each in lines)
 

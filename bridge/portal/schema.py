@@ -52,7 +52,7 @@ records = Table(
     Index(None, "received_at"),
 )
 
-#: One row for each VM. The JSON `body` is a `bridge.portal.fleet.VmState`.
+#: One row for each VM. The JSON `body` is a `bridge.portal.vm_state.VmState`.
 vms = Table(
     "vms",
     metadata,
@@ -104,7 +104,7 @@ streams = Table(
     Column("first_received_at", String(24), nullable=False),
 )
 
-#: The view of one VM of one event, as reported by that VM (`bridge.portal.fleet.View`).
+#: The newest report of an event from each VM (`bridge.portal.fleet.View`).
 event_vms = Table(
     "event_vms",
     metadata,
@@ -174,7 +174,7 @@ event_groups = Table(
     Index(None, "name", "event_key"),
 )
 
-#: The agents that poll, or polled within the last day, at each process. After a stop, the rows remain for a day.
+#: The agents of each portal process. A row remains for a day after the agent disconnects or the process stops.
 agents = Table(
     "agents",
     metadata,

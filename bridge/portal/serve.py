@@ -146,7 +146,7 @@ class Portal:
             waiting.cancel()
             for task in (*following, *serving):
                 if task.done():
-                    task.result()  # a task ends by itself only because of an error, which this raises
+                    task.result()  # a task that has ended has failed, so this raises its error
         finally:
             self._stopping.set()
             app.stop()

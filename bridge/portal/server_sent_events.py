@@ -109,7 +109,7 @@ class LiveUpdates:
                 if before is None:
                     self._connected_agents.take_changes()
                     before = await self._store.read(marks)
-                    self._publish({ALL})  # earlier changes were not compared
+                    self._publish({ALL})  # earlier changes are unknown
                 else:
                     before = await self._find_changes(before)
                 self._log.recovered("store", "Open pages are notified about changes again.")
@@ -128,7 +128,7 @@ class LiveUpdates:
                 subscriber.end("ended")
 
     def stop(self) -> None:
-        """End every stream, now and in the future."""
+        """End every stream, and refuse new streams."""
         self._is_stopping = True
         for subscriber in self._subscribers:
             subscriber.end("stopped")
@@ -155,13 +155,13 @@ class LiveUpdates:
     async def _stream(self, subscriber: Subscriber, request: Request, send: Send) -> None:
         headers = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        subscriber.publish({ALL})  # changes between the page and its stream are unknown
+        subscriber.publish({ALL})  # the page might have changed before its stream started
         checked_at = self._clock.monotonic()
         while subscriber.ended is None:
             keys = await subscriber.changes(self._keep_alive_seconds)
             if self._clock.monotonic() - checked_at >= self._keep_alive_seconds:
                 checked_at = self._clock.monotonic()
-                with contextlib.suppress(StoreUnavailable):  # the next check follows
+                with contextlib.suppress(StoreUnavailable):  # the next check tries again
                     try:
                         await self._users.person_of(request)
                     except AccessDenied:
@@ -177,7 +177,7 @@ class LiveUpdates:
         changed = _different(before.open_events, now.open_events)
         if now.entry != before.entry:
             subjects = await self._store.read(subjects_after, before.entry)
-            is_about_users = not all(map(KEY.fullmatch, subjects))  # other approvals can count then
+            is_about_users = not all(map(KEY.fullmatch, subjects))  # a change of users can affect every event
             changed |= subjects
             changed.add(ALL if is_about_users or now.entry - before.entry > _MOST_PENDING else "audit")
         if moved:

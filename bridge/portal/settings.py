@@ -32,7 +32,7 @@ else:
 CONFIG_VARIABLE = "SCHEDULED_EVENTS_PORTAL_CONFIG"
 SYSTEM_CONFIG = Path("/etc/scheduled-events-portal/portal.toml")
 _SYSTEM_STATE = Path("/var/lib/scheduled-events-portal")
-#: Certificates, and the signing key, whose mode `DecisionSigner` checks.
+#: `check_secrets` skips certificates, and the signing key, because `DecisionSigner` checks the mode of the key.
 _EXEMPT_FILES = (".cert_file", ".roots_file", ".intermediates_file", ".private_key_file")
 _Text = Annotated[str, Meta(min_length=1)]
 _Listen = Annotated[str, Check(setting_checks.listen)]
@@ -45,9 +45,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Address and port. Agents use plain HTTP for loopback addresses only. For other addresses, set a certificate, or
     put a proxy with TLS in front of the portal."""
     cert_file: _Text | None = None
-    """The certificate of the server with its chain, PEM. Default: plain HTTP."""
+    """A PEM file with the certificate of the server and its chain. Default: plain HTTP."""
     key_file: _Text | None = None
-    """The private key of `cert_file`, PEM."""
+    """A PEM file with the private key of `cert_file`."""
 
     def __post_init__(self) -> None:
         if (self.cert_file is None) != (self.key_file is None):
@@ -81,8 +81,8 @@ class DatabaseSettings(msgspec.Struct, frozen=True, kw_only=True):
     password_env: _Text | None = None
     """The environment variable with the password."""
     retention_days: Annotated[int, Meta(ge=1, le=36_500)] = 400
-    """The portal deletes records, and events that no VM has reported, after this number of days. The portal keeps the
-    audit."""
+    """The number of days after which the portal deletes records, and events for which no new records arrive. The portal
+    keeps the audit."""
 
     def __post_init__(self) -> None:
         _check_one_source(self, "password")
@@ -117,7 +117,8 @@ class AttestedSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``[agents.attested]``: agents exchange an attested document for a one-hour token."""
 
     subscriptions: Annotated[tuple[Annotated[str, Check(setting_checks.uuid)], ...], Meta(min_length=1)]
-    """The accepted subscriptions. Anyone with an Azure account has genuine documents."""
+    """The subscriptions whose VMs can get a token. The list is required, because anyone with an Azure account can get a
+    genuine document."""
     secret_file: _Text | None = None
     """A file with the secret that signs challenges and tokens, at least 32 characters. To rotate the secret,
     add the new secret as the first line. The portal signs with the first secret and accepts all secrets in the file.
@@ -129,9 +130,10 @@ class AttestedSettings(msgspec.Struct, frozen=True, kw_only=True):
     another nonce is also accepted, because a metadata service might return the document of an earlier request. A copy
     of such a document is valid for five minutes."""
     roots_file: _Text | None = None
-    """The root certificates for the signers of documents, PEM. Default: the roots of Azure."""
+    """A PEM file with the trusted root certificates for the signers of documents. Default: the roots of Azure."""
     intermediates_file: _Text | None = None
-    """Intermediate certificates, PEM, for a portal that cannot download them. They are not trusted as roots."""
+    """A PEM file with intermediate certificates, for a portal that cannot download them. The portal does not trust them
+    as roots."""
     intermediates_urls: tuple[Annotated[str, Check(setting_checks.authorities_url)], ...] = AUTHORITIES_URLS
     """The portal downloads intermediate certificates only below these URLs. An empty list disables downloads."""
 
@@ -153,7 +155,7 @@ class AgentsSettings(msgspec.Struct, frozen=True, kw_only=True):
     token_env: _Text | None = None
     """The environment variable with the token."""
     webhook_secret_file: _Text | None = None
-    """A file with the secrets (`whsec_...`) of records that are signed as Standard Webhooks, one per line."""
+    """A file with the secrets (`whsec_...`), one per line, for records that are signed as Standard Webhooks."""
     webhook_secret_env: _Text | None = None
     """The environment variable with the secret."""
     attested: AttestedSettings | None = None
@@ -219,9 +221,10 @@ class OidcSettings(msgspec.Struct, frozen=True, kw_only=True):
     client_secret_env: _Text | None = None
     """The environment variable with the secret."""
     scopes: tuple[_Text, ...] = ("openid", "profile")
-    """The requested scopes. For Entra ID, add `offline_access`. Otherwise, sessions become viewers after 15 minutes."""
+    """The requested scopes. For Entra ID, add `offline_access`. Otherwise, each session has only the role viewer
+    after 15 minutes."""
     groups_claim: _Text = "groups"
-    """The claim of the ID token with the list of groups."""
+    """The claim of the ID token that lists the groups."""
     name_claim: _Text = "preferred_username"
     """The claim with the displayed name. The portal identifies a person by the issuer and the subject only."""
     ca_file: _Text | None = None
@@ -281,7 +284,7 @@ class SigningSettings(msgspec.Struct, frozen=True, kw_only=True):
     kid: _Text
     """The name of the key on the VMs, in `[[approval.remote.keys]]`."""
     approver: _Text = "portal"
-    """The approver of the key on the VMs."""
+    """The approver that the VMs assign to the key, in `[[approval.remote.keys]]`."""
     private_key_file: _Text
     """The private key from `scheduled-events-bridge keygen`."""
 
@@ -290,13 +293,12 @@ class LimitSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``[limits]``: the limits of one VM, so that no VM can fill the page or the database."""
 
     record_bytes: Annotated[int, Meta(ge=16_384, le=1_048_576)] = 262_144
-    """The maximum size of a record. The portal answers 413 to a larger record."""
+    """The maximum size of a record. The portal responds to a larger record with 413."""
     records_per_minute: Annotated[int, Meta(ge=1, le=100_000)] = 120
-    """The maximum number of records. The portal answers 429 with Retry-After to further records."""
+    """The maximum number of records per minute. The portal responds to further records with 429 and Retry-After."""
     open_events: Annotated[int, Meta(ge=1, le=100_000)] = 200
-    """The maximum number of open events. The portal keeps the state of further events, and drops their details. The
-    stored records of a VM use at most `open_events` x `record_bytes`. Beyond this size, the portal deletes the oldest
-    records of the VM."""
+    """The maximum number of open events. Of further events, the portal keeps only the state. The stored records of a VM
+    use at most `open_events` x `record_bytes`. Beyond this size, the portal deletes the oldest records of the VM."""
 
     @property
     def vm_bytes(self) -> int:
@@ -334,7 +336,7 @@ class PortalSettings(msgspec.Struct, frozen=True, kw_only=True):
     inventory: InventorySettings = InventorySettings()
     """The list of VMs."""
     keys: tuple[KeySettings, ...] = ()
-    """The public keys of decisions that the portal forwards. The VMs must trust these keys. Each key has one table."""
+    """The public keys for decisions that are signed outside the portal. The VMs must also trust these keys."""
     notify: Annotated[tuple[NotifySettings, ...], Meta(max_length=16)] = ()
     """The webhooks that receive notifications. Each webhook has one table."""
 

@@ -1,9 +1,9 @@
 """Signs decisions and selects the VMs that receive them.
 
-An approval goes to every confirmed VM of the event that reports the shown version as Scheduled, and whose agent is
-connected and would act on it. Azure accepts the first approval. If an agent of the event runs a command before it
-approves, such as a drain, the approval goes only to a VM whose command covers all VMs of the event. Otherwise, the
-first VM whose command ends would start the event while the other VMs still drain.
+An approval goes to every confirmed VM that reports the shown version as Scheduled, if its agent is connected and would
+act on the approval. Azure accepts the first approval. If an agent of the event runs a command before it approves, such
+as a drain, the approval goes only to a VM whose command covers all VMs of the event. Otherwise, the first VM whose
+command ends would start the event while the other VMs still drain.
 
 A hold must reach every VM that can approve the event. The portal sends the hold to all VMs of the event and to all
 known VMs in the same resource groups (PROTOCOL.md, section 1).
@@ -46,7 +46,7 @@ def addressees(event: EventState, agents: Mapping[str, AgentSeen], kid: str) -> 
     if not _has_commands(event, agents):
         return tuple(able)
     covering = [vm for vm in able if agents[vm.vm_key].command_covers_all]
-    # With a shared token, an agent can invent VMs and commands, so a single addressee could be an invention.
+    # An agent with a shared token can invent VMs and commands, so a single VM without attestation might not exist.
     attested = [vm for vm in covering if agents[vm.vm_key].is_attested]
     if covering:
         return tuple(attested[:1] or covering)
@@ -54,7 +54,7 @@ def addressees(event: EventState, agents: Mapping[str, AgentSeen], kid: str) -> 
 
 
 def why_unreachable(event: EventState, agents: Mapping[str, AgentSeen], kid: str) -> str:
-    """Return, for each VM, why no agent would act on an approval; "" if one would."""
+    """Return a reason for each VM if no agent would act on an approval. Otherwise, return ""."""
     if addressees(event, agents, kid):
         return ""
     has_commands = _has_commands(event, agents)
@@ -93,7 +93,7 @@ class PortalKey:
     def approvals(
         self, event: EventState, ruling: Ruling, vms: Iterable[VmOfEvent], *, now: datetime, newest_iat: float
     ) -> tuple[NewDecision, ...]:
-        """Return an approval of *event* for each of *vms*, until its first verdict expires.
+        """Return an approval of *event* for each of *vms*. It expires with the first verdict.
 
         *newest_iat* is the newest `iat` of the event's decisions. An approval must be later than a hold.
         """

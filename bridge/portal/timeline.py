@@ -1,7 +1,7 @@
 """Computes the coordinates of the bars in the timeline.
 
-Each bar has two parts: the notice from the announcement to the start, and the impact from the start to the end. Bars
-and their labels share a row where they do not overlap. The table below the picture has the same content as text.
+Each bar has two parts: the time from the announcement to the start, and the impact from the start to the end. Bars and
+their labels share a row where they do not overlap. The table below the picture has the same content as text.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ class Period(msgspec.Struct, frozen=True, kw_only=True):
         return self.since + timedelta(hours=self.hours)
 
     def moved(self, share: float) -> Period:
-        """Return the period that is later by *share* of the hours."""
+        """Return this period, moved by *share* of its length."""
         return Period(since=self.since + timedelta(hours=self.hours * share), hours=self.hours)
 
     def zoomed(self, hours: int, *, now: datetime) -> Period:
-        """Return a period of *hours*, in which *now* or the middle keeps its place."""
+        """Return a period of *hours* in which *now*, or else the middle, stays at its place."""
         middle = self.since + timedelta(hours=self.hours / 2)
         fixed = now if self.since <= now <= self.until else middle
         return Period(since=fixed - (fixed - self.since) * (hours / self.hours), hours=hours)
 
 
 class Bar(msgspec.Struct, frozen=True, kw_only=True):
-    """One span."""
+    """The coordinates of one span."""
 
     span: EventSpan
     color: str

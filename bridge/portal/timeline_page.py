@@ -1,6 +1,6 @@
-"""Serves the timeline. By default, the period is the past 24 hours and the next 7 days.
+"""Serves the timeline.
 
-The URL contains the period.
+The URL contains the period. The default is the past 24 hours and the next 7 days.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from bridge.portal.users import Person
 ZOOMS = {6: "6 hours", 24: "1 day", 72: "3 days", 192: "8 days", 720: "30 days"}
 _DEFAULT_HOURS, _MOST_HOURS = 192, 24 * 400
 _PAST_SHARE = 1 / 8
-#: Up to this period, each event has a bar. Then, each bar has the events of an hour, and later those of a day.
+#: In a period of up to 12 hours, each event has a bar. In a period of up to 10 days, a bar contains the events of an
+#: hour, and in a longer period, the events of a day.
 _SINGLE_HOURS, _HOURLY_HOURS = 12, 240
 _HOUR_CHARACTERS, _DAY_CHARACTERS = len("2026-11-20T11"), len("2026-11-20")
 _MOST_BARS = 200
@@ -43,7 +44,7 @@ class TimelinePage:
         self._clock = clock
 
     async def show(self, request: Request, person: Person) -> Response:
-        """``GET /timeline``: the events of the period from `from`, which has `hours`."""
+        """``GET /timeline``: show the events of the period that begins at `from` and has `hours`."""
         now, query = self._clock.now(), request.query_params
         hours = whole_number(query, "hours", _DEFAULT_HOURS, lowest=1, highest=_MOST_HOURS)
         period = Period(since=_since(query.get("from"), now, hours), hours=hours)

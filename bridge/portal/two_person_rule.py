@@ -2,8 +2,9 @@
 
 These rules apply to the verdicts on one event:
 
-- One person is enough for a hold. While a person holds the event, no one can approve it. The holder alone can withdraw
-  the hold. As many other people as for an approval can lift the hold. The consent of each person counts for an hour.
+- One person is enough for a hold. While a person holds the event, no one can approve it. The person who holds the event
+  can withdraw the hold alone. Other people can lift the hold if as many people consent as an approval requires. The
+  consent of each person counts for an hour.
 - An approval counts until it expires or is withdrawn, and only for the version of the event that the approver saw.
 - An approval does not count if its user is disabled or is no longer an approver.
 - All spellings of a name count as one person.
@@ -30,7 +31,10 @@ def counting(verdicts: Iterable[Verdict], barred: Container[str]) -> tuple[Verdi
 
 
 def rule(verdicts: Iterable[Verdict], *, digest: str, at: str, required: int) -> Ruling:
-    """Return the ruling at *at* on an event with *digest* and *required* approvals."""
+    """Return the ruling at the time *at* on the version *digest* of an event.
+
+    *required* is the number of people who must approve.
+    """
     standing = sorted(
         (each for each in verdicts if each.withdrawn_at is None), key=lambda each: (each.made_at, each.verdict_id)
     )
@@ -50,7 +54,7 @@ def rule(verdicts: Iterable[Verdict], *, digest: str, at: str, required: int) ->
 
 
 def with_lift(hold: Verdict, lift: Lift, barred: Container[str], *, at: str) -> tuple[Lift, ...]:
-    """Return the lifts of *hold* that count at the time *at*, with *lift*."""
+    """Return the lifts of *hold* that count at the time *at*, including *lift*."""
     earlier = {each.person_key: each for each in hold.lifts if at < each.expires_at and each.person_key not in barred}
     return tuple({**earlier, lift.person_key: lift}.values())
 

@@ -1,10 +1,10 @@
 """Validates user names, compares them, and builds the keys that identify people.
 
-Names are compared by NFKC and casefold. All spellings of a name must identify the same user. Otherwise, one person
-could count as two approvers, or a disabled user could sign in with a different spelling.
+Names are compared after NFKC normalization and case folding, so that all spellings of a name identify the same user.
+Otherwise, one person could count as two approvers, or a disabled user could sign in with a different spelling.
 
-A person is an issuer and a subject. An OpenID Connect provider can give the name of one person to another person, so
-the portal never compares the names that the provider reports.
+An issuer and a subject identify a person. An OpenID Connect provider can give the name of one person to another person,
+so the portal never compares the names that the provider reports.
 """
 
 from __future__ import annotations

@@ -175,7 +175,7 @@ class Users:
 
     @property
     def others_may_approve(self) -> bool:
-        """Return whether approvers can log in whom the database does not contain yet."""
+        """Return whether people who are not in the database yet can log in as approvers."""
         return self._may_approve_later or (self._proxy_header is not None and self._proxy_role is Role.APPROVER)
 
     def close(self) -> None:
@@ -291,7 +291,7 @@ class Users:
             await self._store.write(_end_session, person, at=self._now())
 
     async def _proxied(self, said: str) -> Person:
-        # A comma means two headers, and the client has sent one of them.
+        # A comma means that the header is repeated, and the client might have sent one of the values.
         known = None if "," in said else user_name_in(_as_utf8(said))
         user = None if known is None else await self._store.read(store_users.user_of, local_key(known))
         if known is None or (user is not None and user.disabled_at is not None):
@@ -338,8 +338,8 @@ def new_session_id() -> str:
 def masked(person: Person) -> Person:
     """Return *person* with a CSRF token for one response.
 
-    Responses are compressed. If a compressed response contained the same secret and text of the URL every time, its
-    size would reveal the secret (the BREACH attack).
+    Responses are compressed. If every response contained the same token, an attacker could insert guesses through the
+    URL and infer the token from the size of the response (the BREACH attack).
     """
     token = person.csrf_token.encode()
     pad = secrets.token_bytes(len(token))
@@ -348,7 +348,7 @@ def masked(person: Person) -> Person:
 
 
 def _unmasked(token: bytes) -> bytes:
-    """Return the token of the session, which is in *token* with or without a mask."""
+    """Return the token of the session. *token* can have a mask or no mask."""
     pad, _, mixed = token.partition(b".")
     try:
         return bytes(left ^ right for left, right in zip(unhexlify(pad), unhexlify(mixed), strict=True)) or token

@@ -1,4 +1,4 @@
-"""The verdicts of people on events, and the sentences about verdicts.
+"""Defines the verdicts of people on events.
 
 A verdict is one person's choice to approve or hold an event. The module `two_person_rule` combines the verdicts into a
 ruling, and the module `deciding` turns the ruling into signed decisions.
@@ -57,7 +57,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """The end of an approval. A hold counts until its withdrawal."""
     withdrawn_at: str | None = None
     lifts: tuple[Lift, ...] = ()
-    """The people who want to lift this hold of another person."""
+    """The consents of other people to lift this hold."""
 
 
 class Ruling(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,9 +76,9 @@ def people_of(verdicts: Iterable[Verdict]) -> str:
 
 
 def reason_of(ruling: Ruling, *, most_characters: int = 256) -> str:
-    """Return the verdicts' names and reasons, with at most *most_characters*.
+    """Return the reason of a decision: the name and the reason of each verdict.
 
-    The text is the reason of a decision.
+    The text has at most *most_characters*.
     """
     said = "; ".join(f"{each.user_name}: {each.reason}" if each.reason else each.user_name for each in ruling.verdicts)
     return said if len(said) <= most_characters else f"{said[: most_characters - 1]}…"

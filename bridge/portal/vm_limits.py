@@ -1,7 +1,7 @@
 """Limits the records of each VM, and counts refused records for the audit.
 
-Each VM can send `records_per_minute`, and up to this number at once. A request that the portal accepts counts in full,
-so a batch that is larger than the limit delays the next request.
+Each VM can send `records_per_minute` records per minute, all at once or one by one. A request that the portal accepts
+counts in full, so a batch that is larger than the limit delays the next request.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class VmState(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None
     """The first name that the VM reported, or its name in the inventory. Later names do not count."""
     listed_at: Position | None = None
-    """Position of the newest record with a list, or None if no record had a list."""
+    """The position of the newest record that lists the active events, or None if no record does."""
     active_event_ids: tuple[str, ...] = ()
     heartbeat_at: str | None = None
     heartbeat_seconds: float | None = None
@@ -60,7 +60,7 @@ class VmState(msgspec.Struct, frozen=True, kw_only=True):
         return without_nul("/".join((*place, normal_name(self.name))))
 
     def has_ended(self, view: View) -> bool:
-        """Return whether a record after *view* lists active events without its event."""
+        """Return whether a newer record lists the active events without the event of *view*."""
         is_newer = self.listed_at is not None and self.listed_at > view.position
         return is_newer and view.event_id not in self.active_event_ids
 
@@ -120,14 +120,14 @@ def groups_of(vm: VmState) -> tuple[str, ...]:
 def places_of(vm: VmState) -> tuple[str, ...]:
     """Return the region and the subscription that *vm* reports, for filters.
 
-    No scope can contain them.
+    A scope cannot contain these groups.
     """
     places: Mapping[str, str | None] = {"region": vm.vm.location, "subscription": vm.vm.subscription_id}
     return tuple(f"{name}:{value.casefold()}" for name, value in places.items() if value and "\n" not in value)
 
 
 def _stream_milliseconds(stream_id: str, first_received_at: str) -> int:
-    """Return the time of a stream: of its UUIDv7, or of its first arrival if earlier.
+    """Return the time in the UUIDv7 of a stream, or the stream's first arrival if earlier.
 
     If the VM's clock was ahead, the time in the UUIDv7 is in the future. Without the arrival time as an upper limit, an
     old stream could then take precedence over newer streams.

@@ -1,7 +1,8 @@
-"""Stores the agents of each portal process.
+"""Stores the agents that poll each portal process.
 
-After a restart, the agents that were connected are known. Several processes exchange their agents through the database.
-A process increases its heartbeat with each write, so other processes read only newer rows, whatever their clocks show.
+After a restart, the portal reads the agents that were connected before. Several processes also share their agents in
+this way. A process increases its heartbeat with each write. To read only new rows, the other processes compare
+heartbeats instead of times, because clocks can differ.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from bridge.portal.store.database import upsert
 
 
 class StoredAgent(msgspec.Struct, frozen=True, kw_only=True):
-    """An agent that polls at one process."""
+    """An agent that polls one portal process."""
 
     vm_key: str
     is_connected: bool
@@ -55,7 +56,7 @@ def changes_of_other_processes(
 def delete_agents(connection: Connection, *, process: str, stopped: Sequence[str], before: str) -> None:
     """Delete agents that disconnected before *before*.
 
-    Also delete the rows of *stopped* processes that *process* has replaced.
+    Also delete the agents of *stopped* processes that have polled *process* since then.
     """
     old = select(processes.c.process).where(processes.c.stored_at < before)
     is_old = agents.c.is_connected.is_(False) & (agents.c.stored_at < before)

@@ -1,6 +1,7 @@
 """Stores and reads audit entries. A lock serializes the writers.
 
-Filters and scopes use the table `audit_events`, which lists the events of each entry. It is not part of the chain.
+Filters and scopes use the table `audit_events`, which lists the events of each entry. This table is not part of the
+hash chain.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class AuditFilter(msgspec.Struct, frozen=True, kw_only=True):
     scope: tuple[str, ...] = ()
     """Groups of VMs. Each event of an entry must be in one group. An empty scope means all entries."""
     own: tuple[str, str] = ("", "")
-    """The name and the key of a person, whose own entries are outside any scope."""
+    """The name and the key of a person. The scope never excludes this person's own entries."""
 
 
 class EntryPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +43,7 @@ class EntryPage(msgspec.Struct, frozen=True, kw_only=True):
 
     entries: tuple[Entry, ...]
     total: int
-    """The number of entries of the filter on all pages."""
+    """The number of matching entries on all pages."""
     has_more: bool
 
 
@@ -69,7 +70,7 @@ def add_entries(connection: Connection, new: Sequence[NewEntry], *, at: str) -> 
 def list_entries(
     connection: Connection, wanted: AuditFilter, *, limit: int = PAGE, before: int | None = None
 ) -> EntryPage:
-    """Return at most *limit* entries of a filter before the number *before*, newest first."""
+    """Return at most *limit* entries of *wanted* with a number below *before*, newest first."""
     where = _conditions(wanted)
     total = connection.execute(select(func.count()).select_from(audit).where(*where)).scalar_one()
     if before is not None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-#: A transaction must fail before the time limit of a stop.
+#: A transaction that waits for a lock must fail before the time limit for stopping the portal.
 _BUSY_SECONDS = 2.0
 _THREADS = 4
 _MOST_WAITING = 256
@@ -140,7 +140,7 @@ class StoreThreads:
         return failure[1] if failure is not None and time.monotonic() - failure[0] < _FAILURE_SECONDS else None
 
     def close(self) -> None:
-        """Start no further functions, and wait for the running functions."""
+        """Cancel waiting functions, and wait for running functions."""
         for pool in (self._writers, self._readers):
             pool.shutdown(wait=True, cancel_futures=True)
 
@@ -186,7 +186,7 @@ def in_parts(values: Sequence[_T]) -> list[Sequence[_T]]:
 
 
 def note_alive(connection: Connection, at: str) -> None:
-    """Write one row. An idle process thus notices when the disk is full."""
+    """Write one row, so that an idle process also detects a full disk."""
     upsert(connection, properties, [{"name": "alive_at", "value": at}])
 
 

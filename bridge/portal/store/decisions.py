@@ -1,4 +1,4 @@
-"""Stores signed decisions, whose numbers are committed in ascending order.
+"""Stores signed decisions, and numbers them in the order of their commits.
 
 The long poll does not read this table, because `bridge.portal.pending_decisions` keeps valid decisions in memory.
 """
@@ -39,7 +39,7 @@ class NewDecision(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def jws_sha256(self) -> str:
-        """Return the name of the decision in outcome records."""
+        """Return the hash that identifies the decision in outcome records."""
         return hashlib.sha256(self.jws.encode()).hexdigest()
 
 
@@ -52,7 +52,7 @@ class LiveDecision(msgspec.Struct, frozen=True):
 
 
 class Decisions(msgspec.Struct, frozen=True):
-    """Decisions, complete up to the number *index*."""
+    """The found decisions. The query covers all decisions up to the number *index*."""
 
     index: int
     found: tuple[LiveDecision, ...]
@@ -109,7 +109,7 @@ def lock_decisions(connection: Connection) -> None:
 def newest_iat(connection: Connection, event_key: str) -> float:
     """Return the newest `iat` of the event's decisions, in seconds.
 
-    A later decision must not be older.
+    The `iat` of the next decision must not be older.
     """
     query = select(func.max(decisions.c.issued_at_seconds)).where(decisions.c.event_key == event_key)
     return float(connection.execute(query).scalar_one() or 0.0)

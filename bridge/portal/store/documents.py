@@ -17,7 +17,7 @@ _LONGEST_NAME = 32
 
 
 def take_document(connection: Connection, vm_id: str, nonce: str, *, at: str, until: str) -> bool:
-    """Store a document until *until*. Return False if already stored."""
+    """Store a document until *until*. Return False if it is already stored."""
     is_over = properties.c.name.startswith(_PREFIX, autoescape=True) & (properties.c.value <= at)
     connection.execute(delete(properties).where(is_over))
     digest = hashlib.sha256(f"{vm_id} {nonce}".encode()).hexdigest()

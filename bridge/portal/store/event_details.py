@@ -1,6 +1,6 @@
 """Reads the data that the pages show about events.
 
-A page reads one state of the database.
+An event, its verdicts, its decisions, and its outcomes come from one transaction, so they are consistent.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class EventDetails(msgspec.Struct, frozen=True, kw_only=True):
     decisions: tuple[SignedDecision, ...] = ()
     approvers: int = 0
     outcomes: tuple[TransitionRecord, ...] = ()
-    """The outcome records of the event's VMs, and of the audience of its decisions."""
+    """The outcome records from the event's members, and from VMs that a decision is for."""
 
 
 class Marks(msgspec.Struct, frozen=True):
@@ -64,13 +64,13 @@ class Marks(msgspec.Struct, frozen=True):
 
 
 def event_details_of(connection: Connection, keys: Sequence[str], *, now: str) -> list[EventDetails]:
-    """Return the known events of *keys* with details, in the order of *keys*."""
+    """Return the details of the known events with *keys*, in the order of *keys*."""
     found = events_of(connection, keys, now=now)
     return details_of(connection, [found[key] for key in keys if key in found])
 
 
 def details_of(connection: Connection, found: Sequence[EventState]) -> list[EventDetails]:
-    """Return the events *found* with details."""
+    """Return the details of the events in *found*."""
     by_event: dict[str, tuple[list[Verdict], list[SignedDecision], list[TransitionRecord]]]
     by_event = {event.key: ([], [], []) for event in found}
     for keys in in_parts(list(by_event)):
@@ -114,7 +114,7 @@ def event_with_digest(connection: Connection, key: str, digest: str) -> Transiti
 
 
 def approvers_here(connection: Connection) -> int:
-    """Return how many known people can approve an event together."""
+    """Return the number of known people who can approve an event together."""
     return most_of_one_issuer(user.person_key for user in all_users(connection) if user.can_approve)
 
 
@@ -162,9 +162,9 @@ def _decisions(connection: Connection, keys: Sequence[str]) -> Iterable[tuple[st
 
 
 def _outcomes(connection: Connection, keys: Sequence[str]) -> Iterable[tuple[str, TransitionRecord]]:
-    """Yield the outcomes of the VMs in Resources and of the VMs with a decision.
+    """Yield the outcomes from members of the event, and from VMs that a decision is for.
 
-    Other VMs do not count.
+    Outcomes from other VMs do not count.
     """
     members = select(event_vms.c.vm_key).where(
         event_vms.c.event_key == records.c.event_key, event_vms.c.is_member.is_(True)
@@ -189,7 +189,7 @@ def _outcomes_without_event(connection: Connection, signed: Sequence[SignedDecis
 
 
 def _counted(outcomes: Iterable[TransitionRecord], signed: Sequence[SignedDecision]) -> Iterable[TransitionRecord]:
-    """Yield the outcomes of rules, and the outcomes from the audience of a decision."""
+    """Yield outcomes of rules, and outcomes of decisions from the VM that the decision is for."""
     audience = {each.jws_sha256: each.vm_key for each in signed}
     for record in outcomes:
         hashes = () if record.approval is None else record.approval.jws_sha256

@@ -56,12 +56,12 @@ class EventFilter(msgspec.Struct, frozen=True, kw_only=True):
     is_soon: bool = False
     """Only events whose NotBefore is less than 10 minutes away."""
     groups: tuple[str, ...] = ()
-    """Groups of which the event must have every one: ``resource_group:west``, ``labels.team:payments``,
-    ``region:westeurope``, ``subscription:ID``. All values except labels are in lower case."""
+    """The event must be in all of these groups, such as ``resource_group:west``, ``labels.team:payments``,
+    ``region:westeurope``, or ``subscription:ID``. All values except labels are in lowercase."""
     scope: tuple[str, ...] = ()
-    """Groups of which the event must have at least one. An empty scope means all events."""
+    """The event must be in at least one of these groups. An empty scope means all events."""
     sole_vm_key: str | None = None
-    """Only the events that this VM alone reports."""
+    """Only events that this VM reports and no other VM reports."""
     wave: str | None = None
     """Only the announced events of this wave (`Wave.key`)."""
 
@@ -72,7 +72,7 @@ class EventPage(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[EventSummary, ...]
     total: int
     first: int
-    """The number of the first event of this page within the list, from 1."""
+    """The position of the first event of this page in the whole list, counted from 1."""
     cursor: str | None
     """The cursor of the next page, or None on the last page."""
 
@@ -111,7 +111,7 @@ def list_events(
 
 
 def summaries_of(connection: Connection, keys: Iterable[str]) -> dict[str, EventSummary]:
-    """Return the rows of the known events of *keys*."""
+    """Return the summaries of the known events with *keys*."""
     found: dict[str, EventSummary] = {}
     for part in in_parts(sorted(set(keys))):
         query = select(events.c.event_key, events.c.body).where(events.c.event_key.in_(part))
@@ -136,7 +136,7 @@ def event_of(connection: Connection, key: str, *, now: str) -> EventState | None
 
 
 def events_of(connection: Connection, keys: Iterable[str], *, now: str) -> dict[str, EventState]:
-    """Return the known events of *keys* with the views of their VMs."""
+    """Return the known events with *keys*, including the views of their VMs."""
     summaries = summaries_of(connection, keys)
     versions: dict[tuple[str, str], tuple[str, str | None, str]] = {}
     views: dict[str, list[VmOfEvent]] = {key: [] for key in summaries}

@@ -1,9 +1,8 @@
-"""Applies changed views to the rows of their events.
+"""Updates the rows of events after the views of VMs change (`bridge.portal.fleet`).
 
-The cost of a change does not depend on the number of VMs.
-
-Each event has counters of its VMs by state and by version. A changed view updates the counters. Rare changes, such as
-the first member or a resolved name conflict, count the views of the event again.
+Each event counts its VMs by state and by version. A changed view only increases or decreases these counters, so the
+cost of a change does not depend on the number of VMs. After a rare change, such as the first member or a resolved name
+conflict, all views of the event are counted again.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class _Variant(msgspec.Struct, kw_only=True):
     digest: str
     description: str | None
     members: int = 0
-    """The VMs that the version names, and that report it."""
+    """The number of VMs that report this version and whose names it contains."""
     reporters: int = 0
     body: str | None = None
     """None if the row already exists."""
@@ -56,7 +55,7 @@ class _Event(msgspec.Struct, kw_only=True):
     variants: dict[str, _Variant] = {}
     changed: set[str] = set()
     followed: str | None = None
-    """The newest version of a member whose earlier version is shown."""
+    """The new version of a member that reported the shown version before."""
     must_count: bool = False
     new_groups: set[str] = set()
     names: frozenset[str] | None = None
@@ -99,7 +98,7 @@ def apply_changes(
 
 
 def count_again(connection: Connection, keys: Sequence[str]) -> None:
-    """Count the views of *keys* again, for example after the groups of a VM changed.
+    """Count the views of the events *keys* again, for example after a VM changed its groups.
 
     Delete events without a view.
     """
@@ -160,7 +159,7 @@ def _events(connection: Connection, keys: Sequence[str]) -> dict[str, _Event]:
 
 
 def _with_membership(connection: Connection, event: _Event, change: Change) -> Change:
-    """Return *change* with `is_member` by the names of the shown version."""
+    """Return *change* with the correct `is_member` for the names in the shown version."""
     new, summary = change.new, event.summary
     is_member = new.is_named
     if new.digest != summary.digest and new.owned_name is not None:
@@ -235,7 +234,7 @@ def _choose(connection: Connection, event: _Event) -> bool:
 
 
 def _count_members(connection: Connection, key: str, event: _Event) -> None:
-    """Count the views of the event by the names of its shown version."""
+    """Find the members by the names in the shown version, and count all views again."""
     summary = event.summary
     summary.members, summary.reporters, summary.ending = {}, {}, (-1, "ended")
     summary.first_observed_at = summary.observed_at = ""

@@ -47,7 +47,7 @@ INVENTORY = "inventory"
 """The row of `properties` with the hash of the loaded inventory."""
 _OUTCOMES = frozenset({Transition.APPROVED, Transition.APPROVAL_REFUSED, Transition.APPROVAL_FAILED})
 _REFUSED = frozenset({Transition.APPROVAL_REFUSED, Transition.APPROVAL_FAILED})
-#: The bytes of the rows of a record, apart from its text, and of a new stream.
+#: The estimated size of the database rows for a record, without its text, and for a new stream.
 ROW_BYTES = 1_024
 _MOST_HASHES = 100
 _THIN = "-thin"
@@ -140,9 +140,9 @@ def _stored(
     known: Mapping[str, _Vm],
     limits: LimitSettings,
 ) -> list[TransitionRecord]:
-    """Store and return new records.
+    """Store new records, and return all new records.
 
-    Do not store heartbeats, and no text beyond the limit of the VM.
+    Heartbeats, and records beyond the limit of the VM, are not stored.
     """
     by_id = {each.record.id: each for each in received}
     stored: set[str] = set()
@@ -368,7 +368,7 @@ def _open_views(connection: Connection, key: str) -> list[View]:
 def _mark_refusal(connection: Connection, record: TransitionRecord) -> None:
     """Store whether an agent refused the newest decision.
 
-    Only the audience of a decision can refuse it.
+    Only the VM that a decision is for can refuse the decision.
     """
     hashes = () if record.approval is None else record.approval.jws_sha256[:_MOST_HASHES]
     is_own = (decisions.c.vm_key == vm_key(record)) & decisions.c.jws_sha256.in_(hashes)

@@ -1,8 +1,8 @@
 """Finds events that need a notification, and stores each notification until it is sent.
 
-The primary key is a hash of the target, the kind, the event, and the occurrence. If two processes find the same
-notification, only one row is therefore stored. A process claims a row before it sends the notification. If this process
-is killed, its claim expires, and another process sends the notification.
+The primary key is a hash of the target, the kind, the event, and the occurrence. Therefore, if two processes find the
+same notification, the database stores only one row. A process claims a row before it sends the notification. If this
+process is killed, its claim expires, and another process sends the notification.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bridge.portal.store.events import EventFilter, is_decision
 from bridge.portal.store.open_events import collapsed
 from bridge.portal.store.vms import vm_names
 
-#: The most notifications of one kind and one hour for one event, or for all events that one VM alone reports.
+#: The maximum number of notifications of one kind per hour, for one event or for all events that only one VM reports.
 _MOST_OF_SUBJECT = 2
 _ID_CHARACTERS = 32
 _summary_of = msgspec.json.Decoder(EventSummary).decode
@@ -36,9 +36,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind
     event_key: str
     occurrence: str
-    """The version, the verdict, or the decision that needs the notification, or the VM of the disconnected agent."""
+    """The version, approval, decision, or VM that distinguishes this notification from others about the event."""
     subject: str
-    """The VM that alone reports the event, or else the event."""
+    """The only VM that reports the event, or the event if several VMs report it."""
 
     def id_for(self, target: str) -> str:
         """Return the ID of the notification for *target*."""
@@ -57,12 +57,12 @@ class Notification(msgspec.Struct, frozen=True, kw_only=True):
     """The VM of the disconnected agent."""
     vm_name: str = ""
     alone: int = 0
-    """The number of open events of the VM that alone reports the event, if the page collapses them."""
+    """If the page collapses the event, the number of open events that only this VM reports."""
     attempts: int = 1
 
 
 def find(connection: Connection, kind: Kind, *, now: str, until: str) -> list[Finding]:
-    """Return the open events that need a notification of *kind*, by NotBefore.
+    """Return the open events that need a notification of *kind*, sorted by NotBefore.
 
     Undecided events need a notification only if their NotBefore is not after *until*.
     """
@@ -78,7 +78,7 @@ def find(connection: Connection, kind: Kind, *, now: str, until: str) -> list[Fi
 def store_new(connection: Connection, target: str, found: Sequence[Finding], *, now: str, since: str) -> None:
     """Store the missing notifications about *found*.
 
-    The limit for one event or VM in the time after *since* prevents a VM from causing many notifications.
+    So that a VM cannot cause many notifications, the number since the time *since* is limited for each event and VM.
     """
     table = notifications.c
     new = {each.id_for(target): each for each in found}

@@ -1,7 +1,9 @@
 """Lists and counts open events in the order in which Azure starts them.
 
-First come the events with a future NotBefore, and then all others, newest first. If one VM alone reports more than two
-open events, the lists and the counts leave out these events, and `collapsed` returns one line for the VM.
+Events with a future NotBefore come first. All other events follow, newest first.
+
+If more than two open events are reported only by the same VM, the lists and the counts leave out these events, and
+`collapsed` returns one line for the VM.
 """
 
 from __future__ import annotations
@@ -28,9 +30,9 @@ from bridge.portal.store.events import (
     is_soon,
 )
 
-#: One VM alone can have this number of open events in the list.
+#: The list contains at most this number of open events that only one VM reports.
 _MOST_ALONE = 2
-#: A wave of this number of events has one line.
+#: A wave with at least this number of events has one line.
 _LEAST_OF_WAVE = 5
 _CURSOR_PARTS = 5
 _REVERSED = str.maketrans("0123456789", "9876543210")
@@ -38,7 +40,7 @@ _summary_of = msgspec.json.Decoder(EventSummary).decode
 
 
 class EventCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """The number of open events of a filter, in total and for each filter of the page header."""
+    """The number of matching open events, in total and for each filter of the page header."""
 
     total: int
     undecided: int
@@ -68,16 +70,16 @@ class Wave(msgspec.Struct, frozen=True, kw_only=True):
     """The value of `EventFilter.wave`."""
     events: int
     vms: int
-    """The number of names in Resources of all events."""
+    """The total number of names in the Resources of these events."""
     decisions: dict[str, int]
-    """The number of events of each of `DECISIONS` that at least one event has."""
+    """The number of events for each value of `DECISIONS`. A value without events is left out."""
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
     """A line of the first page: one event, or one wave."""
 
     event: EventSummary
-    """The event, or the first event of the wave that Azure starts."""
+    """The event, or the event of the wave that Azure starts first."""
     decision: str | None
     """One of `DECISIONS` except ``refused``, or None if the event is no longer announced and was never held."""
     decided_by: str
@@ -103,7 +105,7 @@ class LinePage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Collapsed(msgspec.Struct, frozen=True, kw_only=True):
-    """A VM that alone reports more than two open events."""
+    """A VM that is the only reporter of more than two open events."""
 
     vm_key: str
     name: str
@@ -119,7 +121,7 @@ def list_open(
     return EventPage(events=found, total=page.total, first=page.first, cursor=page.cursor)
 
 
-def list_lines(  # the parameters of list_open, and the waves
+def list_lines(
     connection: Connection,
     wanted: EventFilter,
     *,
@@ -130,8 +132,8 @@ def list_lines(  # the parameters of list_open, and the waves
 ) -> LinePage:
     """Return a page of open events in the order in which Azure starts them.
 
-    At least five events of one wave share one line, unless *wanted* selects the wave. A cursor keeps the time of the
-    first page, so that the order does not change between pages.
+    If a wave has at least five events, they share one line, unless *wanted* selects the wave. A cursor contains the
+    time of the first page, so that the order does not change between pages.
     """
     at, first, place = (now, 1, None) if cursor is None else _open_cursor(cursor)
     where = [*conditions(wanted, now=now), events.c.is_open.is_(True), is_not_collapsed(wanted)]
@@ -151,7 +153,7 @@ def list_lines(  # the parameters of list_open, and the waves
 
 
 def _place(row: Any, at: str) -> tuple[str, str, str]:
-    """Return the sort key of an event: first the future ones, then all others, newest first."""
+    """Return the sort key of an event: future events first, then all others, newest first."""
     if row.sort_at > at:
         return "0", row.sort_at, row.event_key
     return "1", row.sort_at.translate(_REVERSED), row.event_key
@@ -206,7 +208,7 @@ def numbers(connection: Connection, *, now: str) -> Numbers:
 
 
 def collapsed(connection: Connection, wanted: EventFilter, *, now: str) -> list[Collapsed]:
-    """Return the VMs that alone report more than two open events, with their counts."""
+    """Return each VM that is the only reporter of more than two open events."""
     where = [*conditions(wanted, now=now), events.c.is_open.is_(True), events.c.sole_vm_key.in_(_alone())]
     query = select(events.c.sole_vm_key, vms.c.name, func.count().label("number")).where(*where)
     query = query.outerjoin(vms, vms.c.vm_key == events.c.sole_vm_key).group_by(events.c.sole_vm_key, vms.c.name)
@@ -215,7 +217,7 @@ def collapsed(connection: Connection, wanted: EventFilter, *, now: str) -> list[
 
 
 def _alone() -> Any:
-    """Return the VMs that alone report more than two open events, as a subquery."""
+    """Return a subquery for the VMs that are the only reporters of more than two open events."""
     is_alone = (events.c.is_open.is_(True)) & events.c.sole_vm_key.is_not(None)
     query = select(events.c.sole_vm_key).where(is_alone).group_by(events.c.sole_vm_key)
     return query.having(func.count() > _MOST_ALONE)
@@ -231,7 +233,7 @@ def is_not_collapsed(wanted: EventFilter) -> ColumnElement[bool]:
 def filter_values(connection: Connection, prefix: str, *, scope: tuple[str, ...] = (), limit: int = PAGE) -> list[str]:
     """Return the groups of open events that begin with *prefix*, such as ``region:``.
 
-    The groups of `collapsed` events are left out, because one VM can invent them.
+    The groups of `collapsed` events are left out, because a single VM could invent them.
     """
     wanted = EventFilter(scope=scope)
     where = (*conditions(wanted, now=""), events.c.is_open.is_(True), is_not_collapsed(wanted))

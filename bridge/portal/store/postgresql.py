@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 _MOST_CHARACTERS = 300
 _STATEMENT_SECONDS = 10.0
-#: Ends an idle transaction, because a killed process must not keep its locks.
+#: The server ends a transaction that is idle for this time, so that a killed process does not keep its locks.
 _IDLE_SECONDS = 10.0
 #: A statement sets the limits, because some connection poolers drop connection options.
 _LIMITS = (

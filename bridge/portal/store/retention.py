@@ -14,9 +14,9 @@ _ROWS = 500
 
 
 def delete_old(connection: Connection, *, before: str) -> bool:
-    """Delete some records, views, VMs, and decisions from before *before*.
+    """Delete a batch of records, views, VMs, and decisions that are older than *before*.
 
-    Return whether more might exist. Keep the audit.
+    Return whether more might exist. The function never deletes audit entries.
     """
     old = list(
         connection.execute(select(records.c.record_id).where(records.c.received_at < before).limit(_ROWS)).scalars()
@@ -36,7 +36,7 @@ def delete_old(connection: Connection, *, before: str) -> bool:
 def _delete_of_deleted_events(connection: Connection, before: str) -> int:
     """Delete expired decisions and verdicts of deleted events.
 
-    The event must be deleted, because a hold is valid until its event has ended.
+    While the event exists, they are kept, because a hold is valid until its event has ended.
     """
     seconds = int(parse_time(before).timestamp())
     found = 0

@@ -20,7 +20,7 @@ from bridge.portal.schema import EPOCH
 class Sqlite:
     """An SQLite file. Transactions wait at most *busy_seconds* for a lock."""
 
-    #: One writer thread with a queue is fair. SQLite's lock is not fair.
+    #: The queue of a single writer thread serves writes in order. SQLite's lock does not.
     writers = 1
     is_shared = False
 

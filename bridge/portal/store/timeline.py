@@ -1,6 +1,7 @@
 """Reads the events of a period for the timeline.
 
-Events of one type that start within the same hour or day form one bar, so the number of bars stays small.
+To limit the number of bars, events of one type share a bar if they end within the same hour or day. For an open event,
+NotBefore counts as the end.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class SpanPage(msgspec.Struct, frozen=True, kw_only=True):
 
     spans: tuple[EventSpan, ...]
     total: int
-    """The number of events in the period. The spans contain all of them unless there are too many spans."""
+    """The number of events in the period. If the period has too many spans, `spans` does not contain all events."""
 
     @property
     def shown(self) -> int:
@@ -46,7 +47,7 @@ class SpanPage(msgspec.Struct, frozen=True, kw_only=True):
         return sum(each.events for each in self.spans)
 
 
-def spans_between(  # a period, and the form of the result
+def spans_between(
     connection: Connection,
     wanted: EventFilter,
     *,
@@ -58,7 +59,8 @@ def spans_between(  # a period, and the form of the result
 ) -> SpanPage:
     """Return the events of the period from *since* to *until*, newest first.
 
-    Events whose times have the same first *characters* form one span: 13 for an hour, and 10 for a day.
+    If *characters* is None, each event forms a span. Otherwise, events of one type form a span if the first
+    *characters* of their end times are equal: 13 for an hour, and 10 for a day.
     """
     columns = [events.c[name] for name in ("event_key", "event_type", "is_open", "first_observed_at", "sort_at")]
     end = func.coalesce(events.c.over_at, events.c.sort_at).label("ends_at")

@@ -1,4 +1,4 @@
-"""The rows of users and their sessions."""
+"""Stores users and their sessions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def keep_user(connection: Connection, user: User) -> None:
 
 
 def find_user(connection: Connection, name: str) -> User | None:
-    """Return the user of a name in any spelling, or of a person key. Prefer a local user.
+    """Return the user with a name in any spelling, or with a person key. Prefer a local user.
 
     Raise BridgeError if several users of an OpenID Connect provider have the name.
     """
@@ -128,7 +128,7 @@ def add_session(
 
 
 def session_of(connection: Connection, session_sha256: str, *, at: str) -> Session | None:
-    """Return a session, or None if the session or its user is invalid."""
+    """Return a session, or None if it has ended or its user is disabled."""
     names = ("csrf_token", "idle_expires_at", "refresh_token", "refresh_at", "is_reduced")
     query = select(*(sessions.c[name] for name in names), users).join_from(sessions, users)
     is_live = (sessions.c.expires_at > at) & (sessions.c.idle_expires_at > at)

@@ -60,13 +60,13 @@ class AcceptedVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """The VMs for which decisions were signed."""
 
 
-#: Signs the decisions for an event, its ruling, the VMs of its resource groups, and the newest `iat` of the event.
+#: Returns signed decisions. Arguments: an event, its ruling, the VMs of its resource groups, and its newest `iat`.
 Sign = Callable[[EventState, Ruling, Sequence[str], float], Sequence[NewDecision]]
 #: Raises an error unless the person is allowed to decide on the event, as of this transaction.
 Allow = Callable[[Connection, EventState], None]
 
 
-def add_verdicts(  # the rules and callbacks of a verdict
+def add_verdicts(
     connection: Connection,
     new: Sequence[Verdict],
     *,
@@ -82,8 +82,8 @@ def add_verdicts(  # the rules and callbacks of a verdict
     VerdictRefused in its place, and all other verdicts are stored. If the verdicts approve two events of the same
     group, the function raises VerdictRefused, and no verdict is stored.
 
-    *confirmed* contains the names in Resources that no agent confirms, and that the person confirms explicitly, by
-    event.
+    *confirmed* contains, for each event, the names in Resources that no agent confirms, but that the person confirmed
+    explicitly.
     """
     at, names = format_time(now), confirmed or {}
     keys = sorted({each.event_key for each in new})
@@ -98,7 +98,7 @@ def add_verdicts(  # the rules and callbacks of a verdict
             _check(event, each, earlier, at=at, confirmed=names.get(event.key, ()), is_only=len(new) == 1)
             ruling = rule((*earlier, each), digest=event.digest, at=at, required=required)
             signed: Sequence[NewDecision] = ()
-            # A second hold is also signed, because the portal might know more VMs.
+            # Sign a second hold too, because more VMs might have reported since the first hold.
             if ruling.outcome is Outcome.APPROVED or each.choice is Choice.HOLD:
                 signed = sign(event, ruling, _vms_of_event(connection, event), newest_iat(connection, event.key))
         except VerdictRefused as refused:
@@ -130,7 +130,7 @@ def withdraw(
     sign: Sign,
     allow: Allow = lambda *_: None,
 ) -> AcceptedVerdict:
-    """Withdraw a verdict. To stop a signed approval, sign a hold.
+    """Withdraw a verdict. If an approval has already been signed, sign a hold to stop it.
 
     If the verdict is the hold of another person, *required* people must withdraw it. Until then, store their consent.
 
@@ -196,7 +196,7 @@ def _allowed(connection: Connection, event: EventState | None, allow: Allow) -> 
     return event
 
 
-def _check(  # a verdict and everything that can refuse it
+def _check(
     event: EventState, new: Verdict, said: Sequence[Verdict], *, at: str, confirmed: Collection[str], is_only: bool
 ) -> None:
     has_changed = new.digest != event.digest

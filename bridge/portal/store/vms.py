@@ -27,13 +27,13 @@ class VmFilter(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
     """Part of the name, the vmId, the region, the resource group, or a label, regardless of case."""
     groups: tuple[str, ...] = ()
-    """Groups of which the VM must have every one, such as ``region:westeurope``."""
+    """The VM must be in all of these groups, such as ``region:westeurope``."""
     scope: tuple[str, ...] = ()
-    """Groups of which the VM must have at least one. An empty scope means all VMs."""
+    """The VM must be in at least one of these groups. An empty scope means all VMs."""
     silent_since: str | None = None
     """Only the VMs that have sent no record after this time."""
     is_conflict: bool | None = None
-    """Only the VMs that claim the name of another VM."""
+    """Only the VMs that claim a name that belongs to another VM."""
     vm_keys: Sequence[str] | None = None
     """Only these VMs, for example the VMs of disconnected agents."""
 
@@ -44,7 +44,7 @@ class ListedVm(msgspec.Struct, frozen=True, kw_only=True):
     vm: VmState
     groups: tuple[str, ...]
     heard_at: str
-    """The arrival of the newest record."""
+    """The time at which the newest record arrived."""
     open_events: int
     is_conflict: bool
     """Whether the VM claims a name that belongs to another VM."""
@@ -85,13 +85,13 @@ def list_vms(
 
 
 def count_vms(connection: Connection, wanted: VmFilter) -> int:
-    """Return the number of VMs of a filter."""
+    """Return the number of VMs that match *wanted*."""
     query = select(func.count()).select_from(vms).where(*_conditions(wanted))
     return int(connection.execute(query).scalar_one())
 
 
 def keys_of_vms(connection: Connection, wanted: VmFilter) -> set[str]:
-    """Return the VMs of a filter."""
+    """Return the keys of the VMs that match *wanted*."""
     return set(connection.execute(select(vms.c.vm_key).where(*_conditions(wanted))).scalars())
 
 
@@ -114,9 +114,9 @@ def vms_of_groups(connection: Connection, places: Iterable[tuple[str, str]]) -> 
 
 
 def bind_name(connection: Connection, vm_key: str, *, by: str, at: str) -> bool:
-    """Give the name that *vm_key* claims to this VM.
+    """Make *vm_key* the owner of the name that it claims.
 
-    Return False if the VM claims no name of another VM.
+    Return False if the name does not belong to another VM.
     """
     row = connection.execute(select(vms.c.name_key, vms.c.is_conflict).where(vms.c.vm_key == vm_key)).first()
     if row is None or not row.is_conflict:

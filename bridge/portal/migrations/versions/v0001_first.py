@@ -1,7 +1,7 @@
 """Creates the first tables.
 
-Triggers prevent changes to audit entries. The first step that changes a released table must replace `create_all` with
-explicit definitions.
+Triggers prevent changes to audit entries. Before a later step changes a released table, replace `create_all` in this
+step with explicit definitions.
 """
 
 from __future__ import annotations
