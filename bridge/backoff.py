@@ -1,7 +1,7 @@
-"""Computes the retry delay before the agent repeats a failed send or a failed poll.
+"""Computes how long the agent waits before it repeats a failed send or a failed poll.
 
-The delay before a failed send is retried is random, so that the VMs in a fleet do not all retry at once. The algorithm
-is "full jitter" with a minimum delay (AWS Architecture Blog, "Exponential Backoff And Jitter").
+The delay after a failed send is random, so that the VMs in a fleet do not all retry at once. The algorithm is "full
+jitter" with a minimum delay (AWS Architecture Blog, "Exponential Backoff And Jitter").
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def full_jitter(attempt: int, *, base_seconds: float, cap_seconds: float, random
 
 
 def delivery_cap(seconds_to_not_before: float | None, *, outage_seconds: float = math.inf) -> float:
-    """Return the maximum delay between two attempts. It decreases toward NotBefore.
+    """Return the maximum delay between two attempts. It gets shorter as NotBefore approaches.
 
     Before NotBefore, the maximum is a quarter of the remaining time, but at least 1 s and at most 15 s. In the first
     minute of an outage, it is at most 5 s. The limits are short, because Azure announces a Freeze or a Reboot only 15
@@ -76,7 +76,8 @@ def poll_delay(interval_seconds: float, *, failures: int, status: int | None, re
 
     *status* is the status of the last response, or None if no response arrived. After status 429 or 410, the delay
     doubles with each failure, and *retry_after* sets a minimum. After any other failure, the poll interval applies. The
-    maximum is 5 s or the poll interval, because Azure announces the eviction of a spot VM only 30 s in advance.
+    maximum is 5 s or the poll interval, whichever is longer, because Azure announces the eviction of a spot VM only 30
+    s in advance.
     """
     if status not in POLL_BACKOFF_STATUSES:
         return interval_seconds

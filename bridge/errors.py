@@ -155,9 +155,10 @@ class DeliveryRejected(DeliveryError):
     entire batch, so the agent resends the records one by one to find the rejected ones. If the batch contains only one
     record, the agent parks it.
 
+    *reason* is the label of the retry metric.
+
     If *may_be_endpoint* is true, a wrong URL can also be the cause. For example, a TLS port responds to plain HTTP with
-    status 400. In two cases, the agent then sends the records again instead of parking them. *reason* is the label of
-    the retry metric. The two cases are:
+    status 400. The agent then sends the records again instead of parking them in two cases:
 
     - The endpoint has accepted no record since the configuration changed.
     - The endpoint rejects records of different events in a row.

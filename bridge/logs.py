@@ -58,9 +58,9 @@ def configure(*, form: str = "auto", level: int | str = logging.INFO, stream: Te
     *form* is ``json``, ``text``, ``journal``, or ``auto``. The form ``auto`` means ``text`` on a terminal, ``journal``
     if the systemd journal reads *stream*, and ``json`` otherwise.
     """
-    # The logging library would otherwise print a traceback if it cannot write to the stream.
+    # Otherwise, the logging library prints a traceback if it cannot write to the stream.
     logging.raiseExceptions = False
-    # No format shows the caller, the thread, or the process (logging HOWTO, "Optimization").
+    # Do not collect the caller, the thread, and the process, which no format shows (logging HOWTO, "Optimization").
     logging._srcfile = None  # noqa: SLF001  # the documented way
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging.captureWarnings(capture=True)
@@ -94,7 +94,7 @@ def _is_terminal(stream: TextIO | None) -> bool:
 
 
 def _is_journal(stream: TextIO | None) -> bool:
-    """Return whether the journal reads *stream*, by $JOURNAL_STREAM (systemd.exec)."""
+    """Return whether the journal reads *stream*, based on $JOURNAL_STREAM (systemd.exec)."""
     try:
         status = os.fstat(stream.fileno()) if stream is not None else None
     except (OSError, ValueError, AttributeError):
@@ -247,7 +247,7 @@ class ThrottledLog:
         self._logger.log(level, "%s", message, exc_info=exc_info, extra=_safe(fields))
 
     def recovered(self, key: Hashable, message: str, **fields: Any) -> None:
-        """Log *message* with the number and duration of the failures of *key*, if logged."""
+        """If failures of *key* were logged, log *message* with their number and duration."""
         with self._lock:
             trouble = self._troubles.pop(key, None)
         if trouble is None:
@@ -300,7 +300,7 @@ class LineFormatter(logging.Formatter):
 
 
 class JournalFormatter(logging.Formatter):
-    """Formats a log record for the systemd journal: a priority (sd-daemon), and no time."""
+    """Formats a log record for the systemd journal, with a priority (sd-daemon) but no time."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the priority, the message, and the fields."""

@@ -23,7 +23,7 @@ _UNSEEN = re.compile(
 
 
 def one_line(text: str, limit: int | None = None) -> str:
-    """Return the first *limit* characters of *text*, with unprintable ones as spaces."""
+    """Return at most *limit* characters of *text*. Spaces replace unprintable characters."""
     return "".join(character if character.isprintable() else " " for character in text[:limit])
 
 

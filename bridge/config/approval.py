@@ -62,11 +62,11 @@ class RuleSettings(msgspec.Struct, frozen=True, kw_only=True):
     resources: Literal["only_me", "includes_me", "any"] = "includes_me"
     """only_me: only this VM is affected. includes_me: this VM is affected. any: also events of other VMs."""
     action: Literal["approve", "hold"]
-    """approve: consent for every VM of the event. hold: this VM does not approve the event by any later rule."""
+    """approve: approve the event for all of its VMs. hold: later rules on this VM do not approve the event."""
     act: Literal["leader", "each"] = "leader"
     """leader: the first VM in Resources acts, and the other VMs act only if it does not. each: every VM acts."""
     command: _Command | None = None
-    """A program and its arguments that must exit with 0 first, such as a drain. No shell is used."""
+    """A program with its arguments, such as a drain. It must exit with 0 before the approval. No shell is used."""
     command_timeout_seconds: Annotated[float, Meta(gt=0, le=_LONGEST_COMMAND_SECONDS)] = 600.0
     """Time limit of the command in seconds, at most a day. Then the command is killed and nothing is approved."""
     command_covers_all: bool = False
@@ -87,10 +87,10 @@ class KeySettings(msgspec.Struct, frozen=True, kw_only=True):
     kid: _Text
     """The unique name of the key in decisions."""
     approver: _Text
-    """The name of the signer: the `iss` of the decisions. Two keys of one approver are still one approver."""
+    """The name of the signer: the `iss` of the decisions. Two keys with the same approver count as one approver."""
     public_key_file: _Text
-    """The public key (Ed25519, PEM) from `keygen`, read again when it changes. Without the file, the agent runs, and
-    decisions with this key do not count."""
+    """A file with the public key (Ed25519, PEM) from `keygen`, read again when it changes. If the file is missing, the
+    agent runs, but ignores decisions signed with this key."""
 
     def trusted(self) -> TrustedKey:
         """Return the key that verifies decisions. The first use of the key reads the file."""
@@ -101,34 +101,34 @@ class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``[approval.remote]``: the ops portal and the trusted keys."""
 
     url: Annotated[str, Check(_portal_url)]
-    """URL of the portal; `/vms/{vmId}/decisions` is added. Use https, or plain http for a loopback address."""
+    """URL of the portal, to which the agent adds `/vms/{vmId}/decisions`. Plain http requires a loopback address."""
     token_file: _Text | None = None
     """A file with the bearer token for the portal, read again when it changes."""
     token_env: _Text | None = None
-    """An environment variable with that token."""
+    """Alternative: an environment variable with the bearer token."""
     credential: Literal["attested"] | None = None
-    """Instead: attested, a token that the portal issues for Azure's signed document about this VM."""
+    """Alternative: with attested, the portal issues a token in exchange for Azure's signed document about this VM."""
     entra_scope: Annotated[str, Check(check_scope)] | None = None
     """Alternative: use a token from Entra ID with this scope. The VM's managed identity requests the token."""
     client_cert_file: _Text | None = None
-    """Instead: a PEM file with the client certificate, and its key unless client_key_file is set."""
+    """Alternative: a PEM file with the client certificate, and with its key unless client_key_file is set."""
     client_key_file: _Text | None = None
     """A PEM file with the unencrypted key of the client certificate."""
     ca_file: _Text | None = None
-    """A PEM file of trusted authorities, instead of those of requests (certifi)."""
+    """A PEM file with the trusted certificate authorities. Default: those of the Python package certifi."""
     wait_seconds: Annotated[int, Meta(ge=1, le=600)] = 30
-    """Seconds, a whole number from 1 to 600, for which the portal can hold a request without news."""
+    """How long the portal can wait for a new decision before it responds, in seconds. A whole number from 1 to 600."""
     required_approvals: Annotated[int, Meta(ge=1, le=100)] = 1
-    """Required number of approvers, at most the number of approvers of the keys."""
+    """How many approvers must approve an event. The keys must belong to at least this many approvers."""
     command: _Command | None = None
-    """A program and its arguments that must exit with 0 before the agent approves an event for the portal, such as a
-    drain. No shell is used."""
+    """A program with its arguments, such as a drain. It must exit with 0 before the agent approves an event for the
+    portal. No shell is used."""
     command_timeout_seconds: Annotated[float, Meta(gt=0, le=_LONGEST_COMMAND_SECONDS)] = 600.0
     """Time limit of the command in seconds, at most a day. Then the command is killed and nothing is approved."""
     command_covers_all: bool = False
     """true: the command prepares every VM of the event. The portal then sends an approval only to this VM."""
     keys: tuple[KeySettings, ...] = ()
-    """The trusted keys, one table each, at least one."""
+    """The trusted keys, with one table for each key. At least one key is required."""
 
     def __post_init__(self) -> None:
         """Raise ValueError with all settings that contradict each other."""
@@ -162,11 +162,11 @@ class ApprovalSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``[approval]``: early approval of events. Without this table, no event is approved."""
 
     dry_run: bool = False
-    """true: every step except the request to Azure. The record shows the result that would have followed."""
+    """true: the agent performs every step except the request to Azure. The record shows what would have happened."""
     leader_fallback_seconds: Annotated[float, Meta(gt=0, le=86_400)] = 30.0
     """With act = "leader", the k-th VM after the first waits k times this number of seconds before it acts."""
     rules: tuple[RuleSettings, ...] = ()
-    """Local rules. The first match counts."""
+    """Local rules. The first rule that matches an event applies."""
     remote: RemoteSettings | None = None
     """Signed decisions from an ops portal. Default: no portal."""
 

@@ -130,13 +130,13 @@ def parsed(path: Path) -> dict[str, Any]:
         ) from exc
     try:
         table: dict[str, Any] = tomllib.loads(text)
-    except (ValueError, RecursionError) as exc:  # also an integer or brackets of thousands of characters
+    except (ValueError, RecursionError) as exc:  # very long integers and very deep nesting also cause these errors
         raise ConfigurationError(f"The configuration {path} is not valid TOML: {one_line(str(exc))}.") from exc
     return table
 
 
 def find_config(explicit: Path | None, environ: Mapping[str, str], *, windows: bool = _WINDOWS) -> Path | None:
-    """Return the file to read: *explicit*, else that of *environ*, else the system's.
+    """Return the configuration file: *explicit*, else that of *environ*, else the default.
 
     Return None if no file exists. Raises ConfigurationError if the requested file does not exist.
     """
@@ -183,7 +183,7 @@ def _exists(path: Path) -> bool:
     try:
         return path.exists()
     except OSError:
-        # The directory is not readable. A read of the file reports the error, and the defaults would hide it.
+        # The directory is unreadable. Reading the file reports this error, while the defaults would hide it.
         return True
 
 
@@ -196,7 +196,7 @@ def state_directory(
 
     - the directory in the configuration
     - the first directory in $STATE_DIRECTORY, which systemd sets
-    - the default directory of the system, on Windows for every user and on other systems for root and for its owner
+    - the default directory of the system, but for users other than root and its owner only on Windows
     - the state home of the user (XDG Base Directory Specification)
     """
     if settings.state.directory is not None:
@@ -209,7 +209,7 @@ def state_directory(
     if is_root if is_root is not None else _runs_the_service():
         return service_directory(windows=False)
     home = Path(environ.get("XDG_STATE_HOME", ""))
-    # The specification requires that a relative path is ignored.
+    # The specification requires programs to ignore a relative path.
     return (home if home.is_absolute() else _home(environ) / ".local/state") / _OURS
 
 

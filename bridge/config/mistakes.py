@@ -28,7 +28,7 @@ class Problem(NamedTuple):
 
 
 def wrong(path: str, value: object, wanted: str, hint: str = "") -> Problem:
-    """Return the problem that the key at *path* has *value* instead of *wanted*."""
+    """Return the problem for a key at *path* that has *value* instead of *wanted*."""
     return Problem(path, f" is {shown(path, value)}, but must be {wanted}.{hint}")
 
 
@@ -43,7 +43,7 @@ class Problems:
         return len(self.sentences)
 
     def extend(self, problems: Iterable[Problem]) -> None:
-        """Add *problems*, with the owner of their keys."""
+        """Add *problems*, and mention the table that contains their keys."""
         about = f" ({self.whose})" if self.whose else ""
         self.sentences += [f"{problem.before}{problem.path}{about}{problem.text}" for problem in problems]
 
@@ -63,12 +63,12 @@ def join(path: str, key: str) -> str:
 
 
 def missing(path: str, wanted: Any) -> Problem:
-    """Return the problem that the required key *path* of type *wanted* is missing."""
+    """Return the problem for a missing key *path*, whose type is *wanted*."""
     return Problem(path, f" is missing. It must be {in_words(wanted)}.")
 
 
 def unknown(path: str, key: str, known: Sequence[str]) -> Problem:
-    """Return the problem that *path* contains *key*, which is none of the *known* keys."""
+    """Return the problem for an unknown *key* in *path*. *known* lists the valid keys."""
     name = key.lower().replace("-", "_")
     outside = [each for each in known if each.endswith(("_file", "_env")) and name in each]
     if outside and is_secret_name(name):
@@ -79,7 +79,7 @@ def unknown(path: str, key: str, known: Sequence[str]) -> Problem:
 
 
 def wrong_type(path: str, value: object, wanted: Any, core: Any) -> Problem:
-    """Return the problem of a wrong type. *core* is the type inside ``Annotated``."""
+    """Return the problem for a value of the wrong type. *core* is the type in ``Annotated``."""
     info = types.type_info(core)
     choices = _choices(info) if isinstance(value, str) and not is_secret_name(path) else []
     return wrong(path, value, in_words(wanted), nearest(value, choices) if isinstance(value, str) else "")

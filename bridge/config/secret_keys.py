@@ -50,12 +50,12 @@ def readable_secrets(files: Iterable[tuple[str, str]]) -> tuple[str, ...]:
 
 def _why_readable(file: str) -> str | None:
     if sys.platform == "win32":
-        return None  # the mode does not contain access lists
+        return None  # on Windows, the mode does not reflect access control lists
     try:
         found = Path(file).stat()
     except OSError:
-        return None  # the reader of the file reports this
-    # Root, and a user who cannot read the file, do not know the groups of the agent's user.
+        return None  # the code that reads the secret reports this error
+    # The groups of the agent's user are unknown if this process runs as root or cannot read the file.
     is_known = os.geteuid() != 0 and os.access(file, os.R_OK)
     is_foreign_group = is_known and found.st_gid not in {0, os.getegid(), *os.getgroups()}
     foreign = "".join(

@@ -106,15 +106,15 @@ class ImdsSettings(msgspec.Struct, frozen=True, kw_only=True):
     timeout_seconds: _Duration = 5.0
     """Wall-clock deadline of one request, in seconds."""
     first_timeout_seconds: _Duration = 150.0
-    """Deadline of a poll, in seconds, if no good response from the last 24 hours is known. The poll then turns the
-    service on, which may take two minutes."""
+    """Deadline of a poll, in seconds, if IMDS sent no good response in the last 24 hours. The poll then turns on
+    Scheduled Events, which can take two minutes."""
 
 
 class VmSettings(VmIdentity, frozen=True, kw_only=True):
     """``[vm]``: settings that override the VM identity in the instance document."""
 
     name: _Text | None = None
-    """The VM's name in Resources. Default: from the metadata service, as for all keys of this table."""
+    """The VM's name in Resources. For every key of this table, the default comes from the metadata service."""
     vm_id: _Text | None = None
     """The vmId, a UUID."""
     resource_id: _Text | None = None
@@ -149,13 +149,13 @@ class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
     else the state home of the user. On Windows, the default is %ProgramData%\\scheduled-events-bridge\\state.
     The variable $SCHEDULED_EVENTS_BRIDGE_STATE_DIRECTORY overrides this key."""
     max_bytes: _Bytes = 268_435_456
-    """Limits the outbox files, in bytes: at least 1 MiB, by default 256 MiB. A small volume limits them further."""
+    """Maximum size of the outbox files in bytes: at least 1 MiB, by default 256 MiB. On a small volume, it is lower."""
     max_pending_bytes: _PendingBytes = 33_554_432
-    """Limits the pending and parked bodies held in memory, in bytes: at least 64 KiB, by default 32 MiB. A body counts
-    once, also if several sinks need it. At the limit, the agent removes parked records, and then the oldest pending
-    records, with urgent records last."""
+    """Maximum size of the pending and parked records in memory, in bytes: at least 64 KiB, by default 32 MiB. A record
+    counts once, even if several sinks need it. At the limit, the agent removes parked records first, then the oldest
+    pending records, and urgent records last."""
     keep_delivered_seconds: _DurationOrZero = 604_800.0
-    """Seconds for which `events` shows delivered records, by default 7 days."""
+    """How long the command `events` shows delivered records, in seconds. The default is 7 days."""
 
 
 class StatusSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,9 +185,9 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """An event takes the VM out of service this many seconds before NotBefore. Without a NotBefore, the event does so
     immediately."""
     min_duration_seconds: _DurationOrZero = 0.0
-    """Only events with at least this expected duration in seconds. An unknown duration matches."""
+    """Minimum expected duration, in seconds, of events that take the VM out. An unknown duration matches."""
     after_seconds: _DurationOrZero = 60.0
-    """Seconds for which the VM stays out of service after an ending without proof."""
+    """How long the VM stays out of service, in seconds, after an ending whose evidence is inferred or unknown."""
 
     @property
     def address(self) -> tuple[str, int] | None:
@@ -223,11 +223,11 @@ class TopSettings(msgspec.Struct, frozen=True, kw_only=True):
     """All settings of the file except the sinks."""
 
     stop_grace_seconds: _DurationOrZero = 10.0
-    """Seconds for which sinks continue to send after a stop."""
+    """How long the sinks continue to send after a stop, in seconds."""
     imds: ImdsSettings = ImdsSettings()
     """The Instance Metadata Service."""
     vm: VmSettings = VmSettings()
-    """The identity of this VM. The agent finds it without settings."""
+    """The identity of this VM. By default, the agent requests it from the metadata service."""
     labels: dict[str, str] = {}
     """Labels, such as a team, that the agent adds to every record."""
     state: StateSettings = StateSettings()
@@ -250,7 +250,7 @@ class Settings(TopSettings, frozen=True, kw_only=True):
     sinks: tuple[SinkSettings, ...]
     """The destinations of records, one table each. Default: one sink of type stdout."""
     file: Path | None = None
-    """The file of these settings; None for the defaults."""
+    """The file that contains these settings, or None for the defaults."""
     push: PushSettings | None = None
     """The settings of ``[telemetry]``, completed from the environment. None without the table."""
     overrides: tuple[tuple[str, str], ...] = ()

@@ -20,7 +20,7 @@ _PATH = "/v1/metrics"
 _ALL, _OWN = "OTEL_EXPORTER_OTLP_", "OTEL_EXPORTER_OTLP_METRICS_"
 _INTERVAL = "OTEL_METRIC_EXPORT_INTERVAL"
 _ONLY_OWN = frozenset({"TEMPORALITY_PREFERENCE"})
-#: The supported values. The agent has no other transport, and only cumulative totals.
+#: The supported values. The agent supports no other transport, and sends only cumulative totals.
 _ALLOWED = {
     "PROTOCOL": ("http/protobuf",),
     "TEMPORALITY_PREFERENCE": ("cumulative",),
@@ -47,8 +47,8 @@ class TelemetrySettings(msgspec.Struct, frozen=True, kw_only=True):
     """A file with headers, one `Name: value` per line, read again when it changes. Default: the headers in
     $OTEL_EXPORTER_OTLP_METRICS_HEADERS or $OTEL_EXPORTER_OTLP_HEADERS."""
     ca_file: Annotated[str, Meta(min_length=1)] | None = None
-    """A PEM file of trusted authorities, instead of those of requests (certifi). Default:
-    $OTEL_EXPORTER_OTLP_METRICS_CERTIFICATE or $OTEL_EXPORTER_OTLP_CERTIFICATE."""
+    """A PEM file with the trusted certificate authorities. Default: $OTEL_EXPORTER_OTLP_METRICS_CERTIFICATE, else
+    $OTEL_EXPORTER_OTLP_CERTIFICATE, else those of the Python package certifi."""
 
 
 class PushSettings(msgspec.Struct, frozen=True, kw_only=True):

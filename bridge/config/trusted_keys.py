@@ -57,7 +57,7 @@ class TrustedKey:
             kind = KeyMissing if isinstance(error, FileNotFoundError) else KeyUnusable
             raise kind(
                 f"The public key file {self.public_key_file} of kid '{self.kid}' cannot be read: {error.strerror}. "
-                "Put a public key in PEM there, readable for the agent."
+                "Put a public key in PEM there, in a file that the agent can read."
             ) from error
         loaded = self._loaded
         if loaded is None or loaded[0] is not content:  # the same object until the file changes
@@ -66,9 +66,9 @@ class TrustedKey:
 
 
 def key_mistakes(keys: Sequence[TrustedKey]) -> tuple[str, ...]:
-    """Return a sentence for each invalid name in *keys*, and each key with two names.
+    """Return a sentence for each invalid name in *keys*, and for each key with two names.
 
-    A key with two names would let one person approve as two people.
+    With two names for a key, one person could approve as two people.
     """
     mistakes = [
         f"kid '{kid}' occurs {count} times. Give each key a unique name."

@@ -21,7 +21,7 @@ ENVIRONMENT_PREFIX = "SCHEDULED_EVENT_"
 
 _MOST_CHARACTERS = 1_024
 _MOST_NAME_CHARACTERS = 8_192
-#: Stands for the event of a heartbeat, or of an approval of an unknown event.
+#: Used for records that contain no event, such as heartbeats and approvals of unknown events.
 _NO_EVENT = ScheduledEvent(event_status="")
 
 

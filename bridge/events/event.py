@@ -41,7 +41,7 @@ class ScheduledEvent(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     resources: tuple[str, ...] | None = None
     """The names of all affected VMs, in the document's order; [] and None name no VM."""
     not_before: datetime | None = None
-    """UTC; the event does not start before this unless it is approved. None: unknown or already started."""
+    """UTC. The event does not start before this time unless it is approved. None: unknown or already started."""
     not_before_raw: str | None = None
     """The text of NotBefore in the document."""
     description: str | None = None
@@ -49,7 +49,7 @@ class ScheduledEvent(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     event_source: str | None = None
     """Platform or User."""
     duration_seconds: int | None = None
-    """The expected impact in seconds; None when unknown (Azure says -1)."""
+    """The expected impact in seconds. None if it is unknown (Azure sends -1)."""
     extra: dict[str, Any] = {}
     """Unknown fields, and known fields with a value of the wrong type, unchanged."""
 
@@ -65,7 +65,7 @@ class ScheduledEvent(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def key(self) -> str:
-        """Return the EventId, or without one the type and the sorted Resources as JSON."""
+        """Return the EventId. If it is missing, return the type and the sorted Resources as JSON."""
         if self.event_id is not None:
             return self.event_id
         return compact_json([self.event_type, sorted(set(self.resources or ()))])
@@ -109,7 +109,7 @@ class VmIdentity(msgspec.Struct, frozen=True, kw_only=True):
     tags: dict[str, str] = {}
 
     def with_overrides(self, configured: VmIdentity) -> VmIdentity:
-        """Return this identity, with the values of *configured* in place of the original values."""
+        """Return this identity, in which the values that *configured* contains replace the others."""
         values = {name: getattr(configured, name) for name in self.__struct_fields__}
         return msgspec.structs.replace(self, **{name: value for name, value in values.items() if value})
 

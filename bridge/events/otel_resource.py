@@ -1,4 +1,4 @@
-"""The OpenTelemetry resource and times of logs, metrics, and traces."""
+"""Creates the OpenTelemetry resource and timestamps for logs, metrics, and traces."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bridge.events.event import VmIdentity
 OTEL_PREFIX = "azure.scheduled_event."
 """The prefix of attributes that are not in the semantic conventions."""
 SERVICE_NAME = "scheduled-events-bridge"
-#: Labels with these names of the semantic conventions (1.44, "Resource") are attributes of the same name.
+#: A label with one of these names from the semantic conventions (1.44, "Resource") becomes the attribute of that name.
 CONVENTIONAL_LABELS = frozenset(
     {
         "deployment.environment.name",
@@ -39,7 +39,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 def unix_nanoseconds(moment: str) -> int:
     """Return *moment*, a time in a record, in Unix nanoseconds."""
-    # The number in protobuf is unsigned, but a clock that was never set can be before 1970.
+    # The protobuf field is unsigned, but a clock that was never set can show a time before 1970.
     return max(0, (parse_time(moment) - _EPOCH) // timedelta(microseconds=1)) * 1000
 
 

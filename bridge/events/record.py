@@ -99,11 +99,11 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     approvers: tuple[str, ...] = ()
     """The names of the approvers."""
     reason: str | None = None
-    """The reason of the approvers."""
+    """The reason that the approvers gave."""
     result: str
     """accepted, dry_run, or the reason of the refusal or failure."""
     http_status: int | None = None
-    """The status of Azure's response, None without a request."""
+    """The status of Azure's response. None if the agent sent no request."""
     jws_sha256: tuple[str, ...] = ()
     """SHA-256 (hexadecimal) of the text of each signed decision behind the outcome."""
 
@@ -114,9 +114,9 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True):
     at: str
     """Start of the pause: UTC, milliseconds."""
     seconds: float | None
-    """Length of the pause. None if the length is unknown, see *reason*."""
+    """Length of the pause. None if the length is unknown. *reason* then contains the cause."""
     late_seconds: float
-    """The part that the monotonic clock shows: a timer fired this much too late while the VM did no work."""
+    """The part that the monotonic clock shows. A timer fired this much too late while the VM did no work."""
     step_seconds: float
     """The part that the monotonic clock does not show, because that clock stood still."""
     source: str
@@ -177,7 +177,7 @@ class TimelineEntry(msgspec.Struct, frozen=True, kw_only=True):
     transition: Transition
     """The transition of the earlier record."""
     observed_at: str
-    """Its observed_at."""
+    """The observed_at of the earlier record."""
     decision_id: str | None = None
     """The id of the decision behind an approval outcome, otherwise None."""
 
@@ -190,11 +190,12 @@ class TransitionRecord(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     """UUID: the same on every sink, on every retry, and if the same change is seen again after a crash."""
     transition_key: str
-    """SHA-256: the same on every VM that saw the same history of the event. Group by it, never drop records by it."""
+    """SHA-256: the same on every VM that saw the same history of the event. Use it to group records, never to drop
+    them."""
     stream_id: str
     """UUIDv7 of this run of the agent. It is new at each start and sorts after the ids of earlier starts."""
     sequence: int
-    """Continues across starts. Order one VM's records by stream_id and sequence, never by arrival."""
+    """A number that continues across starts. Order one VM's records by stream_id and sequence, never by arrival."""
     active_event_ids: tuple[str, ...] | None = None
     """EventIds of this VM's open events, sorted. An event that is not in the list has ended. None: unknown."""
     transition: Transition
@@ -291,5 +292,5 @@ def _name(before: Sequence[object], event: ScheduledEvent | None, after: Sequenc
 
 
 def vm_key(vm: VmIdentity) -> str:
-    """Return the VM's part of the ID: the vmId in lower case, else the name, else ""."""
+    """Return the part of the ID that identifies the VM: the lower-case vmId, else the name."""
     return vm.vm_id.lower() if vm.vm_id else vm.name or ""

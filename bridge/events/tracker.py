@@ -13,9 +13,9 @@ In two cases, an absence or a step back is recorded only if all good responses a
 - The event was absent and came back within the last five minutes.
 - The last good response was over 24 hours old. Azure then turns the service on again, which can take five minutes.
 
-A change of the api-version starts all confirmations over. It is not a gap, and it changes `extra` without a record. An
-older version might not show all events. The absence of an event therefore does not count under an older version than
-the version that showed the event, until there was no good response under the newer version for five minutes.
+If the api-version changes, all confirmations start over. The change is not a gap, and the agent updates `extra` without
+a record. An older version might not show all events. If an event is absent under an older version than the version that
+showed it, the absence counts only after five minutes without a good response under the newer version.
 
 If a response contradicts an unconfirmed change, or if the agent restarts, the confirmation starts over. A failed poll
 does not reset the count of responses. Until a change is confirmed, the tracked document still contains the old event.
@@ -94,9 +94,9 @@ class _State(msgspec.Struct, frozen=True, kw_only=True):
     """The last good response, or the stored document after a start."""
     good_at: Instant | None = None
     candidates: dict[int, _Candidate] = {}
-    """By `id()` of the tracked event, because several events can have the same key."""
+    """Each candidate by the `id()` of its tracked event, because several events can have the same key."""
     came_back: dict[str, Instant] = {}
-    """Time at which an event was shown again after an absence, by event key."""
+    """For each event key, the time at which the event was shown again after an absence."""
     turned_on: Instant | None = None
     """Time of the first good response after 24 hours without one."""
 
@@ -248,8 +248,8 @@ class DocumentTracker:
                 endings.append(msgspec.structs.replace(ending, evidence=Evidence.INFERRED) if is_inferred else ending)
         is_changed = bool(endings or changes) or len(before.events) != len(events)
         rise = incarnation_step(before, step.after)
-        # The incarnation of the last response with an absent event proves a cancellation after a restart. A lower
-        # incarnation alone is no change: front ends that alternate must not cause a write for each poll.
+        # While an event is absent, keep its last incarnation, which can prove a cancellation after a restart. Do not
+        # store a lower incarnation alone, because alternating front ends would then cause a write at each poll.
         keeps_incarnation = bool(candidates) or not (is_changed or rise is None or rise >= 0)
         document = step.after
         if keeps_incarnation:

@@ -75,7 +75,7 @@ _COMPARED = (
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """Two consecutive good responses, and facts about the time between, such as a boot."""
+    """Two consecutive good responses, with any gap or boot that occurred between them."""
 
     before: Document | None
     """The previous response, or the stored document after a start. None if *after* is the first response ever."""
@@ -87,7 +87,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     booted: bool = False
     """This VM has booted between the two responses."""
     booted_at: datetime | None = None
-    """Latest possible time of the boot, or None for *observed_at*."""
+    """The boot was at this time or earlier. None means *observed_at*."""
     vm_name: str | None = None
     approved: frozenset[str] = frozenset()
     """Keys of the events that this agent approved. Azure can start these events before NotBefore."""
@@ -192,7 +192,7 @@ def _position_only(_event: ScheduledEvent) -> Hashable:
 def classify_shown(was: ScheduledEvent | None, now: ScheduledEvent, step: Step) -> Change | None:
     """Return the change from *was* to *now*, or None if the content is equal.
 
-    A *was* of None means a new event.
+    If *was* is None, the event is new.
     """
     changed = () if was is None else changed_fields(was, now)
     if was is not None and not changed:
@@ -214,7 +214,7 @@ def _value(event: ScheduledEvent, name: str) -> Any:
     if name == "resources":
         return None if event.resources is None else frozenset(event.resources)
     if name == "not_before_raw":
-        # Another spelling of the same time is no change, so the text counts only if it could not be parsed.
+        # A different spelling of the same time is not a change, so compare the text only if it cannot be parsed.
         return (event.not_before_raw or "").strip() if event.not_before is None else ""
     return getattr(event, name)
 

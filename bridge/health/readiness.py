@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-#: A sink is stuck if its oldest pending record is older.
+#: A sink is stuck if its oldest pending record is older than this.
 STUCK_SECONDS = 300.0
 
 
@@ -70,12 +70,14 @@ def why_polling_is_not_ready(
     describes what was wrong with the last response, or is None if IMDS did not respond.
     """
     if silent_seconds is None:
-        return ["IMDS has not responded yet." if refused_answer is None else f"IMDS gave no document: {refused_answer}"]
+        return [
+            "IMDS has not responded yet." if refused_answer is None else f"IMDS returned no document: {refused_answer}"
+        ]
     if silent_seconds <= gap_seconds:
         return []
     if refused_answer is None:
-        return [f"The last response of IMDS was {silent_seconds:.0f} s ago."]
-    return [f"The last good response of IMDS was {silent_seconds:.0f} s ago: {refused_answer}"]
+        return [f"The last response from IMDS was {silent_seconds:.0f} s ago."]
+    return [f"The last good response from IMDS was {silent_seconds:.0f} s ago: {refused_answer}"]
 
 
 def why_sink_is_not_ready(name: str, sink: SinkReadiness) -> list[str]:

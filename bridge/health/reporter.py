@@ -40,7 +40,7 @@ class Polled(Protocol):
 
     @property
     def gap_seconds(self) -> float:
-        """Return the longest period without a good response that is not a problem."""
+        """Return the longest time without a good response that does not make the agent unready."""
 
     good_at: datetime | None
     refused_answer: str | None

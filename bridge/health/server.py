@@ -1,4 +1,4 @@
-"""The HTTP server for /healthz, /readyz, and /metrics, and a second one for /serving.
+"""Runs one HTTP server for /healthz, /readyz, and /metrics, and another for /serving.
 
 Each connection has its own thread and is closed after one request. If more than sixteen connections are open, the
 server closes the oldest one, so that incomplete requests cannot block health probes. If the port is in use, the agent
@@ -32,8 +32,8 @@ logger = logging.getLogger(__name__)
 
 _MOST_CONNECTIONS = 16
 _READ_SECONDS = 5.0
-#: A shutdown of the listening socket wakes the server thread on Linux. Other systems need a short interval, which wakes
-#: an idle agent more often.
+#: On Linux, shutting down the listening socket wakes the server thread. Other systems need a short interval, although
+#: it wakes an idle agent more often.
 _WAKE_SECONDS = 60.0 if sys.platform == "linux" else 0.5
 _RETRY_SECONDS = 10.0
 #: The server waits after a failed accept. If no descriptor is free, the next attempt also fails.
@@ -159,7 +159,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
             self._open.append(request)
         try:
             super().process_request(request, client_address)
-        except RuntimeError:  # no thread is free: respond to one request after the other
+        except RuntimeError:  # no thread can start, so respond to one request at a time
             self.process_request_thread(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:

@@ -1,11 +1,12 @@
-"""Decides whether this VM should get traffic, for the endpoint /serving of load balancers.
+"""Decides whether this VM should receive traffic. Load balancers request this at /serving.
 
 An event takes the VM out of service *before_seconds* before NotBefore, or when it starts. The VM then stays out until
-every event that took it out has ended, even if an event changes its type. The outbox stores these events, so that a
-restart of the agent does not change the response. After an ending without proof, the VM stays out for *after_seconds*.
+every event that took it out has ended, even if Azure changes the type of an event. If nothing proves how an event
+ended, the VM stays out for *after_seconds* more. The outbox stores these events, so that a restart of the agent does
+not change the response.
 
-While IMDS is silent, the response does not change. After an hour of silence, the VM returns to service, because a load
-balancer must not keep a VM out forever.
+While IMDS does not respond, the response at /serving does not change. After an hour, the VM returns to service, because
+a load balancer must not keep a VM out forever.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Serving:
         self._log = ThrottledLog(logger)
 
     def page(self) -> Response:
-        """Return the response: 200 while the VM should get traffic, else 503 with a reason."""
+        """Return status 200 while the VM should receive traffic, and otherwise 503 with a reason."""
         reason = self.out_of_service_reason()
         return Response(
             status=200 if reason is None else 503,
@@ -82,7 +83,7 @@ class Serving:
         )
 
     def observe(self, records: Sequence[TransitionRecord]) -> None:
-        """Note the endings in *records*, which are new."""
+        """Update the events that keep the VM out, based on the endings in the new *records*."""
         with self._lock:
             out = self._read()
             for record in records:
@@ -120,7 +121,7 @@ class Serving:
         for key, ends_at in list(out.items()):
             if key in active:
                 out[key] = None
-            elif ends_at is None:  # the agent stopped before it noted the ending
+            elif ends_at is None:  # the agent stopped before it processed the ending
                 out[key] = self._ends_at()
             elif now >= ends_at:
                 del out[key]

@@ -1,4 +1,4 @@
-"""Provides DeadlineConnection, an HTTP client for one server with deadlines.
+"""Provides DeadlineConnection, an HTTP client for one server, with a deadline per request.
 
 The IMDS poll and the built-in sinks use this client instead of the `requests` library, because it needs half the CPU
 time and saves 3 MB of memory. For the same reason, it does not read headers with the email parser of `http.client`. The
@@ -36,9 +36,9 @@ class HttpResponse(NamedTuple):
 class DeadlineConnection:
     """A connection to *host*. Threads can share it, and it handles one request at a time.
 
-    *tls* returns the context of each new connection, so that it can have new certificates. Without *tls*, the
-    connection is not encrypted. *proxy* is the host and the port of an HTTP proxy, and *proxy_headers* are sent to it.
-    A request over TLS asks the proxy for a tunnel. Any other request through a proxy needs a URL instead of a path.
+    *tls* returns the TLS context for each new connection, so that renewed certificates take effect. Without *tls*, the
+    connection is not encrypted. *proxy* is the host and the port of an HTTP proxy, which receives *proxy_headers*. A
+    request over TLS uses a tunnel through the proxy. Any other request through a proxy needs a URL instead of a path.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class _Response(http.client.HTTPResponse):
             if line in {b"\r\n", b"\n", b""}:
                 return headers
             name, _, value = line.decode("iso-8859-1").partition(":")
-            headers.set_raw(name, value.strip())  # setting an item of Python 3.14 raises for an invalid name
+            headers.set_raw(name, value.strip())  # in Python 3.14, setting an item rejects invalid names
         raise http.client.HTTPException(f"got more than {_MAX_HEADERS} headers")
 
 
@@ -142,7 +142,7 @@ class _Connection(Watched):
         self._unsent = []
 
     def connect(self) -> None:
-        context = None if self.tls is None else self.tls()  # first: it may raise an error of the configuration
+        context = None if self.tls is None else self.tls()  # call first, because it may raise an error
         self.sock = connected_socket(self._call, self.host, self.port)
         self.watch_new(self._call, self.sock)
         if self._tunnel_host is not None:  # type: ignore[attr-defined]  # typeshed lacks both names
@@ -151,7 +151,7 @@ class _Connection(Watched):
             self.sock = context.wrap_socket(self.sock, server_hostname=self.tls_host)
 
     def send(self, data: Any) -> None:
-        """Collect the headers and the body, to send them in one packet."""
+        """Collect the headers and the body, so that the client sends them in one packet."""
         if self._unsent is None:  # the request for a tunnel
             super().send(data)
         else:

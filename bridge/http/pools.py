@@ -1,4 +1,4 @@
-"""urllib3 connections whose sockets the watchdog can shut down.
+"""Defines urllib3 connections whose sockets the watchdog can shut down.
 
 The IMDS poll does not import this module, because importing urllib3 would take a third of the startup time.
 """

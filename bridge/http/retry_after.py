@@ -1,9 +1,9 @@
 """Parses the Retry-After header of an HTTP response.
 
-The value is not limited here. For a sink, the value is the minimum delay of the whole sink, up to one hour. It does not
-apply to Preempt and Terminate records, which the agent retries after at most 2 s (`bridge.delivery.retry_schedule` and
-`bridge.backoff.delivery_gap`). `bridge.backoff.poll_delay` limits the delay of the IMDS poll to 5 s or the poll
-interval, whichever is longer.
+This module does not limit the value. For a sink, the value is the minimum delay of the whole sink, up to one hour. It
+does not apply to Preempt and Terminate records, which the agent retries after at most 2 s
+(`bridge.delivery.retry_schedule` and `bridge.backoff.delivery_gap`). `bridge.backoff.poll_delay` limits the delay of
+the IMDS poll to 5 s or the poll interval, whichever is longer.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class _Watchdog:
 
     def begin(self, call: Call) -> None:
         with self._changed:
-            if self._thread is None or not self._thread.is_alive():  # not alive: after a fork
+            if self._thread is None or not self._thread.is_alive():  # after a fork, the thread is not alive
                 self._thread = threading.Thread(target=self._watch, name="deadline-watchdog", daemon=True)
                 self._thread.start()
             self._calls.add(call)
@@ -185,10 +185,10 @@ class Watched(http.client.HTTPConnection):
 
 
 def connected_socket(call: Call, host: str, port: int) -> socket.socket:
-    """Return a socket connected to *host*. Its addresses get equal shares of the time left."""
+    """Return a socket connected to *host*. Each address gets an equal share of the time left."""
     error = OSError("the name has no address")
     name = host.strip("[]")
-    encoded = name.encode() if name.isascii() else name.encode("idna")  # bytes: the codec for a str needs 1 MB
+    encoded = name.encode() if name.isascii() else name.encode("idna")  # the codec for a str would need 1 MB
     found = socket.getaddrinfo(encoded, port, type=socket.SOCK_STREAM)
     for number, (family, kind, protocol, _, address) in enumerate(found):
         candidate = socket.socket(family, kind, protocol)

@@ -1,4 +1,4 @@
-"""The client of the Azure Instance Metadata Service (IMDS).
+"""Sends requests to the Azure Instance Metadata Service (IMDS).
 
 The client requests the Scheduled Events document and this VM's identity, and sends approvals. Each request has the
 header ``Metadata: true``. The client never uses a proxy, because IMDS rejects requests with an X-Forwarded-For header.
@@ -51,14 +51,14 @@ STABLE_VERSION = "2020-07-01"
 #: IMDS responds with one of these statuses if it does not support an api-version.
 _REFUSALS = frozenset({400, 404})
 _RETRY_VERSION_SECONDS = 86_400.0
-#: The daily attempt must not delay the poll until it counts as a gap.
+#: The limit for the daily attempt. A longer attempt could delay the poll until the delay counts as a gap.
 _ATTEMPT_SECONDS = 2.0
 _LEAST_SECONDS = 0.1
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
 class ImdsClient:
-    """The metadata service of this VM.
+    """Sends requests to the metadata service of this VM.
 
     - *endpoint* is a URL such as ``http://169.254.169.254``.
     - *timeout_seconds* is the deadline of each request.
@@ -164,8 +164,8 @@ class ImdsClient:
     def scheduled_events_again(self) -> Document:
         """Return the current document, requested over the connection of `start_requests`.
 
-        The request uses the version of the last poll. If the body has not changed either, the result is the same
-        object. Raises the same errors as `scheduled_events`.
+        The request uses the version of the last poll. If the body is also the same as that of the last poll, the result
+        is the same object. Raises the same errors as `scheduled_events`.
         """
         version = self.api_version
         return self._parsed(self._send(self._approval_connection, "GET", _events_path(version)).content, version)

@@ -229,7 +229,7 @@ def _as_names(field: Any) -> tuple[str, ...] | None:
 
 
 def _resources(rest: dict[str, Any]) -> tuple[str, ...] | None:
-    """Return Resources. In version 2017-03-01, the field ResourceName can also be a text."""
+    """Return Resources. In version 2017-03-01, the field can also be a text."""
     if rest.get("Resources") is not None:
         return _take(rest, "Resources", _as_names)  # type: ignore[no-any-return]
     rest.pop("Resources", None)

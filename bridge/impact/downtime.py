@@ -18,14 +18,14 @@ from bridge.events.record import DowntimeParts, Impact
 from bridge.system.boot import boot_id, has_booted
 
 _FILE = "last-sign-of-life"
-#: The interval of the stamps, and the time that a sync may take.
+#: The interval between two stamps, and the time that a sync may take.
 UNCERTAINTY_SECONDS = 1.5
 _BYTES = 128
 _STOPPING_SECONDS = 1.0
 
 
 class Stamp(msgspec.Struct, frozen=True, kw_only=True):
-    """The last sign of life."""
+    """The last moment at which the agent was known to run."""
 
     at: float
     """Unix seconds."""
@@ -76,7 +76,7 @@ def read_stamp(directory: Path) -> Stamp | None:
 
 
 def write_stamp(directory: Path, stamp: Stamp) -> None:
-    """Write *stamp* and sync it. Errors have no effect."""
+    """Write *stamp* and sync it. Ignore errors."""
     text = msgspec.json.encode(stamp).ljust(_BYTES)
     with suppress(OSError):
         descriptor = os.open(directory / _FILE, os.O_WRONLY | os.O_CREAT, 0o600)

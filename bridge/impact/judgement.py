@@ -1,6 +1,6 @@
 """Decides whether a late timer or a clock step was a pause of the VM.
 
-The functions are pure.
+The functions are pure, and follow these rules:
 
 - If a timer is late while other programs run, only the agent stalled. The kernel then counts context switches (`ctxt`
   of /proc/stat) at the usual rate. During a pause of the VM, the count stands still.
@@ -17,7 +17,7 @@ from enum import Enum
 import msgspec
 
 MIN_LATE_SECONDS = 0.05
-#: A shorter delay that cannot be classified is noise of the scheduler.
+#: A shorter delay that cannot be classified counts as scheduler noise.
 _MIN_UNDECIDED_SECONDS = 0.5
 MIN_STEP_SECONDS = 0.1
 #: Shares of the usual context switches. During a measured pause, the share was 0.014.
@@ -120,7 +120,7 @@ def steps_between(before: Reading, after: Reading) -> list[Step]:
 
 
 def date_step(before: float, after: float, *, raw: float) -> Step | None:
-    """Return the step of the IMDS clock: a rise of its offset to the monotonic clock.
+    """Return the step of the IMDS clock, which is a rise of its offset to the monotonic clock.
 
     The header has whole seconds, so two responses without a step can differ by up to one second.
     """

@@ -32,7 +32,7 @@ def impact_of(
 ) -> Impact:
     """Return the impact of an event from *started_at* to *ended_at* (Unix seconds).
 
-    *found* are the interruptions since `window_start`. *sampled_since* is the start of the sampler.
+    *found* contains the interruptions since `window_start`. *sampled_since* is when the sampler started.
     """
     stalled = sum(each.late_seconds for each in found if each.verdict is Verdict.STALLED)
     pauses = tuple(_pause(each) for each in found if each.verdict is not Verdict.STALLED)

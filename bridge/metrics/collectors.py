@@ -165,7 +165,7 @@ class OutboxCollector(Collector):
                 "Seconds since the outbox fell behind. 0 if everything is saved.",
                 reading.behind_seconds,
             ),
-            "outbox_bytes": ("Bytes that the outbox uses on disk, history included.", reading.used_bytes),
+            "outbox_bytes": ("Bytes that the outbox uses on disk, including history.", reading.used_bytes),
             "outbox_max_bytes": ("Limit of outbox_bytes (state.max_bytes).", reading.max_bytes),
             "outbox_pending_bytes": ("Bytes of undelivered records in memory.", reading.totals.needed_bytes),
             "outbox_max_pending_bytes": (
@@ -177,7 +177,7 @@ class OutboxCollector(Collector):
             yield GaugeMetricFamily(f"{PREFIX}{name}", text, value=value)
         yield CounterMetricFamily(
             f"{PREFIX}outbox_new_files_total",
-            "Files that the agent replaced: damaged, changed by another program, or of another machine.",
+            "Files that the agent replaced: damaged, changed by another program, or from another machine.",
             value=reading.new_files,
         )
 

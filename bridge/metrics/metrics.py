@@ -215,7 +215,7 @@ class Metrics:
         self._approvals.labels(source, result).inc()
 
     def approval_files(self, *, unsafe: int, unusable_keys: int) -> None:
-        """Set the number of approval files open to other users, and of unusable keys."""
+        """Set how many approval files other users can change, and how many keys are unusable."""
         self._unsafe_files.set(unsafe)
         self._unusable_keys.set(unusable_keys)
 
@@ -254,8 +254,8 @@ class Metrics:
     def approval_channel(self) -> ChannelMetrics:
         """Return the metrics of the connection to the ops portal, always the same object.
 
-        These metrics exist only if a portal is configured, because a missing portal would otherwise look like a failing
-        one.
+        The metrics exist only if a portal is configured. Otherwise, an agent without a portal would seem to have a
+        failing portal.
         """
         with self._lock:
             if self._channel is None:

@@ -73,7 +73,7 @@ def _metric(family: Family, *, start: int, now: int) -> Metric:
     if family.type == "histogram":
         data = Histogram(list(_histogram_points(samples, start=start, now=now)), _CUMULATIVE)
     elif family.type == "counter":
-        name = samples[0].name  # with _total
+        name = samples[0].name  # includes _total
         numbers = [NumberDataPoint(each.labels, start, now, float(each.value)) for each in samples]
         data = Sum(numbers, _CUMULATIVE, is_monotonic=True)
     else:

@@ -73,7 +73,7 @@ class MetricsPush:
         self._push(min(_LAST_PUSH_SECONDS, self.settings.timeout_seconds))
 
     def _push(self, deadline_seconds: float) -> float:
-        """Push once. Return the seconds for which the receiver requests no further push."""
+        """Push once. Return the delay in seconds that the receiver requests before the next push."""
         from bridge.metrics.otlp_encoding import encode  # noqa: PLC0415  # imports the SDK, which takes memory
 
         try:

@@ -41,7 +41,7 @@ _START_SECONDS = 2.0
 _TICK_SECONDS = 0.05
 _WAIT_SECONDS = 60.0
 _WAIT_SECONDS_WHEN_REFUSED = 5.0
-#: With these statuses, IMDS reports that it has no identity. Other errors mean that IMDS is unavailable.
+#: With one of these statuses, IMDS reports that it has no identity. Other errors mean that IMDS is unavailable.
 _PLAIN_REFUSALS = frozenset({400, 403, 404, 405, 501})
 
 

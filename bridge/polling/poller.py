@@ -48,10 +48,10 @@ _GAP_POLLS = 5
 #: The poll waits this long before it logs and counts, because the saver and the sinks need the interpreter first.
 _HEAD_START_SECONDS = 0.004
 _CONFIRMING_SECONDS = 1.0
-#: The sampler reads the clocks often from this time before NotBefore.
+#: The sampler starts to read the clocks often this long before NotBefore.
 _NEAR_SECONDS = 10.0
 _BOOT_TYPES = frozenset({"Reboot", "Redeploy"})
-#: The time of the last good response is stored this often, so that an idle agent does not write to the disk.
+#: The agent stores the time of the last good response only this often, so that it rarely writes to the disk.
 _LIVENESS_SECONDS = 600.0
 _UNTRUSTED_URGENT_SECONDS = 2.0
 #: A log line contains at most this many names of VMs. The record contains all names.
@@ -123,7 +123,7 @@ class Poller:
         self.on_records: Callable[[Sequence[TransitionRecord]], object] = lambda _records: None
         self._sampler = sampler
         self.downtime: Downtime | None = None
-        """The downtime before this start of the agent, if a boot is the reason."""
+        """The downtime before this start of the agent, or None if the VM did not boot."""
         self._interval_seconds = poll_interval_seconds
         self._clock = clock
         self._report = ThrottledLog(logger)
@@ -238,7 +238,7 @@ class Poller:
 
     def _failed(self, error: ImdsError) -> float:
         if self._stop.is_set():
-            return 0.0  # the stop closed the connection
+            return 0.0  # `stop` has closed the connection
         self._failures += 1
         self.refused_answer = str(error) if isinstance(error, DocumentInvalid) else None
         self._report.problem("imds", logging.WARNING, str(error), kind=_reason(error))
@@ -331,7 +331,7 @@ class Poller:
     # State that might belong to another machine.
 
     def _trusted_tracker(self) -> DocumentTracker | None:
-        """Return the tracker of the stored document; None while the identity is awaited."""
+        """Return the tracker of the stored document, or None until the VM's identity is known."""
         outbox = self._outbox
         if not outbox.is_trusted or (self._tracker is None and self._identity.is_waiting):
             return None

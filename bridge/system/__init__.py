@@ -1,4 +1,4 @@
-"""Access to the operating system, and to secrets and tokens.
+"""Provides access to the operating system, secrets, and tokens.
 
 The public modules are `run_and_kill`, `secrets`, `access_tokens`, `scopes`, `threads`, `systemd`, `boot`,
 `ephemeral_disk`, `permissions`, and `extras`.

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _RENEWED_AFTER = 2 / 3
 _RETRY_SECONDS = 5.0
-#: The agent keeps the replacement of a refused token for this time, even if the service refuses it too.
+#: After the agent replaces a refused token, it keeps the new one for this time, even if the service refuses it too.
 _REPLACEMENT_SECONDS = 300.0
 
 _ENTRA_READ_SECONDS = 10.0
@@ -145,7 +145,7 @@ class RenewedToken:
             return fetching.result()
         if isinstance(error, CredentialFailed):
             raise error
-        # The other lines contain IDs and times, so that each log line would be different.
+        # The other lines contain IDs and times, so each log line would differ.
         reason = str(error).strip().partition("\n")[0].partition(" Trace ID:")[0]
         raise CredentialFailed(
             f"{self._source} returned no token: {one_line(reason, EXCERPT_CHARACTERS)} {self._advice}",
@@ -172,7 +172,7 @@ def fetch_token(scope: str, *, client_id: str | None = None, is_default: bool = 
     from azure.core.pipeline.transport import RequestsTransport  # noqa: PLC0415  # likewise
     from azure.identity import DefaultAzureCredential, ManagedIdentityCredential  # noqa: PLC0415  # likewise
 
-    # A proxy would get the identity of its own VM. Only workload identity uses a public address.
+    # A proxy would receive the token of its own VM. Only workload identity uses a public address.
     uses_proxies = is_default or bool(os.environ.get("AZURE_FEDERATED_TOKEN_FILE"))
     with requests.Session() as session:
         session.trust_env = uses_proxies
@@ -182,7 +182,7 @@ def fetch_token(scope: str, *, client_id: str | None = None, is_default: bool = 
             "read_timeout": _ENTRA_READ_SECONDS,
             "retry_total": 0,
         }
-        # The credentials of a chain share the session, so none of them may close it.
+        # The credentials in a chain share the session, so no credential may close it.
         options["transport"] = RequestsTransport(session=session, session_owner=False, **options)
         if is_default:
             made: Any = DefaultAzureCredential(managed_identity_client_id=client_id, **options)
@@ -238,7 +238,7 @@ class TokenAnswer(msgspec.Struct, frozen=True):
     expires_in: Annotated[int, Meta(ge=60, le=86_400)]
 
 
-# msgspec crashes if two threads use a class for the first time at once. A decoder uses it during the import.
+# msgspec crashes if two threads use a class for the first time at once, so a decoder uses it during the import.
 _CHALLENGE = msgspec.json.Decoder(Challenge)
 _TOKEN_ANSWER = msgspec.json.Decoder(TokenAnswer)
 

@@ -1,4 +1,4 @@
-"""The identity and the time of the current boot.
+"""Returns the identity and the time of the current boot.
 
 On Linux, the kernel generates a UUID at each boot. On Windows, the agent uses the boot time instead. Because readings
 of the boot time vary slightly, boot times within two minutes of each other count as the same boot.

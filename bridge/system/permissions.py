@@ -29,7 +29,7 @@ _CONFIG_MAP = b"/volumes/kubernetes.io~configmap/"
 
 
 def why_writable(path: Path, *, users: Collection[int], mounts: Path = _MOUNTS) -> str | None:
-    """Return what an untrusted user can change in *path*, or None if nothing.
+    """Return why an untrusted user can change *path*, or None if no untrusted user can.
 
     Root and *users* are trusted. If *path* does not exist, the function checks its existing parent directories. Tests
     can replace the list of *mounts*.

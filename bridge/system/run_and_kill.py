@@ -1,9 +1,9 @@
 """Runs a program, and kills the program and its child processes at a deadline.
 
 A program can print without end, read no input, ignore signals, or leave a child that keeps its standard error open.
-None of these programs must block the agent. Standard input is therefore a file, standard output is discarded, and a
-thread reads standard error and keeps its last bytes. The agent waits for the exit of the program, and not for the end
-of its output.
+Such a program must not block the agent. Standard input is therefore a file, standard output is discarded, and a thread
+reads standard error and keeps its last bytes. The agent waits for the exit of the program, and not for the end of its
+output.
 
 On POSIX, the program leads its own process group. The group gets SIGTERM five seconds before the deadline (or 10 % of
 the deadline, if that is less), and SIGKILL half a second before the deadline (or 5 %). A child that calls setsid leaves
@@ -210,7 +210,7 @@ def _start(
     if sys.platform == "win32":
         flags = subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.CREATE_NO_WINDOW
     elif signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
-        # The parent process can set this. The kernel then discards exit codes, and subprocess returns 0.
+        # The parent process can set this. The kernel then discards exit codes, and subprocess would report 0.
         raise ChildProcessError(errno.ECHILD, "SIGCHLD is ignored, so that its exit code would be lost")
     with _scratch_file() as file:
         file.write(stdin)

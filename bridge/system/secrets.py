@@ -39,7 +39,7 @@ class ChangingFile(Generic[_T]):
         """
         last, self._found = self._found, None
         status = self.path.stat()
-        # st_ctime_ns, because cp -p and rsync -t can keep the time and the size.
+        # Include st_ctime_ns, because cp -p and rsync -t can keep the time and the size.
         stamp = (status.st_ctime_ns, status.st_mtime_ns, status.st_size, status.st_ino)
         if last is None or last[0] != stamp:
             last = stamp, self._parse(self._content(status))
@@ -112,7 +112,7 @@ def _secrets_in(text: str) -> tuple[str, ...]:
 
 
 def masked(text: str, secrets: Iterable[str]) -> str:
-    """Return *text* with each secret replaced, because a server can repeat the request."""
+    """Return *text* with masked secrets, because a response can quote the request."""
     for secret in sorted((secret for secret in secrets if len(secret) >= _SHORTEST_MASKED), key=len, reverse=True):
         text = text.replace(secret, MASK)
     return text

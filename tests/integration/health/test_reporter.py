@@ -103,7 +103,7 @@ def test_agent_is_ready_when_it_sees_and_every_sink_takes(overview):
 
 @pytest.mark.parametrize(
     ("silent_seconds", "reason"),
-    [(None, "IMDS has not responded yet."), (10.5, "The last response of IMDS was 10 s ago."), (9.9, None)],
+    [(None, "IMDS has not responded yet."), (10.5, "The last response from IMDS was 10 s ago."), (9.9, None)],
 )
 def test_agent_that_does_not_see_is_not_ready(overview, silent_seconds, reason):
     overview.polled.silent_seconds = silent_seconds
