@@ -142,7 +142,7 @@ def test_the_limits_of_an_answer_are_those_of_the_code():
     assert MAX_ANSWER_BYTES - 2 * token_module.MAX_TOKEN_CHARACTERS == 1_032_192
     assert f"{MAX_DECISIONS:,} decisions, or if its decisions have more than 1,032,192 characters" in _section(3)
     assert MAX_INDEX == 2**53 - 1
-    assert f"not a text of 1 to {MAX_EPOCH_CHARACTERS} characters" in _section(4)
+    assert f"not a string of 1 to {MAX_EPOCH_CHARACTERS} characters" in _section(4)
 
 
 def test_the_limits_are_those_of_the_code():
