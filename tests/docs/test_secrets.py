@@ -90,6 +90,6 @@ def test_secrets_come_from_the_vault_as_the_agent_wants_them(fetch, vault, tmp_p
     files = {path.name: path.stat().st_ino for path in etc.iterdir()}
     vault.secrets["token"] = "another"
     done = fetch("webhook-secret", "token")
-    assert (done.returncode, done.stdout) == (0, "token is another one\n")
+    assert (done.returncode, done.stdout) == (0, "token has changed\n")
     assert (etc / "token").read_text() == "another"
     assert (etc / "webhook-secret").stat().st_ino == files["webhook-secret"]
