@@ -43,7 +43,7 @@ def _default(struct, name):
         pytest.param(DEPLOY, r"`state.max_bytes` \((\d+) MiB", DEFAULTS.state.max_bytes / 2**20, id="max_bytes"),
         pytest.param(
             DEPLOY,
-            r"take up to (\d+) MiB\s+more \(`state.max_pending_bytes`",
+            r"take\s+up\s+to\s+(\d+)\s+MiB\s+more\s+\(`state.max_pending_bytes`",
             DEFAULTS.state.max_pending_bytes / 2**20,
             id="max_pending_bytes",
         ),
