@@ -1,6 +1,6 @@
-"""The sinks that are part of this project.
+"""Contains the built-in sinks.
 
-The built-in sinks are loaded through entry points, like third-party sinks. Each sink is a module or package of the same
-name, and the `http` package contains code that HTTP sinks share. The only module of the agent that sinks import is
-`bridge.sink`.
+The agent loads the built-in sinks through entry points, like third-party sinks. Each sink is a module or package that
+has the name of the sink type. The `http` package contains code that HTTP sinks share. Sinks import only one module of
+the agent, `bridge.sink`.
 """

@@ -45,7 +45,7 @@ _SHORTEST_SECRET = 4
 _LONGEST_THROTTLE_SECONDS = 1.0
 #: Most plugins of Apprise log the status of a rejected request in this form.
 _NEEDS_A_PERSON = re.compile(r"error=(401|403|404|407)\b")
-#: Apprise derives the icon and the color of a message from this type.
+#: Apprise chooses the icon and the color of a message by this type.
 _NOTIFY_TYPES = {"attention": "failure", "warning": "warning", "good": "success"}
 
 #: Apprise's log lines for one message.
@@ -87,7 +87,7 @@ class AppriseSink(Sink):
         self._urls: tuple[str, ...] = ()
         self._services: dict[str, Any] = {}
         self._accepted: dict[str, set[str]] = {}
-        """The URLs that accepted each of the last records, so that a retry does not send a message twice."""
+        """For each recent record, the URLs that accepted it. A retry skips these URLs."""
         self._calls = BlockingCalls(f"apprise:{config.name}", target="Apprise")
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
@@ -121,7 +121,7 @@ class AppriseSink(Sink):
 
     @classmethod
     def check_warnings(cls, config: AppriseConfig) -> Sequence[str]:
-        """Return a sentence for each URL to which Apprise sends less than one message per second."""
+        """Return a warning for each URL to which Apprise sends less than one message per second."""
         services: dict[str, Any] = {}
         with suppress(Exception):  # `check` reports the error
             services = cls(config)._current()  # noqa: SLF001  # an instance of this class
@@ -150,7 +150,7 @@ class AppriseSink(Sink):
 
 
 def _services(urls: Sequence[str], *, timeout_seconds: float) -> dict[str, Any]:
-    """Return one Apprise object per URL, so that a service that is down affects no other."""
+    """Return one Apprise object per URL, so that a failing service does not affect others."""
     apprise = _apprise()
     # async_mode uses threads that would delay the end of the process.
     asset = apprise.AppriseAsset(async_mode=False)

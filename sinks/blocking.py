@@ -1,4 +1,4 @@
-"""Deadlines for calls that can block indefinitely, such as a write to a frozen disk.
+"""Enforces a deadline for calls that can block indefinitely, such as a write to a disk.
 
 The calls run one at a time in a separate thread, so `send` can return at its deadline even if a call blocks. Retries do
 not start more threads. The sink recovers when the blocked call returns.

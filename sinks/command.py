@@ -9,9 +9,9 @@ code determines what happens to the record:
 - Any other exit code: The record is parked. An operator can resend a parked record with `outbox retry`.
 - No exit before the deadline: The agent kills the program and its process group, and parks the record.
 
-A failed program is not rerun until someone has checked the VM, because a drain might be only half complete. However,
-the agent reruns the program with the same `SCHEDULED_EVENT_ID` if the agent was killed while the program was running,
-or if SIGTERM, SIGINT, or SIGHUP ended the program.
+The agent does not rerun a failed program until someone runs `outbox retry`, because a drain might be only half
+complete. However, if the agent was killed while the program was running, or if SIGTERM, SIGINT, or SIGHUP ended the
+program, the agent reruns the program with the same `SCHEDULED_EVENT_ID`.
 
 The sink runs one program at a time, so other records must wait. To avoid delaying urgent events, configure a separate
 `[[sinks]]` table for them.
@@ -54,7 +54,7 @@ from bridge.sink import (
 #: The limit for the reason of a failure. The message contains the end of standard error.
 _MOST_MESSAGE_CHARACTERS = 256
 _TRY_AGAIN = 75
-#: A service manager that stops the agent also sends these signals to its programs.
+#: When a service manager stops the agent, it also sends these signals to the agent's programs.
 _STOPPED_FROM_OUTSIDE = frozenset({-signal.SIGTERM, -signal.SIGINT, -getattr(signal, "SIGHUP", signal.SIGTERM)})
 
 

@@ -27,7 +27,7 @@ if sys.platform != "win32":
     import fcntl
 
 _MODE = 0o640
-#: O_NONBLOCK, because opening a pipe without a reader would hang. O_BINARY, because Windows writes CRLF otherwise.
+#: Without O_NONBLOCK, opening a pipe without a reader would hang. Without O_BINARY, Windows would write CRLF.
 _FLAGS = os.O_RDWR | os.O_APPEND | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 

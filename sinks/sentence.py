@@ -14,7 +14,7 @@ from bridge.sink import Evidence, ScheduledEvent, Transition, TransitionRecord, 
 
 _MOST_NAMES = 5
 
-#: Azure announces only a predicted hardware failure more than an hour ahead.
+#: Azure gives more than an hour of notice only for a predicted hardware failure.
 _PREDICTED_SECONDS = 3_600
 _PREDICTED = (
     "A hardware failure is predicted: Microsoft recommends redeploying the VM yourself as soon as possible, "
@@ -74,7 +74,7 @@ def first_names(names: Sequence[str], most: int) -> str:
 
 
 def _when(record: TransitionRecord, event: ScheduledEvent) -> str:
-    """Return the announced time. A remaining time would be wrong when it is read later."""
+    """Return the announced time. A remaining time would be wrong for a later reader."""
     if record.transition.is_ending:
         return ""
     if event.not_before is None:

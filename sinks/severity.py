@@ -40,7 +40,7 @@ _CRITICAL = Look(Severity.CRITICAL, "\N{POLICE CARS REVOLVING LIGHT}", "#d13438"
 _OVER = Look(Severity.INFO, "\N{WHITE HEAVY CHECK MARK}", "#107c10", "good")
 _UNCERTAIN = Look(Severity.INFO, "\N{WHITE QUESTION MARK ORNAMENT}", "#8a8886", "default")
 
-#: Active events by type, and all other records by transition.
+#: The looks of active events by event type, and of all other records by transition.
 _LOOKS: dict[str | None, Look] = {
     "Freeze": _INFO,
     "Reboot": _WARNING,

@@ -22,7 +22,7 @@ from bridge.sink import DeliveryFailed, Sink, SinkConfig, TransitionRecord
 from sinks.blocking import BlockingCalls
 from sinks.sentence import line_of
 
-#: Standard output belongs to the process, and several sinks can share it.
+#: All stdout sinks share this lock, because they write to the same standard output.
 _WRITING = threading.Lock()
 
 

@@ -4,8 +4,8 @@ The command shows the event, sends an approval to the running agent, and waits f
 approval like a decision from a portal, and then posts it to Azure. If the event changes or is put on hold after the
 command has shown it, the agent does not approve the event.
 
-Anyone who can run this command already controls the VM, so it can override a hold or a missing second approver. If you
-skip the confirmation prompt with `--yes`, you must also pass `--overrule` in these two cases.
+The command can override a hold or a missing second approver, because anyone who can run it already controls the VM. In
+these two cases, `--yes`, which skips the confirmation prompt, also requires `--overrule`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from bridge.outbox.rows import StoredDecision
 from bridge.system.permissions import user_name
 from bridge.text import EXCERPT_CHARACTERS, escaped, one_line
 
-#: The decision expires after this time, because the person no longer waits for the result.
+#: The decision expires after this time. By then, the person no longer waits for the result.
 _VALID_SECONDS = 120.0
 _OUTCOME_SECONDS = 30.0
 _POLL_SECONDS = 0.1

@@ -118,7 +118,7 @@ def _owner(directory: Path) -> os.stat_result:
         if not files:
             raise OutboxError(f"The state directory {directory} contains no outbox. {advice(directory)}")
         found = directory.stat()
-        # Root can own the directory, for example on a Kubernetes volume that the agent's group can write to.
+        # Root can own the directory, for example a Kubernetes volume to which the agent's group can write.
         return found if found.st_uid else next(iter(files.values())).stat()
     except PermissionError as error:
         raise AccessDenied(
@@ -132,7 +132,7 @@ def _owner(directory: Path) -> os.stat_result:
 def advice(directory: Path) -> str:
     """Return advice if *directory* has no running agent or contains no outbox."""
     service = service_directory()
-    # lexists, because systemd creates a link into a directory that only root can open.
+    # Use lexists, because systemd creates a link into a directory that only root can open.
     if service != directory and os.path.lexists(service):
         may_open = os.access(service, os.R_OK | os.X_OK)
         how = f"Use --state-directory {service}." if may_open else "Run the command as root, with sudo."

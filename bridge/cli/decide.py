@@ -64,7 +64,7 @@ def keygen(private_file: Path | None, directory: Path | None, kid: str | None, a
 
 
 def _toml(text: str) -> str:
-    # TOML uses the same escapes as JSON, and also requires an escape for DEL.
+    # TOML uses the same escapes as JSON, and additionally requires one for DEL.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -195,7 +195,7 @@ def _sightings(content: bytes) -> list[Sighting]:
 
 
 def _has_ended(event_id: str, newest: TransitionRecord) -> bool:
-    # The file might not contain the last record of an event, but every record lists the active events.
+    # The file might lack the last record of an event, but every record lists the active events.
     return newest.active_event_ids is not None and event_id not in newest.active_event_ids
 
 

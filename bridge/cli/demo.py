@@ -1,7 +1,6 @@
 """Implements the command `demo`, which runs the agent and a simulated IMDS in one process.
 
-The demo does not read a configuration. It uses a temporary state directory, which it deletes when it ends after about
-20 seconds.
+The demo does not read a configuration. It ends after about 20 seconds, and deletes its temporary state directory.
 
 On a terminal, `bridge.cli.demo_view` explains each record. If standard output is not a terminal, or if the Python
 package rich is not installed, the demo prints the records as JSON lines.
@@ -36,7 +35,7 @@ _SCENARIO = "live-migration"
 _TICK_SECONDS = 0.1
 #: The agent confirms the end of an event with five responses.
 _PATIENCE_SECONDS = 10.0
-#: On Windows, a file that a virus scanner keeps open cannot be deleted.
+#: On Windows, a file cannot be deleted while a virus scanner keeps it open.
 _temporary_directory = partial(
     tempfile.TemporaryDirectory, prefix="scheduled-events-bridge-demo-", ignore_cleanup_errors=True
 )

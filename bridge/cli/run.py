@@ -45,7 +45,7 @@ def run_agent(settings: Settings, *, log_format: str, log_level: str, allow_seco
     true, if the system service is already running an agent on this VM.
     """
     logs.configure(form=log_format, level=log_level.upper())
-    # If this file is deleted later, a reload must report an error instead of using the defaults.
+    # Keep the path. If the file is deleted later, a reload then reports an error instead of using the defaults.
     config = find_config(click.get_current_context().params["path"], os.environ)
     signals = RunSignals()
     directory = state_directory(settings, os.environ)
@@ -115,7 +115,7 @@ def reload_configuration(agent: Agent, config: Path | None, stop: Callable[[], b
         return
     try:
         agent.reload(settings, stop)
-    except (BridgeError, OSError, RuntimeError) as error:  # RuntimeError: can't start new thread
+    except (BridgeError, OSError, RuntimeError) as error:  # RuntimeError: no thread can start
         logger.exception(
             "Only a part of the new configuration is in effect: %s. Fix the problem and send SIGHUP again, or restart.",
             str(error).rstrip("."),

@@ -7,8 +7,8 @@ a restart. If the new configuration is invalid, the agent logs the errors and ke
 `bridge.cli.run`.
 
 While a command runs, its signal handlers do nothing. Python writes each signal's number to a pipe, and a thread that
-reads the pipe sets a `threading.Event`. If a handler set the event itself and interrupted `Event.wait` on the main
-thread, it would wait forever for the event's lock.
+reads the pipe sets a `threading.Event`. A handler cannot set the event itself. If the handler interrupted `Event.wait`
+on the main thread, it would wait forever for the event's lock.
 """
 
 from __future__ import annotations

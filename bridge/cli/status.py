@@ -83,7 +83,7 @@ def _readable_configuration(file: Path | None, directory: Path | None) -> tuple[
 
 
 def _sink_names(table: Mapping[str, Any]) -> tuple[str, ...]:
-    # Loading the complete configuration would import the modules of all sinks.
+    # Do not load the complete configuration, which would import the modules of all sinks.
     tables = table.get("sinks") or [{"type": "stdout"}]
     if not isinstance(tables, list):
         raise ConfigurationError("`sinks` is not a list of tables. Write each sink as [[sinks]].")

@@ -94,7 +94,7 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     state: StateReport
     configuration: ConfigurationReport
     active_event_ids: tuple[str, ...] | None
-    """The value in the next record. Null if no agent is running, or if some events are unknown."""
+    """The EventIds of the open events. Null if no agent is running, or if the open events are unknown."""
     events: tuple[EventReport, ...]
     last_ending: TransitionRecord | None
     """The newest record of an ending with a measured impact."""

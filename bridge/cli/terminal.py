@@ -1,7 +1,7 @@
 """Prints tables, wrapped lines, colors, and messages. Output to a pipe has no formatting.
 
-The tables are not printed with the rich library, because it would split long EventIds on a narrow terminal, and you
-could then not copy them.
+This module does not print tables with the rich library, because rich splits long EventIds on a narrow terminal, and you
+could not copy a split EventId.
 """
 
 from __future__ import annotations

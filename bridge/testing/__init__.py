@@ -1,4 +1,4 @@
-"""Test tools for developers of sinks, portals, and other programs.
+"""Provides test tools for developers of sinks, portals, and other programs.
 
 - `simulator` simulates the Azure Instance Metadata Service (IMDS). `bridge.testing` exports its public names.
 - `contract` and `http_contract` contain the tests that every sink must pass.

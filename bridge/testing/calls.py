@@ -1,4 +1,4 @@
-"""Helpers for the contract suite, which call a sink as the agent does."""
+"""Calls a sink as the agent does, for the contract suite."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Call:
         self._call = call
         self.error: BaseException | None = None
         self.seconds = 0.0
-        """The duration of the call, after the call has ended."""
+        """The duration of the call in seconds. Set when the call ends."""
         self._thread = threading.Thread(target=self._run, name="contract-call", daemon=True)
         self._thread.start()
 

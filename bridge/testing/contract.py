@@ -44,7 +44,7 @@ from bridge.testing.watching import Census, agent_logs, in_time
 
 _PATIENCE_SECONDS = 10.0
 _QUICK_SECONDS = 0.5
-#: Half of the duration of a send that `close` does not end.
+#: Half of the time that a send takes if `close` does not end it.
 _CLOSE_SECONDS = 5.0
 _RETRY_AFTER_SECONDS = 7
 _SILENCES = 3
@@ -172,7 +172,7 @@ class SinkContract:
             with self._host(address, timeout_seconds=self.deadline_seconds) as host:
                 self._endure(host)
                 first = Census.taken()
-                most = replace(first, threads=first.threads + 1)  # a canceled send ends the thread of the host
+                most = replace(first, threads=first.threads + 1)  # a canceled send ends the host's thread
                 for _ in range(_SILENCES - 1):
                     self._endure(host)
                     if (now := most.settled()).exceeds(most):

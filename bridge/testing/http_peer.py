@@ -1,4 +1,4 @@
-"""An HTTP server that records every request and sends the responses that a test chooses.
+"""Runs an HTTP server that records every request and sends the responses of a test.
 
 When the server rejects a request, its response echoes the request, including the path and the credentials. A test can
 then check that the sink masks its secrets if it copies the response into an error message.

@@ -1,4 +1,4 @@
-"""Sample events and records for tests of sinks."""
+"""Creates sample events and records for tests of sinks."""
 
 from __future__ import annotations
 

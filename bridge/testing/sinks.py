@@ -1,12 +1,11 @@
-"""A sink for tests that stores records in memory.
+"""Provides a sink for tests, which stores records in memory.
 
 A test can make the sends of this sink fail.
 
 The agent creates a sink from its configuration and replaces the sink if a send hangs, so a test cannot access the sink.
 The records and scripted results are kept in a `Box` instead. The configuration contains the name of the box:
 
-    type = "bridge.testing.sinks:ScriptedSink"
-    box = "mine"
+type = "bridge.testing.sinks:ScriptedSink" box = "mine"
 """
 
 from __future__ import annotations
@@ -135,7 +134,7 @@ class ScriptedSink(Sink):
         if verb == "raise":
             raise RuntimeError("The script says raise.")
         self._hang()
-        raise DeliveryFailed("The script said hang, and the send was let go.")
+        raise DeliveryFailed("The script said hang, and the test ended the send.")
 
     def _hang(self) -> None:
         for _ in range(int(_HANG_LIMIT_SECONDS / 0.05)):

@@ -22,7 +22,7 @@ _TICK_SECONDS = 0.005
 _MOST_OF_A_DEADLINE = 1.1
 _TRIES = 4
 _MOST_LAG_SECONDS = 0.5
-#: At a deadline, the watchdog wakes first, then the sink, and then the host. Each of the three can be late.
+#: At a deadline, the watchdog, the sink, and the host wake one after the other. Each can be late.
 _THREADS_IN_TURN = 3
 _SETTLE_SECONDS = 5.0
 _TASKS = Path("/proc/self/task")
@@ -79,7 +79,7 @@ def _sockets() -> int:
 class Lag:
     """Measures how late a thread wakes from a 5 ms sleep.
 
-    A busy machine misses every deadline by this time.
+    On a busy machine, every deadline is missed by this time.
     """
 
     def __init__(self) -> None:

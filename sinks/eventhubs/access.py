@@ -1,4 +1,4 @@
-"""The address and the credential of one event hub."""
+"""Provides the address and the credential of one event hub."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Access:
         self._proxy = Secret(key="proxy", file=config.proxy_file, env=config.proxy_env)
         self._identity = None if config.credential == "connection_string" else _identity(config)
         self._token = AccessToken("", 0)
-        """The token of the identity, or the shared access signature that the key of the connection string signs."""
+        """The identity's token, or a shared access signature that was signed with the key in the connection string."""
         self.string: ConnectionString | None = None
         self.proxy: str | None = None
 

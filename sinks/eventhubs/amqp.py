@@ -30,7 +30,7 @@ from sinks.eventhubs.errors import delivery_error, is_about_access, is_answer, l
 from sinks.eventhubs.event_loop import Ended, LoopThread, Overdue
 from sinks.eventhubs.message import partition_key, properties
 
-#: Shares of the deadline: for ending an overdue call, and for waiting for its thread.
+#: The shares of the deadline that the sender uses to end an overdue call and to wait for its thread.
 _MARGIN, _END = 0.08, 0.03
 _MOST_MARGIN_SECONDS = 0.5
 #: Time to close the connection when the sink is closed.
@@ -89,7 +89,7 @@ class AmqpSender:
         connection = self._connection
         if connection is None or connection.loop.has_ended:
             connection = self._connection = _Connection(self._config, self._access)
-        if self._is_closed:  # checked after the assignment, so that `close` or this method ends the connection
+        if self._is_closed:  # check after the assignment, so that either `close` or this method ends the connection
             self._drop(wait_seconds=self._end_seconds)
             raise DeliveryFailed("The sink is closed.")
         return connection
@@ -135,7 +135,7 @@ class _Connection:
         sending = asyncio.ensure_future(client.send_batch(data))
         try:
             if following:
-                await asyncio.sleep(0)  # the transfer is written in the first step of its task
+                await asyncio.sleep(0)  # lets the task of the transfer write it in its first step
                 self._prepared = following, await _encode_early(client, following)
             await sending
         except Exception:

@@ -36,7 +36,7 @@ class EventHubsConfig(SinkConfig, frozen=True, kw_only=True):
     """amqp: port 5671. amqp_websocket: port 443, requires the extra `websocket`. https: port 443, one request per
     record."""
     endpoint: str | None = None
-    """The address to connect to instead of the namespace, as `host` or `host:port`. Example: a private endpoint."""
+    """The address to connect to instead of the namespace, such as a private endpoint, as `host` or `host:port`."""
     ca_file: str | None = None
     """A PEM file with the certificate authorities to trust instead of the default authorities."""
     proxy: str | None = None

@@ -29,7 +29,7 @@ _MADE_UP = frozenset({"", "unknown-error", "client-error", "socket-error", "conn
 _CERTIFICATE = "CERTIFICATE_VERIFY_FAILED"
 #: aiohttp's exceptions for a refused connection, and for an HTTP error of the proxy.
 _NO_CONNECTION, _PROXY_REFUSES = "ClientConnectorError", "ClientHttpProxyError"
-#: This part of an aiohttp message differs at each attempt, and would make each log line different.
+#: This part of an aiohttp message differs at each attempt. Without its removal, each log line would differ.
 _ADDRESS = re.compile(r" ssl:<[^<>]*>")
 
 
@@ -97,7 +97,7 @@ def _condition(error: Any) -> str:
 
 
 def _description(error: Any) -> str:
-    """Return the text that the service sent. The text of the SDK repeats it three times."""
+    """Return the text that the service sent, which the SDK's message repeats three times."""
     for each in (error, getattr(error, "details", None)):
         description = getattr(each, "description", None)
         if description:

@@ -101,7 +101,7 @@ class LoopThread:
         self._thread.join(wait_seconds)
 
     def is_connected(self) -> bool:
-        """Return whether the connection is open: the loop stops reading when the server closes it."""
+        """Return whether the connection is open. The loop stops reading if the server closes it."""
         return any(descriptor not in self._own_descriptors for descriptor in self._selector.get_map())
 
     def _run(self) -> None:

@@ -92,7 +92,7 @@ class HttpsSender:
             if endpoint is not None:
                 endpoint.close()
             endpoint = self._endpoint = Endpoint(url, self._http, secrets=lambda: access.secrets)
-        if self._is_closed:  # checked after the assignment, so that `close` or this method closes the endpoint
+        if self._is_closed:  # check after the assignment, so that either `close` or this method closes the endpoint
             endpoint.close()
         headers = {"Authorization": access.authorization()}
         if self._config.endpoint:

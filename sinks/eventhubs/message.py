@@ -1,4 +1,4 @@
-"""The partition key and the properties of an Event Hubs message.
+"""Returns the partition key and the properties of an Event Hubs message.
 
 Event Hubs preserves the order of messages only within a partition, so all records of an event have the same partition
 key.

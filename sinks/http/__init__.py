@@ -1,4 +1,4 @@
-"""The code that the sinks `webhook`, `otlp`, and `eventhubs` (over HTTPS) share.
+"""Contains code that the sinks `webhook`, `otlp`, and `eventhubs` (over HTTPS) share.
 
 The public modules are `endpoint` (sends requests and classifies responses), `config` (settings), `urls` (validation of
 URLs), and `signature` (webhook signatures).

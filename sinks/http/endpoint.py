@@ -3,8 +3,8 @@
 The status of a response determines what the agent does with the record:
 
 - 2xx: The record is delivered.
-- 3xx, 401, 403, 404, 407, 408, 421, 423, 425, 429, and 5xx: The agent retries the record. If an expired token caused
-  the agent to park records, thousands of VMs would need manual work.
+- 3xx, 401, 403, 404, 407, 408, 421, 423, 425, 429, and 5xx: The agent retries the record. If the agent parked records
+  because of an expired token, someone would have to retry them on thousands of VMs.
 - 410: The sink pauses until an operator acts.
 - Other 4xx: The agent parks the record, unless it finds that the endpoint rejects all records (`may_be_endpoint`).
 
@@ -62,12 +62,12 @@ _TOKEN_ADVICE = {
     "entra_scope": "Check entra_scope and the permissions of the VM's identity.",
     "credential": "The portal rejected a token that it issued. Check vm.vm_id and the log of the portal.",
 }
-#: A new token can help, because the token may have expired early or its role may have changed.
+#: With these statuses, a new token can help, because the token may have expired early or its role may have changed.
 _TOKEN_REFUSED = frozenset({401, 403})
 _CHECK_FAILS = frozenset({401, 403, 404, 407, 410})
 _MOST_ANSWER_BYTES = 64 * 1024
 _MOST_IDLE_SECONDS = 60.0
-#: The time for a call whose deadline passed during the wait for a token. The call then reports the timeout.
+#: If the deadline passes during the wait for a token, the call gets this much time to report the timeout.
 _LEAST_SECONDS = 0.001
 _BROKEN_OFF = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionError)
 _COMMON_HEADERS = {"User-Agent": "scheduled-events-bridge", "Accept": "*/*"}
@@ -155,7 +155,7 @@ class Endpoint:
             return self._received(response)
         finally:
             self._used_at = self._monotonic()
-        # Raised outside the handler, because the traceback of a context could contain a secret.
+        # Raise the error outside the handler, because the traceback of its context could contain a secret.
         raise failure
 
     def _connected(self) -> tuple[DeadlineConnection, str]:

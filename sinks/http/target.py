@@ -1,4 +1,4 @@
-"""The connection and the request line for one URL, with or without a proxy."""
+"""Creates the connection and the request target for one URL, with or without a proxy."""
 
 from __future__ import annotations
 

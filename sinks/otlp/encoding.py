@@ -45,9 +45,9 @@ _SEVERITIES = {
     Severity.WARNING: (SeverityNumber.SEVERITY_NUMBER_WARN, "WARN"),
     Severity.CRITICAL: (SeverityNumber.SEVERITY_NUMBER_ERROR, "ERROR"),
 }
-#: Fields of a record without an attribute of the same name.
+#: The fields of a record that have no attribute of the same name.
 _ELSEWHERE = frozenset({"id", "incarnation", "previous_incarnation", "event", "vm", "labels"})
-#: Objects whose fields are attributes.
+#: The objects whose fields become separate attributes.
 _PARTS = ("previous", "approval", "impact")
 
 
@@ -85,7 +85,7 @@ def rejection(content: bytes) -> tuple[int, str]:
 
 
 def log_record(record: TransitionRecord) -> LogRecord:
-    """Return *record* as a log record. Both times are `observed_at`, so retries are equal."""
+    """Return *record* as a log record. Both of its times are `observed_at`, even on a retry."""
     nanoseconds = unix_nanoseconds(record.observed_at)
     number, text = _SEVERITIES[look_of(record).severity]
     return LogRecord(

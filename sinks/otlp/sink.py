@@ -1,8 +1,8 @@
 """The sink `otlp`, which sends records as OpenTelemetry logs or traces over HTTP.
 
-An OTLP receiver can accept a request but reject some of its records (`partial_success`). Because the response does not
-name the rejected records, and OTLP does not allow clients to resend the request, the agent parks all of its records.
-`max_batch` therefore defaults to 1.
+An OTLP receiver can accept a request but reject some of its records (`partial_success`). The response does not name the
+rejected records, and OTLP does not allow clients to resend the request. The agent therefore parks all records of the
+request, and `max_batch` is 1 by default.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class OtlpSink(Sink):
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
         """Send *batch* in a POST request. Raise DeliveryRejected if the receiver rejects a record."""
-        # Imported with the first send, because protobuf takes 3 MB.
+        # Import protobuf at the first send, because it takes 3 MB.
         from sinks.otlp.encoding import encode_request, rejection  # noqa: PLC0415
 
         if self.config.signal == "traces":  # the encoder of the SDK takes 6 MB
@@ -80,7 +80,7 @@ class OtlpSink(Sink):
             body = gzip.compress(body, mtime=0)
             headers = {**headers, "Content-Encoding": "gzip"}
         count, reason = rejection(self._endpoint.post(body, headers).content)
-        # Masked before the text is shortened, because a part of a secret is also a secret.
+        # Mask secrets before the text is shortened, because a part of a secret is also a secret.
         shown = excerpt(self._endpoint.mask(reason).encode())
         if shown and count <= 0 and shown != self._logged_warning:  # a warning, for example about a deprecated format
             self._logged_warning = shown

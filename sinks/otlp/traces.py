@@ -1,11 +1,11 @@
 """Converts the record that ends an event to the spans of the event.
 
-The span of an event starts when the agent observed Started, and ends with the event. Each measured pause is a child
-span. All IDs are hashes, so a resent record repeats its spans with the same IDs, and the spans of all VMs of an event
-belong to one trace.
+The span of an event starts when the agent observes the status Started, and ends when the event ends. Each measured
+pause is a child span. All IDs are hashes. A resent record therefore has spans with the same IDs, and the spans of an
+event from all VMs belong to one trace.
 
-An event has no span if the agent did not observe its start. A Preempt or a Terminate has no span either, because the VM
-and its agent are gone before the ending.
+An event has no span if the agent did not observe its start. Preempt and Terminate events have no span either, because
+Azure removes the VM, and the agent with it, before the event ends.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from sinks.otlp.encoding import attribute_value, record_attributes, trace_id
 
 _APPROVALS = frozenset({Transition.APPROVED, Transition.APPROVAL_REFUSED, Transition.APPROVAL_FAILED})
 _NANOSECONDS = 1_000_000_000
-#: Attributes that contain what the child spans and the span events show.
+#: The attributes whose content the child spans and the span events already show.
 _SHOWN_AS_SPANS = (f"{OTEL_PREFIX}impact.pauses", f"{OTEL_PREFIX}timeline", "log.record.uid")
 
 

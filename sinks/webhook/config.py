@@ -25,7 +25,7 @@ _KEYS_OF = {
     "template": ("template", "template_file", "content_type"),
 }
 
-#: The path for records, below the portal's URL.
+#: The path below the portal's URL that accepts records.
 _RECORDS = "/records"
 #: The valid refresh interval in seconds. The lifetime of an alert is four intervals.
 _REFRESH = msgspec.Meta(ge=0.1, le=24 * 3600.0)
@@ -52,9 +52,9 @@ class WebhookConfig(HttpConfig, frozen=True, kw_only=True):
     secret_env: str | None = None
     """An environment variable with a Standard Webhooks secret."""
     refresh_seconds: Annotated[float, _REFRESH] | None = None
-    """Resend each active event at this interval, in seconds, under the same id, because a destination might lose its
-    alerts. An alert in Alertmanager ends four intervals after the last send. Default: 180 for alertmanager, never for
-    other formats. Not valid for pagerduty."""
+    """Resend each active event at this interval, in seconds, with the same id, because a destination might lose its
+    alerts. In Alertmanager, an alert ends four intervals after the last send. Default: 180 for alertmanager, and no
+    refreshes for other formats. Not valid for pagerduty."""
     tag_labels: tuple[str, ...] = ()
     """alertmanager: the names of VM tags to add to alerts as labels."""
     routing_key_file: str | None = None

@@ -1,4 +1,4 @@
-"""The interface of the webhook formats. A format converts a record to a request."""
+"""Defines the interface of webhook formats. A format converts a record to a request."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The agent uses these sample records to test a template when it reads the configuration.
+"""Creates sample records, with which the agent tests a template of the configuration.
 
-For each transition, one sample record has a value in every field. Other samples have null in the fields that can be
-null in a real record. For example, a started event has no `not_before`, and a VM whose identity is unknown has no name.
-A template that fails for one of these records is reported as an error of the configuration.
+For each transition, one sample record has a value in every field. In other samples, the fields that can be null in a
+real record are null. For example, a started event has no `not_before`, and a VM whose identity is unknown has no name.
+If a template fails for one of these records, the agent reports an error in the configuration.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The webhook format that creates the body from a Jinja2 template.
 
-The URL's path can also be a template. The host name must precede the first brace, because a record must not determine
-which server receives the configured headers.
+The URL's path can also be a template. The host name cannot, because a record must not determine which server receives
+the configured headers.
 
 Templates run in Jinja2's sandbox, and unknown names are errors. To find errors before the first event, the agent
 renders each template with sample records of all transitions when it reads the configuration (`sinks.webhook.samples`).
@@ -163,7 +163,7 @@ def _environment() -> jinja2.sandbox.SandboxedEnvironment:
 
 
 def variables(record: TransitionRecord) -> dict[str, Any]:
-    """Return the variables of a template: `record`, its fields, texts, link, and look."""
+    """Return the variables for a template: `record`, its fields, and derived values."""
     fields: dict[str, Any] = msgspec.to_builtins(record)
     look = look_of(record)
     words = {

@@ -27,7 +27,7 @@ from bridge.imds.client import attested_document, attested_tokens, client_of
 from bridge.sink import Sink
 from bridge.system.threads import run_daemon
 
-#: Additional time for the name lookup, because no socket deadline covers the lookup.
+#: Additional time for the name lookup, to which no socket deadline applies.
 _GRACE_SECONDS = 3.0
 _MOST_SECONDS = 30.0
 _PORTAL_SECONDS = 9

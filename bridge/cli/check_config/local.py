@@ -33,7 +33,7 @@ if sys.platform != "win32":
 
 #: `load` reports a missing file, and `--connect` uses the certificates.
 _PEM_KEYS = frozenset({"ca_file", "client_cert_file", "client_key_file"})
-#: Words in the values of `init` that the user must replace.
+#: Placeholders in the output of `init` that the user must replace.
 _ADDRESSES = frozenset({"url", "fully_qualified_namespace"})
 _PLACEHOLDER = re.compile(r"\b(NAMESPACE|INSTANCE|RULE|REGION|dcr-ID)\b")
 _ENVIRONMENT_HINT = " (This command's environment can differ from the agent's environment.)"

@@ -30,7 +30,7 @@ from bridge.testing.portal_check.requirements import Needs, Requirement
 
 #: The delay between the start of a long poll and the request for a decision.
 _HEAD_START_SECONDS = 0.5
-#: A portal must return a decision within this time, or within half of the wait if half of the wait is shorter.
+#: A portal must return a decision within this time, or within half of the wait if that is shorter.
 _AT_ONCE_SECONDS = 2.0
 #: The minimum interval between requests to a portal that does not support long polls.
 _SHORTEST_POLL_SECONDS = 0.2
@@ -122,7 +122,7 @@ class _Play:
                 self._decide(self._polls.hold(first.index, self._take))
         if self._settings.decider is None:
             self._report.untried_without(Needs.DECISION, "To check this, set --decision-by.")
-        if self._is_told:  # so that the portal no longer shows the event
+        if self._is_told:  # ends the event, so that the portal no longer shows it
             self._asker.post(self._settings.records_url or "", cloudevent(self._told.end()))
 
     def _tell(self) -> None:

@@ -71,7 +71,7 @@ class MadeUpEvent:
             id=str(uuid.uuid4()),
             transition_key=f"{uuid.uuid4().int:064x}",
             stream_id=self._stream_id,
-            active_event_ids=None,  # a list would end the events of the VM's agent
+            active_event_ids=None,  # a list would end the other open events of the VM
             transition=transition,
             observed_at=format_time(self._now),
             incarnation=sequence,

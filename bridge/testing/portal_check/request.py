@@ -21,7 +21,7 @@ from bridge.http.session import DeadlineSession, ResponseUnread
 from bridge.system.secrets import MASK
 from bridge.text import EXCERPT_CHARACTERS, one_line
 
-#: The agent cancels a long poll at this time after the end of its wait (PROTOCOL.md, section 2).
+#: The agent cancels a long poll this long after its wait has ended (PROTOCOL.md, section 2).
 GRACE_SECONDS = 10.0
 _AGENT = '{"version":"portal-check"}'
 _POST_SECONDS = 10.0

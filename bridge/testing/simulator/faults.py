@@ -1,8 +1,9 @@
 """Queues and simulates faults of the metadata service.
 
 A fault applies to a number of requests, or until someone removes the fault. Each request gets the oldest fault in the
-queue that applies to the request. For example, add two faults to simulate three responses with 500 and then two with
-429. Delays are in real seconds at every scenario speed, because the deadlines of the agent are also in real seconds.
+queue that applies to the request. For example, to simulate three responses with status 500 and then two with status
+429, add two faults. Delays are in real seconds at every scenario speed, because the deadlines of the agent are also in
+real seconds.
 """
 
 from __future__ import annotations

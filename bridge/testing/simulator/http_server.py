@@ -1,4 +1,4 @@
-"""The simulator's HTTP server, which ends all connections and threads on stop.
+"""Runs the simulator's HTTP server, which ends all connections and threads when it stops.
 
 The HTTP server in the standard library leaves the threads of open connections running when it is closed. This server
 closes every connection and waits for every thread, so tests do not leak sockets. Each response is sent in one write,

@@ -1,9 +1,9 @@
-"""The simulator is an Instance Metadata Service for one VM or for a fleet.
+"""Runs the simulator, an Instance Metadata Service for one VM or for a fleet.
 
 Each VM has its own port.
 
-    with Simulator("live-migration", speed=90) as simulator:
-        requests.get(simulator.endpoint + "/metadata/scheduledevents?api-version=2020-07-01", ...)
+with Simulator("live-migration", speed=90) as simulator: requests.get(simulator.endpoint +
+"/metadata/scheduledevents?api-version=2020-07-01", ...)
 
 All VMs in a simulator see the same events, like the VMs in an availability set, but each VM has a separate identity and
 request limit. The control endpoint is under /control on every port. Request limits and faults do not apply to it.
@@ -183,7 +183,7 @@ class Simulator:
             answer_with_fault(connection, fault, right)
             return
         answer = api.answer(request) if is_admitted else too_many_requests()
-        # Store the request before the response, so that a client with the response can find the request.
+        # Store the request before the response is sent, so that a client that has the response can find the request.
         self._remember(machine, request, answer.status, None)
         connection.write(answer)
 

@@ -329,7 +329,7 @@ class World:
         return self._find(event_id) is not None
 
     def _find(self, event_id: str) -> Event | None:
-        # An EventId is a UUID, so the case of its letters has no meaning.
+        # An EventId is a UUID, so ignore the case of its letters.
         wanted = event_id.upper()
         return next((event for event in self._events.values() if event.event_id.upper() == wanted), None)
 
