@@ -23,7 +23,7 @@ def main() -> str:
         with open(CONFIG, "rb") as file:  # noqa: PTH123  # pathlib would cost a tenth of the run
             listen = str(tomllib.load(file).get("operator", {}).get("listen", DEFAULT))
     except (OSError, ValueError, AttributeError) as error:
-        sys.stdout.write(f"Not asked: {CONFIG} cannot be read: {error}\n")
+        sys.stdout.write(f"Not checked: {CONFIG} cannot be read: {error}\n")
         return ""
     host, _, port = listen.rpartition(":")
     host = host.strip("[]")
@@ -33,7 +33,7 @@ def main() -> str:
         answer = connection.getresponse()
         said = answer.read(2000).decode(errors="replace")
     except (OSError, http.client.HTTPException) as error:
-        return f"No answer from {listen}: {error}"
+        return f"No response from {listen}: {error}"
     return "" if answer.status == http.HTTPStatus.OK else said
 
 

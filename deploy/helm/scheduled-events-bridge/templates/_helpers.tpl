@@ -1,4 +1,4 @@
-{{/* The name of all that is made: the release's, with the chart's where it does not hold it. */}}
+{{/* The name of all resources: the name of the release, followed by the name of the chart unless the release contains it. */}}
 {{- define "bridge.name" -}}
 {{- if .Values.fullnameOverride -}}
 {{ .Values.fullnameOverride }}
@@ -9,7 +9,7 @@
 {{- end -}}
 {{- end }}
 
-{{/* app.kubernetes.io/name is the job by which the alert rules and the dashboard find the agents. */}}
+{{/* app.kubernetes.io/name is the job that the alert rules and the dashboard require. */}}
 {{- define "bridge.selector" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -39,14 +39,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end }}
 
-{{/* A value as TOML, on one line. What toJson writes of texts, numbers and booleans is TOML too. */}}
+{{/* Renders a value as TOML on one line. For strings, numbers, and booleans, the JSON from toJson is also valid TOML. */}}
 {{- define "bridge.value" -}}
 {{- if kindIs "map" . -}}
 { {{- range $index, $key := keys . | sortAlpha }}{{ if $index }}, {{ end }}{{ include "bridge.key" $key }} = {{ include "bridge.value" (get $ $key) }}{{ end -}} }
 {{- else if kindIs "slice" . -}}
 [ {{- range $index, $item := . }}{{ if $index }}, {{ end }}{{ include "bridge.value" $item }}{{ end -}} ]
 {{- else if kindIs "invalid" . -}}
-{{- fail "config holds a key without a value; TOML has no null: leave the key out" -}}
+{{- fail "config contains a key without a value. TOML has no null value. Remove the key" -}}
 {{- else -}}
 {{ toJson . }}
 {{- end -}}
@@ -56,7 +56,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{ regexMatch "^[A-Za-z0-9_-]+$" . | ternary . (toJson .) }}
 {{- end }}
 
-{{/* The keys of a table, a line each. */}}
+{{/* Renders each key of a table on a separate line. */}}
 {{- define "bridge.table" -}}
 {{- range $key := keys . | sortAlpha }}
 {{ include "bridge.key" $key }} = {{ include "bridge.value" (get $ $key) }}
@@ -109,13 +109,13 @@ timeout_seconds = 25
 {{- end }}
 {{- end }}
 
-{{/* stop_grace_seconds of the configuration, also where that is TOML text. */}}
+{{/* Finds stop_grace_seconds in the rendered configuration, which can come from config or configToml. */}}
 {{- define "bridge.stopGrace" -}}
 {{- $line := include "bridge.config" . | regexFind "(?m)^[ \\t]*stop_grace_seconds[ \\t]*=[ \\t]*[0-9_.]+" -}}
 {{- $line | regexFind "[0-9_.]+$" | replace "_" "" | default "10" -}}
 {{- end }}
 
-{{/* What a probe asks: a list of the root and the path. */}}
+{{/* Renders the request of a probe. The argument is a list of the root context and the path. */}}
 {{- define "bridge.probe" -}}
 {{- $root := index . 0 -}}
 httpGet:
