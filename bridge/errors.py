@@ -61,7 +61,10 @@ class ImdsUnreachable(ImdsError):
 
 
 class ImdsStatus(ImdsError):
-    """A status other than 200. *retry_after_seconds* is None without a Retry-After header."""
+    """The metadata service responded with a status other than 200.
+
+    *retry_after_seconds* is None if the response has no valid Retry-After header.
+    """
 
     def __init__(self, message: str, *, status: int, retry_after_seconds: float | None = None) -> None:
         super().__init__(message)

@@ -10,8 +10,8 @@ code determines what happens to the record:
 - No exit before the deadline: The agent kills the program and its process group, and parks the record.
 
 The agent does not rerun a failed program until someone runs `outbox retry`, because a drain might be only half
-complete. However, if the agent was killed while the program was running, or if SIGTERM, SIGINT, or SIGHUP ended the
-program, the agent reruns the program with the same `SCHEDULED_EVENT_ID`.
+complete. In two cases, however, the agent reruns the program with the same `SCHEDULED_EVENT_ID`: the agent was killed
+while the program was running, or SIGTERM, SIGINT, or SIGHUP ended the program.
 
 The sink runs one program at a time, so other records must wait. To avoid delaying urgent events, configure a separate
 `[[sinks]]` table for them.

@@ -191,7 +191,7 @@ class _UnixListener:
             return True
 
     def accept(self) -> Connection[Any, Any]:
-        """Return the next connection; raise OSError."""
+        """Wait for the next connection, and return it. Raises OSError."""
         return Connection(self._socket.accept()[0].detach())
 
     def close(self) -> None:
@@ -216,8 +216,12 @@ class ControlClient:
     def ask(self, request: Callable[Concatenate[Source, P], A], /, *_: P.args, **arguments: P.kwargs) -> A:
         """Send *request*, a function of `control_requests`, and return the response.
 
-        Raises NoAgent if no agent uses the directory, AgentSilent if the agent does not respond in time, AccessDenied
-        if this user is not allowed to use the agent, and RequestRefused if the agent refuses the request.
+        Raises an exception in these cases:
+
+        - NoAgent: No agent uses the directory.
+        - AgentSilent: The agent does not respond in time.
+        - AccessDenied: This user is not allowed to use the agent.
+        - RequestRefused: The agent refuses the request.
         """
         deadline = time.monotonic() + self._seconds
         body = msgspec.json.encode({"name": request.__name__, "arguments": arguments})

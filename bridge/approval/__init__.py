@@ -1,7 +1,7 @@
 """Approves events early, based on signed decisions and local rules.
 
-An approval allows Azure to start an event before NotBefore on every VM that the event names. If there is any doubt, the
-agent does not approve the event. It writes a record for each attempt. PROTOCOL.md describes the interface for portals.
+An approval allows Azure to start an event before NotBefore on every VM that the event names. If in doubt, the agent
+does not approve the event. It writes a record for each attempt. PROTOCOL.md describes the interface for portals.
 
 A decision of the portal passes through these modules:
 

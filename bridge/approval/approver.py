@@ -335,7 +335,7 @@ class Approver:
         # The order matters: the poller stores decisions before it reports that it has received all of them.
         if outbox.awaits_portal and self._portal_read() == epoch and not self._inbox.has_unkept:
             outbox.awaits_portal = False
-            if outbox.epoch != epoch:  # the state was replaced meanwhile
+            if outbox.epoch != epoch:  # the outbox replaced its state in the meantime
                 outbox.awaits_portal = True
 
     def _context(self, index: DocumentIndex) -> Context:

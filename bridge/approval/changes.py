@@ -29,7 +29,7 @@ class Changes(msgspec.Struct, kw_only=True):
 
     @property
     def is_empty(self) -> bool:
-        """Return whether there is nothing to write."""
+        """Return whether this object contains no changes."""
         return not (self.approvals or self.decisions or self.records or self.refusals)
 
     def update_decisions(

@@ -28,7 +28,7 @@ class SecretCredential:
         self._secret = self._unread()
 
     def bearer(self) -> str | None:
-        """Return the current token, or None if no token is configured; raise CredentialFailed."""
+        """Return the current token, or None if no token is configured. Raises CredentialFailed."""
         try:
             token = self._secret.value()
         except SecretUnavailable as error:
@@ -61,7 +61,7 @@ class RenewedCredential:
         self._shown: AccessToken | None = None
 
     def bearer(self) -> str:
-        """Return a valid token; raise CredentialFailed after ten seconds without a token."""
+        """Return a valid token. Raises CredentialFailed if it gets no token within ten seconds."""
         self._shown = self._token.current(wait_seconds=TOKEN_DEADLINE_SECONDS)
         return self._shown.token
 

@@ -134,7 +134,7 @@ class ClaimsMalformed(ValueError):
 
 
 def verify(token: str, *, keys: Sequence[TrustedKey], audience: str, now: datetime, created_at: datetime) -> Claims:
-    """Return the claims of *token*; raise RefusedDecision with the first reason for a refusal.
+    """Return the claims of *token*. If it is invalid, raise RefusedDecision with the reason.
 
     *audience* is this VM's vmId, and *created_at* is when the outbox was created. Approve decisions that are older than
     the outbox are refused, because the agent might have acted on them before an earlier outbox was deleted.
@@ -177,7 +177,7 @@ def read_header(token: str) -> dict[str, Any]:
 
 
 def read_claims(payload: bytes, *, kid: str, approver: str, key_sha256: str) -> Claims:
-    """Return the claims in *payload*, which is signed by the key *kid*; raise ClaimsMalformed."""
+    """Return the claims in *payload*, which the key *kid* has signed. Raises ClaimsMalformed."""
     members = {name: value for name, value in _strict_object(payload).items() if name in _KNOWN_CLAIMS}
     members["reason"] = _printable(members.get("reason"))
     for name in ("iat", "exp", "nbf"):
@@ -271,7 +271,7 @@ def _check_when(claims: Claims, *, now: datetime, created_at: datetime) -> None:
     starts = max(claims.issued_at, claims.not_valid_before or claims.issued_at)
     if claims.expires_at - claims.issued_at > timedelta(seconds=MAX_LIFETIME_SECONDS):
         raise _refused(RefusalReason.LIFETIME_TOO_LONG, claims, f"is valid for over {MAX_LIFETIME_SECONDS} s")
-    if claims.issued_at < created_at:  # no skew: the outbox does not know earlier decisions
+    if claims.issued_at < created_at:  # allow no clock skew, because the outbox lacks earlier decisions
         raise _refused(
             RefusalReason.ISSUED_BEFORE_THIS_OUTBOX,
             claims,

@@ -125,9 +125,10 @@ class PortalClient:
         self._credential = credential or self._credential_of(remote, document)
 
     def poll(self, vm_id: str, *, index: int) -> PortalAnswer:
-        """Return the decisions for *vm_id* after *index*; raise PortalFailed or CredentialFailed.
+        """Return the decisions for *vm_id* after *index*.
 
-        If the portal has no new decisions, the result contains the unchanged index and no decisions.
+        If the portal has no new decisions, the result contains the unchanged index and no decisions. Raises
+        PortalFailed or CredentialFailed.
         """
         headers = {"Accept": "application/json"}
         token = self._credential.bearer()
@@ -153,7 +154,7 @@ class PortalClient:
         return self._read(response.content)
 
     def bearer(self) -> str | None:
-        """Return the bearer token, or None if no token is configured; raise CredentialFailed."""
+        """Return the bearer token, or None if no token is configured. Raises CredentialFailed."""
         return self._credential.bearer()
 
     def drop_connections(self) -> None:

@@ -106,7 +106,7 @@ def demo() -> None:
 def check_config() -> None:
     """Check the configuration, and report all errors at once.
 
-    The exit code is 78 if the configuration is invalid, and 1 if the agent cannot use a file, secret, program, or
+    The exit code is 78 if the configuration is invalid. It is 1 if the agent cannot use a file, secret, program, or
     destination, or if another user can change a file that controls approvals.
 
     Even with --connect, the Scheduled Events document is requested only if an agent is running, because the first

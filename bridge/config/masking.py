@@ -1,8 +1,8 @@
 """Masks secrets in error messages, and detects URLs that contain a secret.
 
 Messages about the configuration can appear in terminals, CI logs, and tickets. The value of an unknown key can be a
-secret, so no message quotes such a value. If the value of a known key can contain a secret, the message quotes only a
-part: a URL up to its host, and other text up to the first space or equals sign.
+secret, so no message quotes such a value. If the value of a known key can contain a secret, the message quotes only the
+start of the value. It quotes a URL up to its host, and any other text up to the first space or equals sign.
 """
 
 from __future__ import annotations

@@ -252,7 +252,7 @@ class Settings(TopSettings, frozen=True, kw_only=True):
     file: Path | None = None
     """The file that contains these settings, or None for the defaults."""
     push: PushSettings | None = None
-    """The settings of ``[telemetry]``, completed from the environment. None without the table."""
+    """The settings of ``[telemetry]``, completed from the environment. None if the table is missing."""
     overrides: tuple[tuple[str, str], ...] = ()
     """The keys that the environment overrides, each with its variable."""
     has_default_sinks: bool = False

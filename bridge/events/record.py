@@ -150,7 +150,7 @@ class Impact(msgspec.Struct, frozen=True, kw_only=True):
     agent_stalled_seconds: float | None = None
     """Time during which the VM ran, but the agent did not."""
     downtime_seconds: float | None = None
-    """From the last sign of life before a reboot to the start of the agent. None without a boot."""
+    """From the last sign of life before a reboot to the start of the agent. None if the VM did not boot."""
     downtime_uncertainty_seconds: float | None = None
     """The downtime can be shorter by up to this time."""
     downtime_parts: DowntimeParts | None = None
@@ -270,8 +270,8 @@ def record_id(
     *n* is the number of earlier records of this VM with the same event key and `repeat_key`, so that a repeated
     transition gets a new ID. For an approval, *outcome* adds the decision ID and the result.
 
-    The ID does not depend on a clock, the incarnation, or the evidence, because the agent must create the same ID if it
-    observes the same transition again after a crash.
+    The ID does not depend on a clock, the incarnation, or the evidence. If the agent observes the same transition again
+    after a crash, it must therefore create the same ID.
     """
     return str(uuid.uuid5(NAMESPACE, _name([2, vm_key, event_key, transition.value], event, [n, *(outcome or ())])))
 

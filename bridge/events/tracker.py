@@ -11,11 +11,11 @@ five good responses in a row show them:
 In two cases, an absence or a step back is recorded only if all good responses agree for five minutes:
 
 - The event was absent and came back within the last five minutes.
-- The last good response was over 24 hours old. Azure then turns the service on again, which can take five minutes.
+- The last good response was over 24 hours old. Azure then turns Scheduled Events on again, which can take five minutes.
 
 If the api-version changes, all confirmations start over. The change is not a gap, and the agent updates `extra` without
-a record. An older version might not show all events. If an event is absent under an older version than the version that
-showed it, the absence counts only after five minutes without a good response under the newer version.
+a record. An older version might not show all events. If an event disappears with a change to an older version, its
+absence counts only after five minutes without a good response under the newer version.
 
 If a response contradicts an unconfirmed change, or if the agent restarts, the confirmation starts over. A failed poll
 does not reset the count of responses. Until a change is confirmed, the tracked document still contains the old event.
@@ -118,7 +118,7 @@ class DocumentTracker:
 
     *document* and *last_good_at* come from the outbox, and are None if the outbox is new. *booted* is true if this VM
     has booted since *last_good_at*, and the boot was at *booted_at* or earlier. The agent might have missed changes if
-    it was restarted, or if there was no good response for more than *gap_seconds*.
+    it was restarted, or if it got no good response for more than *gap_seconds*.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ the transition from other facts, and reports the certainty as *evidence*. The fi
     Scheduled             absent              canceled               inferred: the event cannot have started
     any other             absent              ended                  unknown
 
-After this VM boots, a Reboot or Redeploy event counts as completed only if the boot was at or after NotBefore, or if
+After this VM boots, a Reboot or Redeploy event counts as completed in two cases: the boot was at or after NotBefore, or
 this agent approved the event. An earlier boot does not count, because a user might have rebooted the VM. The clocks of
 Azure and this VM can differ by up to one minute.
 

@@ -174,7 +174,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
             _cut(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002  # socketserver's signature
-        # A client that disconnects early is normal, so this is not an error.
+        # It is normal that a client disconnects early, so do not log an error.
         logger.debug("A request for status was not finished: %r", sys.exc_info()[1])
 
 

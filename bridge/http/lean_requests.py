@@ -2,8 +2,8 @@
 
 The agent does not need the detection, because every body that it reads is JSON or UTF-8. requests imports a detection
 library if one is installed. This module hides the detection libraries while requests is imported. The configuration
-loader calls this module before it loads a sink that might use requests, and the approval service calls this module
-before it starts the portal poller. A program that imports `bridge` as a library is not affected.
+loader calls this module before it loads a sink that might use requests. The approval service calls this module before
+it starts the portal poller. A program that imports `bridge` as a library is not affected.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class ImdsClient:
 
     - *endpoint* is a URL such as ``http://169.254.169.254``.
     - *timeout_seconds* is the deadline of each request.
-    - *first_timeout_seconds* is the deadline of `scheduled_events` if there was no good response within the last day.
+    - *first_timeout_seconds* is the deadline of `scheduled_events` if IMDS sent no good response within the last day.
     - *api_version* is a version or ``auto``.
     - *clock* returns Unix time.
 
@@ -218,7 +218,7 @@ class ImdsClient:
         shown: str | None = None,
         deadline_seconds: float | None = None,
     ) -> HttpResponse:
-        """Return a response with status 200; raise ImdsError otherwise, with *shown* as the path."""
+        """Return a response with status 200. Otherwise, raise ImdsError with *shown* as the path."""
         shown = shown or path
         try:
             response = connection.request(

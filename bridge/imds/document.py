@@ -1,8 +1,8 @@
 """Parses the Scheduled Events document and this VM's identity from IMDS responses.
 
-The parser rejects a body that is not valid JSON, has no list of Events, or has an event without an EventStatus, because
-the agent must not invent or lose an event. If any other field has a wrong type, the parser reads the field as None and
-keeps the value in ``extra``, because an invalid Description must not stop the agent.
+The agent must not invent or lose an event. The parser therefore rejects a body that is not valid JSON, has no list of
+Events, or has an event without an EventStatus. An invalid value in another field, such as Description, must not stop
+the agent. The parser reads such a field as None and keeps the value in ``extra``.
 
 The parser replaces lone surrogates with U+FFFD, converts integers beyond 64 bits to text, and limits the nesting depth,
 so that every result can be written as JSON.
@@ -48,7 +48,7 @@ _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct",
 
 
 def parse_document(body: bytes, *, api_version: str = "") -> Document:
-    """Return the document in *body*; raise DocumentInvalid if *body* is not a document.
+    """Return the document in *body*. Raises DocumentInvalid if *body* is not a document.
 
     A document is a UTF-8 JSON object of at most 4 MiB, with or without a byte order mark. It contains a list of Events,
     and each event is an object whose EventStatus is a string.

@@ -60,7 +60,7 @@ def downtime_after(
 ) -> Downtime | None:
     """Return the downtime before this start of the agent.
 
-    The result is None without a boot since *stamp*, or if the state directory does not survive a redeploy.
+    The result is None if the VM has not booted since *stamp*, or if the state directory does not survive a redeploy.
     """
     if stamp is None or is_ephemeral or not has_booted(stamp.boot_id, current_boot_id) or now < stamp.at:
         return None

@@ -80,7 +80,7 @@ class _Spec:
         return values
 
     def decode(self, values: Sequence[Any]) -> Any:
-        """Return the row with the column *values*; raise an error if the values are damaged."""
+        """Return the row with the column *values*. Raises an error if the values are damaged."""
         plain = dict(zip(self.stored, values, strict=True))
         plain |= msgspec.json.decode(plain.pop("rest")) if self.rest else {}
         if self.row is RecordRow:
@@ -125,7 +125,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def generations(directory: Path) -> dict[int, Path]:
-    """Return the outbox files in *directory* by generation, the newest first; raise OSError."""
+    """Return the outbox files in *directory* by generation, newest first. Raises OSError."""
     try:
         found = {int(match[1]): path for path in directory.iterdir() if (match := _FILE_NAME.fullmatch(path.name))}
     except FileNotFoundError:
@@ -338,7 +338,7 @@ class Database:
 
 
 def fingerprint(path: Path) -> Fingerprint:
-    """Return the size, times, and inode of the file and of its WAL; raise OSError."""
+    """Return the size, times, and inode of the file and of its WAL. Raises OSError."""
     wal = _stat(f"{path}-wal")
     return _stat(str(path)), None if wal is None else wal[:-1]  # SQLite changes the ctime if root reads the file
 
@@ -355,13 +355,13 @@ def follows(before: Fingerprint, after: Fingerprint) -> bool:
 
 
 def delete_generation(path: Path) -> None:
-    """Delete a file and its WAL; raise OSError."""
+    """Delete a file and its WAL. Raises OSError."""
     for suffix in ("-wal", "-shm", ""):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
 
 
 def file_bytes(path: Path) -> int:
-    """Return the size of a file and its WAL in bytes; raise OSError."""
+    """Return the size of a file and its WAL in bytes. Raises OSError."""
     return sum(each[2] for each in fingerprint(path) if each is not None)
 
 
@@ -383,5 +383,5 @@ def _sync_directory(directory: Path) -> None:
 
 
 def older_generations(directory: Path, current: Path | None) -> list[Path]:
-    """Return all files except *current*, the newest first; raise OSError."""
+    """Return all outbox files except *current*, newest first. Raises OSError."""
     return [path for path in generations(directory).values() if path != current]

@@ -3,10 +3,10 @@
 A slow response does not delay polling.
 
 At startup, the agent requests the identity. If IMDS does not return it within 2 s, the agent uses the stored identity
-and retries every minute. There are two exceptions:
+and retries every minute, with two exceptions:
 
-- If no identity is stored, the agent does not compare documents until IMDS returns the identity, because the sinks
-  and the record IDs depend on the identity. The wait lasts at most 60 s, or 5 s if IMDS responds without an identity.
+- If no identity is stored, the agent does not compare documents until IMDS returns the identity. The sinks and the
+  record IDs depend on it. The wait lasts at most 60 s, or 5 s if IMDS responds without an identity.
 - If the VM has booted since the identity was stored, the stored state might come from the image of another VM. Until
   IMDS returns the vmId, the agent does not send stored records, compare the stored document, or approve events. This
   wait has no limit. If IMDS returns another vmId, the agent starts with an empty state.

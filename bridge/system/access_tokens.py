@@ -7,8 +7,8 @@ An ops portal issues a token in three steps (PROTOCOL.md, section 2). First, the
 Azure's metadata service signs a document that contains the challenge. Finally, the portal returns a token in exchange
 for this document.
 
-Error messages never contain tokens. The only server text that they contain is one of the refusal reasons defined in
-this module, so a repeated failure has the same message and is logged only once.
+Error messages never contain tokens. They contain no text from a server except the refusal reasons that this module
+defines. A repeated failure therefore has the same message, and the agent logs it only once.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class RenewedToken:
         self._closed: Future[Any] = Future()
 
     def current(self, *, wait_seconds: float) -> AccessToken:
-        """Return a valid token; raise CredentialFailed if there is no token within *wait_seconds*."""
+        """Return a valid token. Raises CredentialFailed if it gets none within *wait_seconds*."""
         token, now = self._token, self._clock.timestamp()
         if token is None or now >= token.expires_on:
             return self._awaited(wait_seconds)
@@ -243,9 +243,9 @@ _CHALLENGE = msgspec.json.Decoder(Challenge)
 _TOKEN_ANSWER = msgspec.json.Decoder(TokenAnswer)
 
 
-#: Sends a JSON body to a path below the portal's URL. Raises BridgeError if there is no response.
+#: Sends a JSON body to a path below the portal's URL. Raises BridgeError if the portal does not respond.
 Post = Callable[[str, bytes], "requests.Response"]
-#: Returns the attested document with a nonce in base64. Raises BridgeError if there is no document.
+#: Returns the attested document with a nonce in base64. Raises BridgeError if IMDS returns no document.
 DocumentSource = Callable[[str], str]
 
 _AnswerT = TypeVar("_AnswerT", bound=msgspec.Struct)

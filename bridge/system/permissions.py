@@ -1,8 +1,8 @@
 """Detects files that untrusted users can change.
 
-A file is safe if only root or a trusted user owns the file and all directories above it, and if neither the group nor
-other users can write to them. sshd has the same rule for the keys of a user (StrictModes). Symbolic links are followed,
-and each directory on the way is checked. A directory to which everyone can write is safe in two cases:
+A file is safe if root or a trusted user owns the file and all directories above it. In addition, neither the group nor
+other users may have write access to them. sshd has the same rule for the keys of a user (StrictModes). Symbolic links
+are followed, and each directory on the way is checked. A directory to which everyone can write is safe in two cases:
 
 - The directory has the sticky bit, as /tmp has. Only the owner of a file can then remove or rename the file.
 - The directory is a ConfigMap of Kubernetes. Only root on the node can reach it.

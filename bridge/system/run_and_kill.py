@@ -5,10 +5,10 @@ Such a program must not block the agent. Standard input is therefore a file, sta
 reads standard error and keeps its last bytes. The agent waits for the exit of the program, and not for the end of its
 output.
 
-On POSIX, the program leads its own process group. The group gets SIGTERM five seconds before the deadline (or 10 % of
-the deadline, if that is less), and SIGKILL half a second before the deadline (or 5 %). A child that calls setsid leaves
-the group, but the cgroup of the systemd unit still contains it. On Windows, ``taskkill /t /f`` ends the process tree
-(Microsoft, "taskkill").
+On POSIX, the program leads its own process group. The group gets SIGTERM five seconds before the deadline, and SIGKILL
+half a second before the deadline. If the deadline is short, these times are 10 % and 5 % of the deadline. A child that
+calls setsid leaves the group, but the cgroup of the systemd unit still contains it. On Windows, ``taskkill /t /f`` ends
+the process tree (Microsoft, "taskkill").
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ _LONGEST_WAIT_SECONDS = 1.0
 _SHORTEST_WAIT_SECONDS = 0.05
 #: If a wait ends this late, the process did not run.
 _STALL_SECONDS = 0.25
-#: The share of such a wait that counts, so that the limit of a starved process also ends.
+#: This share of such a wait still counts, so that a time limit also ends if the process is starved of CPU time.
 _COUNTED_OF_A_STALL = 0.1
 
 

@@ -97,7 +97,7 @@ class HttpPeer(Peer):
     def refuse_part(self, refused_ids: Sequence[str]) -> None:
         """Respond with the result of *partial*."""
         if self._partial is None:
-            raise NotImplementedError("This peer was not told how part of a batch is refused.")
+            raise NotImplementedError("This peer has no `partial` function, so it cannot reject part of a batch.")
         answer = self._partial(refused_ids)
         self._reply = lambda _request: answer
 

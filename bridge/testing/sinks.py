@@ -5,7 +5,8 @@ A test can make the sends of this sink fail.
 The agent creates a sink from its configuration and replaces the sink if a send hangs, so a test cannot access the sink.
 The records and scripted results are kept in a `Box` instead. The configuration contains the name of the box:
 
-type = "bridge.testing.sinks:ScriptedSink" box = "mine"
+    type = "bridge.testing.sinks:ScriptedSink"
+    box = "mine"
 """
 
 from __future__ import annotations

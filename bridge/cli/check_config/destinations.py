@@ -1,7 +1,7 @@
 """Tests the connections to IMDS, the portal, and the sinks (`check-config --connect`).
 
-The tests run in parallel and do not write to any destination. Because the first request for the Scheduled Events
-document turns on Scheduled Events for the VM, the command requests the document only if an agent is already running.
+The tests run in parallel and do not write to any destination. The first request for the Scheduled Events document turns
+on Scheduled Events for the VM, so the command requests the document only if an agent is already running.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checks files, variables, programs, and the state directory without the network.
 
-The checks do not change anything on the machine, and they run with the current user's permissions. Because root can
-read every file, `check-config` also tells root how to repeat the checks as the agent's user.
+The checks do not change anything on the machine, and they run with the current user's permissions. Root can read every
+file, so `check-config` shows root how to repeat the checks as the agent's user.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Each VM has its own port.
 
-with Simulator("live-migration", speed=90) as simulator: requests.get(simulator.endpoint +
-"/metadata/scheduledevents?api-version=2020-07-01", ...)
+    with Simulator("live-migration", speed=90) as simulator:
+        requests.get(simulator.endpoint + "/metadata/scheduledevents?api-version=2020-07-01", ...)
 
 All VMs in a simulator see the same events, like the VMs in an availability set, but each VM has a separate identity and
 request limit. The control endpoint is under /control on every port. Request limits and faults do not apply to it.
