@@ -48,8 +48,6 @@ REFERENCES = (
     "docs/reference/",
     "bridge/approval/PROTOCOL.md",
     "docs/operate/runbook.md",  # a section for each alert
-    "docs/howto/portal.md",  # settings, the HTTP API, and its limits
-    "docs/operate/portal.md",  # a section for each task of an operator
 )
 
 _SUFFIXES = {".bicep", ".conf", ".html", ".kql", ".ps1", ".service", ".sh", ".tf", ".toml", ".yaml", ".yml"}

@@ -17,7 +17,7 @@ ENTRY = InventoryEntry(
 
 def test_file_of_the_page_is_valid(tmp_path):
     [block] = [
-        each for each in doc_pages.blocks(doc_pages.page("docs/howto/portal.md")) if each.mark == "file: vms.csv"
+        each for each in doc_pages.blocks(doc_pages.page("docs/howto/portal-people.md")) if each.mark == "file: vms.csv"
     ]
     (tmp_path / "vms.csv").write_text(block.text, encoding="utf-8")
     assert read_inventory(tmp_path / "vms.csv") == [ENTRY]

@@ -150,7 +150,7 @@ def test_no_message_and_no_line_of_the_log_has_the_password(locked, caplog):
 
 def statements(mark):
     """Return what the page has whoever runs the server type."""
-    text = doc_pages.marked(doc_pages.page("docs/howto/portal.md"), mark)
+    text = doc_pages.marked(doc_pages.page("docs/operate/portal-postgresql.md"), mark)
     return [line for line in text.splitlines() if line]
 
 

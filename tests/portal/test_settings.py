@@ -102,7 +102,8 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, content, message):
 
 
 def test_configurations_of_the_page_are_right():
-    page = doc_pages.page("docs/howto/portal.md")
+    names = ("howto/portal", "howto/portal-people", "operate/portal-postgresql")
+    page = "\n".join(doc_pages.page(f"docs/{name}.md") for name in names)
     portal = read(tomllib.loads(doc_pages.marked(page, "file: portal.toml")))
     assert portal.readers.token().is_set
     database = read(tomllib.loads(doc_pages.marked(page, "postgresql: configuration"))).database

@@ -104,7 +104,7 @@ def test_each_change_ends_the_sessions_at_once_and_is_in_the_audit(run, session,
 def test_people_are_let_in_as_the_page_shows(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "agents.token").write_text("token\n", encoding="utf-8")
-    page = doc_pages.page("docs/howto/portal.md")
+    page = doc_pages.page("docs/howto/portal-people.md")
     configuration = doc_pages.marked(page, "portal: people configuration")
     text = f'[database]\nfile = "portal.db"\n{configuration}'
     (tmp_path / "portal.toml").write_text(text, encoding="utf-8")
