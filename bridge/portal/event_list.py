@@ -95,7 +95,7 @@ def view_of_line(line: Line, *, now: datetime, required: int) -> LineView:
     kind, decision = _decision(line, required)
     next_event, next_at = _next(event, kind, left)
     if wave is not None and next_at is not None:
-        next_event = "Azure starts the first"
+        next_event = "Azure starts the first at"
     places = (event.region, *(() if wave is not None else (event.resource_group, event.scale_set)))
     is_decidable = event.state is State.SCHEDULED and event.event_id is not None and not _is_advisory(event)
     return LineView(
@@ -143,7 +143,7 @@ def _next(event: EventSummary, kind: str, left: timedelta | None) -> tuple[str, 
         return "Azure starts it, time unknown", None
     if left <= timedelta():
         return "Azure can start it now", None
-    return ("early start, or Azure at" if kind == "approved" else "Azure starts it"), event.not_before
+    return ("starts early, or at" if kind == "approved" else "Azure starts it at"), event.not_before
 
 
 def _is_advisory(event: EventSummary) -> bool:

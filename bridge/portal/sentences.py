@@ -200,7 +200,7 @@ def too_late_text(event: EventState, accepted: AcceptedApproval | None) -> str:
     if event.state is State.STARTED:
         return "May be too late: the VMs report that the event started."
     if accepted is not None and accepted.vm_names:
-        return f"May be too late: {accepted.vm_names} reports that the event was approved."
+        return f"May be too late: {accepted.vm_names} reported that the event was approved."
     return event.too_late_because
 
 

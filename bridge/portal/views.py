@@ -138,14 +138,14 @@ def _verdict_view(
     effect = "stops the approval unless it is already posted to Azure"
     if verdict.choice is Choice.HOLD:
         holds = [each for each in details.counting if each.choice is Choice.HOLD and each.withdrawn_at is None]
-        effect = "the event stays held by another person"
+        effect = "leaves the event held by another person"
         if len(holds) == 1:  # PROTOCOL.md, section 8
-            effect = "people can approve the event. The rules of the VMs stay stopped until an approval"
+            effect = "lets people approve the event. The rules of the VMs stay stopped until an approval"
     lifts = with_lift(verdict, _lift(context), (), at=format_time(context.now))
     needed = lifts_needed(verdict, lifts, by=context.person.key, required=context.required)
     if needed:
         more = "1 more person withdraws" if needed == 1 else f"{needed} more people withdraw"
-        effect = f"the event stays held until {more} the hold"
+        effect = f"leaves the event held until {more} the hold"
     withdrawing = f"{effect}. If no one acts, Azure starts it {clock_text(event)}. For {these(vm_names(event))}"
     return VerdictView(
         verdict=verdict,

@@ -40,8 +40,8 @@ def test_line_states_when_and_what_starts_and_who_decided(office):
     office.browser("bob").submit(f"/events/{A}", "approve")
     page = office.browser("vic").page("/")
     assert lines(page) == [B, A]
-    assert "07:00 Reboot, minutes down vm_2 West held by ann Azure starts it 11:08" in page.text
-    assert "19:00 Freeze, 5 s pause vm_0, vm_1 +1 West approved by bob, 1 of 2 Azure starts it 11:20" in page.text
+    assert "07:00 Reboot, minutes down vm_2 West held by ann Azure starts it at 11:08" in page.text
+    assert "19:00 Freeze, 5 s pause vm_0, vm_1 +1 West approved by bob, 1 of 2 Azure starts it at 11:20" in page.text
     assert "started Freeze, 5 s pause vm_3 West Azure has started it" in page.text
     assert 'class="countdown is-soon"' in page.html
 
@@ -160,7 +160,7 @@ def test_wave_is_one_line_that_leads_to_its_events_and_is_held_with_others(tmp_p
         assert set(lines(ann.page(href))) == {key_of_event_id(f"E{vm}") for vm in range(6)}
         chosen = href.removeprefix("/?")
         approving = ann.page(f"/decide?verdict=approve&event={B}&{chosen}").text
-        assert "Left out: an approval is for single events." in approving
+        assert "Left out: you can only approve single events, not a wave." in approving
         answer = ann.submit(f"/decide?verdict=hold&event={B}&{chosen}", "hold", reason="month end")
         assert Page(answer.text).text.count("Accepted") == 7
         assert "6 held" in ann.page("/").text

@@ -107,7 +107,7 @@ def test_approval_of_what_was_held_meanwhile_is_refused_and_never_counts(office)
     answer = ann.post(form.action, [*form.fields, *pressed])
     assert answer.status_code == 409
     assert "The event is held by bob. Withdraw the hold to approve the event." in _results(answer)
-    bob.submit(f"/events/{A}", "Withdraw people can approve the event")
+    bob.submit(f"/events/{A}", "Withdraw lets people approve the event")
     assert _why_not_yet(ann).startswith("No one has decided.")
     assert "ann approved it" not in ann.page(f"/events/{A}").text
 
@@ -120,7 +120,7 @@ def test_approval_that_a_hold_came_after_is_called_so_and_can_be_given_again(off
     assert "Why it has not started: Held by bob. Azure starts it" in page
     assert "Approval for the agent of vm_0: queued" in page
     assert "Hold for the agent of vm_0: queued" in page
-    bob.submit(f"/events/{A}", "Withdraw people can approve the event")
+    bob.submit(f"/events/{A}", "Withdraw lets people approve the event")
     assert _why_not_yet(ann).startswith("A hold followed the approval of ann. Approve the event again.")
     before = office.poll(0, **ABLE)
     ann.submit(f"/events/{A}", "approve")

@@ -30,7 +30,7 @@ def test_accepted_approval_leads_the_row_and_a_hold_may_be_too_late(office):
     assert TOLD in page.text
     assert "countdown" not in page.html
     assert not any(text.startswith("Approve") for text in page.buttons)
-    assert any("May be too late: vm_0 reports that the event was approved." in text for text in page.buttons)
+    assert any("May be too late: vm_0 reported that the event was approved." in text for text in page.buttons)
     assert bob.submit(f"/events/{A}", "hold").status_code == 303
     assert "held" in {each["action"] for each in office.portal.get("/audit").json()["entries"]}
 
