@@ -35,7 +35,7 @@ class Instant(msgspec.Struct, frozen=True, kw_only=True):
     monotonic: float
 
     def seconds_since(self, earlier: Instant) -> float:
-        """Return the elapsed time by the clock that shows more. A suspension can stop one clock."""
+        """Return the longer of the elapsed times of both clocks. A suspension can stop one clock."""
         by_wall = (self.wall - earlier.wall).total_seconds()
         return max(by_wall, self.monotonic - earlier.monotonic, 0.0)
 

@@ -11,7 +11,7 @@
 3. The signature: PyJWT verifies the Ed25519 signature with the key.
 4. The claims: the payload is parsed only after the signature is verified. Duplicate members, numbers that are not
    finite, and invalid Unicode are refused, because parsers disagree about them. Unknown claims are ignored.
-5. The addressee and the times.
+5. The issuer, the VM, and the times: the issuer must own the key, and the decision must be for this VM and valid now.
 
 This module does not detect replayed tokens (see `bridge.outbox.approvals`), and it does not compare a decision with the
 current event (see `bridge.approval.evaluate`).
@@ -93,7 +93,7 @@ class Claims(msgspec.Struct, frozen=True, kw_only=True, rename=_CLAIM_NAMES):
     issued_at: datetime
     """UTC, with microseconds. The newest decision on an event wins."""
     expires_at: datetime
-    """The agent accepts the decision until this time. The request to Azure can be later."""
+    """The agent accepts the decision until this time. It can send the request to Azure later."""
     not_valid_before: datetime | None = None
     verdict: Verdict
     reason: str | None = None

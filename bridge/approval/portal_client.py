@@ -4,8 +4,8 @@ The client raises PortalFailed if a response is malformed. Error messages never 
 could contain the bearer token or a decision. Repeated failures produce the same message, so that it is logged only
 once.
 
-The client does not follow redirects. It uses the proxy from the environment, except for loopback addresses. These
-addresses can use plain HTTP, and a proxy could then read the token.
+The client does not follow redirects. It uses the proxy from the environment, except for a loopback URL. Such a URL can
+use plain HTTP, and a proxy could then read the token.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The two-person rule: an approval can require decisions from several people.
 
-If ``required_approvals`` is 2, the agent follows the portal only after two people have approved the same version of
-the event. Two decisions count as two people only if their key IDs (``kid``), their keys, and their approvers all
-differ. The default is 1. The rule does not apply to local rules and to the command `approve` on the VM.
+If ``required_approvals`` is 2, the agent follows the portal only after two people have approved the same version of the
+event. Two decisions count as two people only if their key IDs (``kid``), their keys, and their approvers all differ.
+The default is 1. The rule does not apply to local rules or to the command `approve` on the VM.
 
 The portal has its own rule in bridge/portal/two_person_rule.py. The portal waits until enough of its users have
 approved (``people.required_approvals``), and then signs a single decision with its own key. The agent counts this
@@ -17,7 +17,7 @@ from bridge.outbox.rows import StoredDecision
 
 
 def sufficient_decisions(approves: Iterable[StoredDecision], required_approvals: int) -> list[StoredDecision]:
-    """Return the decisions that together allow an approval; [] if there are too few.
+    """Return the decisions that together allow an approval, or [] if they are too few.
 
     *approves* contains the trusted, unexpired approve decisions on one version of an event, in order of arrival. A
     single decision made on the VM is sufficient, because anyone who can write to the outbox already controls the VM.

@@ -2,9 +2,9 @@
 
 SIGTERM and SIGINT stop a command, and SIGHUP reloads the configuration of `run`.
 
-On SIGHUP, the agent rereads its configuration and applies all new settings except `[state]` and `[status]`, which need
-a restart. If the new configuration is invalid, the agent logs the errors and keeps the old settings. See
-`bridge.cli.run`.
+On SIGHUP, the agent rereads its configuration and applies all new settings except `[state]`, `[status]`, and
+`[serving]`, which need a restart. If the new configuration is invalid, the agent logs the errors and keeps the old
+settings. See `bridge.cli.run`.
 
 While a command runs, its signal handlers do nothing. Python writes each signal's number to a pipe, and a thread that
 reads the pipe sets a `threading.Event`. A handler cannot set the event itself. If the handler interrupted `Event.wait`

@@ -90,7 +90,7 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     """The readiness of the running agent, with the keys of /readyz."""
     vm: VmIdentity
     last_good_poll_at: str | None
-    """The time of the last successful poll. If no agent is running, the last saved time, which can be outdated."""
+    """The time of the last successful poll. If no agent is running, this is the last saved time, which can be old."""
     state: StateReport
     configuration: ConfigurationReport
     active_event_ids: tuple[str, ...] | None

@@ -176,9 +176,10 @@ class ApprovalSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_approval(table: object, mistakes: Problems) -> ApprovalSettings | None:
-    """Return the settings of ``[approval]``. If it has mistakes, add them and return None.
+    """Return the settings of ``[approval]``, or None if the table has mistakes.
 
-    The certificate files are read as well, so that an invalid certificate is reported at startup.
+    The function adds mistakes to *mistakes*. It also reads the certificate files, so that the agent reports an invalid
+    certificate at startup.
     """
     before = len(mistakes)
     settings = convert(table, ApprovalSettings, "approval", mistakes)

@@ -196,7 +196,7 @@ def state_directory(
 
     - the directory in the configuration
     - the first directory in $STATE_DIRECTORY, which systemd sets
-    - the default directory of the system, but for users other than root and its owner only on Windows
+    - the default directory of the system, if this is Windows or if the user is root or owns the directory
     - the state home of the user (XDG Base Directory Specification)
     """
     if settings.state.directory is not None:

@@ -96,7 +96,7 @@ def _convert_table(
 
 
 def convert_value(value: object, wanted: Any, path: str) -> tuple[Any, list[Problem]]:
-    """Return *value* as *wanted*, or None if it has problems, and the list of problems."""
+    """Return *value* converted to *wanted*, and its problems. With problems, return None."""
     core = _core(wanted)
     if isinstance(core, type) and issubclass(core, msgspec.Struct):
         return _convert_table(value, core, path)

@@ -53,7 +53,7 @@ class SendMode(Enum):
     FRESH = "fresh"
     """The sink is paused. The worker sends the first record of an event that has a new record."""
     PROBE = "probe"
-    """The sink is paused. The worker sends one record, but none of an urgent event that has failed."""
+    """The sink is paused. The worker sends one record, and skips urgent events that have failed."""
     URGENT = "urgent"
     """The sink is paused. The worker sends one urgent record."""
     WAIT = "wait"

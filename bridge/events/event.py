@@ -39,7 +39,7 @@ class ScheduledEvent(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     resource_type: str | None = None
     """VirtualMachine in all known documents."""
     resources: tuple[str, ...] | None = None
-    """The names of all affected VMs, in the document's order; [] and None name no VM."""
+    """The names of all affected VMs, in the order of the document. [] and None mean that no VM is named."""
     not_before: datetime | None = None
     """UTC. The event does not start before this time unless it is approved. None: unknown or already started."""
     not_before_raw: str | None = None

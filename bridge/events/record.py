@@ -225,7 +225,7 @@ class TransitionRecord(msgspec.Struct, frozen=True, kw_only=True):
     approval: Approval | None = None
     """The decision behind an approval outcome. None for every other record."""
     impact: Impact | None = None
-    """The measured impact of an event that is completed or ended. None for every other record, and if unknown."""
+    """The measured impact of an event that is completed or ended. None if it is unknown, and for all other records."""
     timeline: tuple[TimelineEntry, ...] | None = None
     """The earlier transitions of an event that has ended, oldest first. None for every other record."""
 

@@ -11,7 +11,7 @@ _LATEST_MILLISECONDS = 2**48 - 1
 
 
 def new_stream_id(now: datetime, after: str | None) -> str:
-    """Return a UUIDv7 with the later of the time *now* and the time of *after* plus 1 ms."""
+    """Return a UUIDv7 for the time *now*. It sorts after the stream ID *after*, if any."""
     milliseconds = max(int(now.timestamp() * 1000), _milliseconds(after) + 1)
     value = min(milliseconds, _LATEST_MILLISECONDS) << 80 | secrets.randbits(80)
     value = value & ~(0xF << 76) | _VERSION_7 << 76

@@ -143,7 +143,7 @@ def is_step_back(was: ScheduledEvent, now: ScheduledEvent) -> bool:
 def match_events(
     before: Sequence[ScheduledEvent], after: Sequence[ScheduledEvent]
 ) -> tuple[list[tuple[ScheduledEvent | None, ScheduledEvent]], list[ScheduledEvent]]:
-    """Return (old or None, new) for each event of *after*, and the events that vanished.
+    """Return a pair (old or None, new) for each event of *after*, and the vanished events.
 
     Events with the same key form a pair. If a key is not unique, events with equal type and Resources are paired first,
     and the other events are paired by position. An old event has vanished only if *after* contains no event with its

@@ -64,7 +64,7 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
 def why_polling_is_not_ready(
     silent_seconds: float | None, *, gap_seconds: float, refused_answer: str | None = None
 ) -> list[str]:
-    """Return a sentence if no good response arrived within *gap_seconds*, or ever.
+    """Return a sentence if no good response arrived within *gap_seconds*, or none arrived yet.
 
     *silent_seconds* is the time since the last valid response from IMDS, or None before the first one. *refused_answer*
     describes what was wrong with the last response, or is None if IMDS did not respond.

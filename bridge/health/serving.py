@@ -1,4 +1,4 @@
-"""Decides whether this VM should receive traffic. Load balancers request this at /serving.
+"""Decides whether load balancers should send traffic to this VM (the page /serving).
 
 An event takes the VM out of service *before_seconds* before NotBefore, or when it starts. The VM then stays out until
 every event that took it out has ended, even if Azure changes the type of an event. If nothing proves how an event

@@ -158,7 +158,7 @@ class _Connection(Watched):
             self._unsent.append(data)
 
     def _send_collected(self) -> None:
-        """Send the request, even if the server closes early, because it might have responded."""
+        """Send the request. Ignore an early close, because the server might have responded."""
         request, self._unsent = b"".join(self._unsent or ()), None
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             super().send(request)

@@ -1,7 +1,8 @@
 """Measures the downtime of a reboot from a stamp on disk.
 
-While an event of this VM is near, the agent writes a stamp with the current time once a second. The stamp is a separate
-file that is written in place and synced, so that a crash of the host loses at most the last stamp.
+While an event of this VM is near (about to start, or started), the agent writes a stamp with the current time once a
+second. The stamp is a separate file that is written in place and synced, so that a crash of the host loses at most the
+last stamp.
 """
 
 from __future__ import annotations
@@ -88,9 +89,9 @@ def write_stamp(directory: Path, stamp: Stamp) -> None:
 
 
 def stamp_stop(directory: Path, *, is_near: bool) -> None:
-    """Write the last stamp if the VM shuts down and an event of this VM is near.
+    """When the agent stops, write the last stamp if the VM shuts down and an event is near.
 
-    Otherwise, only the agent stops. The VM keeps running, so the stamp is deleted.
+    Otherwise, delete the stamp, because no downtime begins now.
     """
     if is_near and is_shutting_down():
         write_stamp(directory, Stamp(at=time.time(), boot_id=boot_id()))

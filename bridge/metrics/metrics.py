@@ -1,6 +1,6 @@
 """Defines all metrics of the agent in one Prometheus registry.
 
-Counters and histograms are updated as things happen, and `bridge.metrics.collectors` reads all other values at each
+The agent updates counters and histograms immediately, and `bridge.metrics.collectors` reads all other values at each
 scrape. Labeled metrics are cached, because looking them up during each poll would be too slow. Labels never contain an
 EventId, because the number of EventIds is unlimited.
 """

@@ -196,7 +196,10 @@ class Outbox:
             self._context = msgspec.structs.replace(self._context, vm=vm)
 
     def identify(self, vm: VmIdentity) -> bool:
-        """Confirm that *vm* is this VM. Return whether this deleted the state of another VM."""
+        """Confirm that *vm* is this VM. If the state belongs to another VM, delete it.
+
+        Return whether the state was deleted.
+        """
         with self._change() as state:
             before = None if state.vm is None else state.vm.vm_id
             is_foreign = bool(vm.vm_id and before) and not _same(vm.vm_id, before)

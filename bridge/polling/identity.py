@@ -1,6 +1,4 @@
-"""Requests this VM's identity from IMDS on a separate thread.
-
-A slow response does not delay polling.
+"""Requests this VM's identity from IMDS, on a separate thread so that polls do not wait.
 
 At startup, the agent requests the identity. If IMDS does not return it within 2 s, the agent uses the stored identity
 and retries every minute, with two exceptions:

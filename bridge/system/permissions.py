@@ -77,7 +77,7 @@ def _why(here: Path, found: os.stat_result, trusted: Collection[int], mounts: Pa
 
 
 def user_name(uid: int | None = None) -> str:
-    """Return the name of the user *uid* (default: current user), or the number without one."""
+    """Return the name of the user *uid*, by default the current user, or *uid* if it has none."""
     if sys.platform == "win32":
         return getpass.getuser()
     uid = os.geteuid() if uid is None else uid

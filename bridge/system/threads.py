@@ -85,7 +85,10 @@ class RunningTime:
         self._longest = 0.0
 
     def next_wait(self, at_most: float = _LONGEST_WAIT_SECONDS) -> float:
-        """Return the next wait, less the time since the last call; 0 at the end."""
+        """Return how long to wait before the next call, or 0 if the time limit is reached.
+
+        Each call subtracts the time since the last call from the time left.
+        """
         now = time.monotonic()
         elapsed, self._at = now - self._at, now
         if elapsed - self._longest > _STALL_SECONDS and self._longest:

@@ -131,7 +131,8 @@ class HttpPeer(Peer):
 def _echo(request: Request) -> bytes:
     """Return *request* as text, with its secrets first.
 
-    An error message quotes only the start of a response. A test can then check that the sink masks the secrets.
+    Error messages quote only the start of a response. Because the secrets come first, a test can check that the sink
+    masks them.
     """
     headers = {name: value for name, value in request.headers.items() if name not in _DULL_HEADERS}
     authorization = headers.pop("authorization", None)

@@ -79,7 +79,7 @@ def _sockets() -> int:
 class Lag:
     """Measures how late a thread wakes from a 5 ms sleep.
 
-    On a busy machine, every deadline is missed by this time.
+    On a busy machine, any call can exceed its deadline by this delay.
     """
 
     def __init__(self) -> None:

@@ -72,7 +72,7 @@ class EventSpec(EventChanges, frozen=True, kw_only=True):
     """The initial status. The first status of a hardware failure is Started."""
     resource_type: str = "VirtualMachine"
     on_approval: Literal["start", "wait", "never"] = "start"
-    """start: an approved event starts after *approval_delay_seconds*. wait: it starts at NotBefore. never: it stays."""
+    """start: an approved event starts after *approval_delay_seconds*. wait: at NotBefore. never: it does not start."""
     approval_delay_seconds: Seconds = 0.0
     on_not_before: Literal["start", "stay"] = "start"
     """start: the event starts at NotBefore. stay: the event keeps the status Scheduled after NotBefore."""
