@@ -58,15 +58,12 @@ class Lateness(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-def lateness(
-    before: Reading, after: Reading, *, wait_seconds: float, rate: float | None, counted: Reading, cpus: int
-) -> Lateness:
-    """Return the cause of a late timer, which was set at *before* for *wait_seconds*.
+def lateness(after: Reading, *, late_seconds: float, rate: float | None, counted: Reading, cpus: int) -> Lateness:
+    """Return the cause of a timer that ended at *after*, *late_seconds* late.
 
-    *rate* is the usual number of context switches per second. *counted* is the last reading with a count, which may be
-    older than *before*.
+    *rate* is the usual number of context switches per second. *counted* is an earlier reading with a count.
     """
-    late = after.raw - before.raw - wait_seconds
+    late = late_seconds
     if late < MIN_LATE_SECONDS:
         return Lateness(verdict=Verdict.ON_TIME, seconds=0.0)
     expected = None if rate is None else rate * late

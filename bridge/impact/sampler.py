@@ -19,7 +19,7 @@ from typing import Protocol
 import msgspec
 
 from bridge.impact.judgement import (
-    MIN_STEP_SECONDS,
+    MIN_LATE_SECONDS,
     Lateness,
     Reading,
     Step,
@@ -34,8 +34,9 @@ from bridge.impact.judgement import (
 logger = logging.getLogger(__name__)
 
 _IDLE_SECONDS, _NEAR_SECONDS = 60.0, 0.05
-#: Reading /proc/stat costs more than a poll may, so an idle sampler reads it rarely.
-_COUNT_SECONDS = 5.0
+#: Reading /proc/stat costs more than a poll may, so an idle sampler reads it rarely. While an event is near, the
+#: interval is the shortest time in which the count can show a pause.
+_IDLE_READ_SECONDS = 5.0
 _RATE_SECONDS = 60.0
 KEPT_SECONDS = 600.0
 _STAT_BYTES = 8192
@@ -59,12 +60,12 @@ class Interruption(msgspec.Struct, frozen=True, kw_only=True):
 class Clocks(Protocol):
     """Reads the clocks of a machine."""
 
-    def now(self) -> tuple[float, float]:
-        """Return CLOCK_MONOTONIC_RAW and CLOCK_REALTIME."""
+    def raw(self) -> float:
+        """Return CLOCK_MONOTONIC_RAW."""
         ...
 
-    def read(self, *, counts: bool) -> Reading:
-        """Return the clocks, and the context switches if *counts* is true."""
+    def read(self) -> Reading:
+        """Return all clocks and the number of context switches."""
         ...
 
 
@@ -79,18 +80,14 @@ class SystemClocks:
         with suppress(OSError):
             self._host = os.open("/dev/ptp_hyperv", os.O_RDONLY)
 
-    def now(self) -> tuple[float, float]:
-        """Return CLOCK_MONOTONIC_RAW and CLOCK_REALTIME."""
-        return time.monotonic() if _RAW is None else time.clock_gettime(_RAW), time.time()
+    def raw(self) -> float:
+        """Return CLOCK_MONOTONIC_RAW."""
+        return time.monotonic() if _RAW is None else time.clock_gettime(_RAW)
 
-    def read(self, *, counts: bool) -> Reading:
-        """Return the clocks, and the context switches if *counts* is true."""
-        raw, real = self.now()
+    def read(self) -> Reading:
+        """Return all clocks and the number of context switches."""
         return Reading(
-            raw=raw,
-            real=real,
-            context_switches=self._context_switches() if counts else None,
-            host=self._host_time() if counts else None,
+            raw=self.raw(), real=time.time(), context_switches=self._context_switches(), host=self._host_time()
         )
 
     def _context_switches(self) -> int | None:
@@ -123,22 +120,21 @@ class Sampler:
     ) -> None:
         self._on_pause = on_pause
         clocks = clocks or SystemClocks()
-        self._now, self._read = clocks.now, clocks.read
+        self._now, self._read = clocks.raw, clocks.read
         self._cpus = cpus or os.cpu_count() or 1
-        self._counts: deque[Reading] = deque()
         self._steps: deque[Step] = deque(maxlen=16)
         self._found: deque[Interruption] = deque(maxlen=256)
         self._dates: deque[tuple[float, float]] = deque(maxlen=8)
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._is_near = threading.Event()
-        self._stepped = first = self._read(counts=True)
-        # Two numbers cost less than a Reading, which would hardly ever be read.
-        self._raw, self._real = first.raw, first.real
-        self._count_at = first.raw + _COUNT_SECONDS
+        first = self._read()
+        self._readings = deque([first])
+        self._raw = first.raw
+        """The end of the last wait, on CLOCK_MONOTONIC_RAW."""
+        self._read_at = first.raw + _IDLE_READ_SECONDS
         self.began_at = first.real
         """The wall-clock time of the first reading."""
-        self._counts.append(first)
 
     def start(self) -> None:
         """Start the thread. If no thread is free, nothing is measured."""
@@ -151,10 +147,11 @@ class Sampler:
 
     def watch(self, *, is_near: bool) -> None:
         """Set whether an event of this VM is near."""
-        if is_near:
-            self._is_near.set()
-        else:
+        if not is_near:
             self._is_near.clear()
+        elif not self._is_near.is_set():
+            self._read_at = 0.0
+            self._is_near.set()
 
     @property
     def is_near(self) -> bool:
@@ -166,9 +163,10 @@ class Sampler:
             if not self._is_near.wait(_IDLE_SECONDS):
                 continue
             try:
-                self.sample(None)
-                while self._is_near.is_set() and not self._stop.wait(_NEAR_SECONDS):
-                    self.sample(_NEAR_SECONDS)
+                self._compare(self._now(), 0.0)
+                while self._is_near.is_set() and not self._stop.is_set():
+                    time.sleep(_NEAR_SECONDS)  # costs less than a wait for an event
+                    self.sample_wait(_NEAR_SECONDS)
             except Exception:
                 logger.exception("The sampler failed. Pauses are not measured.")
                 return
@@ -176,76 +174,54 @@ class Sampler:
     def sample_poll(self, late_seconds: float) -> None:
         """Sample a wait of the poll thread, which ended *late_seconds* after it was due.
 
-        An idle agent then needs no other thread. If an event is near, do nothing.
+        While an event is near, the call has no effect, because the thread of the sampler works.
         """
-        if self._is_near.is_set():
-            return
-        raw, real = self._now()
-        has_step = real - self._real - (raw - self._raw) >= MIN_STEP_SECONDS
-        if late_seconds >= _NEAR_SECONDS or has_step or raw >= self._count_at:
-            self.sample(late_seconds=late_seconds)
-        else:  # nothing happened, as in nearly all polls
-            self._raw, self._real = raw, real
+        if not self._is_near.is_set():
+            self._compare(self._now(), late_seconds)
 
-    def sample(self, wait_seconds: float | None = None, *, late_seconds: float | None = None) -> None:
-        """Read the clocks after a wait of *wait_seconds* that ended *late_seconds* late.
+    def sample_wait(self, wait_seconds: float) -> None:
+        """Sample a wait of the sampler's thread that was due to last *wait_seconds*."""
+        raw = self._now()
+        self._compare(raw, raw - self._raw - wait_seconds)
 
-        One of the two values is enough. Without either, the wait was not late.
-        """
-        now = self._read(counts=self._is_near.is_set())
-        elapsed = now.raw - self._raw
-        if late_seconds is not None:
-            wait_seconds = elapsed - late_seconds
-        is_late = wait_seconds is not None and elapsed - wait_seconds >= _NEAR_SECONDS
-        if now.context_switches is None and (is_late or now.raw >= self._count_at):
-            now = self._read(counts=True)
+    def _compare(self, raw: float, late_seconds: float) -> None:
+        """Read all clocks if the wait was late or the last reading is old. Nearly always, this is not necessary."""
+        if late_seconds >= MIN_LATE_SECONDS or raw >= self._read_at:
+            self._sample(late_seconds)
+        else:
+            self._raw = raw
+
+    def _sample(self, late_seconds: float) -> None:
+        now = self._read()
         with self._lock:
-            late = Lateness(verdict=Verdict.ON_TIME, seconds=0.0)
-            before = Reading(raw=self._raw, real=self._real)
-            if is_late and wait_seconds is not None:
-                late = lateness(
-                    before,
-                    now,
-                    wait_seconds=wait_seconds,
-                    rate=self._rate(),
-                    counted=self._counts[-1],
-                    cpus=self._cpus,
-                )
-            self._note(late, before, now)
-            self._raw, self._real = now.raw, now.real
-            if now.context_switches is not None:
-                self._count_at = now.raw + _COUNT_SECONDS
-                self._counts.append(now)
-                while now.raw - self._counts[0].raw > _RATE_SECONDS and len(self._counts) > 2:  # noqa: PLR2004 - a rate
-                    self._counts.popleft()
+            last = self._readings[-1]
+            late = lateness(now, late_seconds=late_seconds, rate=self._rate(), counted=last, cpus=self._cpus)
+            self._note(late, began_at=self._real(self._raw))
+            for step in steps_between(last, now):
+                self._step(step, last.real)
+            self._raw = now.raw
+            self._readings.append(now)
+            while now.raw - self._readings[0].raw > _RATE_SECONDS and len(self._readings) > 2:  # noqa: PLR2004 - a rate
+                self._readings.popleft()
+            self._read_at = now.raw + (self.resolution_seconds if self._is_near.is_set() else _IDLE_READ_SECONDS)
 
     def _rate(self) -> float | None:
-        first, last = self._counts[0], self._counts[-1]
+        first, last = self._readings[0], self._readings[-1]
         if first.context_switches is None or last.context_switches is None or last.raw <= first.raw:
             return None
         return (last.context_switches - first.context_switches) / (last.raw - first.raw)
 
-    def _note(self, late: Lateness, before: Reading, now: Reading) -> None:
-        began_at = before.real
+    def _note(self, late: Lateness, *, began_at: float) -> None:
         if late.verdict is not Verdict.ON_TIME:
-            reason = _UNDECIDED if late.verdict is Verdict.UNDECIDED else None
             self._add(
                 Interruption(
                     began_at=began_at,
                     verdict=late.verdict,
                     late_seconds=late.seconds,
                     resolution_seconds=self.resolution_seconds,
-                    reason=reason,
+                    reason=_UNDECIDED if late.verdict is Verdict.UNDECIDED else None,
                 )
             )
-        for step in steps_between(before, now):
-            self._step(step, began_at)
-        if now.host is not None:
-            host_only = Reading(raw=self._stepped.raw, real=self._stepped.real, host=self._stepped.host)
-            for step in steps_between(host_only, now):
-                if step.source == "ptp_hyperv":
-                    self._step(step, began_at)
-            self._stepped = now
 
     def _step(self, step: Step, began_at: float) -> None:
         """Report a step that a second clock confirms. The most precise clock sets the length."""
@@ -270,13 +246,13 @@ class Sampler:
         """Compare the ``Date`` of an IMDS response with the clocks, if an event is near."""
         if date is None or not self._is_near.is_set():
             return
-        raw, _ = self._now()
+        raw = self._now()
         with suppress(ValueError), self._lock:
             offset = parsedate_to_datetime(date).timestamp() - raw
             step = date_step(max(self._dates)[0], offset, raw=raw) if self._dates else None
             if step is not None:
                 self._dates.clear()
-                self._step(step, self._real)
+                self._step(step, self._real(raw))
             self._dates.append((offset, raw))
 
     def _add(self, found: Interruption) -> None:
@@ -295,9 +271,14 @@ class Sampler:
             lone = [self._lone(step) for step in self._steps if step.source != "realtime"]
             return [each for each in (*self._found, *lone) if each.began_at >= since]
 
+    def _real(self, raw: float) -> float:
+        """Return the wall-clock time at *raw* on CLOCK_MONOTONIC_RAW."""
+        last = self._readings[-1]
+        return last.real + raw - last.raw
+
     def _lone(self, step: Step) -> Interruption:
         return Interruption(
-            began_at=self._real - (self._raw - step.raw),
+            began_at=self._real(step.raw),
             verdict=Verdict.UNDECIDED,
             step_seconds=step.seconds,
             source=step.source,

@@ -259,8 +259,7 @@ class Poller:
         approvals = self.approvals
         approved = frozenset[str]() if approvals is None else approvals.approved
         update = tracker.observe(document, instant, vm_name=self._identity.vm.name, approved=approved)
-        tracked = tracker.document if update is None else update.document
-        self._watch_impact(tracked or document, instant, approved)
+        self._watch_impact(document, instant, approved)
         if update is not None:
             if approvals is not None and update.changes:
                 approvals.wait_for_submission()

@@ -13,32 +13,32 @@ class Machine:
     """A VM whose clocks and context switches move only when the test moves them."""
 
     def __init__(self, *, rate, cpus=1, has_host=False):
-        self.raw, self.real, self.host, self.switches = 100.0, 1_000_000.0, 1_000_000.0, 0.0
+        self.now, self.real, self.host, self.switches = 100.0, 1_000_000.0, 1_000_000.0, 0.0
         self.rate, self.has_host, self.pauses = rate, has_host, []
         self.sampler = Sampler(clocks=self, cpus=cpus, on_pause=self.pauses.append)
         self.run(60, wait=1.0)
         self.sampler.watch(is_near=True)
         self.run(1)
 
-    def now(self):
-        return self.raw, self.real
+    def raw(self):
+        return self.now
 
-    def read(self, *, counts):
-        host = self.host if self.has_host and counts else None
-        return Reading(raw=self.raw, real=self.real, context_switches=int(self.switches) if counts else None, host=host)
+    def read(self):
+        host = self.host if self.has_host else None
+        return Reading(raw=self.now, real=self.real, context_switches=int(self.switches), host=host)
 
     def move(self, seconds, *, switches):
-        self.raw, self.real, self.host = self.raw + seconds, self.real + seconds, self.host + seconds
+        self.now, self.real, self.host = self.now + seconds, self.real + seconds, self.host + seconds
         self.switches += switches
 
     def run(self, seconds, *, wait=NEAR):
         for _ in range(round(seconds / wait)):
             self.move(wait, switches=self.rate * wait)
-            self.sampler.sample(wait)
+            self.sampler.sample_wait(wait)
 
     def late(self, seconds, *, switches):
         self.move(NEAR + seconds, switches=switches)
-        self.sampler.sample(NEAR)
+        self.sampler.sample_wait(NEAR)
 
     def found(self):
         return [(each.verdict, round(each.late_seconds + each.step_seconds, 1)) for each in self.interruptions()]
@@ -120,10 +120,20 @@ def test_pause_of_an_unannounced_event_is_measured_by_the_idle_sampler():
     for _ in range(20):
         machine.move(1.0, switches=788)
         machine.sampler.sample_poll(0.0)
-    machine.move(4.0, switches=788 + 33)
-    machine.sampler.sample_poll(3.0)
-    assert machine.found() == [(Verdict.PAUSED, 3.0)]
-    assert machine.interruptions()[0].began_at == machine.real - 4.0
+    machine.move(6.0, switches=788 + 33)
+    machine.sampler.sample_poll(5.0)
+    assert machine.found() == [(Verdict.PAUSED, 5.0)]
+    assert machine.interruptions()[0].began_at == machine.real - 6.0
+
+
+@pytest.mark.parametrize(("rate", "seconds"), [(788, 0.3), (2_000, 0.2), (20_000, 0.1)])
+def test_near_an_event_every_pause_above_the_resolution_is_recognized(rate, seconds):
+    for waits in range(12):
+        machine = Machine(rate=rate)
+        machine.run(waits * NEAR)
+        assert machine.sampler.resolution_seconds <= seconds
+        machine.late(seconds, switches=33)
+        assert machine.found() == [(Verdict.PAUSED, seconds)]
 
 
 def impact(machine, **fields):
