@@ -185,7 +185,7 @@ class Sampler:
         self._compare(raw, raw - self._raw - wait_seconds)
 
     def _compare(self, raw: float, late_seconds: float) -> None:
-        """Read all clocks if the wait was late or the last reading is old. Nearly always, this is not necessary."""
+        """Read all clocks if the wait was late or the last reading is old."""
         if late_seconds >= MIN_LATE_SECONDS or raw >= self._read_at:
             self._sample(late_seconds)
         else:

@@ -1,4 +1,4 @@
-"""The contract suite for a sink of this machine (a file, a pipe, a log): what it takes is any record or none."""
+"""The contract suite for a sink that writes to the VM itself, such as to a file, a pipe, or a log."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from bridge.testing.peers import Address
 
 
 class LocalSinkContract(SinkContract):
-    """The suite without what only a service does: refuse one record of many, name a time, ask for a secret."""
+    """The contract suite without the tests that need a service.
+
+    Only a service rejects single records, sends a retry time, or requires a secret.
+    """
 
     skips: ClassVar[Mapping[str, str]] = {
-        "test_refused_for_good_is_rejected": "it takes any record or none",
-        "test_retry_after_is_passed_on": "it names no time",
-        "test_part_of_a_batch_refused_is_rejected_by_name": "it takes any record or none",
-        "test_no_secret_is_in_a_log_line_or_an_error": "it has no secret",
+        "test_refused_for_good_is_rejected": "the sink accepts either all records or none",
+        "test_retry_after_is_passed_on": "the destination never sends a retry time",
+        "test_part_of_a_batch_refused_is_rejected_by_name": "the sink accepts either all records or none",
+        "test_no_secret_is_in_a_log_line_or_an_error": "the sink has no secret",
     }
 
     def table(self, address: Address) -> Mapping[str, Any]:
-        """Return no key: it has no address."""
+        """Return no settings, because the destination has no address."""
         del address
         return {}
