@@ -41,7 +41,7 @@ class AgentExchange:
         self._log = ThrottledLog(logger, clock=clock)
 
     async def follow(self) -> None:
-        """Exchange agents until the task is canceled."""
+        """Call `exchange` twice a second until the task is canceled."""
         while True:
             self._connected_agents.sweep()
             try:

@@ -40,7 +40,7 @@ _ALGORITHM = "HS256"
 _MOST_TOKEN_CHARACTERS = 2_048
 #: The clock of another portal process can be ahead.
 _SKEW_SECONDS = 60
-#: The portal remembers the nonce of an accepted document until the challenge has expired on every clock.
+#: The portal keeps the nonce of an accepted document until the challenge has expired on every clock.
 KEPT_SECONDS = CHALLENGE_SECONDS + _SKEW_SECONDS
 
 

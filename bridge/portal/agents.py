@@ -1,9 +1,9 @@
 """Issues a token to each agent that proves its VM's identity (PROTOCOL.md, section 2).
 
 One route returns a challenge. The other route accepts an attested document that contains the challenge, and returns a
-token. Neither route requires credentials, so the portal limits each body to 64 KiB and verifies at most four documents
-at a time, and two for each address block. Addresses from which an agent got a token earlier are served first. If too
-many documents are waiting, the portal responds with 503.
+token. Neither route requires credentials, so the portal limits each body to 64 KiB. It verifies at most four documents
+at a time, and at most two from each address block. Addresses from which an agent got a token earlier are served first.
+If too many documents are waiting, the portal responds with 503.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class NewEntry(msgspec.Struct, frozen=True, kw_only=True):
     actor: str
     """A user, the approvers of a decision, or ``portal``."""
     action: str
-    """One of a few words, such as ``approved``."""
+    """A fixed word, such as ``approved``."""
     subject: str
     """The key of an event, the name of a user, or ""."""
     details: dict[str, Any]

@@ -50,7 +50,7 @@ class RecordTooLarge(BridgeError):
 def received_records(headers: Mapping[str, str], body: bytes, *, most_bytes: int) -> list[ReceivedRecord]:
     """Return the records of a request. *headers* have lowercase names.
 
-    Raise RequestMalformed, or RecordTooLarge if a record has more than *most_bytes*.
+    Raise RecordTooLarge if a record has more than *most_bytes*, and RequestMalformed if the request is invalid.
     """
     content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     try:

@@ -115,7 +115,7 @@ class _Process(msgspec.Struct):
     heartbeat: int
     known_at: float
     alive_at: float | None = None
-    """When the heartbeat last changed."""
+    """The time at which the heartbeat last changed, or None if it has not changed."""
     seen: Connection = Connection.RECONNECTING
 
     def connection(self, now: float) -> Connection:
@@ -174,7 +174,7 @@ class ConnectedAgents:
     def of(self, vm_keys: Iterable[str]) -> dict[str, AgentSeen]:
         """Return the agents of *vm_keys* that have polled.
 
-        Threads of the store also call this method.
+        Threads other than the event loop also call this method.
         """
         return {key: seen for key in vm_keys if (seen := self._agent_seen(key)) is not None}
 

@@ -72,7 +72,7 @@ def accepted_approval(details: EventDetails) -> AcceptedApproval | None:
 
 
 def is_accepted(record: TransitionRecord) -> bool:
-    """Return whether Azure accepted the approval of *record*."""
+    """Return whether *record* reports an approval that Azure accepted."""
     approval = record.approval
     return record.transition is Transition.APPROVED and approval is not None and approval.result in _TAKEN
 

@@ -52,7 +52,7 @@ class State(str, Enum):
         return self in _OPEN
 
 
-#: An event is Scheduled while any member reports it as Scheduled, because another member can be wrong.
+#: An event is Scheduled while any member reports it as Scheduled, because members that report its start can be wrong.
 _OPEN = (State.SCHEDULED, State.STARTED, State.OTHER)
 _OF_STATUS = {"Scheduled": State.SCHEDULED, "Started": State.STARTED}
 _OF_ENDING = {
@@ -118,7 +118,7 @@ class VmOfEvent(msgspec.Struct, frozen=True, kw_only=True):
     observed_at: str
     record_id: str
     digest: str
-    """Digest of the event as this VM reports it. A decision for this VM must carry this digest."""
+    """Digest of the event as this VM reports it. A decision for this VM must contain this digest."""
     description: str | None
     affects_this_vm: bool | None
     measured: str | None
@@ -226,7 +226,8 @@ class EventState(msgspec.Struct, frozen=True, kw_only=True):
 def event_key(event: ScheduledEvent, vm: VmIdentity) -> str:
     """Return the key of *event*.
 
-    The key is a hash of the EventId. Without an EventId, it is a hash of the type, Resources, and the resource group.
+    The key is a hash of the EventId. Without an EventId, it is a hash of the type, the Resources, the subscription, and
+    the resource group.
     """
     name: list[object] = [event.event_id]
     if event.event_id is None:
@@ -236,7 +237,7 @@ def event_key(event: ScheduledEvent, vm: VmIdentity) -> str:
 
 
 def key_of_event_id(event_id: str) -> str:
-    """Return the key of the event with that EventId."""
+    """Return the key of the event with the EventId *event_id*."""
     return event_key(ScheduledEvent(event_id=event_id, event_status=""), VmIdentity())
 
 
@@ -346,7 +347,7 @@ def count_view(summary: EventSummary, view: View, change: int) -> None:
 
 
 def show_version(summary: EventSummary, event: ScheduledEvent, vm: VmIdentity) -> None:
-    """Copy *event*, the version that the portal shows and *vm* reports, to *summary*."""
+    """Copy the fields of *event*, which is the shown version, and of *vm* to *summary*."""
     summary.event_id, summary.event_type, summary.event_source = event.event_id, event.event_type, event.event_source
     summary.duration_seconds = event.duration_seconds
     if event.not_before is not None:

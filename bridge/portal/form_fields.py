@@ -60,16 +60,16 @@ def group_of(request: Request) -> str | None:
 
 
 def part_of(request: Request) -> frozenset[str] | None:
-    """Return the events of a requested part of the page.
+    """Return the event keys in the parameter `part`, which requests only a part of the page.
 
-    An empty set means all events. None means the whole page.
+    An empty set means all events. None means that the request is for the whole page.
     """
     text = request.query_params.get("part")
     return None if text is None else frozenset(key for key in text.split(",") if KEY.fullmatch(key))
 
 
 def cursor_of(request: Request, name: str = "cursor") -> str | None:
-    """Return the cursor in the parameter *name*, or None for the start."""
+    """Return the cursor in the parameter *name*, or None for the first page."""
     text = request.query_params.get(name)
     if text is not None and not _CURSOR.fullmatch(text):
         raise RequestRefused(400, f"{name} must be the cursor of an earlier response.")

@@ -81,7 +81,7 @@ class PortalMetrics:
         answers.inc()
 
     def show(self, numbers: Numbers) -> None:
-        """Set the counts from the database."""
+        """Set the gauges to *numbers*, which come from the database."""
         self._vms.set(numbers.vms)
         self._open_events.set(numbers.open_events)
         self._undecided_soon.set(numbers.counts.undecided_soon)

@@ -54,7 +54,7 @@ class NotifySettings(msgspec.Struct, frozen=True, kw_only=True):
     proxy: Annotated[str, Check(_url)] | None = None
     """The URL of an HTTP proxy."""
     ca_file: _Text | None = None
-    """The authorities of the server's certificate, PEM. Default: the authorities of certifi."""
+    """A PEM file with the trusted authorities for the server's certificate. Default: the authorities of certifi."""
 
     def __post_init__(self) -> None:
         if (self.url is None) == (self.url_file is None) and (self.format != "pagerduty" or self.url is not None):

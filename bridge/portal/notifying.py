@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 _DISCONNECTED_SECONDS = 60.0
 _ROUND_SECONDS = 2.0
 _DEADLINE_SECONDS = 10.0
-#: Longer than the deadline of a request and of a name lookup.
+#: A claim must last longer than a request, including the lookup of the host name.
 _CLAIM_SECONDS = 30.0
 _LIMIT_SECONDS = 3_600.0
 _MOST_BODY_BYTES = 65_536
@@ -142,7 +142,7 @@ class NotificationSender:
         return is_done
 
     def _send(self, notification: Notification, event: EventSummary) -> float | None:
-        """Send one request. Return None, or the seconds before the next attempt."""
+        """Send one request. Return None after success, or the seconds before the next attempt."""
         retry_after = None
         try:
             response = self._post(notification, event)

@@ -1,4 +1,4 @@
-"""The client of an OpenID Connect provider.
+"""A client for an OpenID Connect provider.
 
 The state, the nonce, and the PKCE verifier of a login are derived from one random secret in a cookie of the browser.
 Therefore, any process of the portal can finish a login that another process started. The client checks the signature,
@@ -64,7 +64,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OidcProvider:
-    """The provider of *settings*. All methods block, and threads can share the provider."""
+    """The provider in *settings*. All methods block and are thread-safe."""
 
     def __init__(self, settings: OidcSettings, *, redirect_uri: str, clock: Clock) -> None:
         self._settings = settings
@@ -113,7 +113,7 @@ class OidcProvider:
         return self._identity(self._tokens(form), {"nonce": attempt.nonce})
 
     def refreshed(self, refresh_token: str, subject: str) -> Identity:
-        """Return the user again, with the current groups. Raise LoginRefused."""
+        """Return the user with the current groups. Raise LoginRefused."""
         tokens = self._tokens({"grant_type": "refresh_token", "refresh_token": refresh_token})
         identity = self._identity({"refresh_token": refresh_token, **tokens}, {})
         if identity.subject != subject:

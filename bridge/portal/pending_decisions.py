@@ -61,7 +61,7 @@ class PendingDecisions:
         """The numbers of decisions are valid only within this epoch."""
 
     async def load(self) -> None:
-        """Read all decisions again."""
+        """Read all valid decisions from the database."""
         self.epoch = await self._store.read(epoch)
         async with self._catching_up:
             found = await self._store.read(live_decisions, now_seconds=self._oldest_seconds())

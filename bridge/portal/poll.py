@@ -81,7 +81,7 @@ class LongPoll:
             self._connected_agents.begins(asked.vm_key, reported, index=received_index, is_attested=asked.is_attested)
             poll = asked
             if poll.index > self._pending_decisions.index:
-                await self._pending_decisions.catch_up()  # the agent might have polled at another process
+                await self._pending_decisions.catch_up()  # the agent might have polled another process before
             scope["headers"].clear()  # 2 KB, most of it the token, which an open poll does not need
             if not self._is_due(poll) and not await self._wait_for_decision(poll, scope[CONNECTION]):
                 return

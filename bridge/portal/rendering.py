@@ -115,7 +115,7 @@ def _countdown_element(at: datetime, now: datetime) -> Markup:
 
 
 def _indented(body: str) -> Markup:
-    """Return the JSON *body* with indentation and without other line breaks."""
+    """Return the indented JSON of *body*. Only the indentation contains line breaks."""
     lines = msgspec.json.format(body, indent=2).split("\n")
     return Markup("\n").join(Markup.escape(escaped(each)) for each in lines)
 

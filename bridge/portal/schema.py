@@ -1,7 +1,7 @@
 """Defines the database tables for SQLite and PostgreSQL.
 
 Times are stored as UTC text (`bridge.clock.format_time`), which sorts in chronological order. A value has its own
-column only if a query needs it. All other values are in the JSON column `body`.
+column only if a query needs the value. All other values are in the JSON column `body`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ metadata = MetaData(
 
 #: The row of `properties` with the epoch. The numbers of decisions are valid only within one epoch.
 EPOCH = "epoch"
-#: The channel of PostgreSQL's notifications about new decisions.
+#: The PostgreSQL channel for notifications about new decisions.
 CHANNEL = "portal_decisions"
 
 #: The original text of every received record. The rows never change.
@@ -235,7 +235,7 @@ decisions = Table(
     Index(None, "event_key", "issued_at_seconds"),
 )
 
-#: The notifications about events (`bridge.portal.store.notifications`). A row is deleted a day after its event is over.
+#: The notifications about events (`bridge.portal.store.notifications`). Rows of ended events are deleted after a day.
 notifications = Table(
     "notifications",
     metadata,
@@ -265,7 +265,7 @@ users = Table(
     Column("disabled_at", String(24)),
 )
 
-#: The primary key of a session is the SHA-256 of its ID. The ID is the key of the encrypted refresh token.
+#: The primary key of a session is the SHA-256 of its ID. The key for the refresh token is derived from the ID.
 sessions = Table(
     "sessions",
     metadata,
@@ -280,7 +280,7 @@ sessions = Table(
     Column("is_reduced", Boolean(create_constraint=False), nullable=False),
 )
 
-#: The audit. Each row contains the hash of the previous row. Rows are never changed or deleted.
+#: The audit entries. Each row contains the hash of the previous row. Rows are never changed or deleted.
 audit = Table(
     "audit",
     metadata,

@@ -61,7 +61,7 @@ class PageContext(msgspec.Struct, frozen=True, kw_only=True):
     kid: str | None
     required: int
     approvers: int | None
-    """The number of people who can approve, or None if a proxy can authenticate more people."""
+    """The number of people who can approve, or None if people who are not in the database could also approve."""
 
 
 class Buttons(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,7 +162,7 @@ def buttons(
 ) -> Buttons:
     """Return the buttons for the person. A person can repeat an approval that had no effect.
 
-    After Azure has accepted an approval, the page shows `AcceptedApproval.sentence` instead of buttons.
+    After Azure has accepted an approval, only the button for a hold remains, with a warning.
     """
     if not event.is_open or event.event.event_id is None:
         return Buttons(why_not=undecidable(event) if event.is_open else "")

@@ -47,14 +47,14 @@ logger = logging.getLogger(__name__)
 _GRACE_SECONDS = 1.5
 #: After this time, uvicorn aborts the remaining requests.
 _LAST_SECONDS = 3
-#: A small value, because uvicorn keeps the memory of a connection for this time after a reset.
+#: A small value, because uvicorn keeps the memory of a connection for this time after the client resets it.
 _KEEP_ALIVE_SECONDS = 5
 _BACKLOG = 2_048
 _STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGBREAK") if hasattr(signal, name))
 
 
 class Portal:
-    """The portal. Any thread can call `stop` to end `run`."""
+    """Runs the portal. Any thread can call `stop` to end `run`."""
 
     def __init__(
         self,

@@ -99,7 +99,7 @@ class DatabaseSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _mistake_of(url: str) -> str | None:
-    """Return the error in *url*.
+    """Return a sentence about the error in *url*, or None.
 
     The text never quotes *url*, because *url* can contain a password.
     """
@@ -228,9 +228,9 @@ class OidcSettings(msgspec.Struct, frozen=True, kw_only=True):
     name_claim: _Text = "preferred_username"
     """The claim with the displayed name. The portal identifies a person by the issuer and the subject only."""
     ca_file: _Text | None = None
-    """The authorities of the provider's certificate, PEM. Default: the authorities of certifi."""
+    """A PEM file with the trusted authorities for the provider's certificate. Default: the authorities of certifi."""
     groups: Annotated[tuple[OidcGroup, ...], Meta(min_length=1)]
-    """A user can log in only with at least one of these groups."""
+    """A user must be a member of at least one of these groups to log in."""
 
     def __post_init__(self) -> None:
         if (self.client_secret_file is None) == (self.client_secret_env is None):
@@ -297,8 +297,8 @@ class LimitSettings(msgspec.Struct, frozen=True, kw_only=True):
     records_per_minute: Annotated[int, Meta(ge=1, le=100_000)] = 120
     """The maximum number of records per minute. The portal responds to further records with 429 and Retry-After."""
     open_events: Annotated[int, Meta(ge=1, le=100_000)] = 200
-    """The maximum number of open events. Of further events, the portal keeps only the state. The stored records of a VM
-    use at most `open_events` x `record_bytes`. Beyond this size, the portal deletes the oldest records of the VM."""
+    """The maximum number of open events. For further events, the portal keeps only the state. The stored records of a
+    VM use at most `open_events` x `record_bytes`. Beyond this size, the portal deletes the oldest records of the VM."""
 
     @property
     def vm_bytes(self) -> int:
@@ -351,7 +351,7 @@ class PortalSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_secrets(settings: PortalSettings) -> None:
-    """Raise ConfigurationError for secrets that cannot be read or that others can read."""
+    """Raise ConfigurationError for secrets that are unreadable or that other users can read."""
     agents, attested = settings.agents, settings.agents.attested
     files = secret_files(msgspec.to_builtins(settings))
     mistakes = [*readable_secrets(each for each in files if not each[0].endswith(_EXEMPT_FILES))]

@@ -195,7 +195,7 @@ class Users:
     async def person(
         self, headers: Mapping[str, str], cookies: Mapping[str, str], address: str, *, is_activity: bool = True
     ) -> Person:
-        """Return the person of a request from *address*.
+        """Return the person who sent a request from *address*.
 
         Raise AccessDenied (401) for an unknown person.
         """

@@ -65,7 +65,10 @@ class VmState(msgspec.Struct, frozen=True, kw_only=True):
         return is_newer and view.event_id not in self.active_event_ids
 
     def confirmed_until(self, heard_at: str) -> str:
-        """Return the end of the confirmation: two heartbeats, or 10 minutes without them."""
+        """Return the time until which the VM counts as confirmed.
+
+        This is two heartbeat intervals after *heard_at*, or 10 minutes if the VM sends no heartbeats.
+        """
         seconds = _CONFIRMED_SECONDS if self.heartbeat_seconds is None else 2 * self.heartbeat_seconds
         return format_time(parse_time(heard_at) + timedelta(seconds=seconds))
 

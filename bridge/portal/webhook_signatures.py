@@ -35,7 +35,7 @@ def signature_headers(message_id: str, body: bytes, keys: Iterable[bytes], *, ti
 def is_signed(headers: Mapping[str, str], body: bytes, keys: Iterable[bytes], now: float) -> bool:
     """Return whether *headers* contain a recent signature of *body* by one of *keys*.
 
-    A signature is valid for five minutes before *now*.
+    The timestamp of the signature must be at most five minutes before or after *now*.
     """
     sent_at = headers.get("webhook-timestamp", "")
     if not (sent_at.isascii() and sent_at.isdecimal() and len(sent_at) < len(str(2**63))):

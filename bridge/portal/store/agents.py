@@ -1,8 +1,8 @@
 """Stores the agents that poll each portal process.
 
-After a restart, the portal reads the agents that were connected before. Several processes also share their agents in
-this way. A process increases its heartbeat with each write. To read only new rows, the other processes compare
-heartbeats instead of times, because clocks can differ.
+After a restart, the portal reads the agents that were connected before. Several processes also share their agents
+through these tables. A process increases its heartbeat with each write. To read only new rows, the other processes
+compare heartbeats instead of times, because clocks can differ.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def lock_decisions(connection: Connection) -> None:
 def newest_iat(connection: Connection, event_key: str) -> float:
     """Return the newest `iat` of the event's decisions, in seconds.
 
-    The `iat` of the next decision must not be older.
+    The `iat` of the next decision must not be earlier.
     """
     query = select(func.max(decisions.c.issued_at_seconds)).where(decisions.c.event_key == event_key)
     return float(connection.execute(query).scalar_one() or 0.0)

@@ -78,7 +78,7 @@ def find(connection: Connection, kind: Kind, *, now: str, until: str) -> list[Fi
 def store_new(connection: Connection, target: str, found: Sequence[Finding], *, now: str, since: str) -> None:
     """Store the missing notifications about *found*.
 
-    So that a VM cannot cause many notifications, the number since the time *since* is limited for each event and VM.
+    The number of notifications after *since* is limited for each event and VM, so that a VM cannot cause many.
     """
     table = notifications.c
     new = {each.id_for(target): each for each in found}
@@ -143,7 +143,7 @@ def settle(connection: Connection, notification_id: str, *, is_done: bool, due_a
 
 
 def delete_notifications(connection: Connection, *, before: str) -> None:
-    """Delete the notifications from before *before* about events that are over."""
+    """Delete notifications about ended events that are older than *before*."""
     is_open = exists().where(events.c.event_key == notifications.c.event_key, events.c.is_open.is_(True))
     connection.execute(delete(notifications).where(notifications.c.made_at < before, ~is_open))
 

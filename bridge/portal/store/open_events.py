@@ -99,7 +99,7 @@ class LinePage(msgspec.Struct, frozen=True, kw_only=True):
     events: int
     """The number of events in the whole list."""
     first: int
-    """The number of the first line of this page within the list, from 1."""
+    """The position of the first line of this page in the whole list, counted from 1."""
     cursor: str | None
     """The cursor of the next page, or None on the last page."""
 

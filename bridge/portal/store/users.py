@@ -73,7 +73,7 @@ def barred_people(connection: Connection) -> frozenset[str]:
 
 
 def all_users(connection: Connection) -> list[User]:
-    """Return all users by name."""
+    """Return all users, sorted by name."""
     return [_user(row._asdict()) for row in connection.execute(select(users).order_by(users.c.user_name))]
 
 

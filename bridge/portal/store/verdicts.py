@@ -62,7 +62,7 @@ class AcceptedVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 #: Returns signed decisions. Arguments: an event, its ruling, the VMs of its resource groups, and its newest `iat`.
 Sign = Callable[[EventState, Ruling, Sequence[str], float], Sequence[NewDecision]]
-#: Raises an error unless the person is allowed to decide on the event, as of this transaction.
+#: Raises an error unless the person is currently allowed to decide on the event.
 Allow = Callable[[Connection, EventState], None]
 
 
@@ -180,7 +180,7 @@ def _counting(connection: Connection, keys: Sequence[str]) -> dict[str, tuple[Ve
 def _has_decisions(connection: Connection, verdict: Verdict) -> bool:
     """Return whether the portal signed a decision for *verdict*, alone or with others.
 
-    A decision row refers only to its last verdict.
+    The function also checks the other approvals, because a decision refers only to the last verdict behind it.
     """
     same = (verdicts.c.event_key == verdict.event_key) & (verdicts.c.digest == verdict.digest)
     approvals = same & (verdicts.c.choice == Choice.APPROVE.value)

@@ -62,7 +62,7 @@ class VmPage(msgspec.Struct, frozen=True, kw_only=True):
 def list_vms(
     connection: Connection, wanted: VmFilter, *, limit: int = PAGE, cursor: tuple[str, str] | None = None
 ) -> VmPage:
-    """Return a page of VMs by name."""
+    """Return a page of VMs, sorted by name."""
     where = _conditions(wanted)
     total = count_vms(connection, wanted)
     if cursor is not None:
