@@ -47,9 +47,9 @@ class AgentExchange:
             try:
                 await self.exchange()
             except StoreUnavailable as error:
-                self._log.problem("store", logging.ERROR, f"The agents of other processes are unknown. {error}")
+                self._log.problem("store", logging.ERROR, f"The state of connected agents cannot be stored. {error}")
             else:
-                self._log.recovered("store", "The agents of other processes are known again.")
+                self._log.recovered("store", "The state of connected agents is stored again.")
             await asyncio.sleep(_ROUND_SECONDS)
 
     async def exchange(self) -> None:

@@ -77,7 +77,7 @@ class LimitedHttp(HttpToolsProtocol):
         if self._is_in_head:
             self._head_bytes += len(data)
             if self._head_bytes > self._limits.head_bytes:
-                self._abort("The head of a request is too large.")
+                self._abort("The headers of a request are too large.")
 
     def on_message_begin(self) -> None:
         """Start the timer of a request."""

@@ -65,7 +65,7 @@ def _text(notification: Notification, event: EventSummary) -> str:
     if notification.vm_name:
         text += f" Disconnected: the agent of {_shown(notification.vm_name)}."
     if notification.alone:
-        text += f" One VM alone reports this event and {notification.alone - 1} other open events."
+        text += f" Only one VM reports this event and {notification.alone - 1} other open events."
     return text
 
 

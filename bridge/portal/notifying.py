@@ -116,7 +116,7 @@ class NotificationSender:
             trace = None if isinstance(error, StoreUnavailable) else error
             self._log.problem("round", logging.ERROR, f"Notifications to {name!r} are late. {error}", exc_info=trace)
         else:
-            self._log.recovered("round", f"Notifications to {name!r} are in time again.")
+            self._log.recovered("round", f"Notifications to {name!r} are on time again.")
 
     def _find(self, kind: Kind) -> list[Finding]:
         until = self._time(60.0 * self._settings.minutes)

@@ -51,7 +51,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if (self.cert_file is None) != (self.key_file is None):
-            raise ValueError("cert_file and key_file belong together. Set both, or none for plain HTTP.")
+            raise ValueError("cert_file and key_file belong together. Set both, or neither for plain HTTP.")
 
 
 class OperatorSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -309,7 +309,7 @@ def test_a_vm_that_alone_reports_many_events_causes_one_notification_and_hides_n
         bodies = [each["data"] for each in receiver.bodies()]
     assert sorted(each["event_id"][0] for each in bodies) == ["A", "X"]
     [alone] = [each["text"] for each in bodies if each["event_id"] != "A"]
-    assert "One VM alone reports this event and 254 other open events." in alone
+    assert "Only one VM reports this event and 254 other open events." in alone
 
 
 def test_a_vm_that_the_event_does_not_name_prevents_no_notification(kit, receiver):
