@@ -79,7 +79,7 @@ class Source:
         with _disk_errors(f"The outbox in {self.directory} cannot be read"):
             loaded = read_newest(self.directory)
         if loaded.file is None:
-            raise OutboxError(f"The directory {self.directory} contains no outbox. Has an agent run with it?")
+            raise OutboxError(f"The directory {self.directory} contains no outbox. Check whether an agent has used it.")
         self._file = loaded.file
         self._state.load(loaded.rows)
 
@@ -358,7 +358,7 @@ def move_records(source: Source, *, old: str, new: str) -> int:
     """Move undelivered records from the sink *old* to *new*. Return their number."""
     _require_sinks(source, old, new)
     if old == new:
-        raise OutboxError("The two sinks are the same sink.")
+        raise OutboxError("OLD and NEW are the same sink.")
     return source.outbox.move(old, new)
 
 

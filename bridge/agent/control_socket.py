@@ -160,7 +160,7 @@ class ControlServer:
         except (BridgeError, msgspec.MsgspecError) as error:
             return _Response(directory=directory, error=str(error))
         except Exception as error:
-            logger.exception("A request of a command failed.")
+            logger.exception("A request from a command failed.")
             return _Response(directory=directory, error=f"The agent failed: {error}")
         return _Response(directory=directory, answer=msgspec.Raw(found))
 

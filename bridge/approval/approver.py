@@ -312,9 +312,9 @@ class Approver:
         elif self._settings.remote is not None and outbox.awaits_portal:
             why = "The portal has not sent all of its decisions since the start of the agent."
         elif outbox.is_behind:
-            why = "The outbox is not saved. Free the disk, or make it writable."
+            why = "The outbox is not saved. Free space on the disk, or make it writable."
         elif self._inbox.has_unkept:
-            why = "Decisions of the portal are not saved yet. One of them may be a hold."
+            why = "Decisions from the portal are not saved yet. One of them may be a hold."
         if why is None:
             self._log.recovered("state", "Approvals are possible again.")
             return True

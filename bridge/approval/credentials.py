@@ -35,7 +35,7 @@ class SecretCredential:
             raise CredentialFailed(str(error), needs_attention=True) from error
         if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
             raise CredentialFailed(
-                f"The secret of {_KEY} has characters that no bearer token has (RFC 6750 section 2.1). "
+                f"The secret of {_KEY} contains characters that a bearer token cannot have (RFC 6750 section 2.1). "
                 "The file or the variable must contain only the token.",
                 needs_attention=True,
             )

@@ -89,7 +89,7 @@ class ApprovalFiles:
         self._tell(
             "unsafe",
             [f"Nothing is approved: {why}" for why in unsafe],
-            "Only the agent's user can write the files of approvals again.",
+            "No other user can change the approval files now.",
         )
         unusable = unusable_keys(self._keys)
         self._tell(

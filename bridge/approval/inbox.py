@@ -129,7 +129,7 @@ class DecisionInbox:
                 except KeyMissing:
                     return Trust.REVOKED
                 except KeyUnusable as error:
-                    self._log.problem(key.kid, logging.ERROR, f"{error} Decisions of this key wait.")
+                    self._log.problem(key.kid, logging.ERROR, f"{error} Decisions signed with this key wait.")
                     return Trust.UNKNOWN
         return Trust.REVOKED
 

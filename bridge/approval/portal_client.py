@@ -179,7 +179,7 @@ class PortalClient:
         from bridge.system.access_tokens import AttestedToken  # noqa: PLC0415  # only this credential needs it
 
         if document is None:
-            raise ValueError("credential is attested, and no way to the metadata service was given.")
+            raise ValueError("credential is attested, which requires an argument for *document*.")
         # Another thread requests tokens. Its session is separate, so that its failure does not end a poll.
         session = self._token_session = _session()
         return RenewedCredential(AttestedToken(partial(self._post, session), document, portal=self.origin))

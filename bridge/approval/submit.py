@@ -117,7 +117,7 @@ class Submitter:
                 kind="look",
             )
             return None
-        self._log.recovered("look", "The metadata service responds again before approvals.")
+        self._log.recovered("look", "The metadata service responds again, so approvals are possible.")
         monotonic = self._clock.monotonic()
         wall = asked_at.wall + timedelta(seconds=monotonic - asked_at.monotonic)
         return document, Instant(wall=wall, monotonic=monotonic)

@@ -147,7 +147,7 @@ class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
         approvers = len({key.approver for key in self.keys})
         if self.required_approvals > approvers:
             mistakes.append(
-                f"required_approvals is {self.required_approvals}, but the keys are of {approvers} "
+                f"required_approvals is {self.required_approvals}, but the keys belong to {approvers} "
                 f"approver{'s' if approvers > 1 else ''}, so nothing would ever be approved."
             )
         if mistakes:

@@ -72,7 +72,7 @@ def unknown(path: str, key: str, known: Sequence[str]) -> Problem:
     name = key.lower().replace("-", "_")
     outside = [each for each in known if each.endswith(("_file", "_env")) and name in each]
     if outside and is_secret_name(name):
-        hint = f" Did you mean {' or '.join(outside)}? The file contains no secrets, only the place of a secret."
+        hint = f" Did you mean {' or '.join(outside)}? The configuration must not contain the secret itself."
     else:
         hint = nearest(key, known) or f" Valid keys: {', '.join(known)}."
     return Problem(f"`{join(path, key)}`", f".{hint}", before="Unknown key ")

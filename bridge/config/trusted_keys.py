@@ -57,7 +57,7 @@ class TrustedKey:
             kind = KeyMissing if isinstance(error, FileNotFoundError) else KeyUnusable
             raise kind(
                 f"The public key file {self.public_key_file} of kid '{self.kid}' cannot be read: {error.strerror}. "
-                "Put a public key in PEM there, in a file that the agent can read."
+                "Put a public key in PEM there, and give the agent read access to the file."
             ) from error
         loaded = self._loaded
         if loaded is None or loaded[0] is not content:  # the same object until the file changes

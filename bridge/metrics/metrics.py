@@ -157,7 +157,7 @@ class Metrics:
         )
         self._unsafe_files = self._gauge(
             "approval_files_unsafe",
-            "Files that determine who may approve and that other users can change. Above 0, nothing is approved.",
+            "Files that determine who may approve and that other users can change. If above 0, nothing is approved.",
         )
         self._unusable_keys = self._gauge(
             "approval_keys_unusable",

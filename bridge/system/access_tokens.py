@@ -58,8 +58,8 @@ _MAX_CHALLENGE_SECONDS = 300.0
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 5.0, 40.0
 _ADVICE = "Check that the portal accepts attested documents."
 _STALE = (
-    "The metadata service still returns documents of earlier requests. The agent continues to ask. If this does not "
-    'end, set nonce = "preferred" on the portal.'
+    "The metadata service still returns documents from earlier requests. The agent tries again. If the problem "
+    'persists, set nonce = "preferred" on the portal.'
 )
 
 

@@ -120,7 +120,7 @@ def test_mistake_in_a_rule_is_said(text, sentence):
         ('entra_scope = "two scopes"', "but must be one scope"),
         ('token = "hunter2"', "Did you mean token_file or token_env?"),
         ("wait_seconds = 0", "approval.remote.wait_seconds is 0, but must be a whole number at least 1"),
-        ("required_approvals = 2", "the keys are of 1 approver, so nothing would ever be approved."),
+        ("required_approvals = 2", "the keys belong to 1 approver, so nothing would ever be approved."),
         ('command = ["bin/drain"]', "must be a program with its absolute path"),
         ("command_timeout_seconds = 86401", "must be a number above 0 and at most 86400"),
     ],

@@ -186,7 +186,7 @@ def test_mistake_names_key_value_and_what_to_write(mistakes_of: Refuse, text: st
         ("headers = { X-Team = 5 }", "sinks[0].headers.X-Team (sink 'hook') is 5, but must be text in quotes."),
         (
             'secret = "x"',
-            "Did you mean secret_file or secret_env? The file contains no secrets, only the place of a secret.",
+            "Did you mean secret_file or secret_env? The configuration must not contain the secret itself.",
         ),
         (
             'secret_file = "a"\nsecret_env = "B"',
