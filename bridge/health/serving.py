@@ -107,17 +107,13 @@ class Serving:
                     self._note_ends(out, active)
             self._write(out)
             if not out:
-                self._log.recovered(
-                    "silence", "IMDS responds again. Scheduled events again decide whether this VM is in service."
-                )
+                self._log.recovered("silence", "IMDS responds again. Its events decide whether the VM is in service.")
                 return None
             if self._is_given_up([active.get(key) for key in out]):
                 message = "IMDS was silent for an hour after an event was due. The VM returns to service. Check IMDS."
                 self._log.problem("silence", logging.ERROR, message)
                 return None
-            self._log.recovered(
-                "silence", "IMDS responds again. Scheduled events again decide whether this VM is in service."
-            )
+            self._log.recovered("silence", "IMDS responds again. Its events decide whether the VM is in service.")
             return self._reason(*next(iter(out.items())), active)
 
     def _note_ends(self, out: dict[str, float | None], active: dict[str, ScheduledEvent]) -> None:

@@ -164,7 +164,7 @@ def test_a_portal_without_keys_is_refused():
 def test_two_keys_of_one_approver_are_one_approver(keys):
     of_one = _key(keys[0]) + _key(keys[1], kid="ops-2027")
     of_two = _key(keys[0]) + _key(keys[1], kid="ops-2027", approver="night shift")
-    assert "of 1 approver," in _mistakes(_remote("required_approvals = 2", key_tables=of_one))[0]
+    assert "to 1 approver," in _mistakes(_remote("required_approvals = 2", key_tables=of_one))[0]
     assert _approval(_remote("required_approvals = 2", key_tables=of_two)).remote.required_approvals == 2
 
 
