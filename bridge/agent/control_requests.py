@@ -341,6 +341,12 @@ def retry_records(source: Source, *, sink: str | None = None, record_id: str | N
     """Resume *sink*, or all sinks if None, and retry parked records. Return their number."""
     if sink is not None:
         _require_sinks(source, sink)
+        configured = source.sinks()
+        if configured is not None and sink not in configured:
+            raise OutboxError(
+                f"The sink {sink} is not in the agent's configuration, so the agent cannot send its records. To send "
+                f"them to another sink, run `outbox move {sink} NEW`."
+            )
     count = source.outbox.change(deliveries.retry, sink, record_id=record_id, now=time.time())
     source.on_retry(sink)
     return count

@@ -148,7 +148,7 @@ class Submitter:
         )
         accepted, result = ApprovalResult.ACCEPTED, Changes(approvals=[posted])
         result.records.append(approval_record(posted, Transition.APPROVED, accepted))
-        message = "Azure accepted the approval. If the event affects several VMs, Azure may still wait for the others."
+        message = "Azure accepted the approval. Azure may still wait for VMs of other customers on the same host."
         result.update_decisions(posted.arrivals, DecisionStage.FOLLOWED, accepted.value, message)
         return result
 

@@ -34,6 +34,7 @@ _APPROVAL = """
 # [[approval.rules]]
 # name = "user-initiated"
 # event_sources = ["User"]
+# event_types = ["Reboot", "Redeploy"]
 # action = "approve"
 """
 

@@ -77,7 +77,8 @@ def retry(directory: Path, *, sink: str | None, record_id: str | None) -> None:
     if record_id is not None and not count:
         raise _unknown_record(record_id, sink)
     parked = f", including {counted(count, 'parked record')}" if count else ". No record was parked"
-    click.echo(f"All pending records{'' if sink is None else f' of {sink}'} are due now{parked}.", err=True)
+    of = "" if sink is None else f" of {sink}"
+    click.echo(f"All pending records{of} are due now{parked}. `status` shows the result.", err=True)
 
 
 def discard(directory: Path, *, sink: str, record_id: str | None, state: str | None, yes: bool) -> None:
@@ -101,8 +102,11 @@ def discard(directory: Path, *, sink: str, record_id: str | None, state: str | N
 
 def move(directory: Path, old: str, new: str) -> None:
     """Move the undelivered records of the sink *old* to *new*."""
+    before = Reader(directory).ask(read_status).totals.sinks.get(old)
     count = change(directory, move_records, old=old, new=new)
-    click.echo(f"{counted(count, 'record')} moved from {old} to {new}.", err=True)
+    known = 0 if before is None else before.pending + before.parked - count
+    already = f" Already in {new}: {counted(known, 'record')}." if known > 0 else ""
+    click.echo(f"{counted(count, 'record')} moved from {old} to {new}.{already}", err=True)
 
 
 def import_file(directory: Path, file: Path) -> None:

@@ -57,9 +57,9 @@ class LimitedHttp(HttpToolsProtocol):
             call()
 
     def connection_made(self, transport: Any) -> None:
-        """Start the timer of the first request."""
+        """Close the connection if it stays unused, which is normal for a browser."""
         super().connection_made(transport)
-        self._start_timer()
+        self._timer = self.loop.call_later(self._limits.request_seconds, transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Notify the application, and remove the reference cycles of this object."""

@@ -80,5 +80,8 @@ def reason_of(ruling: Ruling, *, most_characters: int = 256) -> str:
 
     The text has at most *most_characters*.
     """
-    said = "; ".join(f"{each.user_name}: {each.reason}" if each.reason else each.user_name for each in ruling.verdicts)
+    said = "; ".join(
+        f"{each.user_name}: {each.reason}" if each.reason else f"{each.user_name} gave no reason"
+        for each in ruling.verdicts
+    )
     return said if len(said) <= most_characters else f"{said[: most_characters - 1]}…"

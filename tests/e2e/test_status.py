@@ -262,6 +262,8 @@ def test_records_of_a_renamed_sink_are_reported_and_moved(agent, azure, peer):
     text = status(agent)
     assert re.search(r"^old +not configured +1 ", text, re.MULTILINE)
     assert "run `outbox move old NEW`" in text
+    code, _, err = agent.call("outbox", "retry", "--sink", "old", "--config", agent.config)
+    assert (code, "The sink old is not in the agent's configuration" in err) == (1, True)
     code, _, err = agent.call("outbox", "move", "old", "new", "--config", agent.config)
     assert code == 0, err
     assert re.search("records? moved from old to new", err)

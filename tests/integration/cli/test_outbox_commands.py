@@ -172,7 +172,10 @@ def test_retry_makes_parked_records_pending(stage, kit, capsys):
     capsys.readouterr()
     retry(kit.directory, sink=None, record_id=None)
     assert stage.rows() == [(1, "pending"), (2, "pending"), (3, "pending")]
-    assert capsys.readouterr().err == "All pending records are due now, including 1 parked record.\n"
+    assert (
+        capsys.readouterr().err
+        == "All pending records are due now, including 1 parked record. `status` shows the result.\n"
+    )
 
 
 def test_discard_asks_with_number_and_age(stage, kit, capsys, monkeypatch):
@@ -210,7 +213,9 @@ def test_move_gives_the_records_of_one_sink_to_another(stage, kit, capsys):
         move(kit.directory, "a", "a")
     move(kit.directory, "a", "new")
     move(kit.directory, "new", "b")
-    assert capsys.readouterr().err == "3 records moved from a to new.\n0 records moved from new to b.\n"
+    assert capsys.readouterr().err == (
+        "3 records moved from a to new.\n0 records moved from new to b. Already in b: 3 records.\n"
+    )
     assert stage.rows("a") == stage.rows("new") == []
     totals = stage.totals()
     assert (totals["a"]["discarded"], totals["new"]["accepted"], totals["new"]["discarded"]) == (3, 3, 3)
