@@ -20,7 +20,7 @@ from bridge.events.record import Approval, Evidence, Transition
 
 HOSTILE = 66
 SEARCH = {"team": "search"}
-COLLAPSED = "455 more events, which only vm_66 reports. "
+COLLAPSED = "455 more events, which only vm_66 reports. The list and the counts above do not include them. "
 
 
 @pytest.fixture
