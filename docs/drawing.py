@@ -49,7 +49,7 @@ _LINE_HEIGHT = 1.35
 
 
 class Drawing:
-    """Shapes and texts of a picture, drawn in the order of the calls."""
+    """A picture of shapes and texts. Later shapes are drawn over earlier shapes."""
 
     def __init__(self, width: int, height: int, title: str) -> None:
         self._size = (width, height)
@@ -57,7 +57,7 @@ class Drawing:
         self._parts: list[tuple[str, tuple[str, ...]]] = []
 
     def box(self, x: float, y: float, width: float, height: float, *lines: str, color: str = "plain") -> None:
-        """Draw a rounded rectangle. The first of the centered *lines* is bold."""
+        """Draw a rounded rectangle with centered *lines* of text. The first line is bold."""
         border = f"{color} line" if color != "plain" else "line"
         self._add(
             f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="7" fill="{{}}" stroke="{{}}"/>',

@@ -1,6 +1,7 @@
 """Checks the language of the documentation, help texts, messages, and docstrings.
 
-Run `python docs/language.py`. The program prints each finding as FILE:LINE and exits with 1 if it finds any:
+Run `python docs/language.py`. The program prints each problem with its file and line number. It exits with 1 if it
+finds any of the following problems:
 
 - a phrase that readers had to read twice, unless EXCEPTIONS lists the line with a reason
 - sentences of the pages that are too long: the median, and the longest 5 %
@@ -78,7 +79,7 @@ def other_files() -> list[Path]:
 
 
 def forbidden(text: str, *, first_line: int = 1) -> Iterator[tuple[int, str]]:
-    """Yield (line, phrase) for each of PHRASES in *text*, except on the lines of EXCEPTIONS."""
+    """Yield the line and the text of each forbidden phrase. Skip the lines in EXCEPTIONS."""
     lines = text.splitlines()
     for found in _PHRASE.finditer(text):
         number = text.count("\n", 0, found.start())
@@ -87,7 +88,7 @@ def forbidden(text: str, *, first_line: int = 1) -> Iterator[tuple[int, str]]:
 
 
 def texts(source: str) -> Iterator[tuple[int, str, bool]]:
-    """Yield (line, text, whether it is a docstring) for each string and comment in *source*."""
+    """Yield each string and comment in *source*: line, text, and whether it is a docstring."""
     tree = ast.parse(source)
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     docstrings = {
@@ -121,7 +122,7 @@ def sentences(page: str) -> list[str]:
 
 
 def long_sentences(found: list[str]) -> Iterator[str]:
-    """Yield a finding if *found*, the sentences of all pages, are too long in general."""
+    """Yield a finding if the median or the longest 5 % of the sentences are too long."""
     counts = [len(sentence.split()) for sentence in found]
     if median(counts) > MOST_MEDIAN_WORDS:
         yield f"the median sentence has {median(counts):g} words, more than {MOST_MEDIAN_WORDS}"

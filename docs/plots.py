@@ -1,8 +1,9 @@
 """Draws the results of the benches as bar charts.
 
 Each docs/figures/NAME.json contains the rows of one chart. To measure the rows again, run the benches with
-``BENCH_JSON=docs/figures pytest -m bench``, and then `docs/generate.py`. A chart shows the dates and the machines of
-its rows. The rows of other programs were measured by hand: run the program for 90 minutes next to the agent.
+``BENCH_JSON=docs/figures pytest -m bench``, and then run `docs/generate.py`. A chart shows the date and the machine of
+each measurement. Rows about other programs were measured by hand, while the program ran next to the agent for 90
+minutes.
 """
 
 from __future__ import annotations

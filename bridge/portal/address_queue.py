@@ -1,7 +1,7 @@
 """Limits expensive work per address block, so that one client cannot delay the others.
 
-A block is an IPv4 /24 or an IPv6 /64. Blocks with waiting work take turns. Preferred work runs first. It waits in a
-separate queue that has the same limits.
+An address block is an IPv4 /24 or an IPv6 /64. Blocks that have waiting work take turns. Preferred work has a separate
+queue with the same limits, and runs before other work.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _Lane = OrderedDict[str, deque[asyncio.Future[None]]]
 
 
 class QueueFull(Exception):  # a state, not an error of the portal
-    """Too much work is waiting, in total or for one address block."""
+    """Too much work is waiting, either in total or for one address block."""
 
 
 class AddressQueue:
-    """Limits running work and waiting work, in total and for each address block."""
+    """Limits the work that runs or waits, both in total and for each address block."""
 
     def __init__(self, *, running: int, running_of_block: int, waiting: int, waiting_of_block: int) -> None:
         self._most_running, self._most_of_block = running, running_of_block

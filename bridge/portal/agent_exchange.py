@@ -22,10 +22,11 @@ _CLEANUP_SECONDS = 60.0
 
 
 class AgentExchange:
-    """Stores the agents that poll this process, and reads the agents of other processes.
+    """Stores the agents that poll this process, and loads the agents of other processes.
 
-    The exchange calls *notify* after it has read changes of other processes. While no agent connects or disconnects, it
-    writes only a heartbeat: every second if processes can share the database, and otherwise every minute.
+    After the exchange has read changes from other processes, it calls *notify*. If no agent connects or disconnects,
+    the exchange writes only a heartbeat. It writes the heartbeat every second if processes can share the database, and
+    otherwise every minute.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class AgentExchange:
             await asyncio.sleep(_ROUND_SECONDS)
 
     async def exchange(self) -> None:
-        """Store the changes of this process, and read the changes of the others."""
+        """Store the changes of this process, and read the changes of other processes."""
         is_shared, now = self._store.store.kind.is_shared, self._clock.monotonic()
         changes = self._connected_agents.take_unshared()
         if changes or now - self._stored_at >= (_HEARTBEAT_SECONDS if is_shared else _HEARTBEAT_SECONDS_ALONE):

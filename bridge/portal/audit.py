@@ -19,7 +19,7 @@ NO_HASH = "0" * 64
 
 
 class NewEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """An audit entry that does not have a number and a hash yet."""
+    """A new audit entry, which does not have a number or a hash yet."""
 
     actor: str
     """A user, the approvers of a decision, or ``portal``."""

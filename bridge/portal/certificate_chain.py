@@ -164,7 +164,7 @@ def _has_issued(issuer: x509.Certificate, certificate: x509.Certificate) -> bool
 def _fetch(url: str) -> x509.Certificate:
     """Return the certificate at *url*.
 
-    Errors contain only the host, because the path could come from an attacker.
+    Error messages contain only the scheme and the host of the URL, because the path could come from an attacker.
     """
     where = "{0.scheme}://{0.netloc}".format(urlsplit(url))
     try:

@@ -24,7 +24,7 @@ from bridge.portal.store.database import Store
 
 
 def problems(settings: PortalSettings, *, connect: bool) -> Iterator[str]:
-    """Yield a sentence for each problem that would prevent a start or a decision."""
+    """Yield a message for each problem that would prevent a start or block decisions."""
     checks: list[tuple[str, Callable[[], object]]] = [("", partial(check_secrets, settings)), *_file_checks(settings)]
     if connect:
         checks.append(("database: ", partial(_read_database, settings)))

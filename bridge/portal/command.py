@@ -64,7 +64,7 @@ def backup(config: Path | None, target: Path) -> None:
 
 
 def verify(config: Path | None, expect: str | None = None) -> Verified:
-    """Check every entry of the audit, and find the entry with the hash *expect*."""
+    """Verify every entry of the audit. Also search for the entry whose hash is *expect*."""
     with _opened(config) as store:
         total = store.read(count)
         fault = store.read(lambda connection: first_fault(all_entries(connection), count=total))

@@ -5,9 +5,9 @@ header that contains the agent's version, keys, and settings (PROTOCOL.md, secti
 for one day.
 
 The portal keeps the agents in memory, because every poll updates them. `bridge.portal.agent_exchange` writes each
-change to the database, and reads the changes of other portal processes. A process that stops leaves its connected
-agents in the database. For 60 seconds after that, every other process, and every process that starts, shows these
-agents as reconnecting.
+change to the database, and reads the changes of other portal processes. When a process stops, its connected agents
+remain in the database. The other processes show these agents as reconnecting for 60 seconds. A process that starts
+later also shows them as reconnecting for its first 60 seconds.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ class ConnectedAgents:
         return {name: process.heartbeat for name, process in self._processes.items()}
 
     def receive(self, heartbeats: Mapping[str, int], changed: Iterable[StoredAgent]) -> None:
-        """Add the *changed* agents. A process that is missing from *heartbeats* is removed."""
+        """Add the *changed* agents, and remove the processes that are not in *heartbeats*."""
         now, at = self._clock.monotonic(), self._clock.now()
         for name, heartbeat in heartbeats.items():
             known = self._processes.setdefault(name, _Process(heartbeat=heartbeat, known_at=now))
@@ -255,7 +255,7 @@ class ConnectedAgents:
     def forget_stopped(self) -> list[str]:
         """Forget old agents, and return the processes that have stopped.
 
-        If an agent of a stopped process has polled another process, its old state is forgotten.
+        If an agent of a stopped process has polled another process, the function removes the agent's old state.
         """
         now = self._clock.monotonic()
         stopped = {name for name, each in self._processes.items() if each.connection(now) is Connection.DISCONNECTED}

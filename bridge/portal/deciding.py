@@ -73,10 +73,10 @@ class VerdictService:
     async def submit(
         self, person: Person, requests: Sequence[VerdictRequest]
     ) -> list[AcceptedVerdict | VerdictRefused]:
-        """Store verdicts of *person* on different events, all with the same choice.
+        """Store the verdicts of *person* on different events. All verdicts have the same choice.
 
-        The result contains a VerdictRefused for each verdict that was not stored. Raise VerdictRefused or AccessDenied
-        if all verdicts are refused for the same reason.
+        In the result, a VerdictRefused replaces each verdict that was not stored. If the portal refuses all verdicts
+        for the same reason, the method raises VerdictRefused or AccessDenied.
         """
         if self._key is None:
             raise VerdictRefused(NO_KEY)

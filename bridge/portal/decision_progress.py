@@ -113,7 +113,7 @@ class Stage(str, Enum):
 
 
 class DecisionProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """The progress of a decision, and the VMs that share this progress."""
+    """The progress of a decision on *vms*, which is the same for all of these VMs."""
 
     vms: tuple[str, ...]
     choice: Choice

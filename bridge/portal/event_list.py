@@ -1,6 +1,6 @@
 """Builds the list of events on the first page, and reads the filters of the list.
 
-Each line is built from the row of its event, so events with many VMs do not slow down the page.
+Each line contains only values from the row of its event, so the page loads quickly even if an event has many VMs.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class EventList(msgspec.Struct, frozen=True, kw_only=True):
 def read_list(
     connection: Connection, query: ListQuery, person: Person, *, now: datetime, required: int, cursor: str | None
 ) -> EventList:
-    """Read one page of announced events, and the newest started and ended events.
+    """Read one page of announced events, and a few started and recently ended events.
 
     If the filter has a state, the page lists only the events in this state.
     """

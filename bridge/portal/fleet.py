@@ -1,7 +1,8 @@
 """Combines the reports of several VMs into the event that the portal shows.
 
-A view is the newest record about an event from one VM. The newest record has the latest `stream_id`, which begins with
-its creation time, and then the highest `sequence`. Therefore, the order in which records arrive does not matter.
+A view is the newest record about an event from one VM. To find the newest record, the portal first compares the
+creation times of the streams, which are part of `stream_id`, and then the values of `sequence`. Therefore, the order in
+which records arrive does not matter.
 
 VMs can report different versions of an event. A VM votes for the version that it reports, if it owns a name in the
 Resources of this version. The portal shows the version with the most votes. The members of the event are the VMs that
@@ -63,7 +64,7 @@ _OF_ENDING = {
 
 
 class Version(msgspec.Struct, frozen=True):
-    """The content of an event as a VM reports it, without the state."""
+    """The content of an event that a VM reports. It does not include the event's state."""
 
     digest: str
     variant: str
@@ -328,9 +329,9 @@ def view_after(
 
 
 def count_view(summary: EventSummary, view: View, change: int) -> None:
-    """Add *view* to the counts of *summary*, or remove it if *change* is -1.
+    """Add *view* to the counts in *summary* (*change* is 1), or remove it (*change* is -1).
 
-    If the event has members, reports of other VMs do not change its times or its end.
+    If the event has members, only the reports of the members change its times and its end.
     """
     state = view.current
     for counts in (summary.reporters, *([summary.members] if view.is_member else [])):
@@ -347,7 +348,7 @@ def count_view(summary: EventSummary, view: View, change: int) -> None:
 
 
 def show_version(summary: EventSummary, event: ScheduledEvent, vm: VmIdentity) -> None:
-    """Copy the fields of *event*, which is the shown version, and of *vm* to *summary*."""
+    """Update *summary* with the fields of *event* (the shown version) and of *vm*."""
     summary.event_id, summary.event_type, summary.event_source = event.event_id, event.event_type, event.event_source
     summary.duration_seconds = event.duration_seconds
     if event.not_before is not None:
@@ -361,8 +362,8 @@ def show_version(summary: EventSummary, event: ScheduledEvent, vm: VmIdentity) -
 def unconfirmed_names(event: ScheduledEvent, vms: Sequence[VmOfEvent]) -> tuple[str, ...]:
     """Return the names in Resources that no VM confirms.
 
-    All VMs of an event belong to one resource group. Therefore, a VM does not confirm a name if its resource group
-    differs from the resource group of most members.
+    All VMs of an event belong to the same resource group. If a VM belongs to a different resource group than most
+    members, the VM does not confirm any name.
     """
     members = [each for each in vms if each.is_member]
     places = Counter(_place(each) for each in members)

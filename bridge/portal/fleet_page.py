@@ -166,8 +166,8 @@ async def count_agents(
 ) -> dict[str, int]:
     """Return the number of ``disconnected`` and ``refusing`` agents that *person* can see.
 
-    Only agents that polled within the last day count. For a person without a scope, the function does not use the
-    database.
+    The function counts only agents that polled within the last day. It queries the database only if the person's role
+    is limited to a scope.
     """
     keys = _keys(connected_agents.reports(), kid)
     counts = {name: len(keys[name]) for name in ("disconnected", "refusing")}

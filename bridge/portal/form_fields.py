@@ -62,7 +62,7 @@ def group_of(request: Request) -> str | None:
 def part_of(request: Request) -> frozenset[str] | None:
     """Return the event keys in the parameter `part`, which requests only a part of the page.
 
-    An empty set means all events. None means that the request is for the whole page.
+    An empty set requests all events. The function returns None if the request is for the whole page.
     """
     text = request.query_params.get("part")
     return None if text is None else frozenset(key for key in text.split(",") if KEY.fullmatch(key))

@@ -1,4 +1,4 @@
-"""The roles of people. Each role is granted for a scope, which is a set of groups of VMs.
+"""Defines the roles of people. A role can be limited to a scope: a set of groups of VMs.
 
 A person can have several grants. A viewer sees the events of the VMs in the scope, an approver also decides on these
 events, and an operator manages users. A person with an operator grant cannot approve, even with an approver grant.

@@ -5,8 +5,8 @@ could use all memory, and a client that sends one byte at a time could keep its 
 
 For limits on bodies, see `bridge.portal.requests`. Configure all other limits in the proxy (deploy/portal/nginx.conf).
 
-The ASGI scope contains the connection under the key CONNECTION. The long poll registers a callback that runs when the
-client disconnects, because a callback needs less memory than a task.
+The ASGI scope contains the connection under the key CONNECTION. The long poll registers a callback on the connection,
+which runs when the client disconnects. A callback needs less memory than a task.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ class LimitedHttp(HttpToolsProtocol):
             call()
 
     def connection_made(self, transport: Any) -> None:
-        """Close the connection if it stays unused, which is normal for a browser."""
+        """Start a timer that closes the connection if the client does not send a request.
+
+        Browsers often open connections that they do not use.
+        """
         super().connection_made(transport)
         self._timer = self.loop.call_later(self._limits.request_seconds, transport.close)
 

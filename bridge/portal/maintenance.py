@@ -29,7 +29,7 @@ _HOUR_ROUNDS = 720
 class Maintenance:
     """The periodic work of a portal process.
 
-    Any number of processes can do this work at the same time.
+    Several portal processes can do this work at the same time.
     """
 
     def __init__(self, settings: PortalSettings, *, store: StoreThreads, vm_limits: VmLimits, clock: Clock) -> None:
@@ -89,7 +89,7 @@ class Maintenance:
         await self._store.write(delete_notifications, before=format_time(self._clock.now() - timedelta(days=1)))
 
     async def audit_refusals(self) -> None:
-        """Write an audit entry for each VM and each reason for which its records were refused."""
+        """Add one audit entry per reason for each VM whose requests the portal refused."""
         found = self._vm_limits.take_refusals()
         new = [
             NewEntry(actor=vm_key, action="records_refused", subject="", details={"reason": reason, "requests": number})

@@ -1,7 +1,7 @@
 """Formats notifications for Standard Webhooks, Slack, Microsoft Teams, and PagerDuty.
 
-VMs report the names and types in a notification, and a compromised VM could report markup. Slack and Teams therefore
-receive these values as plain text.
+The names and types in a notification come from VMs, and a compromised VM could send text with markup. Slack and Teams
+therefore receive these values as plain text.
 """
 
 from __future__ import annotations

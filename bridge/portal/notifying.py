@@ -98,7 +98,7 @@ class NotificationSender:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def run_once(self) -> None:
-        """Store the missing notifications, and send the due notifications until one fails."""
+        """Store new notifications. Then send all due notifications until a request fails."""
         found = [each for kind in self._settings.kinds for each in self._find(kind)]
         name = self._settings.name
         if found:
@@ -142,7 +142,7 @@ class NotificationSender:
         return is_done
 
     def _send(self, notification: Notification, event: EventSummary) -> float | None:
-        """Send one request. Return None after success, or the seconds before the next attempt."""
+        """Send one request. Return None on success, or the seconds until the next attempt."""
         retry_after = None
         try:
             response = self._post(notification, event)

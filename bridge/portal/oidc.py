@@ -42,11 +42,11 @@ _OK = 200
 
 
 class LoginRefused(BridgeError):
-    """The provider or the portal refuses the login. The message is for the user."""
+    """The provider or the portal refuses the login. The user sees the error message."""
 
 
 class LoginAttempt:
-    """One attempt to log in. The browser keeps *secret* in a cookie, and no URL contains it."""
+    """A login attempt. *secret* is stored in a cookie of the browser, and never in a URL."""
 
     def __init__(self, secret: str) -> None:
         self.state = _derived(secret, "state")
@@ -76,7 +76,7 @@ class OidcProvider:
         self._log = ThrottledLog(logger, clock=clock)
 
     def check(self) -> None:
-        """Request the metadata and the keys. Raise LoginRefused if no login would work."""
+        """Request the provider's metadata and keys. Raise LoginRefused if they cannot be read."""
         self._read_keys(0.0)
 
     def authorization_url(self, attempt: LoginAttempt) -> str:

@@ -263,7 +263,7 @@ class Pages:
     async def _result(self, request: VerdictRequest, result: AcceptedVerdict | VerdictRefused) -> Result:
         """Return the result for a page.
 
-        For a refused verdict, include the changes since the page was loaded.
+        If the verdict was refused, the result also lists the changes of the event since the person loaded the page.
         """
         if isinstance(result, AcceptedVerdict):
             return Result(event=result.event, is_accepted=True, sentence=_effect(result))

@@ -136,7 +136,7 @@ class PendingDecisions:
             self._waiting.pop(vm_key, None)
 
     def stop(self) -> None:
-        """Answer all waiting polls now, and all later polls without a wait."""
+        """Answer all waiting polls immediately. Later polls also get an immediate response."""
         self.is_stopping = True
         for waiting in self._waiting.values():
             for woken in waiting:

@@ -121,7 +121,7 @@ def differences(before: ScheduledEvent, now: ScheduledEvent) -> tuple[str, ...]:
 def clock_text(event: EventState) -> str:
     """Return NotBefore as "at 11:15:00 UTC".
 
-    Include the date if the event was announced over 12 h earlier.
+    The text includes the date if the agent announced the event more than 12 hours before NotBefore.
     """
     at = event.event.not_before
     if at is None:
@@ -162,7 +162,7 @@ def buttons(
 ) -> Buttons:
     """Return the buttons for the person. A person can repeat an approval that had no effect.
 
-    After Azure has accepted an approval, only the button for a hold remains, with a warning.
+    After Azure has accepted an approval, the function returns only the hold button, with a warning.
     """
     if not event.is_open or event.event.event_id is None:
         return Buttons(why_not=undecidable(event) if event.is_open else "")

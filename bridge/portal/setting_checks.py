@@ -1,4 +1,4 @@
-"""Checks the values of single settings. Each error message completes "KEY must be"."""
+"""Checks the values of settings. Each error message follows the words "KEY must be"."""
 
 from __future__ import annotations
 

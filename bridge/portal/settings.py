@@ -195,7 +195,7 @@ class ReadersSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OidcGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """``[[people.oidc.groups]]``: a group of the provider and the role of its members."""
+    """``[[people.oidc.groups]]``: the role of the members of an OpenID Connect group."""
 
     group: _Text
     """The value in the claim `groups_claim`. For Entra ID, the object ID of the group."""

@@ -95,7 +95,8 @@ class PortalKey:
     ) -> tuple[NewDecision, ...]:
         """Return an approval of *event* for each of *vms*. It expires with the first verdict.
 
-        *newest_iat* is the newest `iat` of the event's decisions. An approval must be later than a hold.
+        *newest_iat* is the latest `iat` of all decisions on the event. The `iat` of an approval must be later than the
+        `iat` of a hold.
         """
         until = min(each.expires_at for each in ruling.verdicts)
         seconds = (datetime.fromisoformat(until) - now).total_seconds()

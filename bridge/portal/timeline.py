@@ -1,7 +1,7 @@
 """Computes the coordinates of the bars in the timeline.
 
 Each bar has two parts: the time from the announcement to the start, and the impact from the start to the end. Bars and
-their labels share a row where they do not overlap. The table below the picture has the same content as text.
+their labels share a row where they do not overlap. The table below the picture contains the same data.
 """
 
 from __future__ import annotations

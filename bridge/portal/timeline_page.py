@@ -44,7 +44,7 @@ class TimelinePage:
         self._clock = clock
 
     async def show(self, request: Request, person: Person) -> Response:
-        """``GET /timeline``: show the events of the period that begins at `from` and has `hours`."""
+        """``GET /timeline``: show the events in the `hours` hours after the time `from`."""
         now, query = self._clock.now(), request.query_params
         hours = whole_number(query, "hours", _DEFAULT_HOURS, lowest=1, highest=_MOST_HOURS)
         period = Period(since=_since(query.get("from"), now, hours), hours=hours)

@@ -3,8 +3,8 @@
 Names are compared after NFKC normalization and case folding, so that all spellings of a name identify the same user.
 Otherwise, one person could count as two approvers, or a disabled user could sign in with a different spelling.
 
-An issuer and a subject identify a person. An OpenID Connect provider can give the name of one person to another person,
-so the portal never compares the names that the provider reports.
+An issuer and a subject identify a person. The portal never compares the names that an OpenID Connect provider reports,
+because the provider can later give the name of one person to another person.
 """
 
 from __future__ import annotations

@@ -110,8 +110,8 @@ class Person(msgspec.Struct, frozen=True, kw_only=True):
     def why_not_decide(self, event: EventState, *, is_hold: bool = False) -> str | None:
         """Return the reason why this person must not decide on *event*, or None.
 
-        One VM in scope is enough for a hold. For an approval, every name in Resources must be confirmed and in scope,
-        because the approval affects all of these VMs.
+        A person can hold an event if at least one VM of the event is in the person's scope. A person can approve an
+        event only if every name in Resources is confirmed and in scope, because the approval affects all of these VMs.
         """
         if self.why_not_approver is not None:
             return self.why_not_approver

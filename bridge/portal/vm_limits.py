@@ -1,7 +1,8 @@
 """Limits the records of each VM, and counts refused records for the audit.
 
-Each VM can send `records_per_minute` records per minute, all at once or one by one. A request that the portal accepts
-counts in full, so a batch that is larger than the limit delays the next request.
+Each VM can send `records_per_minute` records per minute, in one request or in several requests. If the portal accepts a
+request, all records in the request count, even if they exceed the limit. The VM must then wait longer before its next
+request.
 """
 
 from __future__ import annotations

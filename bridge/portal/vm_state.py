@@ -67,7 +67,8 @@ class VmState(msgspec.Struct, frozen=True, kw_only=True):
     def confirmed_until(self, heard_at: str) -> str:
         """Return the time until which the VM counts as confirmed.
 
-        This is two heartbeat intervals after *heard_at*, or 10 minutes if the VM sends no heartbeats.
+        A VM counts as confirmed for two heartbeat intervals after *heard_at*. If the VM sends no heartbeats, it counts
+        as confirmed for 10 minutes.
         """
         seconds = _CONFIRMED_SECONDS if self.heartbeat_seconds is None else 2 * self.heartbeat_seconds
         return format_time(parse_time(heard_at) + timedelta(seconds=seconds))
@@ -132,8 +133,8 @@ def places_of(vm: VmState) -> tuple[str, ...]:
 def _stream_milliseconds(stream_id: str, first_received_at: str) -> int:
     """Return the time in the UUIDv7 of a stream, or the stream's first arrival if earlier.
 
-    If the VM's clock was ahead, the time in the UUIDv7 is in the future. Without the arrival time as an upper limit, an
-    old stream could then take precedence over newer streams.
+    If the VM's clock was ahead, the UUIDv7 contains a time in the future. Without the arrival time as an upper limit,
+    the old stream could then take precedence over newer streams.
     """
     received = int(parse_time(first_received_at).timestamp() * 1000)
     try:

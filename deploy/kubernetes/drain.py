@@ -315,8 +315,8 @@ def event_type_of(event: dict[str, str]) -> str:
 def kubernetes_event(node: str, event: dict[str, str]) -> Json:
     """Return the Kubernetes Event for the record, such as RebootScheduled.
 
-    The Event refers to the node by its name instead of its UID. The kubelet does the same, and every version of
-    `kubectl describe node` shows such Events.
+    The Event refers to the node by its name instead of its UID, as the Events of the kubelet do. Every version of
+    `kubectl describe node` shows an Event with such a reference.
     """
     now = f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
     has_ended = event["TRANSITION"] in ENDS  # the record then contains the last known NotBefore

@@ -8,7 +8,8 @@ install.sh runs this file with the installed agent's Python interpreter.
     PYTHON -I - ready SECONDS [FILE]    exit 1 unless the running agent is ready within SECONDS. Reasons that are also
                                         in FILE, which contains the output of `reasons`, do not count
 
-The installer passes this file on standard input, because the service user might not have access to the file.
+The service user might not have access to this file. Therefore, the installer passes the content of the file to Python
+on standard input.
 """
 
 from __future__ import annotations
@@ -76,9 +77,8 @@ def reasons() -> list[str]:
 def ready(seconds: float, before: list[str]) -> list[str]:
     """Return the reasons why the agent is not ready after *seconds*.
 
-    Ignore the reasons in *before*.
-
-    A destination that was failing before an upgrade must not prevent the upgrade.
+    The function ignores the reasons in *before*, because a destination that failed before an upgrade must not prevent
+    the upgrade.
     """
     excused = {without_details(reason) for reason in before}
     until = time.monotonic() + seconds

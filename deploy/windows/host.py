@@ -1,4 +1,4 @@
-"""Runs the agent in this process for a Windows service, which stops it from a thread.
+"""Runs the agent for a Windows service, which can stop the agent from another thread.
 
 Windows does not send signals to services. Instead, the Windows service manager calls a function on a separate thread.
 This function calls `Host.stop`, which simulates SIGTERM on the main thread with `_thread.interrupt_main`. The agent
@@ -31,7 +31,7 @@ class Host:
         self.is_stopping = False
 
     def run(self, *arguments: str) -> int:
-        """Run the agent on the main thread until `stop` is called; return its exit code."""
+        """Run the agent on the main thread until `stop` is called. Return the exit code."""
         # Set the handler first, so that a stop request during the imports is not lost.
         signal.signal(signal.SIGTERM, _leave)
         sys.argv = ["scheduled-events-bridge", "run", *arguments]
@@ -61,7 +61,8 @@ def redirect_output(path: Path) -> None:
 
     If the file is too large, first rename it to *path*.1.
 
-    The function replaces the file descriptors, so that messages from an interpreter crash are also written to the file.
+    The function replaces the file descriptors 1 and 2. If the interpreter crashes, its messages are therefore also
+    written to the file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and path.stat().st_size > LONGEST_LOG_BYTES:

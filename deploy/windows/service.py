@@ -46,7 +46,7 @@ def main() -> int:
 
 
 def _serve(host: Host) -> None:
-    """Connect to the Windows service manager, and serve it until the agent has stopped."""
+    """Connect to the Windows service manager, and run the service until the agent stops."""
     if sys.platform != "win32":
         raise OSError("There are services of this kind on Windows only.")
     import servicemanager  # noqa: PLC0415

@@ -1,8 +1,8 @@
 """Stores the agents that poll each portal process.
 
-After a restart, the portal reads the agents that were connected before. Several processes also share their agents
-through these tables. A process increases its heartbeat with each write. To read only new rows, the other processes
-compare heartbeats instead of times, because clocks can differ.
+After a restart, the portal reads from these tables which agents were connected before. Portal processes also share
+their agents through these tables. Each process increases its heartbeat number whenever it writes. Other processes find
+new rows by comparing the heartbeat numbers instead of times, because clocks can differ.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def changes_of_other_processes(
 def delete_agents(connection: Connection, *, process: str, stopped: Sequence[str], before: str) -> None:
     """Delete agents that disconnected before *before*.
 
-    Also delete the agents of *stopped* processes that have polled *process* since then.
+    The function also deletes the agents of the *stopped* processes if these agents have polled *process* since then.
     """
     old = select(processes.c.process).where(processes.c.stored_at < before)
     is_old = agents.c.is_connected.is_(False) & (agents.c.stored_at < before)

@@ -23,7 +23,7 @@ _COUNTER = "audit"
 
 
 class AuditFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """A selection of entries. Each value that is set narrows the selection."""
+    """Filters for audit entries. An entry must match every filter that is set."""
 
     person: str = ""
     """The actor."""

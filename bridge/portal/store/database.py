@@ -186,7 +186,7 @@ def in_parts(values: Sequence[_T]) -> list[Sequence[_T]]:
 
 
 def note_alive(connection: Connection, at: str) -> None:
-    """Write one row, so that an idle process also detects a full disk."""
+    """Write one row. This write detects a full disk even if the process is idle."""
     upsert(connection, properties, [{"name": "alive_at", "value": at}])
 
 

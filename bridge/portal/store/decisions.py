@@ -52,7 +52,7 @@ class LiveDecision(msgspec.Struct, frozen=True):
 
 
 class Decisions(msgspec.Struct, frozen=True):
-    """The found decisions. The query covers all decisions up to the number *index*."""
+    """The decisions that a query found among all decisions up to the number *index*."""
 
     index: int
     found: tuple[LiveDecision, ...]
@@ -77,7 +77,8 @@ def insert_decisions(
 ) -> tuple[dict[str, int], list[NewDecision]]:
     """Store new decisions.
 
-    The first result maps the SHA-256 of each decision to its number. The second contains the decisions that were new.
+    The returned dictionary maps the SHA-256 hash of each decision to the decision's number. The returned list contains
+    the decisions that were not stored before.
     """
     by_hash = {each.jws_sha256: each for each in new}
     lock_decisions(connection)
@@ -123,7 +124,7 @@ def decisions_after(connection: Connection, index: int, *, now_seconds: float) -
 def live_decisions(connection: Connection, *, now_seconds: float) -> Decisions:
     """Return all valid decisions.
 
-    A hold is valid until its event has ended, even after it has expired.
+    A hold remains valid until its event has ended, regardless of its expiry time.
     """
     return _read(connection, _counts(now_seconds))
 

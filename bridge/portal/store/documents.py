@@ -1,6 +1,7 @@
 """Stores recently accepted attested documents to prevent their reuse.
 
-The list is in the database, so a stolen document cannot be used after a restart or with another portal process.
+Because the list of documents is in the database, no one can reuse a stolen document after a restart or with another
+portal process.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _LONGEST_NAME = 32
 
 
 def take_document(connection: Connection, vm_id: str, nonce: str, *, at: str, until: str) -> bool:
-    """Store a document until *until*. Return False if it is already stored."""
+    """Mark a document as used until the time *until*. Return False if it was already used."""
     is_over = properties.c.name.startswith(_PREFIX, autoescape=True) & (properties.c.value <= at)
     connection.execute(delete(properties).where(is_over))
     digest = hashlib.sha256(f"{vm_id} {nonce}".encode()).hexdigest()

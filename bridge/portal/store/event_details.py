@@ -162,7 +162,7 @@ def _decisions(connection: Connection, keys: Sequence[str]) -> Iterable[tuple[st
 
 
 def _outcomes(connection: Connection, keys: Sequence[str]) -> Iterable[tuple[str, TransitionRecord]]:
-    """Yield the outcomes from members of the event, and from VMs that a decision is for.
+    """Yield outcomes from members of the event and from recipients of its decisions.
 
     Outcomes from other VMs do not count.
     """
@@ -189,7 +189,7 @@ def _outcomes_without_event(connection: Connection, signed: Sequence[SignedDecis
 
 
 def _counted(outcomes: Iterable[TransitionRecord], signed: Sequence[SignedDecision]) -> Iterable[TransitionRecord]:
-    """Yield outcomes of rules, and outcomes of decisions from the VM that the decision is for."""
+    """Yield outcomes of rules, and each outcome of a decision that its recipient reported."""
     audience = {each.jws_sha256: each.vm_key for each in signed}
     for record in outcomes:
         hashes = () if record.approval is None else record.approval.jws_sha256

@@ -44,7 +44,7 @@ class CursorInvalid(BridgeError):
 
 
 class EventFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """A selection of events. Each value that is set narrows the selection."""
+    """Filters for events. An event must match every filter that is set."""
 
     text: str = ""
     """Part of a VM name in Resources, of the EventId, or of the description, regardless of case."""

@@ -1,8 +1,8 @@
 """Updates the rows of events after the views of VMs change (`bridge.portal.fleet`).
 
-Each event counts its VMs by state and by version. A changed view only increases or decreases these counters, so the
-cost of a change does not depend on the number of VMs. After a rare change, such as the first member or a resolved name
-conflict, all views of the event are counted again.
+Each event has counters of its VMs by state and by version. When a view changes, the portal only increases or decreases
+these counters, so the cost does not depend on the number of VMs. After a rare change, such as the first member or a
+resolved name conflict, the portal counts all views of the event again.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ def _count_versions(connection: Connection, key: str, event: _Event) -> None:
 
 
 def _choose(connection: Connection, event: _Event) -> bool:
-    """Choose which version to show for the event. Return whether its digest changed."""
+    """Choose the version of the event to show. Return whether the event's digest changed."""
     summary, before = event.summary, event.summary.digest
     votes: dict[str, tuple[int, int]] = {}
     for each in event.variants.values():
@@ -234,7 +234,7 @@ def _choose(connection: Connection, event: _Event) -> bool:
 
 
 def _count_members(connection: Connection, key: str, event: _Event) -> None:
-    """Find the members by the names in the shown version, and count all views again."""
+    """Find the VMs that own a name in the shown version, and count all views again."""
     summary = event.summary
     summary.members, summary.reporters, summary.ending = {}, {}, (-1, "ended")
     summary.first_observed_at = summary.observed_at = ""

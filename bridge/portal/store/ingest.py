@@ -1,7 +1,7 @@
 """Stores records and updates VMs and events in one transaction.
 
-Each transaction first locks the rows of the affected VMs, then names, and then the rows of the affected events, sorted
-by key. Because all transactions use this order, they cannot deadlock.
+Each transaction first locks the rows of the affected VMs, then the rows of the affected names, and then the rows of the
+affected events, sorted by key. Because all transactions use this order, they cannot deadlock.
 """
 
 from __future__ import annotations
@@ -142,7 +142,8 @@ def _stored(
 ) -> list[TransitionRecord]:
     """Store new records, and return all new records.
 
-    Heartbeats, and records beyond the limit of the VM, are not stored.
+    The function does not store heartbeats. If a VM has reached its limit, the function does not store the VM's other
+    records either.
     """
     by_id = {each.record.id: each for each in received}
     stored: set[str] = set()
@@ -368,7 +369,7 @@ def _open_views(connection: Connection, key: str) -> list[View]:
 def _mark_refusal(connection: Connection, record: TransitionRecord) -> None:
     """Store whether an agent refused the newest decision.
 
-    Only the VM that a decision is for can refuse the decision.
+    A refusal counts only if it comes from the VM that the decision is for.
     """
     hashes = () if record.approval is None else record.approval.jws_sha256[:_MOST_HASHES]
     is_own = (decisions.c.vm_key == vm_key(record)) & decisions.c.jws_sha256.in_(hashes)

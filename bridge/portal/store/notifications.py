@@ -64,7 +64,7 @@ class Notification(msgspec.Struct, frozen=True, kw_only=True):
 def find(connection: Connection, kind: Kind, *, now: str, until: str) -> list[Finding]:
     """Return the open events that need a notification of *kind*, sorted by NotBefore.
 
-    Undecided events need a notification only if their NotBefore is not after *until*.
+    An undecided event needs a notification only if its NotBefore is between *now* and *until*.
     """
     query, _ = _query(kind, now)
     if kind is Kind.UNDECIDED:
@@ -78,7 +78,7 @@ def find(connection: Connection, kind: Kind, *, now: str, until: str) -> list[Fi
 def store_new(connection: Connection, target: str, found: Sequence[Finding], *, now: str, since: str) -> None:
     """Store the missing notifications about *found*.
 
-    The number of notifications after *since* is limited for each event and VM, so that a VM cannot cause many.
+    Each event and each VM can cause only a few notifications after *since*, so that a faulty VM cannot cause too many.
     """
     table = notifications.c
     new = {each.id_for(target): each for each in found}
@@ -137,7 +137,7 @@ def claim(connection: Connection, target: str, *, now: str, until: str) -> Notif
 
 
 def settle(connection: Connection, notification_id: str, *, is_done: bool, due_at: str) -> None:
-    """Finish a notification, or let the portal send it again at the time *due_at*."""
+    """Mark a notification as done, or schedule the next attempt at the time *due_at*."""
     is_row = notifications.c.notification_id == notification_id
     connection.execute(update(notifications).where(is_row).values(is_done=is_done, due_at=due_at))
 

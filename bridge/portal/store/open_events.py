@@ -2,8 +2,8 @@
 
 Events with a future NotBefore come first. All other events follow, newest first.
 
-If more than two open events are reported only by the same VM, the lists and the counts leave out these events, and
-`collapsed` returns one line for the VM.
+If one VM is the only reporter of more than two open events, the lists and the counts leave out these events. The
+function `collapsed` then returns one line for the VM.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ def list_lines(
 ) -> LinePage:
     """Return a page of open events in the order in which Azure starts them.
 
-    If a wave has at least five events, they share one line, unless *wanted* selects the wave. A cursor contains the
-    time of the first page, so that the order does not change between pages.
+    A wave of at least five events is shown as one line, unless *wanted* selects the wave. The cursor contains the time
+    at which the first page was read, so that all pages have the same order.
     """
     at, first, place = (now, 1, None) if cursor is None else _open_cursor(cursor)
     where = [*conditions(wanted, now=now), events.c.is_open.is_(True), is_not_collapsed(wanted)]
@@ -233,7 +233,8 @@ def is_not_collapsed(wanted: EventFilter) -> ColumnElement[bool]:
 def filter_values(connection: Connection, prefix: str, *, scope: tuple[str, ...] = (), limit: int = PAGE) -> list[str]:
     """Return the groups of open events that begin with *prefix*, such as ``region:``.
 
-    The groups of `collapsed` events are left out, because a single VM could invent them.
+    The result does not include groups of `collapsed` events, because the only VM that reports these events could have
+    invented the groups.
     """
     wanted = EventFilter(scope=scope)
     where = (*conditions(wanted, now=""), events.c.is_open.is_(True), is_not_collapsed(wanted))

@@ -110,8 +110,8 @@ class Postgresql:
     def back_up(self, target: Path) -> None:
         """Raise BridgeError with the command for a backup.
 
-        The backup excludes the epoch, which identifies the numbering of decisions. After a restore, the portal creates
-        a new epoch, which makes the agents request all decisions again.
+        The backup does not include the epoch, which identifies the numbering of decisions. After a restore, the portal
+        creates a new epoch. The agents then request all decisions again.
         """
         raise BridgeError(
             "Back up a PostgreSQL database with: pg_dump --format=custom "

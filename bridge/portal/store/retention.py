@@ -36,7 +36,8 @@ def delete_old(connection: Connection, *, before: str) -> bool:
 def _delete_of_deleted_events(connection: Connection, before: str) -> int:
     """Delete expired decisions and verdicts of deleted events.
 
-    While the event exists, they are kept, because a hold is valid until its event has ended.
+    If the event still exists, the function keeps its decisions and verdicts, because a hold is valid until its event
+    has ended.
     """
     seconds = int(parse_time(before).timestamp())
     found = 0

@@ -59,8 +59,8 @@ class Sqlite:
     def back_up(self, target: Path) -> None:
         """Copy the database to *target*, even while the portal is running.
 
-        The backup excludes the epoch, which identifies the numbering of decisions. After a restore, the portal creates
-        a new epoch, which makes the agents request all decisions again.
+        The backup does not include the epoch, which identifies the numbering of decisions. After a restore, the portal
+        creates a new epoch. The agents then request all decisions again.
         """
         if target.exists():
             raise BridgeError(f"{target} exists. A backup does not overwrite a file. Name another file.")

@@ -59,8 +59,8 @@ def spans_between(
 ) -> SpanPage:
     """Return the events of the period from *since* to *until*, newest first.
 
-    If *characters* is None, each event forms a span. Otherwise, events of one type form a span if the first
-    *characters* of their end times are equal: 13 for an hour, and 10 for a day.
+    If *characters* is None, each span contains one event. If *characters* is 13, a span contains all events of one type
+    that end in the same hour. If *characters* is 10, a span contains all events of one type that end on the same day.
     """
     columns = [events.c[name] for name in ("event_key", "event_type", "is_open", "first_observed_at", "sort_at")]
     end = func.coalesce(events.c.over_at, events.c.sort_at).label("ends_at")

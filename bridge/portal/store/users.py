@@ -49,7 +49,7 @@ def keep_user(connection: Connection, user: User) -> None:
 def find_user(connection: Connection, name: str) -> User | None:
     """Return the user with a name in any spelling, or with a person key. Prefer a local user.
 
-    Raise BridgeError if several users of an OpenID Connect provider have the name.
+    Raise BridgeError if the name belongs to more than one user of an OpenID Connect provider.
     """
     found = user_of(connection, local_key(name)) or user_of(connection, name)
     if found is not None:

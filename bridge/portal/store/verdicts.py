@@ -82,7 +82,7 @@ def add_verdicts(
     VerdictRefused in its place, and all other verdicts are stored. If the verdicts approve two events of the same
     group, the function raises VerdictRefused, and no verdict is stored.
 
-    *confirmed* contains, for each event, the names in Resources that no agent confirms, but that the person confirmed
+    *confirmed* maps the key of an event to the names in Resources that no agent confirms, but that the person confirmed
     explicitly.
     """
     at, names = format_time(now), confirmed or {}
@@ -132,7 +132,8 @@ def withdraw(
 ) -> AcceptedVerdict:
     """Withdraw a verdict. If an approval has already been signed, sign a hold to stop it.
 
-    If the verdict is the hold of another person, *required* people must withdraw it. Until then, store their consent.
+    Before a person can withdraw the hold of another person, *required* people must agree. Until then, the function only
+    stores that *by* agrees.
 
     Raise VerdictRefused if the verdict is unknown or already withdrawn, or if the event is over.
     """
@@ -180,7 +181,8 @@ def _counting(connection: Connection, keys: Sequence[str]) -> dict[str, tuple[Ve
 def _has_decisions(connection: Connection, verdict: Verdict) -> bool:
     """Return whether the portal signed a decision for *verdict*, alone or with others.
 
-    The function also checks the other approvals, because a decision refers only to the last verdict behind it.
+    A decision refers only to the last of the verdicts that led to it. Therefore, the function also checks the other
+    approvals of the same version of the event.
     """
     same = (verdicts.c.event_key == verdict.event_key) & (verdicts.c.digest == verdict.digest)
     approvals = same & (verdicts.c.choice == Choice.APPROVE.value)
@@ -238,7 +240,7 @@ def _check_groups(approved: Sequence[EventState]) -> None:
 
 
 def _store_ruling(connection: Connection, event: EventState, ruling: Ruling) -> None:
-    """Store the ruling in the row of the event, for the filters of the pages."""
+    """Store the ruling in the row of the event, so that pages can filter events by ruling."""
     is_decided = ruling.outcome is not Outcome.UNDECIDED
     until = None if ruling.outcome is Outcome.HELD else min((each.expires_at for each in ruling.verdicts), default=None)
     values = {

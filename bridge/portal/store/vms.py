@@ -22,7 +22,7 @@ _vm_of = msgspec.json.Decoder(VmState).decode
 
 
 class VmFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """A selection of VMs. Each value that is set narrows the selection."""
+    """Filters for VMs. A VM must match every filter that is set."""
 
     text: str = ""
     """Part of the name, the vmId, the region, the resource group, or a label, regardless of case."""
