@@ -268,9 +268,10 @@ class Agent:
         return not stop.is_set()
 
     def run_due(self) -> None:
-        """Check the directory's lock and run the periodic tasks. Called every second.
+        """Check the lock on the state directory, and run the periodic tasks.
 
-        Raises StateDirectoryError if the state directory was replaced and another agent has locked the new directory.
+        Call this method every second. Raises StateDirectoryError if the state directory was replaced and another agent
+        has locked the new directory.
         """
         self._loop_watch.expect_within(TURN_SECONDS)
         try:
@@ -353,7 +354,10 @@ class Agent:
         logger.info("The configuration was reloaded.", extra={"sinks": [sink.name for sink in settings.sinks]})
 
     def _exchange_imds(self, stop: Callable[[], bool]) -> None:
-        """Replace the IMDS client, or keep it and raise RuntimeError if no thread can start."""
+        """Replace the IMDS client.
+
+        If no thread can start, the method keeps the old client and raises RuntimeError.
+        """
         settings = self._settings
         imds = client_of(settings.imds)
         imds.answered_at = self.imds.answered_at
@@ -388,8 +392,9 @@ class Agent:
     def stop(self, *, spent_seconds: float = 0.0) -> None:
         """Stop polling, drain the sinks, save the outbox, and unlock the directory.
 
-        The workers send pending records for up to `stop_grace_seconds`, less the *spent_seconds* of this period that
-        have already passed. They do not send any if another agent has locked the state directory.
+        The workers send pending records for up to `stop_grace_seconds`. If the caller has already used a part of this
+        time, it passes the used time as *spent_seconds*. If another agent has locked the state directory, the workers
+        do not send anything.
         """
         grace_seconds = 0.0 if self._is_displaced else max(self._settings.stop_grace_seconds - spent_seconds, 0.0)
         deadline = time.monotonic() + grace_seconds

@@ -50,8 +50,8 @@ class Source:
     """The outbox that a request reads or changes.
 
     A running agent passes its own *outbox*. If *outbox* is None, the source reads the newest complete outbox file in
-    *directory*, and raises OutboxError if there is none. After a retry request, the source calls *on_retry* with the
-    sink's name, or with None for all sinks.
+    *directory*. If there is no such file, it raises OutboxError. `retry_records` calls *on_retry* with the name of the
+    sink, or with None if it retries the records of all sinks.
     """
 
     def __init__(
@@ -338,7 +338,10 @@ def read_undelivered(
 
 
 def retry_records(source: Source, *, sink: str | None = None, record_id: str | None = None) -> int:
-    """Resume *sink*, or all sinks if None, and retry parked records. Return their number."""
+    """Retry the parked records of *sink*, or of all sinks if *sink* is None.
+
+    A running agent also ends the pause of these sinks. The function returns the number of retried records.
+    """
     if sink is not None:
         _require_sinks(source, sink)
         configured = source.sinks()
@@ -361,7 +364,7 @@ def discard_records(
 
 
 def move_records(source: Source, *, old: str, new: str) -> int:
-    """Move undelivered records from the sink *old* to *new*. Return their number."""
+    """Move undelivered records between two sinks. Return the number of moved records."""
     _require_sinks(source, old, new)
     if old == new:
         raise OutboxError("OLD and NEW are the same sink.")
@@ -369,7 +372,7 @@ def move_records(source: Source, *, old: str, new: str) -> int:
 
 
 def import_records(source: Source, *, path: str) -> int:
-    """Import pending records and holds from the file at *path*, and return their number."""
+    """Import undelivered records and holds from a file. Return the number of imported records."""
     from bridge.outbox.database import read_file  # noqa: PLC0415
 
     with _disk_errors(f"The file {path} cannot be read"):
@@ -382,9 +385,10 @@ def import_records(source: Source, *, path: str) -> int:
 
 
 def decide(source: Source, *, decision: StoredDecision, overruled: tuple[int, ...] = ()) -> tuple[StoredDecision, ...]:
-    """Store a decision made on this VM, and end the holds *overruled* (arrival numbers).
+    """Store a decision made on this VM, which overrules the holds in *overruled*.
 
-    If the event has other holds, store nothing and return them.
+    *overruled* contains the arrival numbers of the holds. If the event has other holds, the function stores nothing and
+    returns these holds.
     """
     others = source.outbox.change(approvals.keep_overruling, decision, overruled)
     if not others:
@@ -398,7 +402,7 @@ def find_decision(source: Source, *, approver: str, decision_id: str) -> StoredD
 
 
 def why_unsaved(source: Source) -> str | None:
-    """Save the outbox. Return None on success, or why the save takes longer than 0.8 s."""
+    """Save the outbox, and return None. If this takes longer than 0.8 s, return the reason."""
     if source.outbox.wait_saved(SAVE_SECONDS):
         return None
     return source.outbox.saver.behind_reason or "The disk is slow."

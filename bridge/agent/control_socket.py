@@ -168,7 +168,7 @@ class ControlServer:
 class _UnixListener:
     """Listens on a Unix socket, and replaces the socket file that a killed agent left behind.
 
-    The standard `Listener` would delete the file at exit, even if another agent now owns it.
+    The standard library's `Listener` deletes the socket file at exit, even if the file now belongs to another agent.
     """
 
     def __init__(self, path: str) -> None:
@@ -208,7 +208,10 @@ class _UnixListener:
 
 
 class ControlClient:
-    """Sends requests to the agent of a state *directory*, and waits up to *seconds* for each."""
+    """Sends requests to the agent that uses the state directory *directory*.
+
+    The client waits up to *seconds* for the response to each request.
+    """
 
     def __init__(self, directory: Path, *, seconds: float = ANSWER_SECONDS) -> None:
         self._directory, self._seconds = directory, seconds
@@ -242,7 +245,10 @@ class ControlClient:
         return found
 
     def change(self, request: Callable[Concatenate[Source, P], A], /, *args: P.args, **arguments: P.kwargs) -> A:
-        """Send *request*, wait for the save, and return the response. Raises NotSaved after 5 s."""
+        """Send *request*, and return the response after the agent has saved the change.
+
+        Raises NotSaved if the agent does not save the change in time (by default, within 5 s).
+        """
         deadline = time.monotonic() + self._seconds
         found = self.ask(request, *args, **arguments)
         while (why := self.ask(why_unsaved)) is not None:
@@ -287,9 +293,10 @@ class ControlClient:
 
 
 def _peer(connection: Connection[Any, Any], directory: Path | None = None) -> int | None:
-    """Set timeouts, and return the process ID of the peer, or None if it is not reported.
+    """Set the timeouts of *connection*, and return the process ID of the peer.
 
-    Raises PermissionError unless the peer process belongs to root, this user, or the owner of *directory*.
+    On systems other than Linux, the function has no effect and returns None. On Linux, it raises PermissionError unless
+    the peer process belongs to root, this user, or the owner of *directory*.
     """
     if sys.platform != "linux":
         return None

@@ -11,6 +11,9 @@ A decision of the portal passes through these modules:
 3. `approver` reads the outbox, and calls `evaluate` and `rules`. These modules follow `holds` and `two_person_rule`.
 4. `submit` sends StartRequests to Azure, and `recorder` writes the outcome.
 
-The agent uses `service`. Commands use `digest`, `signing`, `files`, `portal_client`, and `credentials`. Portals use
-`decision_token` and `refusal_reasons`.
+Other packages import these modules:
+
+- The agent imports `service`.
+- Commands import `digest`, `signing`, `files`, `portal_client`, and `credentials`.
+- Portals import `decision_token` and `refusal_reasons`.
 """

@@ -2,13 +2,14 @@
 
 The thread repeats these steps:
 
-1. Evaluate the stored decisions and rules, and write the changes to the outbox.
-2. Count the approval attempt, and wait until the outbox is saved.
-3. Request the current document from the metadata service again (the last look).
-4. If the document still allows the approval, send StartRequests and record the outcome.
+1. Evaluate the stored decisions and the rules, and write the results to the outbox.
+2. If an approval is due, count the attempt, and wait until the outbox is saved.
+3. Request the current Scheduled Events document again.
+4. If the document still allows the approval, send StartRequests, and record the outcome.
 
-The agent saves each attempt before it sends StartRequests, so that the approval survives a crash. The agent retries
-until the event starts, changes, or is put on hold, or until it no longer trusts a key that signed the approval.
+The agent saves each attempt before it sends StartRequests, so a crash does not lose the approval. It repeats the
+request until the event starts, changes, or is put on hold. It also stops if it no longer trusts a key that signed the
+approval.
 
 The thread does not approve events in these cases:
 
@@ -17,7 +18,8 @@ The thread does not approve events in these cases:
 - The file ``approvals.disabled`` is in the state directory.
 - The metadata service did not respond within the last three seconds.
 
-If the agent cannot verify a token because a key file is invalid, rules do not act, because the token might be a hold.
+If a key file is invalid, the agent cannot verify the tokens that were signed with the key. One of these tokens might be
+a hold, so the rules do not approve any event until the key file is valid.
 """
 
 from __future__ import annotations
@@ -71,8 +73,8 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True):
 class Approver:
     """Decides which events to approve on this VM, and sends the approvals to Azure.
 
-    *portal_read* returns the outbox epoch in which the agent received all decisions of the portal. It returns None
-    until the agent has received all of them. *secret_variables* lists the environment variables that drain commands
+    *portal_read* returns None until the agent has received all decisions of the portal. After that, it returns the
+    value that `Outbox.epoch` had at that time. *secret_variables* lists the environment variables that drain commands
     must not receive.
     """
 
@@ -154,9 +156,9 @@ class Approver:
     ) -> None:
         """Store a valid IMDS response. Wake the thread if the document has changed.
 
-        *asked_at* (monotonic seconds, default: *instant*) is the time of the request, and *instant* is the time of the
-        response. *unsettled* contains the EventIds of events with an unconfirmed change. *tracked* is the document that
-        the agent tracks.
+        *instant* is the time of the response. *asked_at* is the time of the request on the monotonic clock. If
+        *asked_at* is None, the time of the response is used. *unsettled* contains the EventIds of events with an
+        unconfirmed change. *tracked* is the document that the agent tracks.
         """
         before = self._answer
         seconds = 0.0 if asked_at is None else instant.monotonic - asked_at
@@ -238,7 +240,10 @@ class Approver:
         self._submit(state, context)
 
     def _evaluate(self, context: Context) -> ApprovalState:
-        """Evaluate the state and write the changes until nothing changes. Return the new state."""
+        """Repeat the evaluation until it finds no more changes, and return the new state.
+
+        The method writes the changes of each step to the outbox.
+        """
         for _ in range(_MOST_STEPS):
             state = self._outbox.read(approvals.read_state)
             step = evaluate(state, context)

@@ -49,7 +49,7 @@ class Changes(msgspec.Struct, kw_only=True):
         decisions: DecisionStage,
         message: str,
     ) -> None:
-        """Add a record with *result*, and move the approval's decisions to *decisions*."""
+        """Add a record with *result*, and set the approval's decisions to the stage *decisions*."""
         self.records.append(approval_record(approval, transition, result, message=message))
         self.update_decisions(approval.arrivals, decisions, result.value, message)
 

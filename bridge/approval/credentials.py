@@ -42,7 +42,10 @@ class SecretCredential:
         return token
 
     def forget(self) -> bool:
-        """Reread the file before the next request. Return False, as the token might be the same."""
+        """Reread the file before the next request.
+
+        The method returns False, because the file might still contain the same token.
+        """
         self._secret = self._unread()
         return False
 

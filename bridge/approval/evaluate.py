@@ -1,8 +1,8 @@
 """Turns decisions into approvals or refusals. The functions do no I/O.
 
-A new approve decision waits until a new document contains its event, or until the decision expires. After that, it
-might wait for more approvers (`bridge.approval.two_person_rule`), for another approval to end, or for a response from
-Azure. A hold applies until its event is gone (`bridge.approval.holds`).
+A new approve decision first waits for a new document that contains its event. It can then wait for more approvers
+(`bridge.approval.two_person_rule`), for another approval to end, or for a response from Azure. The decision stops
+waiting when it expires. A hold stays in force until its event disappears (`bridge.approval.holds`).
 
 An approve decision applies to only one version of an event. If Azure changes the event, the agent refuses the decision.
 
@@ -43,7 +43,7 @@ _OF_THE_DOCUMENT = frozenset(
 
 
 class Trust(Enum):
-    """Whether the agent still trusts the key that signed a stored decision."""
+    """The agent's trust in the key that signed a stored decision."""
 
     KEPT = "kept"
     REVOKED = "revoked"
@@ -157,7 +157,7 @@ class _Step:
         return self._index.why_not(*decision.key)
 
     def check_waiting(self, decision: StoredDecision) -> None:
-        """Close a waiting decision if it no longer counts or if its event is already approved."""
+        """Close a waiting decision that can no longer lead to an approval."""
         approval = self._state.approvals.get(decision.key)
         if approval is not None and approval.state in OPEN_STAGES:
             return
@@ -349,8 +349,9 @@ class _Step:
 def _stays(approval: PendingApproval, last: StoredDecision) -> bool:
     """Return whether *approval* is under way, so that the decision *last* must not replace it.
 
-    A person's decision replaces an approval that a rule started. If a drain command is running, a decision made on the
-    VM does not wait for it. A decision from the portal waits, because two drains of the same VM would conflict.
+    A person's decision replaces an approval that a rule started. While a drain command is running, a decision made on
+    this VM takes effect immediately. A decision from the portal waits until the command ends, because two drains of the
+    same VM would conflict.
     """
     if approval.state is ApprovalStage.WANTED:
         return bool(approval.arrivals)

@@ -45,7 +45,10 @@ _SURPLUS = f"Its key has more than {MOST_OPEN_DECISIONS:,} open decisions."
 
 
 class _Wait(IntEnum):
-    """The reason why a token waits. The inbox drops tokens with the lowest value first."""
+    """The reason why the inbox cannot process a token yet.
+
+    If too many tokens are waiting, the inbox first drops the tokens whose reason has the lowest value.
+    """
 
     LATER = 1
     """The key file does not exist, or the approve decision is not valid yet. The token blocks no approval."""
@@ -200,7 +203,8 @@ class DecisionInbox:
     def _kept_until(self, claims: Claims) -> float:
         """Return when the outbox can delete the decision: at ``exp``, or after a day for a hold.
 
-        A hold is accepted even after its ``exp``. While its event exists, the outbox keeps the hold in any case.
+        The agent accepts a hold even after its ``exp``. The outbox never deletes a hold while the event of the hold
+        exists.
         """
         expires_at = claims.expires_at.timestamp()
         if claims.verdict is not Verdict.HOLD:

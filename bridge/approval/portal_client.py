@@ -1,11 +1,11 @@
 """Sends requests to the ops portal (PROTOCOL.md, sections 2 to 4).
 
-The client raises PortalFailed if a response is malformed. Error messages never quote the portal, because a response
-could contain the bearer token or a decision. Repeated failures produce the same message, so that it is logged only
-once.
+If a response is malformed, the client raises PortalFailed. Error messages never quote a response, because it could
+contain the bearer token or a decision. Repeated failures therefore produce the same message, and the agent logs the
+message only once.
 
-The client does not follow redirects. It uses the proxy from the environment, except for a loopback URL. Such a URL can
-use plain HTTP, and a proxy could then read the token.
+The client does not follow redirects. For requests to other machines, it uses the proxy from the environment variables.
+For a loopback URL, it does not use a proxy. Such a URL can use plain HTTP, so a proxy could read the token.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class PortalAnswer(msgspec.Struct, frozen=True):
 def agent_header(settings: ApprovalSettings, keys: Sequence[TrustedKey], *, version: str, directory: Path) -> str:
     """Return the header that describes the agent to the portal (PROTOCOL.md, section 2).
 
-    Only keys with a valid key file are listed. *directory* is the state directory.
+    The header lists a key only if its key file is valid. *directory* is the agent's state directory.
     """
     about = {
         "version": version,
@@ -89,8 +89,9 @@ def agent_header(settings: ApprovalSettings, keys: Sequence[TrustedKey], *, vers
 class PortalClient:
     """Sends requests to the portal that *remote* configures. Only `close` is thread-safe.
 
-    *document* returns the attested document for a nonce, and is required for `credential = "attested"`. *agent* returns
-    the header that describes the agent. Raises ConfigurationError if a URL with plain HTTP leads to another machine.
+    *document* returns the attested document for a nonce. It is required if the credential is ``attested``. *agent*
+    returns the header that describes the agent. The constructor raises ConfigurationError if the URL uses plain HTTP
+    and its host is not this machine.
     """
 
     def __init__(

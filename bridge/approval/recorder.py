@@ -46,7 +46,7 @@ class ApprovalRecorder:
         self._refusals: dict[str, _Refusals] = {}
 
     def refuse(self, refusals: Sequence[ApprovalRecord]) -> None:
-        """Count *refusals*. A later call to `write` or `write_refusals` writes the records."""
+        """Count *refusals*, so that `write` or `write_refusals` can write their records later."""
         with self._lock:
             for refusal in refusals:
                 known = self._refusals.setdefault(refusal.approval.result, _Refusals())

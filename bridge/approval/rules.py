@@ -1,8 +1,8 @@
 """Applies local rules, which approve or hold events automatically.
 
-Rules match strictly, because no one reviews the result. No rule matches a recommendation, and a condition never matches
-an unknown value. An ``approve`` rule also requires that Resources and the VM name are known, because an approval
-affects every VM in Resources. A ``hold`` rule does not require either.
+Rules match strictly, because no person reviews their decisions. A rule never matches a recommendation, and a condition
+never matches an unknown value. An ``approve`` rule also requires that Resources and the name of this VM are known,
+because an approval affects every VM in Resources. A ``hold`` rule does not require this.
 
 A rule acts at most once on each version of an event. If ``act`` is ``leader``, the first VM in Resources acts
 immediately, and each further VM waits longer. The wait starts when the agent first sees the version of the event, so an
@@ -111,8 +111,8 @@ def first_match(rules: Iterable[RuleSettings], event: ScheduledEvent, *, vm_name
 def may_run_command(rule: RuleSettings, event: ScheduledEvent, vm_name: str | None) -> bool:
     """Return whether the command of *rule* prepares every VM of *event*.
 
-    A drain command prepares only this VM. Unless ``command_covers_all`` is set, it therefore runs only for events that
-    name this VM alone.
+    A drain command prepares only this VM. If the event also names other VMs, the command therefore runs only if
+    ``command_covers_all`` is set.
     """
     if rule.command is None or not _is_clear_who(event, vm_name):
         return False

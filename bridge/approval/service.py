@@ -32,7 +32,10 @@ _JOIN_SECONDS = 1.0
 
 
 class ApprovalService:
-    """Manages a VM's approvals. *vm* returns the identity; *directory* is the state directory."""
+    """Manages the approvals of a VM.
+
+    *vm* returns the identity of the VM. *directory* is the agent's state directory.
+    """
 
     def __init__(
         self,
@@ -161,7 +164,10 @@ class ApprovalService:
             self.approver.join(timeout_seconds)
 
     def drain(self, post_seconds: float, stop: Callable[[], bool]) -> None:
-        """Wait until the approver ends or *stop* returns True, about *post_seconds* at most."""
+        """Wait until the approver has ended or *stop* returns True.
+
+        The method gives up shortly after *post_seconds*.
+        """
         deadline = time.monotonic() + post_seconds * 1.1 + _JOIN_SECONDS
         while self.approver is not None and self.approver.is_running and not stop() and time.monotonic() < deadline:
             self.approver.join(_STOP_POLL_SECONDS)

@@ -103,8 +103,8 @@ class Submitter:
     def last_look(self) -> tuple[Document, Instant] | None:
         """Return the current document and its time, or None if IMDS does not respond.
 
-        The time is the wall-clock time at which the request was sent, plus the monotonic duration of the call. If the
-        VM was paused during the call, the response therefore counts as old.
+        The time is calculated from the wall clock at the start of the request and the duration of the request on the
+        monotonic clock. If the VM is paused during the request, the response therefore counts as old.
         """
         asked_at = self._clock.instant()
         try:

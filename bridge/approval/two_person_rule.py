@@ -1,8 +1,8 @@
 """The two-person rule: an approval can require decisions from several people.
 
-If ``required_approvals`` is 2, the agent follows the portal only after two people have approved the same version of the
-event. Two decisions count as two people only if their key IDs (``kid``), their keys, and their approvers all differ.
-The default is 1. The rule does not apply to local rules or to the command `approve` on the VM.
+With ``required_approvals = 2``, the portal's decisions lead to an approval only after two people have approved the same
+version of the event. The two decisions must have different key IDs (``kid``), different keys, and different approvers.
+By default, one decision is enough. The rule does not apply to local rules or to the command `approve` on the VM.
 
 The portal has its own rule in bridge/portal/two_person_rule.py. The portal waits until enough of its users have
 approved (``people.required_approvals``), and then signs a single decision with its own key. The agent counts this

@@ -275,7 +275,10 @@ def schema(*, of_config: bool) -> None:
 @option("--list", "list_recipes", is_flag=True, help="List the recipes, and exit.")
 @runs("init.init")
 def init() -> None:
-    """Write a first configuration with comments. Sinks are recipes, such as webhook:slack."""
+    """Write a commented configuration, which you can adapt.
+
+    Each RECIPE configures one sink, for example webhook:slack.
+    """
 
 
 @commands.command(short_help="Create a key pair for signing decisions.")
@@ -313,7 +316,9 @@ def keygen() -> None:
 @option("--json", "as_json", is_flag=True, help="Print one requirement per line.")
 @runs("portal_check.portal_check")
 def portal_check() -> None:
-    """Test whether a portal follows PROTOCOL.md. URL has the format of approval.remote.url.
+    """Test whether the portal at URL follows PROTOCOL.md.
+
+    Set URL to the value of approval.remote.url in the agents' configuration.
 
     The command sends the same requests as an agent. The exit code is 1 if the portal does not meet a requirement.
 
@@ -338,8 +343,8 @@ def portal_check() -> None:
 def decide() -> None:
     """Sign a decision on an event, and print the signed token.
 
-    Your portal must return the token to the agent. With --all, sign a decision for every VM in the file, except VMs on
-    which the event has ended. Approvals also skip VMs on which the event has already started.
+    Your portal must return the token to the agent. With --all, the command signs a decision for each VM in the file. It
+    skips VMs on which the event has ended. For approvals, it also skips VMs on which the event has already started.
     """
 
 

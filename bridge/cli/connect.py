@@ -1,4 +1,4 @@
-"""Connects a command to the running agent, or to the outbox on disk without an agent.
+"""Connects a command to the running agent or, if none is running, to the outbox on disk.
 
 Only the process that holds the lock on the state directory can write to the outbox. If no agent is running, a command
 that changes the outbox takes the lock. If root runs the command, it first switches to the outbox's owner, because the

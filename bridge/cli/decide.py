@@ -44,7 +44,7 @@ class Sighting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def keygen(private_file: Path | None, directory: Path | None, kid: str | None, approver: str) -> None:
-    """Write a key pair, and print the configuration that trusts the key."""
+    """Create a key pair, and print the configuration for VMs that trust the key."""
     if private_file is not None and directory is not None:
         raise click.UsageError("Use either PRIVATE_FILE or --directory, not both.")
     private_key_file = private_file or (directory or Path()) / _DEFAULT_KEY_NAME
@@ -91,8 +91,9 @@ def decide(
 ) -> list[str]:
     """Sign decisions on an event, print a summary, and return the signed tokens.
 
-    *content* is a Scheduled Events document, or contains transition records or CloudEvents in JSON Lines format. Unless
-    *for_all* is true, only one decision is signed: for *vm_id*, or for the only VM in *content*.
+    *content* is a Scheduled Events document, or contains transition records or CloudEvents in JSON Lines format. If
+    *for_all* is true, the function signs a decision for each VM in *content* that can still follow it. Otherwise, it
+    signs a decision only for *vm_id* or, by default, for the only VM in *content*.
     """
     found = _sightings(content.removeprefix(codecs.BOM_UTF8))
     event_id = event_id or _only_event(found)

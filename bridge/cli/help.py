@@ -1,4 +1,4 @@
-"""Adds groups of commands, examples, and file locations to the output of `--help`."""
+"""Adds command groups, examples, and file locations to the output of `--help`."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def migrate(path: Path | None) -> None:
 def backup(path: Path | None, target: Path) -> None:
     """Copy the database to the new file TARGET. The portal can run during the copy.
 
-    After a portal is started with the copy, all agents request their decisions again.
+    When a portal starts with the copy, every agent requests all of its decisions again.
     """
     library().backup(path, target)
     click.echo(f"The database was copied to {target}.")
@@ -142,7 +142,8 @@ def export(path: Path | None, form: str) -> None:
 def users() -> None:
     """Manage the users of the portal.
 
-    Viewers see events. Approvers also approve and hold events. Operators cannot decide on events.
+    Viewers can see events. Approvers can also approve and hold events. Operators manage users, but cannot decide on
+    events.
     """
 
 

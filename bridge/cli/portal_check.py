@@ -47,7 +47,10 @@ def portal_check(
     as_json: bool,
     **remote: object,
 ) -> int:
-    """Check a portal, and return the exit code. *remote* has keys of ``[approval.remote]``."""
+    """Check a portal, and return the exit code of the command.
+
+    *remote* contains settings of the table ``[approval.remote]``.
+    """
     keys: tuple[TrustedKey, ...] = ()
     if public_key is not None:
         kid = kid or public_key.name.split(".")[0]

@@ -41,8 +41,8 @@ _LAST_TURN_SECONDS = 1.0
 def run_agent(settings: Settings, *, log_format: str, log_level: str, allow_second_agent: bool) -> None:
     """Run the agent until a signal stops it.
 
-    Raises StateDirectoryError (exit code 73) if the state directory cannot be locked. Unless *allow_second_agent* is
-    true, the method also raises it if the system service already runs an agent on this VM.
+    Raises StateDirectoryError (exit code 73) if the state directory cannot be locked. The function raises the same
+    error if the system service already runs an agent on this VM, unless *allow_second_agent* is true.
     """
     logs.configure(form=log_format, level=log_level.upper())
     # Keep the path. If the file is deleted later, a reload then reports an error instead of using the defaults.

@@ -59,7 +59,10 @@ def set_by_signals() -> threading.Event:
 
 
 class RunSignals:
-    """Handles the signals of `run`. A stop signal before `wake` ends the process at once."""
+    """Handles the signals of `run`.
+
+    A stop signal that arrives before the call of `wake` ends the process immediately.
+    """
 
     def __init__(self) -> None:
         self.stop = threading.Event()

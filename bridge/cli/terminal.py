@@ -1,4 +1,6 @@
-"""Prints tables, wrapped lines, colors, and messages. Output to a pipe has no formatting.
+"""Prints tables, wrapped lines, colors, and messages.
+
+If the output does not go to a terminal, it has no colors, and lines are not wrapped.
 
 This module does not print tables with the rich library, because rich splits long EventIds on a narrow terminal, and you
 could not copy a split EventId.
@@ -68,7 +70,7 @@ def is_terminal(to: TextIO | None = None) -> bool:
 
 
 def wrapped(text: str, *, indent: str = "", first: str | None = None, to: TextIO | None = None) -> list[str]:
-    """Wrap *text* at the width of the terminal *to*, or return one line for another stream.
+    """Wrap *text* at the terminal's width. If *to* is not a terminal, return a single line.
 
     *first* is the prefix of the first line, and *indent* is the prefix of the other lines.
     """

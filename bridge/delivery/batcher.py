@@ -41,8 +41,8 @@ def next_batch(
 ) -> list[Delivery]:
     """Return the rows for the next request, or [] if no row is due.
 
-    *after* contains rows that the request before it already sends. If *fresh_event* is not None, return only the first
-    row of this event.
+    *after* contains the rows of the preceding request, which this request must not send again. If *fresh_event* is not
+    None, the function returns only the first row of this event.
     """
     if fresh_event is not None:
         return list(rows.of_event(fresh_event))[:1]
@@ -84,8 +84,8 @@ def _first(rows: Iterable[Delivery], blocked: Collection[str], taken: Collection
 def _probe(rows: Iterable[Delivery], blocked: Collection[str]) -> list[Delivery]:
     """Return the row for the next probe: urgent first, then fewest attempts, then oldest.
 
-    Rows with fewer attempts come first. Otherwise, the agent would probe the same event every time if its records
-    always fail. The function compares only the first 2,000 rows, so that it stays fast.
+    The function prefers rows with fewer attempts, so that an event that always fails does not block the other events.
+    To stay fast, it considers only the first 2,000 rows.
     """
     heads: dict[str, Delivery] = {}
     for row in islice((row for row in rows if row.event_key not in blocked), _MOST_PROBED):

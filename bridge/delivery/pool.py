@@ -1,8 +1,8 @@
 """Starts, replaces, and ends the delivery workers. Each sink has one worker.
 
-The pool replaces a worker only after the worker has ended or was canceled. A canceled worker sends no more records.
-When the agent stops or reloads its configuration, all workers share one deadline. The wait is therefore the same for
-one hanging sink as for many.
+The pool replaces a worker only after the worker has ended or was canceled. A canceled worker does not send any more
+records. When the agent stops or reloads its configuration, all workers must end before the same deadline. The agent
+therefore waits no longer for many hanging sinks than for one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ _RELOAD_SECONDS = 2.0
 
 
 class WorkerPool:
-    """The delivery workers of all sinks. Start and end workers from one thread only.
+    """Manages the delivery workers of all sinks.
+
+    Only one thread may call the methods that start or end workers.
 
     The workers resend records of active events only after *has_seen_document* returns True, which means that the agent
     has received a valid Scheduled Events document. *attested* provides the access tokens that an ops portal issues for

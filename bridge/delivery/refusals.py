@@ -39,7 +39,11 @@ class Refusals:
         """Maps the sequence of each record that was parked since the last acceptance to the key of its event."""
 
     def accepted(self, sequences: Iterable[int], *, under: str) -> bool:
-        """Record an acceptance. Return whether it is the first since the settings changed."""
+        """Record that the endpoint accepted records.
+
+        *under* is the digest of the sink's settings. The method returns True if these are the first records that the
+        endpoint accepted since the digest changed.
+        """
         is_first, self._accepted_under = self._accepted_under != under, under
         self._acceptances += 1
         self._is_blamed = False

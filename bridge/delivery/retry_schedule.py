@@ -162,7 +162,10 @@ class RetrySchedule:
     def record_arrived(
         self, event_key: str, now: float, *, urgent: bool, seconds_to_not_before: float | None = None
     ) -> None:
-        """Make the event of a new record due. Only urgent events ignore a Retry-After delay."""
+        """End the delay of an event that has a new record.
+
+        A Retry-After delay remains in force, except for urgent events.
+        """
         delay = self._delays.get(event_key)
         if delay is not None:
             delay.until = _LONG_AGO
@@ -197,7 +200,10 @@ class RetrySchedule:
             self._probe_at = now + self._gap(self._probes, outage_seconds=0.0)
 
     def succeeded(self, event_keys: Iterable[str]) -> None:
-        """Note a response: end the pause, and make the other failing events due once."""
+        """End the pause of the sink, because the destination has responded.
+
+        The method also ends the delays of all other failing events, but only once for each event.
+        """
         for event_key in event_keys:
             self._delays.pop(event_key, None)
         self._last_failed = frozenset()
@@ -209,12 +215,12 @@ class RetrySchedule:
                 delay.until, delay.was_released = _LONG_AGO, True
 
     def needed_no_request(self, event_keys: Iterable[str]) -> None:
-        """Remove the delays of events for which the sink made no request."""
+        """End the delays of events whose records needed no request to the destination."""
         for event_key in event_keys:
             self._delays.pop(event_key, None)
 
     def resume(self) -> None:
-        """End the pause, even after status 410, and make all records due."""
+        """End the pause, even after status 410, so that all records can be sent immediately."""
         self._probe_at, self._bound_until, self._urgent_at = None, _LONG_AGO, _NEVER
         self._last_failed, self._failing_since = frozenset(), None
         self._probes = 0

@@ -121,7 +121,7 @@ class Sender:
             raise DeliveryFailed(_NO_THREAD, needs_attention=True) from error
 
     def _reap_abandoned(self) -> None:
-        """Wait for the last abandoned sink. Raise DeliveryFailed if too many threads remain."""
+        """Wait briefly for the last abandoned thread. Raise DeliveryFailed if too many are left."""
         until = time.monotonic() + min(_CLOSE_SECONDS, self._timeout_seconds * _CLOSE_SHARE)
         self._abandoned[-1].wait_closed(until - time.monotonic())
         self._abandoned = [each for each in self._abandoned if not each.is_gone(0)]
@@ -141,7 +141,10 @@ class _Overdue(Exception):
 
 
 class _Abandoned(BaseException):
-    """Ends an abandoned thread. The class is a BaseException, as the work catches Exception."""
+    """Ends an abandoned thread.
+
+    The class derives from BaseException, because the code on the thread catches Exception.
+    """
 
 
 class SinkThread:
@@ -229,7 +232,10 @@ class SinkThread:
         return self._sink
 
     def _refuse_if_cut(self) -> None:
-        """Raise DeliveryFailed after a cut, because a new instance might send the same records."""
+        """Raise DeliveryFailed if this instance was canceled.
+
+        A new instance might already be sending the same records.
+        """
         if self._is_cut or self._is_abandoned:
             raise DeliveryFailed(_CUT, reason=RetryReason.CUT)
 

@@ -259,7 +259,10 @@ class DeliveryWorker:
         return seconds
 
     def _warm_up(self, thread: SinkThread) -> float:
-        """Warm up once after the first successful poll. Return the seconds until the next check."""
+        """Warm up the sink once, after the first successful poll.
+
+        Returns the number of seconds until the next check.
+        """
         if not self._needs_warm_up or self._stop_at is not None:
             return _NEVER
         if not self._has_seen_document():
@@ -314,7 +317,10 @@ class DeliveryWorker:
         self._outbox.record_results(self.name, results, accepted_under=accepted_under)
 
     def _delivered(self, batch: list[Delivery], *, under: str | None) -> None:
-        """Mark *batch* as delivered. *under* is a digest, or None if no request was made."""
+        """Mark *batch* as delivered.
+
+        *under* is the digest of the settings, or None if the sink made no request.
+        """
         is_first = under is not None and self._refusals.accepted([row.sequence for row in batch], under=under)
         self._store(batch, DeliveryState.DELIVERED, accepted_under=under if is_first else None)
         now = self._clock.now()

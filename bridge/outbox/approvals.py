@@ -78,7 +78,10 @@ def token_digests(state: State, arrivals: Iterable[int]) -> tuple[str, ...]:
 def keep_decisions(
     state: State, decisions: Sequence[StoredDecision], *, created_at: float
 ) -> tuple[list[KeepResult], list[StoredDecision]]:
-    """Store new decisions. Return the results and the decisions closed as surplus.
+    """Store new decisions. Return their results, and the decisions that had to be closed.
+
+    A key can have up to `MOST_OPEN_DECISIONS` open decisions. The function closes the decisions beyond this limit, the
+    oldest approvals first.
 
     Approvals issued before the outbox was created (*created_at*, Unix seconds) are rejected, because the agent might
     have acted on them before it lost an earlier outbox. Holds are stored regardless of their age.
@@ -160,7 +163,10 @@ def update_decisions(state: State, updates: Iterable[DecisionUpdate]) -> None:
 def begin_attempt(
     state: State, stream_id: str, approvals: Sequence[PendingApproval], *, now: float
 ) -> list[PendingApproval]:
-    """Count an attempt for each approval that is still wanted and not held. Return them."""
+    """Count an attempt for each approval that can be sent, and return these approvals.
+
+    The function skips an approval if it is no longer wanted or if a new hold applies to its event.
+    """
     held = {
         each.event_id
         for each in open_decisions(state)

@@ -244,7 +244,10 @@ def _read_table(
 
 
 def read_records(path: Path, *, after: int, before: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the number and body of the records between *after* and *before*, newest first."""
+    """Yield the sequence and the body of records, newest first.
+
+    The function reads the records whose sequence is greater than *after* and less than *before*.
+    """
     with closing(connect_read_only(path)) as connection:
         query = "SELECT sequence, body FROM records WHERE sequence > ? AND sequence < ? ORDER BY sequence DESC"
         for sequence, body in connection.execute(query, (after, before)):
@@ -305,7 +308,10 @@ class Database:
             self._connection.execute("PRAGMA synchronous = FULL")
 
     def delete_history(self, in_memory: Collection[int], *, before: float = math.inf) -> int:
-        """Delete up to 500 records older than *before* and not *in_memory*. Return their number."""
+        """Delete up to 500 old records from the file, and return the number of deleted records.
+
+        The method deletes records that were observed earlier than *before*, except the records in *in_memory*.
+        """
         query = (
             "SELECT sequence, observed_at FROM records WHERE sequence NOT IN (SELECT value FROM json_each(?)) "
             "ORDER BY sequence LIMIT ?"

@@ -52,7 +52,10 @@ def record_results(
 
 
 def expire(state: State, sink: str, *, now: float, older_than: float) -> int:
-    """Expire the pending records of *sink* from before *older_than*. Return their number."""
+    """Expire the pending records of *sink* whose age is counted from before *older_than*.
+
+    Returns the number of expired records.
+    """
     old = [row for row in state.queue(sink).pending.values() if row.aged_from < older_than]
     for row in old:
         change_state(state, row, DeliveryState.EXPIRED, now=now)
@@ -74,7 +77,7 @@ def retry(
     sequences: Collection[int] | None = None,
     now: float,
 ) -> int:
-    """Make the parked records of *sink* pending again, and return their number.
+    """Make the parked records of *sink* pending again. Return the number of retried records.
 
     If *sink* is None, retry the records of all sinks. By default, the age of the records restarts at zero. If
     *sequences* is given, retry only those records and do not reset their age, because a failing endpoint rejected them.
@@ -95,7 +98,10 @@ def retry(
 
 
 def discard(state: State, sink: str, *, states: Collection[DeliveryState], record_id: str | None, now: float) -> int:
-    """Discard the records of *sink* in *states*, or only *record_id*. Return their number."""
+    """Discard undelivered records of *sink*, and return the number of discarded records.
+
+    The function discards the records whose state is in *states*. If *record_id* is given, it discards only this record.
+    """
     rows = needed_records(state, sink, states, record_id=record_id)
     for row in rows:
         change_state(state, row, DeliveryState.DISCARDED, now=now)
@@ -118,9 +124,10 @@ def _replace(state: State, row: Delivery, *, now: float) -> None:
 
 
 def move(state: State, old: str, new: str, *, now: float, current_state_only: Collection[str] = ()) -> int:
-    """Move all undelivered records from the sink *old* to *new*, and return their number.
+    """Move all undelivered records from the sink *old* to *new*.
 
-    The sink *new* then also receives the later records of each moved event, whatever their type.
+    The sink *new* then also receives the later records of each moved event, whatever their type. The function returns
+    the number of moved records.
     """
     moved = 0
     for row in needed_records(state, old):
@@ -196,7 +203,10 @@ def needed_records(
 
 
 def import_rows(state: State, rows: Mapping[str, Iterable[Any]], known: Collection[tuple[str, int]]) -> int:
-    """Import undelivered records and holds from a file, unless they are in *known*."""
+    """Import undelivered records and holds from the rows of another outbox file.
+
+    The function skips the records that are in *known*, and returns the number of imported records.
+    """
     other = State()
     other.load(rows)
     present = {*known, *(_place(row) for row in state.records.rows.values())}

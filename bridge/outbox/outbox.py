@@ -112,7 +112,10 @@ class Outbox:
         return self.saver.close(seconds)
 
     def _take_loaded(self, loaded: Loaded) -> None:
-        """Start a new stream with the loaded state. The caller, the saver thread, holds the lock."""
+        """Start a new stream with the loaded state.
+
+        The saver thread calls this method while it holds the lock.
+        """
         state, now = self._state, self.clock.now()
         state.put("stream_id", new_stream_id(now, state.get("stream_id")))
         if state.get("created_at") is None:
@@ -132,7 +135,10 @@ class Outbox:
         return bool(known_boot) and not has_booted(known_boot, self._boot_id)
 
     def _report_damage(self, loaded: Loaded) -> None:
-        """Delete all approvals. Without a portal, disable approvals if a hold might be lost."""
+        """Report that the outbox file is damaged, and delete all approvals.
+
+        If a hold might be lost and the agent has no portal that can send it again, the method also disables approvals.
+        """
         for key in list(self._state.approvals.rows):
             self._state.approvals.delete(key)
         logger.error(
@@ -150,7 +156,10 @@ class Outbox:
 
     @contextmanager
     def _change(self, *, soon: bool = True, notifies: bool = True) -> Iterator[State]:
-        """Hold the lock during a change. If *soon* is False, the save can wait up to 0.2 s."""
+        """Hold the lock while the caller changes the state, and then request a save.
+
+        If *soon* is False, the save can start up to 0.2 s later.
+        """
         with self._lock:
             before = self._state.next_sequence
             yield self._state
@@ -239,7 +248,7 @@ class Outbox:
         self.on_due()
 
     def move(self, old: str, new: str) -> int:
-        """Move the undelivered records of the sink *old* to *new*, and return their number."""
+        """Move undelivered records between two sinks. Return the number of moved records."""
         only, now = self._context.current_state_only, self.clock.timestamp()
         return self.change(deliveries.move, old, new, now=now, current_state_only=only)
 
@@ -249,7 +258,7 @@ class Outbox:
         """Store *document* unless it is None. Add and return a record for each of *changes*.
 
         *active_event_ids* contains the EventIds of all events that are open after these changes. If the disk is slow,
-        the records become due before they are saved, and the caller must then call `on_due`.
+        sinks may send the new records before they are saved. In this case, the caller must call `on_due`.
         """
         with self._change(notifies=False) as state:
             self.active_event_ids = active_event_ids
@@ -275,7 +284,7 @@ class Outbox:
         incarnation: Incarnation,
         first: Callable[[State], object] = lambda _state: None,
     ) -> list[TransitionRecord]:
-        """In one change of the outbox, call *first* and add a record for each outcome."""
+        """Call *first* and add a record for each outcome, in a single change of the outbox."""
         new = []
         with self._change() as state:
             first(state)

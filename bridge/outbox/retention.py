@@ -1,4 +1,4 @@
-"""Evicts records when the outbox is full, and deletes old events, both without I/O.
+"""Evicts records from a full outbox, and deletes old events. The functions do no I/O.
 
 Parked records are evicted first, because the agent does not retry them. Pending records are evicted next, and urgent
 pending records last. Within each group, the oldest records are evicted first. The agent never evicts the records of the
@@ -17,7 +17,7 @@ REMEMBER_SECONDS = 7 * 86_400.0
 
 
 def make_room(state: State, excess_bytes: int, *, newest: int, sending: Collection[int], now: float) -> int:
-    """Evict at least *excess_bytes* of undelivered records. Return the number of deliveries."""
+    """Evict at least *excess_bytes* of undelivered records. Return the number of evictions."""
     target = state.needed_bytes - excess_bytes
     evicted = 0
     for row in _in_order(state):

@@ -146,7 +146,10 @@ class Saver:
             self._database.close()
 
     def _wait(self) -> tuple[bool, int]:
-        """Wait until a save is due. Return whether to stop, and the number of the newest request."""
+        """Wait until a save is due.
+
+        Returns whether the thread must stop, and the number of the newest save request.
+        """
         check_at = time.monotonic() + _CHECK_SECONDS
         with self._turn:
             while not self._is_stopping and self._requested == self._confirmed:
@@ -280,7 +283,10 @@ class Saver:
                 logger.warning("The disk is full. The agent deleted an older file or delivered records early.")
 
     def _accept_own_changes(self) -> None:
-        """Update the fingerprint. If the file was replaced or truncated, require a new file."""
+        """Update the fingerprint of the file after the saver has written to it.
+
+        If another program has replaced or truncated the file, the next save writes a new file.
+        """
         if self._database is None:
             return
         after = database.fingerprint(self._database.path)
@@ -289,7 +295,10 @@ class Saver:
         self._print = after
 
     def _keep_limits(self, *, has_written: bool) -> None:
-        """Delete old history, and free space near the size limit, in one short step per save."""
+        """Delete old history, and free space if the files are close to their size limit.
+
+        Each save does only one short step of this work.
+        """
         current, now = self._database, time.monotonic()
         is_cleaning = now - self._cleaned_at >= min(_CLEAN_SECONDS, max(self._keep_history_seconds / 10, 1.0))
         if current is None or not (has_written or is_cleaning):
@@ -314,7 +323,10 @@ class Saver:
                 self._make_room(excess)
 
     def _free_space(self) -> bool:
-        """Delete the oldest other file or, if none exists, history. Return whether it freed space."""
+        """Delete the oldest of the other outbox files or, if there are none, old history.
+
+        Returns whether the method has freed space.
+        """
         if self._database is None:
             return False
         older = database.older_generations(self._directory, self._database.path)

@@ -122,7 +122,7 @@ def _update(rows: dict[int, Delivery], row: Delivery, *, belongs: bool) -> None:
 
 
 class DueRows:
-    """The rows that a sink can send now. Valid only during the call to `Outbox.select`."""
+    """The rows that a sink can send now. They are valid only while `Outbox.select` runs."""
 
     def __init__(self, queue: SinkQueue, *, after: float, through: int) -> None:
         self._queue, self._after, self._through = queue, after, through
@@ -165,7 +165,10 @@ class State:
         self._new_file_because = reason
 
     def load(self, rows: Mapping[str, Iterable[Any]]) -> None:
-        """Load the rows of a file, but skip deliveries whose record is history or damaged."""
+        """Load the rows of an outbox file.
+
+        The method skips a delivery if its record is not in *rows*, because the record is history or damaged.
+        """
         for name, table in self.tables.items():
             table.load(rows.get(name, ()))
         for key, delivery in list(self.deliveries.rows.items()):

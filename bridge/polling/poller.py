@@ -83,10 +83,10 @@ class Approvals(Protocol):
         unsettled: frozenset[str],
         tracked: Document | None,
     ) -> None:
-        """Process a good response after the poller has stored its changes. Must return quickly.
+        """Process a good response. The poller calls this method after it has stored the changes.
 
-        *asked_at* is when the request started (monotonic seconds). *unsettled* contains the keys of events with an
-        unconfirmed change. *tracked* is the document without the unconfirmed changes.
+        The method must return quickly. *asked_at* is when the request started (monotonic seconds). *unsettled* contains
+        the keys of events with an unconfirmed change. *tracked* is the document without the unconfirmed changes.
         """
 
     def wait_for_submission(self) -> None:
@@ -300,7 +300,7 @@ class Poller:
             self._sampler.responded(self._imds.date)
 
     def _measured(self, change: Change) -> Change:
-        """Add the measured impact to the ending of an event of this VM."""
+        """If *change* ends an event of this VM, add the measured impact to it."""
         is_over = change.transition in {Transition.COMPLETED, Transition.ENDED}
         if self._sampler is None or not is_over or not names_vm(change.event, self._identity.vm.name):
             return change

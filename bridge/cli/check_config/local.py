@@ -1,7 +1,7 @@
 """Checks files, variables, programs, and the state directory without the network.
 
-The checks do not change anything on the machine, and they run with the current user's permissions. Root can read every
-file, so `check-config` shows root how to repeat the checks as the agent's user.
+The checks do not change anything on the machine, and they run with the current user's permissions. Because root can
+read every file, `check-config` shows root a command that repeats the checks as the agent's user.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ENVIRONMENT_HINT = " (This command's environment can differ from the agent's en
 
 
 class Problem(NamedTuple):
-    """A problem. *where* is the part of the configuration, such as ``Sink sre-alerts``."""
+    """A problem that a check found. *where* is its place, such as ``Sink sre-alerts``."""
 
     where: str
     message: str
