@@ -15,7 +15,7 @@ from bridge.sink import DeliveryFailed, RetryReason, run_daemon
 
 
 class BlockingCalls:
-    """Runs the blocking calls of one sink. Error messages name the *target*, such as a file."""
+    """Runs the blocking calls of one sink. Error messages contain *target*, such as a file."""
 
     def __init__(self, name: str, *, target: str) -> None:
         self._name = name
@@ -26,8 +26,8 @@ class BlockingCalls:
     def run(self, work: Callable[[], None], *, timeout_seconds: float) -> None:
         """Call *work* in a separate thread. Raise DeliveryFailed at the timeout.
 
-        If an earlier call is still blocked, *work* starts when that call returns, and the wait counts toward the
-        timeout. Exceptions that *work* raises are not caught.
+        If an earlier call is still blocked, *work* starts after that call returns, and the wait counts toward the
+        timeout. If *work* raises an exception, the caller receives the exception.
         """
         deadline = time.monotonic() + timeout_seconds
         if self._last is not None and not self._is_over(self._last, deadline):

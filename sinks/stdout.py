@@ -49,7 +49,10 @@ class StdoutSink(Sink):
         self._calls.run(partial(_write, lines), timeout_seconds=self.config.timeout_seconds)
 
     def check(self) -> None:
-        """Raise DeliveryFailed if standard output is closed or has no reader. Write nothing."""
+        """Raise DeliveryFailed if standard output is closed or has no reader.
+
+        The check does not write anything.
+        """
         _, descriptor = _opened()
         if descriptor is not None and _has_no_reader(descriptor):
             raise _failure(BrokenPipeError())

@@ -116,7 +116,7 @@ class RenewedToken:
         return token != self._token
 
     def close(self) -> None:
-        """Wake the threads that wait for a token, but do not cancel a running request."""
+        """Wake the threads that wait for a token. A running request is not canceled."""
         with self._lock:
             if not self._closed.done():
                 self._closed.set_result(None)
@@ -252,11 +252,11 @@ _AnswerT = TypeVar("_AnswerT", bound=msgspec.Struct)
 
 
 class AttestedToken(RenewedToken):
-    """A token that the portal at *portal* issues in exchange for this VM's attested document.
+    """A token that *portal* issues after it has verified an attested document of this VM.
 
-    *document* requests an attested document that contains a given nonce. If Azure's metadata service returns an
-    outdated document, the portal rejects it with status 409. The agent then requests new documents for the same
-    challenge until the challenge expires, for at most five minutes.
+    *document* is a function that returns an attested document with a given nonce. If Azure's metadata service returns
+    an outdated document, the portal rejects the document with status 409. The agent then requests another document for
+    the same challenge. It repeats this request until the challenge expires, but for at most five minutes.
     """
 
     def __init__(

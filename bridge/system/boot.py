@@ -1,7 +1,7 @@
 """Returns the identity and the time of the current boot.
 
-On Linux, the kernel generates a UUID at each boot. On Windows, the agent uses the boot time instead. Because readings
-of the boot time vary slightly, boot times within two minutes of each other count as the same boot.
+On Linux, the kernel generates a UUID at each boot. On Windows, the agent uses the boot time instead. The measured boot
+time varies slightly. Therefore, two boot times that differ by at most two minutes count as the same boot.
 """
 
 from __future__ import annotations

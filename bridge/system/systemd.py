@@ -23,7 +23,7 @@ _LEAST_SECONDS = 1.0
 
 
 class SystemdNotifier:
-    """Sends notifications to the socket in ``NOTIFY_SOCKET``. Without it, methods do nothing."""
+    """Notifies systemd through the socket in ``NOTIFY_SOCKET``, if this variable is set."""
 
     def __init__(self, environ: MutableMapping[str, str], monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic

@@ -1,7 +1,7 @@
 """Starts threads, detects loops that hang, and limits waits.
 
-Each loop sets a deadline before it waits or makes a call, and is considered late 30 s after this deadline. The 30 s
-allow for a busy machine and for clock jumps when Azure unfreezes the VM.
+Each loop sets a deadline before it waits or makes a call. The loop is considered late if it is still waiting 30 s after
+this deadline. A delay of up to 30 s is normal on a busy machine or after Azure unfreezes the VM.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class LoopWatch:
         self._due = self._clock.monotonic() + within_seconds + SLACK_SECONDS
 
     def expect_call_within(self, deadline_seconds: float) -> None:
-        """Set the deadline for a call that takes at most 1.1 x *deadline_seconds*."""
+        """Set the deadline for a call that can exceed *deadline_seconds* by up to 10 %."""
         self.expect_within(deadline_seconds * _DEADLINE_FACTOR)
 
     def idle(self) -> None:
@@ -75,8 +75,9 @@ class LoopWatch:
 class RunningTime:
     """A time limit that pauses while the VM is frozen. Use it in one thread only.
 
-    Because the monotonic clock can continue or jump during a freeze, callers wait in short steps of `next_wait`. If a
-    step takes much longer than planned, most of the step does not count.
+    The monotonic clock can continue or jump while the VM is frozen. Therefore, callers wait in short steps, and
+    `next_wait` returns the length of each step. If a step takes much longer than planned, most of the step does not
+    count.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -87,7 +88,7 @@ class RunningTime:
     def next_wait(self, at_most: float = _LONGEST_WAIT_SECONDS) -> float:
         """Return how long to wait before the next call, or 0 if the time limit is reached.
 
-        Each call subtracts the time since the last call from the time left.
+        Each call reduces the remaining time by the time since the previous call.
         """
         now = time.monotonic()
         elapsed, self._at = now - self._at, now

@@ -149,7 +149,7 @@ class SinkContract:
             expect_accepted(self._sent_at_last(host))
 
     def test_sink_keeps_its_own_deadline(self) -> None:
-        """This test calls the sink directly, so that only the sink can end the send."""
+        """Call the sink without the agent, so that only the sink's deadline can end the send."""
         self._warm_up()
         with self._silent() as address, ExitStack() as sinks:
             settings = self._settings(address, timeout_seconds=self.deadline_seconds)
@@ -264,7 +264,7 @@ class SinkContract:
                     fail(f"The second close raised {again.error!r} or took longer than {_CLOSE_SECONDS} s.")
 
     def test_constructor_is_quick_and_connects_nowhere(self) -> None:
-        """The agent creates a new instance after each send that the agent cancels."""
+        """After the agent cancels a send, it creates a new instance of the sink."""
         with silent_listener() as (address, listener), ExitStack() as sinks:
             settings = self._settings(address)
 
@@ -344,7 +344,7 @@ class SinkContract:
         expect(self.after_silence, error)
 
     def _sent_at_last(self, host: Host) -> DeliveryError | None:
-        """Send up to three times, because a canceled send might need time to end."""
+        """Try to send up to three times, because an earlier canceled send might still run."""
         for _ in range(_RETRIES):
             error = host.send(self._batch())
             if error is None:

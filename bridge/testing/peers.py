@@ -101,7 +101,7 @@ def nobody() -> Iterator[Address]:
 
 @contextmanager
 def silent_listener() -> Iterator[tuple[Address, socket.socket]]:
-    """Yield an address that accepts connections but sends nothing, and its listening socket."""
+    """Yield the address and the socket of a server that accepts connections but sends nothing."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(_BACKLOG)
@@ -115,7 +115,10 @@ def was_connected_to(listener: socket.socket) -> bool:
 
 @contextmanager
 def resetting_listener(*, after_reading: bool) -> Iterator[Address]:
-    """Yield an address that resets each connection, immediately or *after_reading* one byte."""
+    """Yield the address of a server that resets each connection.
+
+    If *after_reading* is true, the server first reads one byte.
+    """
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(_BACKLOG)

@@ -2,8 +2,9 @@
 
 A test can make the sends of this sink fail.
 
-The agent creates a sink from its configuration and replaces the sink if a send hangs, so a test cannot access the sink.
-The records and scripted results are kept in a `Box` instead. The configuration contains the name of the box:
+The agent creates a sink from its configuration, and replaces the sink if a send hangs. Therefore, a test cannot access
+the sink. Instead, the test uses a `Box`, which contains the records and the scripted results. The configuration
+contains the name of the box:
 
     type = "bridge.testing.sinks:ScriptedSink"
     box = "mine"
@@ -24,7 +25,7 @@ Outcome = str | Callable[[Sequence[TransitionRecord]], None]
 
 
 class Box:
-    """The records and the scripted results of the sinks that use one box name.
+    """The records and the scripted results of all sinks that use the same box name.
 
     Threads can share a box.
     """
@@ -65,7 +66,7 @@ class Box:
             return tuple(self._tries)
 
     def script(self, *outcomes: Outcome) -> None:
-        """Set the outcomes of the next sends. The sink accepts all batches after the last outcome.
+        """Set the outcomes of the next sends, in order. All later sends succeed.
 
         An outcome is "accept", "fail", "fail:SECONDS" (with a Retry-After), "reject", "raise", "hang", or a function
         that is called with the batch and can raise any exception.

@@ -8,8 +8,8 @@ The SDK resends a failed batch even if its number of retries is 0. To prevent th
 the SDK's `_start_producer` method. If a future version of the SDK does not call this method, consumers might receive
 duplicates.
 
-While the event hub processes a batch, the sender encodes the next one, because encoding takes a third as long as a
-transfer.
+The sender encodes the next batch while the event hub processes the current batch. This saves time, because encoding
+takes a third as long as a transfer.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class AmqpSender:
         self._following = batch
 
     def check(self) -> None:
-        """Open a link to the event hub, and read its properties. Send no records."""
+        """Open a link to the event hub and read its properties, without sending records."""
         self._run(lambda connection: connection.check())
 
     def close(self) -> None:

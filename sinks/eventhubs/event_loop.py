@@ -39,7 +39,7 @@ _LONGEST_GRACE_SECONDS = 1.0
 
 
 class Overdue(Exception):
-    """The call exceeded its deadline. Its connections are reset, so no more data is sent."""
+    """The call exceeded its deadline. Its connections were reset and send no more data."""
 
 
 class Ended(Exception):
@@ -153,7 +153,8 @@ class LoopThread:
 class _Loop(asyncio.SelectorEventLoop):
     """An event loop with resettable connections and host name lookups in daemon threads.
 
-    The threads of asyncio's default resolver can keep the process from exiting.
+    The loop does not use asyncio's default resolver, because the threads of this resolver can keep the process from
+    exiting.
     """
 
     def __init__(self, selector: selectors.BaseSelector) -> None:

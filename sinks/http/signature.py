@@ -23,7 +23,7 @@ _KEY_BYTES = range(24, 65)
 
 
 class Signer:
-    """Signs requests with secrets. The secrets are read again when their file changes."""
+    """Signs requests with secrets. The signer rereads the secrets when their file changes."""
 
     def __init__(self, secret: Secret) -> None:
         self._secret = secret
@@ -33,7 +33,7 @@ class Signer:
     def headers(self, message_id: str, body: bytes, *, timestamp: int) -> dict[str, str]:
         """Return the headers for *body*. Raise DeliveryFailed if a secret is invalid.
 
-        *timestamp* is in Unix seconds. Without a secret, the headers contain only the ID and the time.
+        *timestamp* is in Unix seconds. If no secret is configured, the headers contain only the ID and the timestamp.
         """
         headers = {"webhook-id": message_id, "webhook-timestamp": str(timestamp)}
         signed = f"{message_id}.{timestamp}.".encode() + body

@@ -98,7 +98,7 @@ class OtlpSink(Sink):
         return f"The receiver accepted an empty request. To test a record, use `send-test {config.name}`."
 
     def check(self) -> None:
-        """Send an OTLP request without records. The request does not write to the destination."""
+        """Send an OTLP request without records, so that the destination stores nothing."""
         try:
             response = self._endpoint.post(b"", self._headers)
         except DeliveryRejected as error:

@@ -1,4 +1,4 @@
-"""Creates sample records, with which the agent tests a template of the configuration.
+"""Creates sample records to test the templates in the configuration.
 
 For each transition, one sample record has a value in every field. In other samples, the fields that can be null in a
 real record are null. For example, a started event has no `not_before`, and a VM whose identity is unknown has no name.

@@ -80,7 +80,7 @@ class WebhookSink(Sink):
         self._is_closed = False
 
     def attest_by(self, tokens: AttestedTokens) -> None:
-        """Use a token of the ops portal if the setting `credential` is set."""
+        """If the setting `credential` is set, use a token that the portal issues."""
         if self.config.credential is not None:
             self._token = tokens(self._post_to_portal, portal=origin(self.config.url))
 

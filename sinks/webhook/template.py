@@ -1,7 +1,7 @@
 """The webhook format that creates the body from a Jinja2 template.
 
-The URL's path can also be a template. The host name cannot, because a record must not determine which server receives
-the configured headers.
+The path of the URL can also be a template, but the host name cannot. Otherwise, a record could determine which server
+receives the configured headers.
 
 Templates run in Jinja2's sandbox, and unknown names are errors. To find errors before the first event, the agent
 renders each template with sample records of all transitions when it reads the configuration (`sinks.webhook.samples`).
@@ -109,7 +109,7 @@ class TemplateFormat(Format):
         return made
 
     def try_out(self, records: Iterable[TransitionRecord], url: str | None) -> None:
-        """Raise ValueError if the templates fail for a record, or every body is blank."""
+        """Raise ValueError if a template fails for a record, or if every body is blank."""
         messages = []
         for record in records:
             try:
@@ -145,7 +145,7 @@ def is_url_template(text: str) -> bool:
 
 
 def check_url_template(text: str) -> None:
-    """Raise ValueError unless the host name in *text* precedes the first brace."""
+    """Raise ValueError if a template in *text* begins before the end of the host name."""
     braces = _BRACES.search(text)
     if braces and not _HOST.match(text[: braces.start()]):
         raise ValueError(

@@ -1,4 +1,7 @@
-"""Checks a portal's long poll (PROTOCOL.md, sections 2 to 4), except new decisions."""
+"""Checks a portal's long poll (PROTOCOL.md, sections 2 to 4).
+
+The module `decisions` checks new decisions.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ _FAR_AHEAD = 1_000_000
 class PollChecks:
     """Sends requests with *asker*, and adds the results to *report*.
 
-    The portal holds a long poll for *wait_seconds*. The response can arrive up to *late_seconds* after that.
+    The portal must hold a long poll for *wait_seconds*, and then respond within *late_seconds*.
     """
 
     def __init__(
@@ -45,7 +48,7 @@ class PollChecks:
         self._at_once_seconds = min(_AT_ONCE_SECONDS, wait_seconds / 2)
 
     def first(self) -> PollAnswer | None:
-        """Request all decisions. Return the response, or None if an agent cannot use the response."""
+        """Request all decisions. Return None if an agent could not use the response."""
         exchange = self._asker.poll(0, self._wait_seconds)
         answer = self.read(exchange)
         if answer is not None and answer.index is None:
@@ -61,7 +64,7 @@ class PollChecks:
         return self._reader.read(exchange)
 
     def callers(self) -> None:
-        """Send requests without a token, with a wrong token, and for another VM."""
+        """Send requests that have no token, a wrong token, or the ID of another VM."""
         if Requirement.ANSWERED in self._report:
             for requirement in (Requirement.ONLY_THIS_VM, Requirement.OTHER_VM):
                 self._report.untried(requirement, "The portal did not respond to the VM's request.")
@@ -125,7 +128,7 @@ class PollChecks:
 
         Return the new index.
 
-        If an operator makes a decision during the long poll, call *take* with the response.
+        The method passes the response to *take*, because an operator might make a decision during the long poll.
         """
         for _ in range(_TRIES):
             exchange = self._asker.poll(index, self._wait_seconds)
@@ -167,7 +170,7 @@ class PollChecks:
             self._expect_at_once(Requirement.INDEX_AHEAD, exchange)
 
     def kept(self, before: PollAnswer, *, only: frozenset[str]) -> None:
-        """Check that the decisions *only* of the response *before* are still available."""
+        """Check that the portal still returns the decisions *only* of the response *before*."""
         answer = self.read(exchange := self._asker.poll(0, self._wait_seconds))
         if answer is None:
             return
@@ -178,7 +181,7 @@ class PollChecks:
             self._report.met(Requirement.STAYS)
 
     def _quietly(self, exchange: Exchange) -> PollAnswer | None:
-        """Read the response to a request for another VM, and do not report violations."""
+        """Read the response to a request for another VM, without reporting violations."""
         return AnswerReader(Report()).read(exchange)
 
     def _expect_no_fall(self, answer: PollAnswer, index: int) -> None:

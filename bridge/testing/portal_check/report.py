@@ -1,4 +1,4 @@
-"""Collects the results of the checks. A finding contains the result for one requirement."""
+"""Collects the results of the checks. A finding is the result for one requirement."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Report:
             self._found[requirement] = Finding(requirement=requirement, result=Result.MET)
 
     def broken(self, requirement: Requirement, exchange: Exchange, detail: str) -> None:
-        """Record a violation of *requirement* in *exchange*. Keep only the first violation."""
+        """Record that *exchange* violates *requirement*, unless a violation is already recorded."""
         if requirement not in self:
             self._found[requirement] = Finding(
                 requirement=requirement,

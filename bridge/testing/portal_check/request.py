@@ -59,7 +59,8 @@ class CheckClient:
 
     Do not share a client between threads.
 
-    *document* returns an attested document that contains a nonce, for `credential = "attested"`.
+    If the setting `credential` is "attested", *document* is a function that returns an attested document with a given
+    nonce.
     """
 
     def __init__(self, remote: RemoteSettings, vm_id: str, *, document: Callable[[str], str] | None = None) -> None:

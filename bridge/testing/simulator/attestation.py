@@ -49,10 +49,10 @@ class _Chain(NamedTuple):
 
 
 class AttestationAuthority:
-    """Signs the documents of all machines in one simulator. Threads can share an authority.
+    """Signs the documents of all machines in one simulator. Threads can share it.
 
-    *now* returns the time for a document. *intermediate_url* returns the URL of the intermediate certificate, which is
-    included in each signer's certificate.
+    *now* returns the time that a document contains. *intermediate_url* returns the URL of the intermediate certificate.
+    Each signer's certificate contains this URL.
     """
 
     def __init__(self, *, now: Callable[[], datetime], intermediate_url: Callable[[], str]) -> None:

@@ -80,7 +80,7 @@ class ImdsApi:
     """The metadata service of one VM."""
 
     def __init__(self, world: World, machine: Machine, *, document: DocumentMaker) -> None:
-        """Create the service of *machine*. *document* returns attested documents of the machine."""
+        """Create the metadata service of *machine*. *document* returns its attested documents."""
         self._world = world
         self._machine = machine
         self._document = document

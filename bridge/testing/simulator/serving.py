@@ -16,7 +16,8 @@ _LOOK_SECONDS = 0.1
 def serve(*, stop: threading.Event, say: Callable[[str], None], **options: Any) -> None:
     """Run a `Simulator` with *options* until *stop* is set.
 
-    Call *say* with one line for each endpoint and each change. Raises ScenarioError, WrongRequest, or SimulatorError.
+    The function calls *say* with one line for each endpoint, and later with one line for each change. It raises
+    ScenarioError, WrongRequest, or SimulatorError.
     """
     simulator = Simulator(**options)
     simulator.world.listen(lambda change: say(describe_change(change)))
