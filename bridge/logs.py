@@ -72,7 +72,7 @@ def configure(*, form: str = "auto", level: int | str = logging.INFO, stream: Te
         old.close()
     handler = QueuedHandler(stream)
     if form == "auto":
-        form = "text" if is_terminal else "journal" if _is_journal(stream) else "json"
+        form = "text" if is_terminal else "journal" if is_journal(stream) else "json"
     handler.setFormatter(
         JsonFormatter()
         if form == "json"
@@ -93,7 +93,7 @@ def _is_terminal(stream: TextIO | None) -> bool:
         return False
 
 
-def _is_journal(stream: TextIO | None) -> bool:
+def is_journal(stream: TextIO | None) -> bool:
     """Return whether the journal reads *stream*, based on $JOURNAL_STREAM (systemd.exec)."""
     try:
         status = os.fstat(stream.fileno()) if stream is not None else None

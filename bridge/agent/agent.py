@@ -145,6 +145,7 @@ class Agent:
             sinks=lambda: tuple(sink.name for sink in self._settings.sinks),
             on_retry=self.pool.resume,
             on_decision=self.approvals.wake,
+            is_approving=lambda: self._settings.approval is not None,
         )
         self._control = ControlServer(directory, source.answer)
         self._notifier = SystemdNotifier(os.environ)

@@ -63,10 +63,11 @@ class Source:
         sinks: Callable[[], tuple[str, ...] | None] = lambda: None,
         on_retry: Callable[[str | None], object] = lambda _sink: None,
         on_decision: Callable[[], object] = lambda: None,
+        is_approving: Callable[[], bool] = lambda: True,
     ) -> None:
         self.directory = directory
         self.readiness, self.sinks = readiness, sinks
-        self.on_retry, self.on_decision = on_retry, on_decision
+        self.on_retry, self.on_decision, self.is_approving = on_retry, on_decision, is_approving
         self._outbox = outbox
         self._state = State()
         self._file: Path | None = None
@@ -375,6 +376,11 @@ def import_records(source: Source, *, path: str) -> int:
     """Import undelivered records and holds from a file. Return the number of imported records."""
     from bridge.outbox.database import read_file  # noqa: PLC0415
 
+    if not Path(path).exists():
+        raise OutboxError(
+            f"The agent does not find the file {path}. The service cannot see /tmp, /root, or /home, so copy the file "
+            "to the state directory."
+        )
     with _disk_errors(f"The file {path} cannot be read"):
         loaded = read_file(Path(path))
     if loaded is None:
@@ -390,6 +396,11 @@ def decide(source: Source, *, decision: StoredDecision, overruled: tuple[int, ..
     *overruled* contains the arrival numbers of the holds. If the event has other holds, the function stores nothing and
     returns these holds.
     """
+    if not source.is_approving():
+        raise OutboxError(
+            "The running agent has loaded no table [approval], so it approves nothing. Reload it (`systemctl reload "
+            "scheduled-events-bridge`), and try again."
+        )
     others = source.outbox.change(approvals.keep_overruling, decision, overruled)
     if not others:
         source.on_decision()

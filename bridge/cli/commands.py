@@ -106,11 +106,12 @@ def demo() -> None:
 def check_config() -> None:
     """Check the configuration, and report all errors at once.
 
-    The exit code is 78 if the configuration is invalid. It is 1 if the agent cannot use a file, secret, program, or
-    destination, or if another user can change a file that controls approvals.
+    The exit code is 78 if the configuration is invalid. It is 1 if a secret, a program, or the state directory cannot
+    be used, if another user can change a file that controls approvals, or if a destination fails with --connect. The
+    sandbox of the service can forbid more than this user's permissions, such as writing to a directory.
 
-    Even with --connect, the Scheduled Events document is requested only if an agent is running, because the first
-    request turns on Scheduled Events for the VM.
+    Even with --connect, the Scheduled Events document is requested only if an agent uses the state directory, because
+    the first request turns on Scheduled Events for the VM.
     """
 
 

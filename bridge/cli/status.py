@@ -188,7 +188,7 @@ def _last_ending(report: StatusReport, now: datetime) -> list[str]:
     record = report.last_ending
     if record is None or record.event is None or record.impact is None:
         return []
-    what = f"Last event: {record.event.event_type or 'unknown'} {record.transition.value}"
+    what = f"Last measured event: {record.event.event_type or 'unknown'} {record.transition.value}"
     return wrapped(f"{what} {_moment(record.observed_at, now)}. {record.impact.summary}.")
 
 

@@ -121,6 +121,9 @@ def say(*sentences: str) -> None:
 
 
 def complain(*sentences: str, code: int) -> int:
-    """Print *sentences* on standard error, and return *code*."""
-    say(*sentences)
+    """Print *sentences* on standard error, as errors of the journal, and return *code*."""
+    from bridge.logs import is_journal  # noqa: PLC0415  # only if a command fails
+
+    error = "<3>" if is_journal(sys.stderr) else ""
+    say(*(error + line for sentence in sentences for line in sentence.split("\n")))
     return code

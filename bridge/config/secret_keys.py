@@ -64,7 +64,10 @@ def _why_readable(file: str) -> str | None:
     if not foreign:
         return None
     mode = stat.S_IMODE(found.st_mode)
-    return f"{file} contains a secret, and other users can read it: its mode is {mode:04o}. Run chmod {foreign}-r."
+    return (
+        f"{file} contains a secret, and other users can read it: its mode is {mode:04o}. Run chmod {foreign}-r, and "
+        "make sure that the file belongs to the service's user or group."
+    )
 
 
 def _named(value: Any, ending: str, path: str) -> Iterator[tuple[str, str]]:

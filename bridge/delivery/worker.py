@@ -396,7 +396,7 @@ class DeliveryWorker:
             self._metrics.set_needs_attention(needed=True)  # until the sink responds
         level = logging.ERROR if error.needs_attention else logging.WARNING
         if error.gone:
-            next_step = "Nothing is sent until `outbox retry` or a restart."
+            next_step = "Nothing is sent until `outbox retry`, a restart, or a reload that changes the sink."
         reason = str(error)[:_REASON_CHARACTERS]
         self._report.problem(
             self.name, level, f"Sending failed: {reason} {next_step}".rstrip(), kind=error.reason, sink=self.name

@@ -59,7 +59,8 @@ class DirectoryLock:
             except OSError as error:
                 raise StateDirectoryError(
                     f"The state directory {directory} cannot be created, opened, or locked: {error.strerror or error}. "
-                    "Give the agent's user access to it, or set another directory in the [state] table."
+                    "Give the agent's user access to it (for the service, also add it to ReadWritePaths=), or set "
+                    "another directory in the [state] table."
                 ) from error
 
     def claim(self) -> bool:

@@ -117,7 +117,7 @@ class Package:
             "Priority: optional\n"
             f"Description: {SUMMARY}\n"
             " The agent polls an Azure VM's Scheduled Events once a second and forwards every\n"
-            " change as a record. The package contains all libraries. Its scripts run the\n"
+            " change as a record. The package contains all required libraries. Its scripts run the\n"
             " installer of the archive, which restores the previous version if an upgrade\n"
             " fails.\n"
         )

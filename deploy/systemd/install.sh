@@ -146,7 +146,7 @@ uninstall() {
     systemctl reset-failed "$name.service" 2>/dev/null || true
   fi
   if [ "$purge" = yes ]; then
-    say 'Removed with its configuration, state, and user.'
+    say "Removed with ${etc#"$root"}, ${state#"$root"}, and the user $name. A state.directory elsewhere was kept."
   else
     say "Removed. ${etc#"$root"}, ${state#"$root"}, and the user $name were kept. --purge removes them."
   fi
@@ -410,7 +410,7 @@ else
     systemctl restart "$name.service" || go_back 'The new version does not start.'
     reasons=$("$root$new/bin/python" -I - ready "$wait" "$before/reasons" <"$here/try_tree.py" 2>&1) || status=$?
     if [ "$status" -ne 0 ] && [ -n "$old" ]; then
-      go_back "The new version is not ready after $wait s: $reasons"
+      go_back "The new version did not become ready: $reasons"
     elif [ "$status" -ne 0 ]; then
       systemctl is-active --quiet "$name.service" || go_back "The new version does not keep running: $reasons"
     elif [ -n "$old" ] && [ -s "$before/reasons" ]; then

@@ -1,6 +1,7 @@
 """Approvals from end to end: the simulator as Azure, the agent as a process, and `approve`."""
 
 import json
+import signal
 import subprocess
 import time
 from contextlib import contextmanager
@@ -219,10 +220,12 @@ def test_without_an_approval_table_nothing_is_ever_posted(agent, azure):
     assert "Approvals are not configured" in err
     agent.start()
     agent.wait_for(lambda: told(agent) == ["scheduled"])
+    configure(agent, azure, "[approval]")  # the agent has not loaded it
     code, _, err = agent.call("approve", event_id, "--yes", "--config", agent.config)
-    assert code == 1
-    time.sleep(1)
-    assert approvals(azure) == []
+    assert (code, "has loaded no table [approval]" in err) == (1, True)
+    agent.process.send_signal(signal.SIGHUP)
+    agent.wait_for(lambda: "The configuration was reloaded" in agent.log)
+    assert approvals(azure) == [], "the refused approval is not kept for later"
 
 
 def test_an_approved_event_that_vanishes_is_not_said_to_be_canceled(agent, azure):

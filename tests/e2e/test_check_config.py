@@ -203,6 +203,14 @@ def test_secret_file_that_other_users_can_read_is_a_warning(agent, check):
     assert (code, warning.startswith(f"sinks[0].bearer_token_file: {token} contains a secret")) == (0, True)
 
 
+def test_rule_that_approves_everything_is_a_warning(agent, check):
+    rules = '[[approval.rules]]\nname = "{}"\naction = "approve"\n{}\n'
+    narrow = rules.format("narrow", 'event_types = ["Reboot"]')
+    code, lines = check(state(agent) + rules.format("broad", "") + narrow)
+    (warning,) = starting(lines, "Warning")
+    assert (code, warning.startswith("Rule broad: it approves every event")) == (0, True)
+
+
 def test_connect_reports_one_line_per_destination(agent, check, azure):
     with contextlib.closing(socket.socket()) as closed:
         closed.bind(("127.0.0.1", 0))

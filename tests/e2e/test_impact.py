@@ -25,4 +25,4 @@ def test_the_measured_impact_of_the_last_event_is_shown(agent):
         while (ending := json.loads(status(agent, "--json"))["last_ending"]) is None:
             assert time.monotonic() < deadline
         assert (ending["transition"], ending["impact"]["pauses"]) == ("completed", [])
-        assert re.search(r"Last event: Freeze completed \d{4}.*\. Measured pause: ", status(agent))
+        assert re.search(r"Last measured event: Freeze completed \d{4}.*\. Measured pause: ", status(agent))

@@ -63,8 +63,15 @@ def local_problems(settings: Settings, directory: Path) -> list[Problem]:
 
 
 def warnings(settings: Settings) -> list[str]:
-    """Return a sentence for each exposed secret, URL with a secret, and sink warning."""
+    """Return a warning for each exposed secret, too broad rule, and risky sink setting."""
     found = list(readable_secrets(settings.secret_files))
+    rules = () if settings.approval is None else settings.approval.rules
+    found += [
+        f"Rule {rule.name}: it approves every event, including evictions and deletions. Set event_types, "
+        "event_sources, or max_duration_seconds."
+        for rule in rules
+        if rule.action == "approve" and not (rule.event_types or rule.event_sources or rule.max_duration_seconds)
+    ]
     for sink in settings.sinks:
         messages = [*_secret_urls(sink), *sink.sink_class.check_warnings(sink.config)]
         found += [f"Sink {sink.name}: {message}" for message in messages]
