@@ -139,8 +139,10 @@ def test_the_record_of_the_page_is_one_with_the_event_of_the_example():
 
 
 def test_the_limits_of_an_answer_are_those_of_the_code():
+    text = " ".join(_section(3).split())
+
     assert MAX_ANSWER_BYTES - 2 * token_module.MAX_TOKEN_CHARACTERS == 1_032_192
-    assert f"{MAX_DECISIONS:,} decisions, or if its decisions have more than 1,032,192 characters" in _section(3)
+    assert f"{MAX_DECISIONS:,} decisions, or if its decisions have more than 1,032,192 characters" in text
     assert MAX_INDEX == 2**53 - 1
     assert f"not a string of 1 to {MAX_EPOCH_CHARACTERS} characters" in _section(4)
 
@@ -168,7 +170,7 @@ def test_every_reason_for_which_a_document_counts_for_no_vm_is_explained_in_its_
 
 
 def test_the_limits_of_attested_tokens_are_those_of_the_code():
-    text = _section(2)
+    text = " ".join(_section(2).split())
     limits = {kind: msgspec.inspect.type_info(kind) for kind in (access_tokens.Challenge, access_tokens.TokenAnswer)}
     nonce, _ = limits[access_tokens.Challenge].fields
     token, expires_in = limits[access_tokens.TokenAnswer].fields
@@ -176,7 +178,7 @@ def test_the_limits_of_attested_tokens_are_those_of_the_code():
     assert f"{nonce.type.min_length} to {nonce.type.max_length} of the characters" in text
     assert f"{token.type.min_length} to {token.type.max_length:,} visible ASCII characters" in text
     assert f"a whole number from {expires_in.type.ge} to {expires_in.type.le:,}" in text
-    assert f"its response to {access_tokens.MAX_ANSWER_BYTES // 1024} KiB" in text
-    assert f"a challenge or a token to {TOKEN_DEADLINE_SECONDS:g} seconds" in text
+    assert f"a response of at most {access_tokens.MAX_ANSWER_BYTES // 1024} KiB" in text
+    assert f"waits at most {TOKEN_DEADLINE_SECONDS:g} seconds" in text
     for path in (access_tokens.CHALLENGE_PATH, access_tokens.TOKEN_PATH):
         assert f"POST {{url}}{path} HTTP/1.1" in text
