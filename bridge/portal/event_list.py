@@ -225,7 +225,7 @@ def read_list(
 ) -> EventList:
     """Read one page of announced events, and a few started and recently ended events.
 
-    If the filter has a state, the page lists only the events in this state.
+    If the filter contains a state, the page lists only the events in this state.
     """
     at, wanted = format_time(now), query.filter(person)
     announced = msgspec.structs.replace(wanted, states=wanted.states or ANNOUNCED)

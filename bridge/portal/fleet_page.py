@@ -1,7 +1,7 @@
 """Serves the page of all VMs and their agents.
 
-By default, the page lists only agents that would not follow a decision of this portal. The state of the agents comes
-from memory. The database filters, sorts, and counts the VMs.
+By default, the page lists only agents that would not follow a decision of this portal. The portal reads the state of
+the agents from memory, and uses the database to filter, sort, and count the VMs.
 """
 
 from __future__ import annotations

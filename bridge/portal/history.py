@@ -1,6 +1,7 @@
 """Builds the history of an event for its page, oldest entry first.
 
-The history contains only records of VMs that the event names. The table of VMs also contains the reports of other VMs.
+The history contains only records of VMs that the event names. The table of VMs on the same page also contains the
+reports of other VMs.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def _url(value: str) -> None:
 
 
 class NotifySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """``[[notify]]``: a webhook that receives notifications about events that need a person."""
+    """``[[notify]]``: a webhook that receives notifications when a person must act."""
 
     name: Annotated[str, Check(check_name)]
     """A unique name for logs and metrics. After a change, the portal sends current notifications again."""

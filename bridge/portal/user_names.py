@@ -24,7 +24,7 @@ _VARIANTS = re.compile("[\ufe00-\ufe0f]")
 def user_name_in(text: str) -> str | None:
     """Return the normalized name, or None if *text* is not a valid name.
 
-    A name is invalid if it is empty, too long, or has invisible characters.
+    A name is invalid if it is empty, if it is too long, or if it contains invisible characters.
     """
     if len(text) > MOST_CHARACTERS:
         return None

@@ -33,7 +33,7 @@ class Outcome(str, Enum):
 
 
 class Lift(msgspec.Struct, frozen=True, kw_only=True):
-    """The consent of one person to lift the hold of another person."""
+    """One person's consent to withdraw the hold of another person."""
 
     person_key: str
     user_name: str

@@ -24,7 +24,7 @@ _MAX_BYTES = 65_536
 
 
 class ChangingFile(Generic[_T]):
-    """The parsed content of a file. A changed file is parsed again."""
+    """The parsed content of a file. After each change of the file, it is parsed again."""
 
     def __init__(self, path: Path, parse: Callable[[bytes], _T]) -> None:
         self.path = path

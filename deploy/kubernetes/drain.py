@@ -282,7 +282,7 @@ def names(pods: list[Json]) -> str:
 
 
 def empty(node: Node, not_before: float | None, *, wait_seconds: float, is_urgent: bool) -> None:
-    """Evict all pods, and wait until they have terminated unless *is_urgent* is true.
+    """Evict all pods. Unless *is_urgent* is true, wait until the pods have terminated.
 
     Raises Later after *wait_seconds*, or at *not_before* (Unix seconds).
     """

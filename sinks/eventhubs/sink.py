@@ -67,7 +67,7 @@ class EventHubsSink(Sink):
         return f"The event hub responds. To test the permission to send, use `send-test {config.name}`."
 
     def check(self) -> None:
-        """Test the connection, the credential, and the event hub. The check sends nothing."""
+        """Test the connection, the credential, and the event hub, without sending records."""
         self._sender.check()
 
     def close(self) -> None:

@@ -117,13 +117,13 @@ class StoreThreads:
         self._write_failure: tuple[float, str] | None = None
 
     async def read(self, work: Callable[Concatenate[Connection, _P], _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Run `Store.read` in a thread. Raise StoreUnavailable if too many functions wait."""
+        """Run `Store.read` in a thread. Raise StoreUnavailable if too many calls are waiting."""
         return await self._run(self._readers, lambda: self.store.read(work, *args, **kwargs))
 
     async def write(
         self, work: Callable[Concatenate[Connection, _P], _T], /, *args: _P.args, **kwargs: _P.kwargs
     ) -> _T:
-        """Run `Store.write` in a thread. Raise StoreUnavailable if too many functions wait."""
+        """Run `Store.write` in a thread. Raise StoreUnavailable if too many calls are waiting."""
 
         def written() -> _T:
             try:

@@ -1,6 +1,6 @@
 """Reads the data that the pages show about events.
 
-An event, its verdicts, its decisions, and its outcomes come from one transaction, so they are consistent.
+The module reads an event, its verdicts, its decisions, and its outcomes in one transaction, so they are consistent.
 """
 
 from __future__ import annotations

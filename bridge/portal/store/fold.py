@@ -65,7 +65,7 @@ class _Event(msgspec.Struct, kw_only=True):
 
 
 def lock_events(connection: Connection, keys: Sequence[str]) -> None:
-    """Lock the rows of *keys*, which must be sorted. Create missing rows."""
+    """Lock the rows of the sorted *keys*. Create the rows that do not exist."""
     connection.execute(insert(connection, events).on_conflict_do_nothing(), [{"event_key": key} for key in keys])
     lock_known_events(connection, keys)
 
@@ -98,7 +98,7 @@ def apply_changes(
 
 
 def count_again(connection: Connection, keys: Sequence[str]) -> None:
-    """Count the views of the events *keys* again, for example after a VM changed its groups.
+    """Count all views of the events *keys* again, for example after a VM changed groups.
 
     Delete events without a view.
     """

@@ -112,7 +112,7 @@ def add_records(
 
 
 def lock_vms(connection: Connection, keys: Sequence[str]) -> None:
-    """Lock the rows of *keys*, which must be sorted. Create missing rows."""
+    """Lock the rows of the sorted *keys*. Create the rows that do not exist."""
     connection.execute(insert(connection, vms).on_conflict_do_nothing(), [{"vm_key": key} for key in keys])
     for part in in_parts(keys):
         connection.execute(select(vms.c.vm_key).where(vms.c.vm_key.in_(part)).order_by(vms.c.vm_key).with_for_update())
@@ -241,7 +241,7 @@ def settle(connection: Connection, known: Mapping[str, _Vm], *, at: str) -> None
 
 
 def settle_again(connection: Connection, keys: Sequence[str], *, at: str) -> None:
-    """Update the names and groups of the VMs *keys*, and then the open events of these VMs."""
+    """Update the names and groups of the VMs *keys*, and then their open events."""
     lock_vms(connection, keys)
     known = _known_vms(connection, keys)
     settle(connection, known, at=at)

@@ -54,7 +54,7 @@ def _delete_of_deleted_events(connection: Connection, before: str) -> int:
 
 
 def trim_vms(connection: Connection, *, most_bytes: int) -> None:
-    """Delete old records, streams, and ended events of each VM that exceeds *most_bytes*."""
+    """Delete old records, streams, and ended events of VMs with more than *most_bytes*."""
     over = select(vms.c.vm_key).where(vms.c.stored_bytes >= most_bytes).order_by(vms.c.vm_key).limit(_ROWS)
     for key in list(connection.execute(over.with_for_update()).scalars()):
         size = func.coalesce(func.sum(func.length(records.c.body) + ROW_BYTES), 0)

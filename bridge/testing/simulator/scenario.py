@@ -1,4 +1,4 @@
-"""Loads scenarios, which describe a simulated Azure's events and faults over time.
+"""Loads scenarios. A scenario describes simulated events and faults over time.
 
 The built-in scenarios are TOML files next to this module. They have the same format as your own scenarios (see
 `scenario_file`), so you can use them as examples.
