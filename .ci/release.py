@@ -4,13 +4,14 @@
 
 These are all steps of release.yml that need no credentials.
 
-    .ci/release.py check --tag v1.2.3     the tag, pyproject.toml, CHANGELOG.md, other files and the tree agree
-    .ci/release.py build --out dist       sdist, wheel, archives, packages, chart, SBOM, notes, SHA256SUMS
-    .ci/release.py verify --out dist      check that dist is complete, installs, and runs
-    .ci/release.py publish --out dist --tag v1.2.3      the page of the release, by gh and its GH_TOKEN
+- `check --tag v1.2.3` checks that all files contain the version of the tag.
+- `build --out dist` builds the packages, archives, chart, SBOM, release notes, and SHA256SUMS.
+- `verify --out dist` checks that the release is complete, and that it can be installed and run.
+- `publish --out dist --tag v1.2.3` creates the GitHub release with `gh`, which needs GH_TOKEN.
 
-Without --tag, `check` is a rehearsal: CHANGELOG.md may still say "Unreleased", and the tree may have changes. `build`
-needs release-tools.txt in this folder. A word that a tag brings is compared before it is used, and reaches no shell.
+Without --tag, `check` is a rehearsal: CHANGELOG.md can still contain an "Unreleased" section, and the tree can have
+uncommitted changes. `build` needs the tools in .ci/release-tools.txt. The program validates the tag before it uses it,
+and never passes the tag to a shell.
 """
 
 from __future__ import annotations
@@ -63,14 +64,14 @@ HIDDEN = ("/root/", "/home/", "/run/user/", "/tmp/", "/var/tmp/")  # noqa: S108
 
 
 class Refused(Exception):
-    """What stands between this tree, or these files, and a release; one sentence for each."""
+    """The reasons why a release is not possible, with one sentence for each reason."""
 
     def __init__(self, *faults: str) -> None:
         super().__init__("\n".join(faults))
 
 
 def run(*command: str | Path, **environment: str) -> str:
-    """Return what *command* prints; its standard error is shown."""
+    """Run *command*, and return its standard output."""
     done = subprocess.run(
         command, cwd=ROOT, env=os.environ | environment, stdout=subprocess.PIPE, text=True, check=False
     )
@@ -80,7 +81,7 @@ def run(*command: str | Path, **environment: str) -> str:
 
 
 def git(*words: str) -> str | None:
-    """Return what git says, None when it says no."""
+    """Return the output of a git command, or None if the command fails."""
     done = subprocess.run(("git", "-C", ROOT, *words), capture_output=True, text=True, check=False)  # noqa: S607
     return None if done.returncode else done.stdout.rstrip()
 
@@ -102,7 +103,7 @@ def version_here() -> str:
 
 
 def check(tag: str | None, on: str | None) -> None:
-    """Reject an invalid release, and print its version and image name for the workflow."""
+    """Reject an invalid release. Write its version and image name to the workflow's output."""
     version = version_here()
     faults = [*faults_of_changelog(version, tag), *faults_of_places(version)]
     if tag is not None:
@@ -117,20 +118,20 @@ def check(tag: str | None, on: str | None) -> None:
 
 
 def faults_of_tag(version: str, tag: str) -> list[str]:
-    """Return what is wrong with the tag's name."""
+    """Return the errors in the name of the tag."""
     if tag == f"v{version}":
         return []
     return [f"The tag is {tag}, and pyproject.toml says {version}: tag v{version}, or change the version."]
 
 
 def sections() -> list[tuple[str, str]]:
-    """Return the title and the text of each section of CHANGELOG.md, the newest first."""
+    """Return the title and text of each section of CHANGELOG.md, newest first."""
     parts = re.split(r"(?m)^## ", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))[1:]
     return [(title.strip(), text.strip()) for title, _, text in (part.partition("\n") for part in parts)]
 
 
 def faults_of_changelog(version: str, tag: str | None) -> Iterator[str]:
-    """Yield what CHANGELOG.md lacks."""
+    """Yield the errors in CHANGELOG.md."""
     released = re.compile(rf"{re.escape(version)} \(\d{{4}}-\d\d-\d\d\)")
     draft = f"Unreleased: {version}"
     found = [(title, text) for title, text in sections() if title == draft or released.fullmatch(title)]
@@ -147,7 +148,7 @@ def faults_of_changelog(version: str, tag: str | None) -> Iterator[str]:
 
 
 def faults_of_places(version: str) -> Iterator[str]:
-    """Yield the files that name another version."""
+    """Yield the files that contain another version."""
     for pattern, before in PLACES:
         for path in sorted(ROOT.glob(pattern)):
             said = re.findall(rf"(?m){before}[\"']?([^\"'\s]*)", path.read_text(encoding="utf-8"))
@@ -156,7 +157,7 @@ def faults_of_places(version: str) -> Iterator[str]:
 
 
 def faults_of_tree(tag: str, on: str | None) -> Iterator[str]:
-    """Yield why the files may not be those of *tag*, a commit of the branch *on*."""
+    """Yield the reasons why this tree is not the commit of *tag* on the branch *on*."""
     changed = git("status", "--porcelain")
     if changed is None:
         yield f"{ROOT} is not a git checkout."
@@ -175,7 +176,7 @@ def faults_of_tree(tag: str, on: str | None) -> Iterator[str]:
 
 
 def build(out: Path) -> None:
-    """Make every file of the release in *out*."""
+    """Build all files of the release in *out*."""
     version = version_here()
     if out.exists() and any(out.iterdir()):
         raise Refused(f"{out} is not empty, and nothing old may be published: give a new directory.")
@@ -200,7 +201,7 @@ def build(out: Path) -> None:
 
 
 def pack_chart(archive: Path, epoch: int) -> None:
-    """Pack the chart as `helm package` does, so that the same files give the same bytes."""
+    """Pack the chart like `helm package`. The same files always result in the same bytes."""
     with (
         archive.open("wb") as file,
         gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=epoch) as compressed,
@@ -214,19 +215,19 @@ def pack_chart(archive: Path, epoch: int) -> None:
 
 
 def number(sbom: Path, version: str) -> None:
-    """Give the SBOM a serial number, which is always the same for the same lock."""
+    """Set the serial number of the SBOM. It depends only on the version and the lock file."""
     document = json.loads(sbom.read_text(encoding="utf-8"))
     document["serialNumber"] = uuid.uuid5(uuid.NAMESPACE_URL, f"pkg:pypi/{NAME}@{version}#{sha256(LOCK)}").urn
     sbom.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
 def files(out: Path) -> list[Path]:
-    """Return what SHA256SUMS lists."""
+    """Return the files that SHA256SUMS lists."""
     return sorted(path for path in out.iterdir() if path.name not in (SUMS, NOTES))
 
 
 def notes(version: str) -> str:
-    """Return CHANGELOG.md's section for GitHub, which keeps each line break."""
+    """Return the section of CHANGELOG.md for GitHub, where each line break is visible."""
     text = next(text for title, text in sections() if version in title.split())
     server, repository = (os.environ.get(name) for name in ("GITHUB_SERVER_URL", "GITHUB_REPOSITORY"))
     if server and repository:  # the page of a release is not where the file lies
@@ -235,7 +236,7 @@ def notes(version: str) -> str:
 
 
 def unwrapped(text: str) -> str:
-    """Return Markdown with each paragraph and item on one line, except blocks and tables."""
+    """Join the lines of each Markdown paragraph and list item. Keep code blocks and tables."""
     lines: list[str] = []
     fenced = False
     for line in text.splitlines():
@@ -253,7 +254,7 @@ def unwrapped(text: str) -> str:
 
 
 def verify(out: Path, *, install: bool) -> None:
-    """Reject files that are not a complete release; with *install*, install and run it."""
+    """Reject an incomplete release. If *install* is true, also install and run it."""
     version = version_here()
     faults = [*faults_of_files(out, version)] or [*faults_of_contents(out, version)]
     if faults:
@@ -266,7 +267,7 @@ def verify(out: Path, *, install: bool) -> None:
 
 
 def wanted(version: str) -> set[str]:
-    """Return the names of what a release must have."""
+    """Return the names of the files that a release must contain."""
     distribution = NAME.replace("-", "_")
     archives = {f"{NAME}{kind}-{version}-linux-{arch}.tar.gz" for kind in ("", "-extras") for arch in MACHINES}
     debs = {f"{NAME}_{version}_{arch}.deb" for arch in ("amd64", "arm64")}
@@ -277,22 +278,22 @@ def wanted(version: str) -> set[str]:
 
 
 def sbom_name(version: str) -> str:
-    """Return the name of the list of what the agent is made of."""
+    """Return the file name of the SBOM."""
     return f"{NAME}-{version}.cdx.json"
 
 
 def chart_name(version: str) -> str:
-    """Return the name of the chart, as Helm calls it."""
+    """Return the file name of the chart, in Helm's format."""
     return f"{NAME}-{version}.tgz"
 
 
 def wheel_name(version: str) -> str:
-    """Return the name of the wheel."""
+    """Return the file name of the wheel."""
     return f"{NAME.replace('-', '_')}-{version}-py3-none-any.whl"
 
 
 def faults_of_files(out: Path, version: str) -> Iterator[str]:
-    """Yield what is missing, what is more than SHA256SUMS knows, and what has other bytes."""
+    """Yield missing files, files that SHA256SUMS does not list, and files that have changed."""
     missing = sorted(name for name in {*wanted(version), SUMS, NOTES} if not (out / name).is_file())
     if missing:
         yield from (f"{out} lacks {name}." for name in missing)
@@ -308,7 +309,7 @@ def faults_of_files(out: Path, version: str) -> Iterator[str]:
 
 
 def faults_of_contents(out: Path, version: str) -> Iterator[str]:
-    """Yield wrong metadata of the files, and archives that contain another wheel."""
+    """Yield files with wrong metadata, and archives that contain another wheel."""
     wheel = out / wheel_name(version)
     with zipfile.ZipFile(wheel) as held:
         metadata = held.read(f"{NAME.replace('-', '_')}-{version}.dist-info/METADATA")
@@ -355,7 +356,7 @@ def install_wheel(out: Path, version: str, directory: Path) -> None:
 
 
 def install_archive(out: Path, version: str, directory: Path) -> None:
-    """Install this machine's archive below a directory, with no index, and run it."""
+    """Install this machine's archive in a directory without a package index, and run it."""
     arch = next((arch for arch, machine in MACHINES.items() if machine == platform.machine()), None)
     if sys.platform != "linux" or arch is None:
         say(f"The archives are not for {platform.system()} on {platform.machine()}: none is installed")
@@ -368,14 +369,14 @@ def install_archive(out: Path, version: str, directory: Path) -> None:
 
 
 def tried(python: Path, version: str) -> None:
-    """Refuse an installation that does not say its version."""
+    """Reject an installation that does not print its version."""
     said = run(python, "-I", "-m", "bridge", "--version")
     if version not in said.split():
         raise Refused(f"What was installed says '{said}', and the version is {version}.")
 
 
 def service_python() -> Path:
-    """Return a Python that install.sh takes."""
+    """Return a Python interpreter that install.sh accepts."""
     ours = Path(sys.base_prefix) / "bin/python3"
     for python in (ours, Path("/usr/bin/python3"), Path("/usr/local/bin/python3")):
         if python.exists() and not str(python.resolve()).startswith(HIDDEN):
@@ -387,7 +388,7 @@ def service_python() -> Path:
 
 
 def publish(tag: str, out: Path) -> None:
-    """Make the page of the release with all its files; there must be none yet."""
+    """Create the GitHub release with all its files. The release must not exist yet."""
     version = version_here()
     faults = faults_of_tag(version, tag)
     if faults:
@@ -407,7 +408,7 @@ def say(text: str) -> None:
 
 
 def main() -> int:
-    """Do what the command line asks for; 1 when there can be no release so."""
+    """Run the requested command. Return 1 if a release is not possible."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     parts = {name: commands.add_parser(name) for name in ("check", "build", "verify", "publish")}

@@ -34,7 +34,7 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Add the links and the id of a tag, except preconnect hints."""
+        """Add the links and anchors of a tag. Skip preconnect hints, which are not links."""
         values = dict(attrs)
         self.anchors |= {values[name] or "" for name in ("id", "name") if values.get(name)}
         if tag != "link" or values.get("rel") != "preconnect":

@@ -29,7 +29,7 @@ def utc_now() -> datetime:
 
 
 class Instant(msgspec.Struct, frozen=True, kw_only=True):
-    """One moment on the wall clock and on the monotonic clock. *monotonic* is in seconds."""
+    """A moment in time, as shown by the wall clock and the monotonic clock (in seconds)."""
 
     wall: datetime
     monotonic: float

@@ -160,8 +160,8 @@ class DeliveryRejected(DeliveryError):
 
     *reason* is the label of the retry metric.
 
-    If *may_be_endpoint* is true, a wrong URL can also be the cause. For example, a TLS port responds to plain HTTP with
-    status 400. The agent then sends the records again instead of parking them in two cases:
+    If *may_be_endpoint* is true, the URL might be wrong instead of the records. For example, a TLS port responds to
+    plain HTTP with status 400. In the following cases, the agent sends the records again instead of parking them:
 
     - The endpoint has accepted no record since the configuration changed.
     - The endpoint rejects records of different events in a row.
@@ -185,7 +185,7 @@ class DeliveryRejected(DeliveryError):
 
 
 class KeyUnusable(BridgeError):
-    """A key file cannot be read or has no Ed25519 key. The message states the action."""
+    """A key file cannot be read or has no Ed25519 key. The message says what to do."""
 
 
 class KeyMissing(KeyUnusable):

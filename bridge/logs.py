@@ -247,7 +247,7 @@ class ThrottledLog:
         self._logger.log(level, "%s", message, exc_info=exc_info, extra=_safe(fields))
 
     def recovered(self, key: Hashable, message: str, **fields: Any) -> None:
-        """If failures of *key* were logged, log *message* with their number and duration."""
+        """If failures of *key* were logged, log *message*, the failure count, and the duration."""
         with self._lock:
             trouble = self._troubles.pop(key, None)
         if trouble is None:

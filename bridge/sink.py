@@ -125,7 +125,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Import the HTTP session only when used, because requests takes time and memory."""
+    """Import the HTTP session at its first use, because `requests` takes time and memory."""
     if name in {"DeadlineSession", "ResponseUnread"}:
         from bridge.http import session  # noqa: PLC0415
 
@@ -212,7 +212,7 @@ class Sink(ABC):
         """Return the seconds between refreshes of active events, or None for no refreshes.
 
         Use refreshes for a destination that can lose its data when it restarts. At each refresh, the agent resends the
-        latest record of every active event with the same `id`, except for events that have a pending record.
+        latest record of every active event, with the same `id` as before. It skips events that have a pending record.
         """
         del config
         return None

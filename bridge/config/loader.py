@@ -173,7 +173,8 @@ def service_directory(*, windows: bool = _WINDOWS) -> Path:
 def directory_despite_errors(explicit: Path | None) -> Path | None:
     """Return the service's state directory, for a command with an invalid configuration.
 
-    With an *explicit* configuration, return None, because the service might use another one.
+    If the user has selected the configuration *explicit*, the function returns None, because the service might use a
+    different configuration.
     """
     directory = service_directory()
     return directory if explicit is None and directory.exists() else None

@@ -4,8 +4,8 @@ A sink declares its settings as fields and validates settings that depend on eac
 module validates the settings that all sinks share. A filter that can never match is an error, because the sink would
 never send a record.
 
-Sink types are loaded from the entry point group ``scheduled_events_bridge.sinks`` or, without an installed package,
-from ``module:Class``. Only the configured sink types are imported, so unused sinks do not need any memory or an SDK.
+A sink type is the name of an entry point in the group ``scheduled_events_bridge.sinks``, or has the form
+``module:Class``. Only the configured sink types are imported, so unused sinks do not need any memory or an SDK.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The settings of the ``[telemetry]`` table, and the OTEL_* variables that complete them.
+"""Reads the settings of the ``[telemetry]`` table and of the OTEL_* variables.
 
-A key in the file takes precedence over a variable. Without the table, the variables have no effect, because a variable
-that another program needs must not change the agent (OpenTelemetry: "OTLP Exporter Configuration").
+If the table does not contain a setting, the agent uses the matching variable. Without the table, the agent ignores all
+of these variables, because they might be meant for another program. The OpenTelemetry page "OTLP Exporter
+Configuration" describes the variables.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def _endpoint(value: str) -> None:
 
 
 class TelemetrySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """``[telemetry]``: push of the agent's own metrics over OTLP. Off without this table."""
+    """``[telemetry]``: sends metrics over OTLP. Without this table, none are sent."""
 
     otlp_endpoint: Annotated[str, Check(_endpoint)] | None = None
     """The URL of the OTLP receiver (HTTP with protobuf). The agent adds /v1/metrics unless the URL ends with this path.
@@ -52,7 +53,7 @@ class TelemetrySettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PushSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The complete settings of the push, from the file and the environment."""
+    """The settings for sending metrics, from the file and the environment variables."""
 
     url: str
     interval_seconds: float

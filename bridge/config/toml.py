@@ -27,8 +27,8 @@ _NONE: Mapping[str, Any] = {}
 class Check(msgspec.Struct, frozen=True):
     """A check in ``Annotated`` for conditions that a type cannot express.
 
-    *rule* is called with the converted value. If the value is invalid, it raises ValueError with the expected value and
-    an optional hint.
+    The agent calls *rule* with the converted value. If the value is invalid, *rule* raises ValueError with a
+    description of the valid values, and optionally a hint.
     """
 
     rule: Callable[[Any], None]

@@ -1,6 +1,7 @@
 """Computes `active_event_ids`, the list of open events in every record.
 
-If a consumer misses an event's last record, any later record shows that the event is no longer open.
+If a consumer misses the last record of an event, it can detect the end of the event in any later record, because the
+list no longer contains the event.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def listed_event_ids(document: Document) -> tuple[str, ...] | None:
 
 
 class Agreement:
-    """Checks whether IMDS responses agree after a start without a stored document.
+    """Checks whether IMDS responses agree, if the agent starts without a stored document.
 
     If responses differ, the list of open events is unknown until all responses have agreed for five minutes.
     """

@@ -30,7 +30,7 @@ _REPEAT_KEY_LENGTH = 16
 
 
 class Transition(str, Enum):
-    """The kind of record: six kinds of changes by Azure, and actions of the agent."""
+    """The type of a record: one of six changes that Azure makes, or an action of the agent."""
 
     SCHEDULED = "scheduled"
     STARTED = "started"
@@ -76,7 +76,7 @@ class Verdict(str, Enum):
 
 
 class ApprovalResult(str, Enum):
-    """The result of an approval. For a refusal, records and metrics contain its reason."""
+    """The result of an approval. A refused approval has a `RefusalReason` instead."""
 
     ACCEPTED = "accepted"
     ALREADY_APPROVED = "already_approved"
@@ -267,11 +267,12 @@ def record_id(
 ) -> str:
     """Return the ID of a record: a UUIDv5 of the VM, the event, the transition, and *n*.
 
-    *n* is the number of earlier records of this VM with the same event key and `repeat_key`, so that a repeated
-    transition gets a new ID. For an approval, *outcome* adds the decision ID and the result.
+    *n* is the number of earlier records of this VM with the same event key and the same `repeat_key`. A repeated
+    transition therefore gets a new ID. For an approval, the ID also depends on *outcome*, which contains the decision
+    ID and the result.
 
     The ID does not depend on a clock, the incarnation, or the evidence. If the agent observes the same transition again
-    after a crash, it must therefore create the same ID.
+    after a crash, it therefore creates the same ID again.
     """
     return str(uuid.uuid5(NAMESPACE, _name([2, vm_key, event_key, transition.value], event, [n, *(outcome or ())])))
 

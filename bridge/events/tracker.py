@@ -5,17 +5,19 @@ Otherwise, a consumer might send traffic to a VM that is about to freeze. The fo
 five good responses in a row show them:
 
 - the absence of an event
-- a step back from Started to Scheduled
+- a return from Started to Scheduled
 - an `updated` record that repeats an earlier record
 
-In two cases, an absence or a step back is recorded only if all good responses agree for five minutes:
+In two cases, the agent records an absence or a return to Scheduled only after all good responses have agreed for five
+minutes:
 
 - The event was absent and came back within the last five minutes.
 - The last good response was over 24 hours old. Azure then turns Scheduled Events on again, which can take five minutes.
 
-If the api-version changes, all confirmations start over. The change is not a gap, and the agent updates `extra` without
-a record. An older version might not show all events. If an event disappears with a change to an older version, its
-absence counts only after five minutes without a good response under the newer version.
+If the api-version changes, all confirmations start over. The change does not count as a gap in the responses, and the
+agent updates `extra` without a record. An older version might not show all events. If an event disappears when the
+agent changes to an older version, the agent records its absence only after five minutes without a good response under
+the newer version.
 
 If a response contradicts an unconfirmed change, or if the agent restarts, the confirmation starts over. A failed poll
 does not reset the count of responses. Until a change is confirmed, the tracked document still contains the old event.
@@ -116,9 +118,9 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
 class DocumentTracker:
     """The tracked document, and the changes that are not confirmed yet.
 
-    *document* and *last_good_at* come from the outbox, and are None if the outbox is new. *booted* is true if this VM
-    has booted since *last_good_at*, and the boot was at *booted_at* or earlier. The agent might have missed changes if
-    it was restarted, or if it got no good response for more than *gap_seconds*.
+    *document* and *last_good_at* come from the outbox. If the outbox is new, they are None. *booted* is true if this VM
+    has booted since *last_good_at*, and the boot was at *booted_at* or earlier. If the agent was restarted, or if it
+    received no good response for more than *gap_seconds*, it might have missed changes.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ def directory_text(directory: Path) -> str:
 
 
 class SinkReadiness(msgspec.Struct, frozen=True, kw_only=True):
-    """Reports a sink's record counts, oldest record, health, and need for attention."""
+    """The record counts of a sink, the age of its oldest record, and its need for attention."""
 
     accepted: int
     delivered: int

@@ -5,8 +5,8 @@ every event that took it out has ended, even if Azure changes the type of an eve
 ended, the VM stays out for *after_seconds* more. The outbox stores these events, so that a restart of the agent does
 not change the response.
 
-While IMDS does not respond, the response at /serving does not change. After an hour, the VM returns to service, because
-a load balancer must not keep a VM out forever.
+While IMDS does not respond, the response of /serving stays the same for up to one hour. After that, the VM returns to
+service, so that a failure of IMDS does not keep it out of service permanently.
 """
 
 from __future__ import annotations
@@ -83,7 +83,11 @@ class Serving:
         )
 
     def observe(self, records: Sequence[TransitionRecord]) -> None:
-        """Update the events that keep the VM out, based on the endings in the new *records*."""
+        """Update the list of events that keep the VM out of service.
+
+        If a record proves that an event has ended, the event no longer keeps the VM out. If a record reports an ending
+        without proof, the VM stays out of service for `serving.after_seconds` more.
+        """
         with self._lock:
             out = self._read()
             for record in records:

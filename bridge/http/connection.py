@@ -158,7 +158,11 @@ class _Connection(Watched):
             self._unsent.append(data)
 
     def _send_collected(self) -> None:
-        """Send the request. Ignore an early close, because the server might have responded."""
+        """Send the request.
+
+        If the server has closed the connection, the method raises no error, because the server might have sent a
+        response first.
+        """
         request, self._unsent = b"".join(self._unsent or ()), None
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             super().send(request)

@@ -50,7 +50,7 @@ class DeadlineSession(requests.Session):
         cert: str | tuple[str, str] | None = None,
         **parts: Any,
     ) -> requests.Response:
-        """Build a request from *parts*, the arguments of `requests.Request`, and send it."""
+        """Send a request. *parts* are more arguments of `requests.Request`, such as headers."""
         request = requests.Request(method.upper(), url, **parts)
         return self.send(
             self.prepare_request(request),

@@ -6,9 +6,9 @@ The timeout in the `requests` library applies to each read, so a server that sen
 open indefinitely. When a request reaches its deadline, the watchdog shuts down its sockets, and any blocked send, TLS
 handshake, or read returns immediately.
 
-Each connection keeps a duplicate of its socket descriptor, because TLS replaces the original socket object, and a
-response with ``Connection: close`` can outlive its connection. Requests on an open connection do not need a new
-descriptor, so polling continues even if the process runs out of descriptors.
+Each connection keeps a duplicate of its socket descriptor for two reasons: TLS replaces the original socket object, and
+a response with ``Connection: close`` can still be open after its connection is closed. Requests on an open connection
+do not need a new descriptor, so polling continues even if the process runs out of descriptors.
 
 The watchdog cannot interrupt a name lookup, because ``getaddrinfo`` does not expose a socket. Callers that use host
 names need a second deadline, such as the one in `bridge.delivery.sender`.
@@ -65,7 +65,7 @@ class Call:
                 each.shutdown(socket.SHUT_RDWR)
 
     def raise_if_cut(self, error: Exception | None = None, *, is_timeout: bool = False) -> None:
-        """Raise an error if the request was cut or has timed out."""
+        """Raise an error if the request was aborted or has timed out."""
         if self.cut_by == "close":
             raise ConnectionAbortedError("the connection was closed") from error
         is_late = error is not None and time.monotonic() >= self.expires_at
@@ -175,7 +175,11 @@ class Watched(http.client.HTTPConnection):
         return True
 
     def close(self) -> None:
-        """Close the connection. A response that is still being read can use the duplicate socket."""
+        """Close the connection.
+
+        During a request, the duplicate socket stays open, so that the watchdog can still stop the reading of the
+        response.
+        """
         super().close()
         duplicate, self._duplicate = self._duplicate, None
         if duplicate is not None and _in_flight.call is not None:

@@ -66,8 +66,9 @@ class ImdsClient:
     - *api_version* is a version or ``auto``.
     - *clock* returns Unix time.
 
-    Three threads can call `scheduled_events`, `identity`, and `start_requests` at the same time. Call
-    `scheduled_events_again` and `start_requests` from the same thread, because they share a connection.
+    One thread can call `scheduled_events` while a second thread calls `identity` and a third thread calls
+    `start_requests`. Call `scheduled_events_again` and `start_requests` from the same thread, because they share a
+    connection.
     """
 
     def __init__(
@@ -164,8 +165,8 @@ class ImdsClient:
     def scheduled_events_again(self) -> Document:
         """Return the current document, requested over the connection of `start_requests`.
 
-        The request uses the version of the last poll. If the body is also the same as that of the last poll, the result
-        is the same object. Raises the same errors as `scheduled_events`.
+        The request uses the api-version of the last poll. If the response also has the same body as the last poll, the
+        method returns the same Document object. It raises the same errors as `scheduled_events`.
         """
         version = self.api_version
         return self._parsed(self._send(self._approval_connection, "GET", _events_path(version)).content, version)
@@ -177,15 +178,15 @@ class ImdsClient:
     def attested_document(self, nonce: str) -> str:
         """Return the document in which Azure signs this VM's identity and *nonce*, in base64.
 
-        IMDS might return an earlier document with a different nonce. Raises the same errors as `scheduled_events`, but
-        the messages do not contain the nonce. Any thread can call this method.
+        The returned document can be an older one that contains a different nonce. The method raises the same errors as
+        `scheduled_events`, but the messages do not contain the nonce. Any thread can call this method.
         """
         path = _ATTESTED_PATH + _ATTESTED_QUERY + quote(nonce, safe="")
         with closing(self._connection()) as connection:
             return parse_attested(self._send(connection, "GET", path, shown=_ATTESTED_PATH).content)
 
     def start_requests(self, event_ids: Sequence[str], *, document: Document) -> int:
-        """Approve the events in *event_ids* with one request, and return the status 200.
+        """Approve the events in *event_ids* with one request. Return the status code (200).
 
         The request uses the api-version of *document*, the document that shows the events as Scheduled. The 2017 API
         versions also require its incarnation. Raises ImdsStatus for any status other than 200. If this method raises

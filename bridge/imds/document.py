@@ -210,7 +210,10 @@ def _event(value: Any, position: int, body: bytes) -> ScheduledEvent:
 
 
 def _take(rest: dict[str, Any], name: str, read: Callable[[Any], Any]) -> Any:
-    """Take the field *name* from *rest*, and convert it. If *read* returns None, keep it."""
+    """Remove the field *name* from *rest*, and return its converted value.
+
+    If *read* returns None, the value is invalid, and the field stays in *rest*.
+    """
     field = rest.get(name)
     value = None if field is None else read(field)
     if field is None or value is not None:

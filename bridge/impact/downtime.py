@@ -34,7 +34,7 @@ class Stamp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Downtime(msgspec.Struct, frozen=True, kw_only=True):
-    """The time from the last sign of life before a boot to the agent's start, in Unix seconds."""
+    """The last stamp before a boot, the boot, and the agent's start, in Unix seconds."""
 
     last_alive_at: float
     booted_at: float

@@ -61,7 +61,8 @@ class Lateness(msgspec.Struct, frozen=True, kw_only=True):
 def lateness(after: Reading, *, late_seconds: float, rate: float | None, counted: Reading, cpus: int) -> Lateness:
     """Return the cause of a timer that ended at *after*, *late_seconds* late.
 
-    *rate* is the usual number of context switches per second. *counted* is an earlier reading with a count.
+    *rate* is the usual number of context switches per second. *counted* is an earlier reading that contains a count of
+    context switches.
     """
     late = late_seconds
     if late < MIN_LATE_SECONDS:
@@ -119,7 +120,8 @@ def steps_between(before: Reading, after: Reading) -> list[Step]:
 def date_step(before: float, after: float, *, raw: float) -> Step | None:
     """Return the step of the IMDS clock, which is a rise of its offset to the monotonic clock.
 
-    The header has whole seconds, so two responses without a step can differ by up to one second.
+    The ``Date`` header contains only whole seconds. Even without a step, the offsets of two responses can therefore
+    differ by up to one second.
     """
     seconds = after - before
     is_step = seconds > 2 * _DATE_RESOLUTION_SECONDS

@@ -1,7 +1,7 @@
-"""The thread that reads the clocks of the VM, and keeps its last pauses.
+"""Reads the clocks of the VM on a thread, and stores the most recent pauses.
 
-The thread only sleeps and reads, every 50 ms while an event of this VM is near. At other times, the poll thread reads
-the clocks after its wait, because waking another thread costs more.
+While an event of this VM is near, the thread reads the clocks every 50 ms. At other times, the poll thread reads the
+clocks after each wait, because waking a second thread would use more CPU time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ _ONE_CLOCK = "Only one clock outside the VM shows the pause."
 
 
 class Interruption(msgspec.Struct, frozen=True, kw_only=True):
-    """A pause, a stall of the agent, or an undecided delay. Times are in Unix seconds."""
+    """A pause of the VM, a delay of the agent, or a delay with an unknown cause.
+
+    Times are in Unix seconds.
+    """
 
     began_at: float
     verdict: Verdict
@@ -172,15 +175,19 @@ class Sampler:
                 return
 
     def sample_poll(self, late_seconds: float) -> None:
-        """Sample a wait of the poll thread, which ended *late_seconds* after it was due.
+        """Check whether the VM was paused during a wait of the poll thread.
 
-        While an event is near, the call has no effect, because the thread of the sampler works.
+        The wait ended *late_seconds* late. While an event is near, the method has no effect, because the sampler's own
+        thread then checks for pauses.
         """
         if not self._is_near.is_set():
             self._compare(self._now(), late_seconds)
 
     def sample_wait(self, wait_seconds: float) -> None:
-        """Sample a wait of the sampler's thread that was due to last *wait_seconds*."""
+        """Check whether the VM was paused during a wait of the sampler's thread.
+
+        *wait_seconds* is the intended duration of the wait.
+        """
         raw = self._now()
         self._compare(raw, raw - self._raw - wait_seconds)
 
@@ -224,7 +231,10 @@ class Sampler:
             )
 
     def _step(self, step: Step, began_at: float) -> None:
-        """Report a step that a second clock confirms. The most precise clock sets the length."""
+        """Report a step that a second clock confirms.
+
+        The most precise of these clocks determines the length of the step.
+        """
         if confirmed(step, list(self._steps)):
             same = [step, *(each for each in self._steps if confirmed(step, [each]))]
             best = min(same, key=lambda each: ("ptp_hyperv", "realtime", "date_header").index(each.source))
@@ -243,7 +253,7 @@ class Sampler:
             self._steps.append(step)
 
     def responded(self, date: str | None) -> None:
-        """Compare the ``Date`` of an IMDS response with the clocks, if an event is near."""
+        """If an event is near, compare the ``Date`` of an IMDS response with the VM's clock."""
         if date is None or not self._is_near.is_set():
             return
         raw = self._now()

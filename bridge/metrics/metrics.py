@@ -220,7 +220,10 @@ class Metrics:
         self._unusable_keys.set(unusable_keys)
 
     def watch_approved(self, seconds: Callable[[], float]) -> None:
-        """Register *seconds*, the age of the oldest approval that Azure has not acted on."""
+        """Report the age of the oldest approval that Azure has not acted on.
+
+        Each scrape calls *seconds*, which returns this age.
+        """
         self._approved_waiting.set_function(seconds)
 
     def sink(self, name: str) -> SinkMetrics:
@@ -269,7 +272,7 @@ class Metrics:
             return self._channel
 
     def watch_vm(self, name: Callable[[], str | None]) -> None:
-        """Register *name*, which returns the name of this VM, or None if the name is unknown."""
+        """Set the function that returns the name of this VM, or None if the name is unknown."""
         self._state.vm_name = name
 
     def state_is_ephemeral(self, *, is_ephemeral: bool) -> None:

@@ -42,7 +42,7 @@ _CUMULATIVE = AggregationTemporality.CUMULATIVE
 def encode(metrics: Metrics, attributes: Mapping[str, str], outbox_created_at: str | None) -> bytes:
     """Return *metrics* as an ExportMetricsServiceRequest with the resource *attributes*.
 
-    The outbox stores some totals. They start at *outbox_created_at*. All other totals start when the agent starts.
+    The totals in the outbox count from *outbox_created_at*. All other totals count from the start of the agent.
     """
     now = time.time_ns()
     starts = {False: int(metrics.created_at * _NANOSECONDS)}

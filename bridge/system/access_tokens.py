@@ -73,8 +73,8 @@ class AccessToken(NamedTuple):
 class RenewedToken:
     """A token that a background thread renews.
 
-    *fetch* requests a token, and can hang or raise any exception. Error messages name *source* as the issuer, and
-    suggest *advice* if *fetch* fails.
+    *fetch* requests a token. It can hang or raise any exception. Error messages name *source* as the issuer of the
+    token. If *fetch* fails, they also contain *advice*.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ def fetch_token(scope: str, *, client_id: str | None = None, is_default: bool = 
     """Return a new token from the VM's managed identity, or Kubernetes workload identity.
 
     *client_id* selects a user-assigned identity. If *is_default* is True, azure-identity uses the first credential that
-    it finds. Tokens are not cached, because a rejected token must not be returned again.
+    it finds. The function does not cache tokens, because a cache could return a rejected token again.
     """
     import requests  # noqa: PLC0415  # these imports take 11 to 20 MB and a second
     from azure.core.pipeline.transport import RequestsTransport  # noqa: PLC0415  # likewise
