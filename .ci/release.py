@@ -343,7 +343,7 @@ def digest_inside(archive: Path, name: str) -> str | None:
 
 
 def install_wheel(out: Path, version: str, directory: Path) -> None:
-    """Install the wheel with all extras in the locked versions, by hash, and run it."""
+    """Install the wheel and its dependencies in their locked versions, and run it."""
     wheel = out.resolve() / wheel_name(version)
     lines = directory / "requirements.txt"
     own = f"{NAME} @ {wheel.as_uri()} --hash=sha256:{sha256(wheel)}\n"

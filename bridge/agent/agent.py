@@ -263,7 +263,7 @@ class Agent:
     # While the agent runs.
 
     def wait_for_turn(self, stop: threading.Event) -> bool:
-        """Wait for the next call of `run_due`. Return False if *stop* is set."""
+        """Wait until it is time to call `run_due`. Return False if *stop* is set."""
         self.turn.wait(TURN_SECONDS)
         self.turn.clear()
         return not stop.is_set()
@@ -370,7 +370,7 @@ class Agent:
         old.close()
 
     def _exchange_approver(self, stop: Callable[[], bool]) -> None:
-        """Stop the old approver first, so that two approvers never process the same decision."""
+        """Replace the approver. The old one stops first, so that two never run at the same time."""
         self.approvals.stop()
         self.approvals.drain(self._settings.imds.timeout_seconds, stop)
         if not stop():

@@ -1,4 +1,4 @@
-"""Logs the agent's settings at startup, and warns about sinks that have no settings."""
+"""Logs the agent's settings at startup, and warns about sinks that are no longer configured."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def log_running(settings: Settings, directory: Path, *, vm_name: str | None, imd
 
 
 def warn_unconfigured_sinks(settings: Settings, pending: Mapping[str, int]) -> None:
-    """Log a warning for each sink that has undelivered records but no settings."""
+    """Log a warning for each sink that has undelivered records but is not configured."""
     configured = {sink.name for sink in settings.sinks}
     for name, count in pending.items():
         if name not in configured and count:

@@ -99,7 +99,7 @@ class DecisionInbox:
         return refusals
 
     def receive_waiting(self, events: Mapping[str, ScheduledEvent]) -> list[ApprovalRecord]:
-        """Retry the waiting tokens once per second. Return records for the refused tokens."""
+        """Verify the waiting tokens again, at most once per second. Return records of refusals."""
         waiting = list(self._waiting)
         if not waiting or self._clock.monotonic() < self._retry_at:
             return []

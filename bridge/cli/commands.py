@@ -121,7 +121,7 @@ def check_config() -> None:
 @option("--json", "as_json", is_flag=True, help="Print one JSON object on one line.")
 @runs("status.show_status")
 def status() -> None:
-    """Show the agent's state, the scheduled events, and undelivered records of sinks.
+    """Show the agent's state, the scheduled events, and the undelivered records.
 
     If no agent is running, the command shows the last saved state. The exit code is 1 if the agent does not respond
     within 5 seconds, or if no state has been saved. To check whether the agent is healthy, use `/readyz`.

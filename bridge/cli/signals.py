@@ -27,7 +27,7 @@ _READ_BYTES = 256
 
 
 class SignalEvents:
-    """Sets events when signals arrive. Only the main thread can create an instance."""
+    """Sets `threading.Event` objects when signals arrive. Create it on the main thread."""
 
     def __init__(self) -> None:
         self._events: dict[int, tuple[threading.Event, ...]] = {}

@@ -90,7 +90,7 @@ def countdown(seconds: float) -> str:
 
 
 def ago(seconds: float) -> str:
-    """Describe a past time, such as "4 min ago". Show whole minutes below one hour."""
+    """Describe a past time, such as "4 min ago". Between 1 and 60 minutes, omit the seconds."""
     if _MINUTE <= seconds < _HOUR:
         return f"{int(seconds // _MINUTE)} min ago"
     return f"{seconds:.1f} s ago" if 0 <= seconds < 1 else f"{duration(seconds)} ago"

@@ -1,7 +1,8 @@
 """Converts the metrics of one scrape to an OTLP request.
 
-The metrics keep their names in /metrics, so queries, alerts, and dashboards work with both. The SDK's own instruments
-are not used, because each metric would then need a second definition.
+The metrics have the same names in OTLP and on the page /metrics, so the same queries, alerts, and dashboards work with
+both. The module does not use the instruments of the OpenTelemetry SDK, because each metric would then need a second
+definition.
 """
 
 from __future__ import annotations

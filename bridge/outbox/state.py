@@ -77,7 +77,10 @@ class Changes(msgspec.Struct, kw_only=True):
             self.tables.setdefault(name, {}).update(rows)
 
     def require_new_file(self, reason: str | None) -> None:
-        """Make the next save write the complete state to a new file. Keep only the first *reason*."""
+        """Make the next save write the complete state to a new file.
+
+        If the next save has a reason already, that reason is kept.
+        """
         self.new_file_because = self.new_file_because or reason
         if self.new_file_because is not None:
             self.tables = {}
