@@ -1,4 +1,4 @@
-"""Logs the agent's settings at startup, and warns about sinks that are no longer configured."""
+"""Logs the settings at startup, and warns about sinks that are no longer configured."""
 
 from __future__ import annotations
 
