@@ -110,8 +110,8 @@ def check_config() -> None:
     be used, if another user can change a file that controls approvals, or if a destination fails with --connect. The
     sandbox of the service can forbid more than this user's permissions, such as writing to a directory.
 
-    Even with --connect, the Scheduled Events document is requested only if an agent uses the state directory, because
-    the first request turns on Scheduled Events for the VM.
+    The first request for the Scheduled Events document turns on Scheduled Events for the VM. For this reason, --connect
+    requests the document only if an agent already uses the state directory.
     """
 
 
@@ -215,8 +215,8 @@ def discard() -> None:
 def move() -> None:
     """Move undelivered records from the sink OLD to the sink NEW, for example after a rename.
 
-    Moved records count as discarded in the metrics of OLD. Records that NEW has received in the last 7 days
-    (state.keep_delivered_seconds) are not sent again.
+    The metrics of OLD count the moved records as discarded. If NEW has already received one of the records in the last
+    7 days (state.keep_delivered_seconds), the agent does not send this record again.
     """
 
 
@@ -344,8 +344,9 @@ def portal_check() -> None:
 def decide() -> None:
     """Sign a decision on an event, and print the signed token.
 
-    Your portal must return the token to the agent. With --all, the command signs a decision for each VM in the file. It
-    skips VMs on which the event has ended. For approvals, it also skips VMs on which the event has already started.
+    The command does not send the token. Your own portal must return it to the agent. With --all, the command signs a
+    decision for each VM in the file. It skips VMs on which the event has ended. For approvals, it also skips VMs on
+    which the event has already started.
     """
 
 
