@@ -103,7 +103,7 @@ def view_of_line(line: Line, *, now: datetime, required: int) -> LineView:
         wave=wave,
         state=STATE_WORDS[event.state],
         until=None if left is None else at,
-        effect=effect_of(event.event_type, event.duration_seconds),
+        effect=effect_of(event.event_type, None if wave is not None else event.duration_seconds),
         where=", ".join(filter(None, places)) + ("" if wave is None or at is None else f", {at:%H}:00 to {at:%H}:59"),
         decision=decision,
         kind=kind,

@@ -174,6 +174,7 @@ class Pages:
             view=view,
             history=history(details, map(record_of, bodies), view.decided, view.progress),
             agents=self._connected_agents.of(vm.vm_key for vm in details.event.vms),
+            kid=self._kid,
             first_vm=first_vm,
             vms=details.event.vms[first_vm : first_vm + _VMS_PAGE],
             first_record=first_record,

@@ -26,7 +26,7 @@ from bridge.text import duration, escaped
 _HERE = Path(__file__).parent
 _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 _A_YEAR = 365 * 86_400
-_HOUR_SECONDS, _SOON_SECONDS, _URGENT_SECONDS = 3_600, 900, 300
+_HOUR_SECONDS, _SOON_SECONDS, _URGENT_SECONDS = 3_600, 600, 300
 
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "

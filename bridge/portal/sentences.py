@@ -100,7 +100,7 @@ def effect_of(event_type: str | None, seconds: int | None) -> str:
     if event_type in _DELETED:
         return "VM deleted"
     if seconds is None or seconds < 0:
-        return "minutes down" if event_type in _DOWN else "unknown"
+        return "minutes down" if event_type in _DOWN else "pause" if event_type == "Freeze" else "unknown"
     if seconds == 0:
         return "none"
     return f"{duration(seconds)} {'pause' if event_type == 'Freeze' else 'down'}"

@@ -19,7 +19,7 @@ from bridge.portal.requests import RequestRefused, whole_number
 from bridge.portal.store.database import StoreThreads
 from bridge.portal.store.events import EventFilter
 from bridge.portal.store.timeline import EventSpan, spans_between
-from bridge.portal.timeline import Period, chart
+from bridge.portal.timeline import Period, chart, label_of
 from bridge.portal.users import Person
 
 #: The periods of the zoom links, in hours.
@@ -87,6 +87,7 @@ class TimelinePage:
             page=page,
             period=period,
             link=link,
+            label_of=label_of,
             zooms=[(name, address(period.zoomed(each, now=now)), each == hours) for each, name in ZOOMS.items()],
             earlier=address(period.moved(-0.5)),
             later=address(period.moved(0.5)),

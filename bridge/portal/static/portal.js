@@ -25,7 +25,7 @@
     const left = Math.max(0, Math.ceil((Date.parse(time.dateTime) - Date.now() - ahead) / 1000));
     time.textContent = span(left);
     time.classList.toggle("is-urgent", left < 300);
-    time.classList.toggle("is-soon", left >= 300 && left < 900);
+    time.classList.toggle("is-soon", left >= 300 && left < 600);
   });
   // Shows the local time after each UTC time. The style sheet prints the attribute.
   const localize = () => document.querySelectorAll("time:not(.countdown):not([data-local])").forEach((time) => {

@@ -154,7 +154,7 @@ def test_wave_is_one_line_that_leads_to_its_events_and_is_held_with_others(tmp_p
         ann = office.browser("ann")
         page = ann.page("/")
         assert len(lines(page)) == 2
-        assert "6 x Freeze, 5 s pause 6 VMs" in page.text
+        assert "6 x Freeze, pause 6 VMs" in page.text
         assert "1-2 of 2 lines, 7 events" in page.text
         [href] = {found["href"] for tag, found in page.tags if tag == "a" and "wave=" in (found.get("href") or "")}
         assert set(lines(ann.page(href))) == {key_of_event_id(f"E{vm}") for vm in range(6)}
