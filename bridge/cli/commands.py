@@ -227,7 +227,7 @@ def move() -> None:
 def import_() -> None:
     """Import undelivered records and holds from another outbox FILE.
 
-    The file can be the output of `sqlite3 .recover`. Records that are already in the outbox are skipped. The agent's
+    FILE can be the output of `sqlite3 .recover`. The command skips records that are already in the outbox. The agent's
     user must be able to read FILE.
     """
 
