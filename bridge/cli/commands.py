@@ -107,8 +107,10 @@ def check_config() -> None:
     """Check the configuration, and report all errors at once.
 
     The exit code is 78 if the configuration is invalid. It is 1 if a secret, a program, or the state directory cannot
-    be used, if another user can change a file that controls approvals, or if a destination fails with --connect. The
-    sandbox of the service can forbid more than this user's permissions, such as writing to a directory.
+    be used, if another user can change a file that controls approvals, or if a destination fails with --connect.
+
+    This command does not run in the sandbox of the service. The sandbox can deny access that this command has, such as
+    write access to a directory.
 
     The first request for the Scheduled Events document turns on Scheduled Events for the VM. For this reason, --connect
     requests the document only if an agent already uses the state directory.
