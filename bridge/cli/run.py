@@ -57,7 +57,6 @@ def run_agent(settings: Settings, *, log_format: str, log_level: str, allow_seco
     began_to_stop_at = math.inf
     try:
         agent.start(stop.is_set)
-        _freeze_start_objects()
         turns = run_daemon("turns", _run_turns, agent, config, stop, signals.reload_wanted)
         agent.feed_watchdog()
         while not stop.wait(min(agent.feed_within_seconds or _LONGEST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS)):
@@ -89,6 +88,8 @@ def _run_turns(agent: Agent, config: Path | None, stop: threading.Event, reload_
     try:
         while agent.wait_for_turn(stop):
             agent.run_due()
+            if not gc.isenabled():
+                _freeze_start_objects()  # a second after the start, because this would delay the first poll by 20 ms
             if reload_wanted.is_set():
                 reload_wanted.clear()
                 reload_configuration(agent, config, stop.is_set)
@@ -97,7 +98,7 @@ def _run_turns(agent: Agent, config: Path | None, stop: threading.Event, reload_
 
 
 def _freeze_start_objects() -> None:
-    """Exclude existing objects from garbage collection, which otherwise takes 20 ms."""
+    """Exclude existing objects from garbage collection, so that later collections are short."""
     gc.collect()
     gc.freeze()
     gc.enable()
