@@ -51,7 +51,7 @@ PACKAGERS = {"deb": "dpkg-deb", "rpm": "rpmbuild"}
 SUMS = "SHA256SUMS"
 #: For the page of the release; no file of it.
 NOTES = "NOTES.md"
-CHART = ROOT / "deploy/helm" / NAME
+CHARTS = (NAME, "scheduled-events-portal")
 #: Where else the version stands: paths below the root, and what is before it there.
 PLACES = (
     ("deploy/docker/Dockerfile", r"^ARG VERSION="),
@@ -194,21 +194,23 @@ def build(out: Path) -> None:
         "--output-reproducible", "--output-format", "JSON", "--output-file", out / sbom_name(version),
     )  # fmt: skip
     number(out / sbom_name(version), version)
-    pack_chart(out / chart_name(version), int(epoch or 0))
+    for chart in CHARTS:
+        pack_chart(chart, out / chart_name(chart, version), int(epoch or 0))
     (out / NOTES).write_text(notes(version), encoding="utf-8")
     (out / SUMS).write_text("".join(f"{sha256(path)}  {path.name}\n" for path in files(out)), encoding="utf-8")
     say((out / SUMS).read_text(encoding="utf-8"))
 
 
-def pack_chart(archive: Path, epoch: int) -> None:
-    """Pack the chart like `helm package`. The same files always result in the same bytes."""
+def pack_chart(chart: str, archive: Path, epoch: int) -> None:
+    """Pack *chart* like `helm package`. The same files always result in the same bytes."""
+    folder = ROOT / "deploy/helm" / chart
     with (
         archive.open("wb") as file,
         gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=epoch) as compressed,
         tarfile.open(fileobj=compressed, mode="w", format=tarfile.GNU_FORMAT) as tar,
     ):
-        for path in sorted(path for path in CHART.rglob("*") if path.is_file()):
-            member = tarfile.TarInfo(f"{NAME}/{path.relative_to(CHART).as_posix()}")
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            member = tarfile.TarInfo(f"{chart}/{path.relative_to(folder).as_posix()}")
             content = path.read_bytes()
             member.size, member.mtime, member.mode = len(content), epoch, 0o644
             tar.addfile(member, io.BytesIO(content))
@@ -273,8 +275,9 @@ def wanted(version: str) -> set[str]:
     debs = {f"{NAME}_{version}_{arch}.deb" for arch in ("amd64", "arm64")}
     rpms = {f"{NAME}-{version}-1.{machine}.rpm" for machine in MACHINES.values()}
     windows = f"{NAME}-{version}-windows-x86_64.zip"
-    rest = {f"{distribution}-{version}.tar.gz", wheel_name(version), sbom_name(version), chart_name(version), windows}
-    return archives | debs | rpms | rest
+    charts = {chart_name(chart, version) for chart in CHARTS}
+    rest = {f"{distribution}-{version}.tar.gz", wheel_name(version), sbom_name(version), windows}
+    return archives | charts | debs | rpms | rest
 
 
 def sbom_name(version: str) -> str:
@@ -282,9 +285,9 @@ def sbom_name(version: str) -> str:
     return f"{NAME}-{version}.cdx.json"
 
 
-def chart_name(version: str) -> str:
-    """Return the file name of the chart, in Helm's format."""
-    return f"{NAME}-{version}.tgz"
+def chart_name(chart: str, version: str) -> str:
+    """Return the file name of the packed *chart*, in Helm's format."""
+    return f"{chart}-{version}.tgz"
 
 
 def wheel_name(version: str) -> str:
@@ -319,8 +322,11 @@ def faults_of_contents(out: Path, version: str) -> Iterator[str]:
         path = out / f"{NAME}-{version}-{archive}"
         if digest_inside(path, f"wheels/{wheel.name}") != sha256(wheel):
             yield f"{path.name} does not contain the wheel of this folder."
-    if digest_inside(out / chart_name(version), "Chart.yaml") != sha256(CHART / "Chart.yaml"):
-        yield f"{chart_name(version)} does not hold the chart of this tree."
+    for chart in CHARTS:
+        if digest_inside(out / chart_name(chart, version), "Chart.yaml") != sha256(
+            ROOT / "deploy/helm" / chart / "Chart.yaml"
+        ):
+            yield f"{chart_name(chart, version)} does not contain the chart of this tree."
     bom = json.loads((out / sbom_name(version)).read_text(encoding="utf-8"))
     listed = {f"{part['name']}=={part['version']}" for part in bom.get("components", ())}
     lacking = set(re.findall(r"(?m)^[a-z0-9.-]+==[^ \n]+", LOCK.read_text(encoding="utf-8"))) - listed

@@ -32,6 +32,7 @@ PACKAGES += [f"{NAME}-{VERSION}-1.{machine}.rpm" for machine in ("x86_64", "aarc
 IN_CHART = f"deploy/helm/{NAME}/Chart.yaml"
 CHART = f'name: {NAME}\nversion: {VERSION}\nappVersion: "{VERSION}"\n'
 CHART_ARCHIVE = f"{NAME}-{VERSION}.tgz"
+PORTAL_CHART_ARCHIVE = f"scheduled-events-portal-{VERSION}.tgz"
 PINS = ["msgspec==0.22.0", "markdown==3.10"]
 LOCK = "msgspec==0.22.0 \\\n    --hash=sha256:aa\nmarkdown==3.10 ; python_version < '3.11' \\\n    --hash=sha256:bb\n"
 CHANGELOG = f"""# Changelog
@@ -60,6 +61,7 @@ class Tree:
         self.write("deploy/kubernetes/base/kustomization.yaml", f"images:\n  - name: a\n    newTag: {VERSION}\n")
         self.write(f"deploy/helm/{NAME}/Chart.yaml", CHART)
         self.write(f"deploy/helm/{NAME}/templates/a.yaml", "kind: A\n")
+        self.write("deploy/helm/scheduled-events-portal/Chart.yaml", CHART)
         self.write("deploy/artifact/requirements.txt", LOCK)
         (root / ".ci").mkdir()
         shutil.copy(program, root / ".ci/release.py")
@@ -210,7 +212,8 @@ class Files:
         for name in ARCHIVES:
             self.put(name, packed(**{f"wheels/{WHEEL}": wheel}))
         self.put(ON_WINDOWS, zipped(**{f"wheels/{WHEEL}": wheel}))
-        self.put(CHART_ARCHIVE, packed(**{"Chart.yaml": CHART.encode()}))
+        for name in (CHART_ARCHIVE, PORTAL_CHART_ARCHIVE):
+            self.put(name, packed(**{"Chart.yaml": CHART.encode()}))
         for name in PACKAGES:
             self.put(name, b"a package")
         self.seal()
@@ -239,7 +242,19 @@ def test_whole_release_is_taken(tree, files):
 
 
 @pytest.mark.parametrize(
-    "name", [WHEEL, SDIST, SBOM, "NOTES.md", "SHA256SUMS", ON_WINDOWS, CHART_ARCHIVE, *ARCHIVES, *PACKAGES]
+    "name",
+    [
+        WHEEL,
+        SDIST,
+        SBOM,
+        "NOTES.md",
+        "SHA256SUMS",
+        ON_WINDOWS,
+        CHART_ARCHIVE,
+        PORTAL_CHART_ARCHIVE,
+        *ARCHIVES,
+        *PACKAGES,
+    ],
 )
 def test_missing_file_is_refused_also_where_the_sums_do_not_know_it(tree, files, name):
     (files.directory / name).unlink()
@@ -261,7 +276,11 @@ def test_file_that_the_sums_do_not_know_is_refused(tree, files):
         (ARCHIVES[2], packed(other=b""), f"{ARCHIVES[2]} does not contain the wheel of this folder."),
         (ON_WINDOWS, zipped(**{f"wheels/{WHEEL}": b"another"}), f"{ON_WINDOWS} does not contain the wheel of"),
         (ON_WINDOWS, zipped(other=b""), f"{ON_WINDOWS} does not contain the wheel of this folder."),
-        (CHART_ARCHIVE, packed(**{"Chart.yaml": b"name: b"}), f"{CHART_ARCHIVE} does not hold the chart of this tree."),
+        (
+            CHART_ARCHIVE,
+            packed(**{"Chart.yaml": b"name: b"}),
+            f"{CHART_ARCHIVE} does not contain the chart of this tree.",
+        ),
         (SBOM, bom_of(VERSION, "msgspec==0.22.0"), f"{SBOM} lacks markdown==3.10."),
         (SBOM, bom_of("1.2.2", *PINS), f"{SBOM} is not a CycloneDX document"),
         (SBOM, bom_of(VERSION, *PINS).replace(b"serialNumber", b"number"), f"{SBOM} is not a CycloneDX document"),
@@ -296,7 +315,7 @@ def module(tree):
 def test_chart_is_packed_whole_and_always_the_same(module, tmp_path):
     first, second = tmp_path / "first.tgz", tmp_path / "second.tgz"
     for path in (first, second):
-        module.pack_chart(path, 1_700_000_000)
+        module.pack_chart(NAME, path, 1_700_000_000)
     assert first.read_bytes() == second.read_bytes()
     with tarfile.open(first) as tar:
         packed_files = {member.name: tar.extractfile(member).read() for member in tar}
