@@ -4,9 +4,9 @@ Each connection has its own thread and is closed after one request. If more than
 server closes the oldest one, so that incomplete requests cannot block health probes. If the port is in use, the agent
 logs an ERROR and tries again later, but continues to poll and deliver.
 
-If the server listens on a loopback address, it rejects requests whose Host header contains any other name. This
-prevents DNS rebinding, which would let a web page in a local browser read the health pages. The server of /serving
-accepts every Host header, because load balancers set their own.
+If the server listens on a loopback address, it rejects requests whose Host header contains a name other than localhost
+or a loopback address. This prevents DNS rebinding, which would let a web page in a local browser read the health pages.
+The server of /serving accepts every Host header, because load balancers set their own.
 """
 
 from __future__ import annotations

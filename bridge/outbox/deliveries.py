@@ -100,7 +100,8 @@ def retry(
 def discard(state: State, sink: str, *, states: Collection[DeliveryState], record_id: str | None, now: float) -> int:
     """Discard undelivered records of *sink*, and return the number of discarded records.
 
-    The function discards the records whose state is in *states*. If *record_id* is given, it discards only this record.
+    The function discards the records whose state is in *states*. If *record_id* is given, the function discards only
+    this record, and only in one of these states.
     """
     rows = needed_records(state, sink, states, record_id=record_id)
     for row in rows:

@@ -1,6 +1,6 @@
 """Stores the agents that poll each portal process.
 
-After a restart, the portal reads from these tables which agents were connected before. Portal processes also share
+After a restart, the portal uses these tables to find the agents that were connected before. Portal processes also share
 their agents through these tables. Each process increases its heartbeat number whenever it writes. Other processes find
 new rows by comparing the heartbeat numbers instead of times, because clocks can differ.
 """
