@@ -145,7 +145,7 @@ class DeliveryFailed(DeliveryError):
 
 
 class SecretUnavailable(DeliveryFailed):
-    """The configured file or variable contains no secret. A person must add the secret."""
+    """The configured file or variable contains no secret. The user must add it."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, needs_attention=True)

@@ -23,7 +23,7 @@ def listed_event_ids(document: Document) -> tuple[str, ...] | None:
 
 
 class Agreement:
-    """Checks whether IMDS responses agree, if the agent starts without a stored document.
+    """Compares the first IMDS responses if the agent starts without a stored document.
 
     If responses differ, the list of open events is unknown until all responses have agreed for five minutes.
     """

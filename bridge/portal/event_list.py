@@ -253,7 +253,7 @@ def read_list(
         counts=count_open(connection, whole, now=at),
         collapsed=collapsed(connection, announced, now=at),
         started=[] if query.state or cursor else views(started.lines),
-        started_total=started.total,
+        started_total=started.events,
         over=views(map(_line_of, recent)),
         menus=_menus(connection, person),
     )

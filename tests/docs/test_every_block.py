@@ -107,7 +107,7 @@ RUN = {
     "generated: record short": _GENERATED,
     "alertmanager: route": "tests/interop/test_alertmanager.py::test_route_of_the_page_sends_info_elsewhere",
     "nginx": "tests/e2e/test_load_balancers.py::"
-    "test_the_application_behind_nginx_follows_503_and_stays_up_without_the_agent",
+    "test_application_behind_nginx_follows_503_and_stays_up_during_an_upgrade",
     "haproxy": "tests/e2e/test_load_balancers.py::"
     "test_haproxy_sends_no_new_request_to_the_vm_after_two_check_intervals",
     "rollout: duration": (

@@ -149,17 +149,36 @@ def test_serving_follows_an_event_and_a_restart_of_the_agent(site):
 
 
 @pytest.mark.skipif(NGINX is None, reason="nginx is not installed: apt-get install nginx")
-def test_the_application_behind_nginx_follows_503_and_stays_up_without_the_agent(site):
+def test_application_behind_nginx_follows_503_and_stays_up_during_an_upgrade(site):
     site.start_nginx()
     assert site.health() == 200
     site.agent.start()
     site.agent.wait_for(lambda: site.is_serving(200))
     assert site.health() == 200
-    site.azure.world.add_event(REBOOT)
+    event_id = site.azure.world.add_event(REBOOT)
     site.agent.wait_for(lambda: site.is_serving(503))
     assert site.health() == 503
-    assert site.agent.stop() == 0
+    site.azure.world.start(event_id)
+    site.agent.wait_for(lambda: len(site.agent.records) == 2)
+    site.azure.world.complete(event_id)
+    site.agent.wait_for(lambda: site.is_serving(200))
+    answers = []
+    asking = threading.Event()
+
+    def ask():
+        while not asking.wait(0.02):
+            answers.append(site.health())
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    assert site.agent.stop() == 0  # an upgrade stops the old version and starts the new one
     assert site.health() == 200
+    site.agent.start()
+    site.agent.wait_for(lambda: site.is_serving(200))
+    asking.set()
+    thread.join()
+    assert set(answers) == {200}
+    assert site.agent.stop() == 0
 
 
 @pytest.mark.skipif(not (HAPROXY and NGINX), reason="apt-get install haproxy nginx")
