@@ -41,7 +41,7 @@ class FileConfig(SinkConfig, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if not Path(self.path).is_absolute() or self.path.endswith(("/", os.sep)) or "\0" in self.path:
-            raise ValueError(f"path is {self.path!r}. Write the absolute path of a file.")
+            raise ValueError(f"path must be the absolute path of a file, but it is {self.path!r}.")
 
 
 class FileSink(Sink):

@@ -226,7 +226,7 @@ class Agent:
             if now >= report_at:
                 report_at = now + _LOAD_REPEAT_SECONDS
                 logger.warning(
-                    "The outbox is still loading. The agent starts to poll after that. Check the disk.",
+                    "The agent does not poll IMDS yet, because the outbox is still loading. Check the disk.",
                     extra={"directory": str(self._directory), "seconds": round(now - began_at)},
                 )
         return not stop()

@@ -106,7 +106,9 @@ class Source:
             raise OutboxError("The agent is still loading its state. Try again in a few seconds.")
         function = _REQUESTS.get(name)
         if function is None:
-            raise OutboxError(f"The versions of the agent and the command differ. The agent has no request {name}.")
+            raise OutboxError(
+                f"The agent does not support the request {name}. The versions of the agent and the command differ."
+            )
         types = get_type_hints(function)
         decoded = {key: msgspec.json.decode(value, type=types.get(key, Any)) for key, value in arguments.items()}
         return function(self, **decoded)
@@ -378,8 +380,8 @@ def import_records(source: Source, *, path: str) -> int:
 
     if not Path(path).exists():
         raise OutboxError(
-            f"The agent does not find the file {path}. The service cannot see /tmp, /root, or /home, so copy the file "
-            "to the state directory."
+            f"The agent cannot find the file {path}. The service has no access to /tmp, /root, or /home. Copy the "
+            "file to the state directory."
         )
     with _disk_errors(f"The file {path} cannot be read"):
         loaded = read_file(Path(path))
@@ -398,8 +400,8 @@ def decide(source: Source, *, decision: StoredDecision, overruled: tuple[int, ..
     """
     if not source.is_approving():
         raise OutboxError(
-            "The running agent has loaded no table [approval], so it approves nothing. Reload it (`systemctl reload "
-            "scheduled-events-bridge`), and try again."
+            "The running agent approves nothing, because the configuration that it loaded has no [approval] table. "
+            "Reload the agent (`systemctl reload scheduled-events-bridge`), and try again."
         )
     others = source.outbox.change(approvals.keep_overruling, decision, overruled)
     if not others:

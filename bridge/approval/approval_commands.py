@@ -57,7 +57,7 @@ class _Command(msgspec.Struct, frozen=True, kw_only=True):
         except OSError as error:
             return f"The command of {owner} cannot be started: {error.strerror or error}."
         except Exception as error:
-            logger.exception("The command of an approval failed unexpectedly.")
+            logger.exception("The command of %s failed unexpectedly.", owner)
             return f"The command of {owner} failed: {error!r}."
         detail = f": {finished.error_output}" if finished.error_output else "."
         if finished.ending is Ending.DEADLINE:

@@ -257,7 +257,9 @@ class Approver:
                 break
             self._write(step, state.stream_id)
         else:
-            self._log.problem("evaluation", logging.ERROR, "The evaluation of the decisions does not end.")
+            self._log.problem(
+                "evaluation", logging.ERROR, f"The evaluation of decisions did not finish within {_MOST_STEPS} steps."
+            )
         return state
 
     def _write(self, changes: Changes, stream_id: str) -> None:
@@ -331,7 +333,7 @@ class Approver:
             message = "No rule acts, because a token waits for a valid key file and may contain a hold."
             self._log.problem("awaits_key", logging.ERROR, message)
             return False
-        self._log.recovered("awaits_key", "Every decision can be verified. Rules act again.")
+        self._log.recovered("awaits_key", "All decisions can be verified again, so approval rules are active again.")
         return True
 
     def _note_portal_read(self) -> None:

@@ -91,7 +91,7 @@ class DecisionInbox:
         with self._lock:
             waiting = {token: why for token, why in self._waiting.items() if token not in judged} | waits
             if sum(why is _Wait.UNKEPT for why in waiting.values()) > _MOST_WAITING:
-                raise OutboxError(f"More than {_MOST_WAITING:,} decisions wait until they can be stored.")
+                raise OutboxError(f"More than {_MOST_WAITING:,} decisions are waiting to be stored.")
             surplus = max(len(waiting) - _MOST_WAITING, 0)
             for token in sorted(waiting, key=waiting.__getitem__)[:surplus]:
                 del waiting[token]
@@ -132,7 +132,10 @@ class DecisionInbox:
                 except KeyMissing:
                     return Trust.REVOKED
                 except KeyUnusable as error:
-                    self._log.problem(key.kid, logging.ERROR, f"{error} Decisions signed with this key wait.")
+                    message = (
+                        f"{error} The agent does not follow decisions signed with this key until you fix the problem."
+                    )
+                    self._log.problem(key.kid, logging.ERROR, message)
                     return Trust.UNKNOWN
         return Trust.REVOKED
 

@@ -107,7 +107,7 @@ class PortalClient:
         is_local = is_loopback(parts.hostname or "")
         if parts.scheme != "https" and not is_local:
             raise ConfigurationError(
-                f"approval.remote.url begins with {parts.scheme}:// and leads to another machine; use https."
+                f"approval.remote.url uses {parts.scheme}://, but its host is not a loopback address. Use https."
             )
         self.origin = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
         self._remote = remote
@@ -180,7 +180,7 @@ class PortalClient:
         from bridge.system.access_tokens import AttestedToken  # noqa: PLC0415  # only this credential needs it
 
         if document is None:
-            raise ValueError("credential is attested, which requires an argument for *document*.")
+            raise ValueError("The credential `attested` requires the argument *document*.")
         # Another thread requests tokens. Its session is separate, so that its failure does not end a poll.
         session = self._token_session = _session()
         return RenewedCredential(AttestedToken(partial(self._post, session), document, portal=self.origin))

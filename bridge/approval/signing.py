@@ -180,9 +180,9 @@ def _private_bytes(path: Path) -> bytes:
             is_ours = found.st_uid == os.geteuid()
             if mode & (stat.S_IRWXO | (stat.S_IRWXG if is_ours else stat.S_IWGRP)):
                 raise SigningFailed(
-                    f"The private key file {path} may be used by others: its mode is {mode:04o}. "
-                    "A user who has read the file can decide in your name. "
-                    f"If no other user has read it, run chmod 0600 {path}. Otherwise, create another key."
+                    f"Other users can access the private key file {path}, because its mode is {mode:04o}. "
+                    "Anyone with the key can sign decisions in your name. "
+                    f"If no other user has read the file, run chmod 0600 {path}. Otherwise, create a new key."
                 )
         return file.read()
 

@@ -113,7 +113,7 @@ class Submitter:
             self._log.problem(
                 "look",
                 logging.WARNING,
-                f"Nothing is approved, because the metadata service did not respond before the request. {error}",
+                f"Nothing is approved, because the agent could not get the current events from IMDS. {error}",
                 kind="look",
             )
             return None

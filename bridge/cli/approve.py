@@ -165,7 +165,7 @@ def _outcome(agent: ControlClient, decision: StoredDecision) -> int:
         else:
             return complain(f"not approved ({found.outcome}): {found.message}", code=ExitCode.FAILED)
     return complain(
-        f"No result after {_OUTCOME_SECONDS:g} s. The agent retries until the event starts, changes, or gets a hold. "
-        "`events` shows the result.",
+        f"No result after {_OUTCOME_SECONDS:g} s. The agent keeps trying until the event starts or changes, or until "
+        "someone holds the event. To see the result, run `events`.",
         code=ExitCode.FAILED,
     )

@@ -109,8 +109,8 @@ def check_config() -> None:
     The exit code is 78 if the configuration is invalid. It is 1 if a secret, a program, or the state directory cannot
     be used, if another user can change a file that controls approvals, or if a destination fails with --connect.
 
-    This command does not run in the sandbox of the service. The sandbox can deny access that this command has, such as
-    write access to a directory.
+    The command runs outside the sandbox of the service. For example, a directory can be writable for the command but
+    not for the service.
 
     The first request for the Scheduled Events document turns on Scheduled Events for the VM. For this reason, --connect
     requests the document only if an agent already uses the state directory.
@@ -147,7 +147,7 @@ def events() -> None:
 @with_config
 @click.argument("event_id")
 @option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@option("--overrule", is_flag=True, help="With --yes: approve despite holds or missing approvers.")
+@option("--overrule", is_flag=True, help="With --yes: approve even if a hold exists or more approvers are required.")
 @runs("approve.approve")
 def approve() -> None:
     """Approve the event EVENT_ID for all affected VMs. Azure can then start it immediately.
@@ -173,7 +173,7 @@ def outbox() -> None:
     """Manage undelivered records. These commands also work while no agent is running."""
 
 
-_sink = option("--sink", help="Only records of this sink, which need not be configured.")
+_sink = option("--sink", help="Only records of this sink, even if it is no longer configured.")
 _record = option("--id", "record_id", help="Only the record with this ID.")
 _state = option("--state", type=click.Choice(["pending", "parked"]), help="Only this state.  [default: both]")
 
@@ -200,7 +200,7 @@ def retry() -> None:
 
 @outbox.command()
 @with_state
-@option("--sink", required=True, help="The sink, which need not be configured.")
+@option("--sink", required=True, help="Name of the sink, even if it is no longer configured.")
 @_record
 @_state
 @option("--yes", is_flag=True, help="Do not ask for confirmation.")
@@ -239,7 +239,9 @@ def import_() -> None:
 @option("--list", "list_scenarios", is_flag=True, help="List the included scenarios, and exit.")
 @option("--listen", default="127.0.0.1:8169", help="Address of the first VM. Other VMs get the next ports.")
 @option("--vm", "vms", multiple=True, default=("simulated-vm",), help="Name of a VM. Repeat the option for a fleet.")
-@option("--speed", type=click.FloatRange(min=0, min_open=True), default=1.0, help="At 60, one minute takes one second.")
+@option(
+    "--speed", type=click.FloatRange(min=0, min_open=True), default=1.0, help="At 60, a scenario runs 60 times as fast."
+)
 @option("--rate-limit/--no-rate-limit", default=True, help="Limit clients to 5 requests per second, as Azure does.")
 @option("--first-call", "first_call_seconds", type=click.FloatRange(0), default=0, help="Delay of the first response.")
 @option("--allow-remote", is_flag=True, help="Allow an address that is not loopback.")
@@ -273,7 +275,9 @@ def schema(*, of_config: bool) -> None:
 
 
 @commands.command(short_help="Write a first configuration with comments.")
-@option("--sink", "sinks", multiple=True, metavar="RECIPE", help="A recipe. Can be repeated.  [default: stdout]")
+@option(
+    "--sink", "sinks", multiple=True, metavar="RECIPE", help="Recipe for a sink. Can be repeated.  [default: stdout]"
+)
 @option("--output", "-o", type=FILE, help="Create this file.  [default: print the configuration]")
 @option("--list", "list_recipes", is_flag=True, help="List the recipes, and exit.")
 @runs("init.init")
@@ -314,7 +318,11 @@ def keygen() -> None:
 @option("--kid", help="The ID of the key in decisions.  [default: the name of the file]")
 @option("--approver", default="portal", help="The approver who signs with the key.")
 @option("--records-url", help="The URL that accepts records. It receives records of a test event.")
-@option("--decision-by", metavar="COMMAND|person", help="A program that decides, or `person`.  [default: not tested]")
+@option(
+    "--decision-by",
+    metavar="COMMAND|person",
+    help="Who decides: a program, or `person`.  [default: decisions are not tested]",
+)
 @option("--decision-seconds", type=click.FloatRange(min=1), default=300.0, help="Time limit for each decision.")
 @option("--json", "as_json", is_flag=True, help="Print one requirement per line.")
 @runs("portal_check.portal_check")
@@ -334,9 +342,14 @@ def portal_check() -> None:
 @commands.command(short_help="Sign and print a decision.")
 @option("--key", required=True, type=FILE, help="The private key from `keygen`.")
 @option("--kid", required=True, help="The ID of the key in the VM's configuration.")
-@option("--approver", required=True, help="The name of the approver, as the VM's configuration gives it for this key.")
+@option("--approver", required=True, help="The approver of this key in the VM's configuration.")
 @option("--vm-id", help="The vmId of the VM.  [default: the VM of the record]")
-@option("--event-file", required=True, type=click.File("rb"), help="Records or a document of IMDS, or - for stdin.")
+@option(
+    "--event-file",
+    required=True,
+    type=click.File("rb"),
+    help="File with records or an IMDS document, or - for standard input.",
+)
 @option("--event-id", help="The EventId.  [default: the only event of the file]")
 @option("--decision", required=True, type=click.Choice(["approve", "hold"]))
 @option("--reason", help="The reason, in one line, for records and logs.")

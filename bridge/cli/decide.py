@@ -51,7 +51,10 @@ def keygen(private_file: Path | None, directory: Path | None, kid: str | None, a
     kid = kid or private_key_file.stem
     for option, name in (("--kid", kid), ("--approver", approver)):
         if not (1 <= len(name) <= MAX_NAME_CHARACTERS and name.isprintable() and (name.isascii() or name is approver)):
-            raise click.UsageError(f"{name[:40]!r} cannot be used in decisions. Choose a plain name with {option}.")
+            raise click.UsageError(
+                f"{name[:40]!r} is not a valid name. Set {option} to at most {MAX_NAME_CHARACTERS} printable ASCII "
+                "characters."
+            )
     pair = generate_key(private_key_file)
     public = pair.public_key_file.absolute()
     click.echo("# The private key, which only you can read. Keep it where decisions are signed:")
@@ -129,8 +132,8 @@ def _all_vms(sightings: Sequence[Sighting], decision: str) -> list[Sighting]:
     is_hold = decision == Verdict.HOLD.value
     chosen = [each for each in wanted if (not each.is_over if is_hold else each.is_scheduled)]
     if not chosen:
-        state = "not over" if is_hold else "Scheduled"
-        raise BridgeError(f"The event is {state} for no VM in the file.")
+        state = "over for every VM" if is_hold else "not Scheduled for any VM"
+        raise BridgeError(f"The event is {state} in the file.")
     return chosen
 
 

@@ -78,7 +78,9 @@ def retry(directory: Path, *, sink: str | None, record_id: str | None) -> None:
         raise _unknown_record(record_id, sink)
     parked = f", including {counted(count, 'parked record')}" if count else ". No record was parked"
     of = "" if sink is None else f" of {sink}"
-    click.echo(f"All pending records{of} are due now{parked}. `status` shows the result.", err=True)
+    click.echo(
+        f"All pending records{of} are scheduled for immediate delivery{parked}. `status` shows the result.", err=True
+    )
 
 
 def discard(directory: Path, *, sink: str, record_id: str | None, state: str | None, yes: bool) -> None:

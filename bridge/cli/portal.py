@@ -104,7 +104,7 @@ def migrate(path: Path | None) -> None:
 def backup(path: Path | None, target: Path) -> None:
     """Copy the database to the new file TARGET. The portal can run during the copy.
 
-    When a portal starts with the copy, every agent requests all of its decisions again.
+    If you start a portal with this copy, every agent requests all of its decisions again.
     """
     library().backup(path, target)
     click.echo(f"The database was copied to {target}.")
@@ -113,7 +113,7 @@ def backup(path: Path | None, target: Path) -> None:
 @portal.command(short_help="Verify the hash chain of the audit log.")
 @click.argument("what", type=click.Choice(["verify"]))
 @config
-@option("--expect", metavar="HASH", help="A hash that an earlier run printed. Fail if no entry has it.")
+@option("--expect", metavar="HASH", help="A hash from an earlier run. The command fails if no entry has this hash.")
 def audit(what: str, path: Path | None, expect: str | None) -> int:  # noqa: ARG001  # `verify` is the only choice
     """Verify every entry in the audit log. Exit with 1 if an entry was changed or removed."""
     found = library().verify(path, expect)

@@ -129,8 +129,8 @@ class Sender:
             each.begin_closing()  # the last attempt might have failed to start a thread
         if len(self._abandoned) >= _MOST_ABANDONED:
             raise DeliveryFailed(
-                f"{len(self._abandoned)} sends hang beyond their deadline and cannot be cut. Nothing is sent until one "
-                "of them ends. Restart the agent, and report the problem to the author of the sink.",
+                f"{len(self._abandoned)} send attempts exceeded their deadline and cannot be stopped. The sink sends "
+                "nothing until one of them ends. Restart the agent, and report the problem to the author of the sink.",
                 needs_attention=True,
                 reason=RetryReason.HANGING,
             )

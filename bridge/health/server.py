@@ -175,7 +175,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002  # socketserver's signature
         # It is normal that a client disconnects early, so do not log an error.
-        logger.debug("A request for status was not finished: %r", sys.exc_info()[1])
+        logger.debug("A status request was not completed: %r", sys.exc_info()[1])
 
 
 class _Handler(BaseHTTPRequestHandler):

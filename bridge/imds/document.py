@@ -189,8 +189,8 @@ def _event(value: Any, position: int, body: bytes) -> ScheduledEvent:
     status = value.get("EventStatus")
     if not isinstance(status, str):
         raise DocumentInvalid(
-            f"Event {position} of the Scheduled Events document has {_kind(status)} instead of a text as its "
-            f"EventStatus: {excerpt(body)}"
+            f"The EventStatus of event {position} of the Scheduled Events document is {_kind(status)} instead of a "
+            f"string: {excerpt(body)}"
         )
     rest = {name: field for name, field in value.items() if name != "EventStatus"}
     not_before_raw = _take(rest, "NotBefore", _as_text)

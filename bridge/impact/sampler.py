@@ -171,7 +171,9 @@ class Sampler:
                     time.sleep(_NEAR_SECONDS)  # costs less than a wait for an event
                     self.sample_wait(_NEAR_SECONDS)
             except Exception:
-                logger.exception("The sampler failed. Pauses are not measured.")
+                logger.exception(
+                    "The thread that measures pauses near events failed. To measure them again, restart the agent."
+                )
                 return
 
     def sample_poll(self, late_seconds: float) -> None:

@@ -150,7 +150,10 @@ class Outbox:
             },
         )
         if (loaded.unreadable or "decisions" in loaded.missing) and not self._has_portal:
-            logger.error("A hold may be lost. Nothing is approved until you delete the file %s.", DISABLED_FILE)
+            logger.error(
+                "A hold might be lost, so the agent approves nothing. To allow approvals again, delete the file %s.",
+                DISABLED_FILE,
+            )
             with suppress(OSError):
                 (self.directory / DISABLED_FILE).touch()
 

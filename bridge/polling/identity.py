@@ -114,7 +114,7 @@ class IdentityResolver:
             if not self._outbox.is_trusted:
                 self._outbox.use_vm(self.vm)
                 logger.warning(
-                    "The identity of this VM is not confirmed after a boot. Stored records wait until IMDS returns it.",
+                    "After a boot, the agent sends no stored records until IMDS confirms the identity of this VM.",
                     extra={"stored": None if stored is None else stored.name},
                 )
             elif stored is not None or self._configured.name is not None:
@@ -167,7 +167,11 @@ class IdentityResolver:
             self.vm = found.with_overrides(self._configured)
             if not (self._outbox.is_trusted or self.vm.vm_id):
                 self._outbox.use_vm(self.vm)
-                self._failed(DocumentInvalid("The instance document has no vmId, which must confirm the stored state."))
+                self._failed(
+                    DocumentInvalid(
+                        "The instance document has no vmId. The agent needs the vmId to check its stored state."
+                    )
+                )
                 return
             self._outbox.identify(self.vm)
             self.is_found, self.is_waiting = True, False

@@ -67,7 +67,7 @@ class AuditPage:
         """``GET /audit/export.{form}``: export all entries that match the filters, newest first."""
         form = request.path_params["form"]
         if form not in FORMATS:
-            raise RequestRefused(404, "The export has the formats jsonl and csv.")
+            raise RequestRefused(404, "The format of the export must be jsonl or csv.")
         _, wanted = _filter(request, person)
         first = await self._store.read(list_entries, wanted, limit=PAGE)
 

@@ -178,9 +178,11 @@ def _fetch(url: str) -> x509.Certificate:
             )
     except (requests.RequestException, BridgeError, OSError) as error:
         reason = str(error) if isinstance(error, BridgeError) else type(root_cause(error)).__name__
-        raise BridgeError(f"An authority's certificate at {where} cannot be fetched: {reason}") from error
+        raise BridgeError(f"The intermediate certificate at {where} cannot be downloaded: {reason}") from error
     if response.status_code != _OK:
-        raise BridgeError(f"An authority's certificate at {where} cannot be fetched: status {response.status_code}.")
+        raise BridgeError(
+            f"The intermediate certificate at {where} cannot be downloaded: status {response.status_code}."
+        )
     try:
         is_pem = response.content.lstrip().startswith(b"-----BEGIN")
         return (x509.load_pem_x509_certificate if is_pem else x509.load_der_x509_certificate)(response.content)

@@ -45,7 +45,7 @@ class VerdictRequest(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     valid_seconds: float = DEFAULT_VALID_SECONDS
     confirmed: tuple[str, ...] = ()
-    """The names in Resources that no agent confirms, but that the person confirmed explicitly."""
+    """The names in Resources that the person confirmed, because no agent has confirmed them."""
 
 
 class VerdictService:
@@ -115,7 +115,10 @@ class VerdictService:
         return taken
 
     async def _notify(self) -> None:
-        """Wake the waiting polls. `PendingDecisions.follow` retries after a database error."""
+        """Send new decisions to the waiting polls.
+
+        After a database error, `PendingDecisions.follow` sends the decisions later.
+        """
         with contextlib.suppress(StoreUnavailable):
             await self._pending_decisions.catch_up()
 

@@ -46,7 +46,7 @@ class AcceptedApproval(msgspec.Struct, frozen=True, kw_only=True):
     def sentence(self) -> str:
         """Return the sentence for an event that Azure still shows as Scheduled."""
         approved = f"Approved by {self.by}" if self.by else "Approved"
-        return f"{approved}, and posted to Azure at {self.clock}. It can start at any moment. A hold may be too late."
+        return f"{approved}, and posted to Azure at {self.clock}. It can start at any moment. A hold might be too late."
 
 
 def accepted_approval(details: EventDetails) -> AcceptedApproval | None:

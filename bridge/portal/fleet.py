@@ -221,7 +221,8 @@ class EventState(msgspec.Struct, frozen=True, kw_only=True):
         names = [each.name or each.vm_key for each in self.vms if each.is_member and each.state is State.STARTED]
         if self.state is not State.SCHEDULED or not names:
             return ""
-        return f"May be too late: {', '.join(names)} report{'s' if len(names) == 1 else ''} that the event started."
+        report = "reports" if len(names) == 1 else "report"
+        return f"A hold might be too late, because {', '.join(names)} {report} that the event started."
 
 
 def event_key(event: ScheduledEvent, vm: VmIdentity) -> str:

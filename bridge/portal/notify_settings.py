@@ -58,7 +58,7 @@ class NotifySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if (self.url is None) == (self.url_file is None) and (self.format != "pagerduty" or self.url is not None):
-            raise ValueError("Set url or url_file, and only one of them.")
+            raise ValueError("Set either url or url_file, but not both.")
         if self.format == "pagerduty" and self.secret_file is None:
             raise ValueError('format = "pagerduty" needs secret_file, a file with the integration key of the service.')
         if self.format in {"slack", "teams"} and self.secret_file is not None:

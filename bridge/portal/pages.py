@@ -191,7 +191,7 @@ class Pages:
         keys = list(dict.fromkeys(request.query_params.getlist("event")))[:_MOST_CHOSEN]
         verdict = request.query_params.get("verdict", Choice.HOLD.value)
         if verdict not in {each.value for each in Choice} or not all(KEY.fullmatch(key) for key in keys):
-            raise RequestRefused(400, "The address must contain a verdict and the keys of events.")
+            raise RequestRefused(400, "The URL must contain a verdict and the keys of events.")
         waves = [] if verdict == Choice.APPROVE.value else request.query_params.getlist("wave")
         if waves:
             page = await self._store.read(read_selection, waves, keys, person, now=self._now(), limit=_MOST_HELD)

@@ -71,7 +71,7 @@ class Buttons(msgspec.Struct, frozen=True, kw_only=True):
     hold: str | None = None
     why_not: str = ""
     confirm: tuple[str, ...] = ()
-    """The names in Resources that the person must confirm explicitly to approve."""
+    """Before an approval, the person must confirm each of these names in Resources."""
 
 
 def vm_names(event: EventState) -> tuple[str, ...]:
@@ -114,7 +114,7 @@ def differences(before: ScheduledEvent, now: ScheduledEvent) -> tuple[str, ...]:
         if field == "resources":
             old, new = tuple(sorted(set(old or ()))), tuple(sorted(set(new or ())))
         if old != new:
-            found.append(f"{name} was {_text(old)} and is {_text(new)}.")
+            found.append(f"{name} changed from {_text(old)} to {_text(new)}.")
     return tuple(found)
 
 
@@ -146,7 +146,7 @@ def _next_of_announced(event: EventState, now: datetime) -> str:
         return "Azure reports a higher risk of an eviction. The recommendation does not change the VM."
     at = event.event.not_before
     if at is None:
-        return "If no one acts, Azure starts the event. The event has no NotBefore."
+        return "If no one acts, Azure starts the event. The start time is unknown, because Azure reported no NotBefore."
     if at <= now:
         return f"Azure can start the event at any moment. NotBefore was {clock_text(event)}."
     return f"If no one acts, Azure starts the event {clock_text(event)}."
@@ -198,9 +198,9 @@ def buttons(
 def too_late_text(event: EventState, accepted: AcceptedApproval | None) -> str:
     """Return why a hold may be too late, or ""."""
     if event.state is State.STARTED:
-        return "May be too late: the VMs report that the event started."
+        return "A hold might be too late, because the VMs report that the event started."
     if accepted is not None and accepted.vm_names:
-        return f"May be too late: {accepted.vm_names} reported that the event was approved."
+        return f"A hold might be too late, because {accepted.vm_names} reported that the event was approved."
     return event.too_late_because
 
 
@@ -239,10 +239,10 @@ def why_not_yet(
         return _why_approved_is_not_started(people, progress)
     if ruling.outcome is Outcome.WAITING:
         more = "One more person" if ruling.needed == 1 else f"{ruling.needed} more people"
-        return f"Approved by {people}. {more} must approve it."
+        return f"Approved by {people}. {more} must also approve the event."
     held = f"Held by {people}. " if ruling.outcome is Outcome.HELD else ""
     if any(is_accepted(each) for each in details.outcomes):
-        return f"{held}An earlier version was approved, and Azure can start it at any moment."
+        return f"{held}An earlier version of the event was approved. Azure can start the event at any moment."
     return f"{held}Azure starts it {clock_text(event)}." if held else "No one has decided."
 
 
@@ -252,8 +252,8 @@ def _why_approved_is_not_started(people: str, progress: Sequence[DecisionProgres
     if _is_on_its_way(progress):
         return "Approved. An agent has not posted the approval to Azure yet."
     if any(each.is_stopped for each in progress if each.choice is Choice.APPROVE):
-        return f"A hold followed the approval of {people}. Approve the event again."
-    return f"No agent followed the approval of {people}. Approve the event again."
+        return f"A later hold stopped the approval by {people}. Approve the event again."
+    return f"No agent acted on the approval by {people}. Approve the event again."
 
 
 def _was_followed(progress: Iterable[DecisionProgress]) -> bool:

@@ -112,9 +112,11 @@ class LiveUpdates:
                     self._publish({ALL})  # earlier changes are unknown
                 else:
                     before = await self._find_changes(before)
-                self._log.recovered("store", "Open pages are notified about changes again.")
+                self._log.recovered("store", "Pages that are open in a browser receive updates again.")
             except StoreUnavailable as error:
-                self._log.problem("store", logging.ERROR, f"Open pages are not notified about changes. {error}")
+                self._log.problem(
+                    "store", logging.ERROR, f"Pages that are open in a browser receive no updates. {error}"
+                )
                 before = None
 
     def check_now(self) -> None:

@@ -139,7 +139,7 @@ class AttestedSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if (self.secret_file is None) == (self.secret_env is None):
-            raise ValueError("Set secret_file or secret_env, and only one of them.")
+            raise ValueError("Set either secret_file or secret_env, but not both.")
 
     def secret(self) -> Secret:
         """Return the secrets that sign challenges and tokens."""
@@ -234,7 +234,7 @@ class OidcSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if (self.client_secret_file is None) == (self.client_secret_env is None):
-            raise ValueError("Set client_secret_file or client_secret_env, and only one of them.")
+            raise ValueError("Set either client_secret_file or client_secret_env, but not both.")
 
     def client_secret(self) -> Secret:
         """Return the secret of the client."""

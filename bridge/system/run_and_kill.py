@@ -211,7 +211,7 @@ def _start(
         flags = subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.CREATE_NO_WINDOW
     elif signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         # The parent process can set this. The kernel then discards exit codes, and subprocess would report 0.
-        raise ChildProcessError(errno.ECHILD, "SIGCHLD is ignored, so that its exit code would be lost")
+        raise ChildProcessError(errno.ECHILD, "SIGCHLD is ignored, so the exit code of the process would be lost")
     with _scratch_file() as file:
         file.write(stdin)
         file.seek(0)

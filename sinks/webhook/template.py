@@ -119,7 +119,9 @@ class TemplateFormat(Format):
                 hint = hint or " Many fields of a real record can be null."
                 raise ValueError(f"For a record of transition {record.transition.value}: {error}{hint}") from None
         if not any(messages):
-            raise ValueError("The template is blank for every record, so the sink would never send a request.")
+            raise ValueError(
+                "The template creates a blank text for every record, so the sink would never send a request."
+            )
 
     def _compiled(self, text: str, what: str) -> jinja2.Template:
         import jinja2  # noqa: PLC0415  # likewise
@@ -149,7 +151,7 @@ def check_url_template(text: str) -> None:
     braces = _BRACES.search(text)
     if braces and not _HOST.match(text[: braces.start()]):
         raise ValueError(
-            "A template can follow the host name of a URL, such as https://example.net/{{ event.event_id }}."
+            "In a URL, use templates only after the host name, such as https://example.net/{{ event.event_id }}."
         )
 
 

@@ -222,7 +222,7 @@ def test_without_an_approval_table_nothing_is_ever_posted(agent, azure):
     agent.wait_for(lambda: told(agent) == ["scheduled"])
     configure(agent, azure, "[approval]")  # the agent has not loaded it
     code, _, err = agent.call("approve", event_id, "--yes", "--config", agent.config)
-    assert (code, "has loaded no table [approval]" in err) == (1, True)
+    assert (code, "that it loaded has no [approval] table" in err) == (1, True)
     agent.process.send_signal(signal.SIGHUP)
     agent.wait_for(lambda: "The configuration was reloaded" in agent.log)
     assert approvals(azure) == [], "the refused approval is not kept for later"

@@ -126,7 +126,7 @@ def test_cloudevents_are_taken_as_the_sinks_send_them(decide):
         (b"", (), "is not a transition record"),
         (lines(record(0), record(1, event=sample_event(event_id="E-2"))), (), "The file has 2 events. Name one"),
         (lines(record(0)), ("--event-id", "E-9"), "The file has no event 'E-9'."),
-        (lines(record(0), record(0, 2, transition=Transition.ENDED)), (), "is Scheduled for no VM in the file"),
+        (lines(record(0), record(0, 2, transition=Transition.ENDED)), (), "is not Scheduled for any VM in the file"),
         (lines(record(0)) + b"{}\n", (), "Line 2 of the file is not a transition record"),
         (lines(record(0)) + b"{\n", (), "Line 2 of the file is not a transition record"),
     ],
@@ -141,7 +141,7 @@ def test_an_event_that_is_scheduled_for_nobody_cannot_be_approved(decide):
     started = msgspec.structs.replace(EVENT, event_status="Started")
     code, claims, err = decide(lines(record(0, event=started, transition=Transition.STARTED)))
     assert (code, claims) == (1, {})
-    assert "is Scheduled for no VM in the file" in err
+    assert "is not Scheduled for any VM in the file" in err
 
 
 def test_a_hold_goes_to_every_vm_for_which_the_event_is_not_over(decide):

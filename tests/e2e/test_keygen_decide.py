@@ -124,7 +124,7 @@ def test_a_private_key_that_others_may_use_signs_nothing(decide, tmp_path, mode)
     key.chmod(mode)
     code, out, err = decide(encode(sample_record()))
     assert (code, out) == (1, "")
-    assert f"{key} may be used by others: its mode is {mode:04o}" in err
+    assert f"Other users can access the private key file {key}, because its mode is {mode:04o}" in err
     key.chmod(0o400)
     assert decide(encode(sample_record()))[0] == 0
 

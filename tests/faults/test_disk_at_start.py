@@ -96,7 +96,7 @@ def test_disk_that_fails_at_the_start_is_read_when_it_recovers(failing, call):
     stage, fault = failing
     fault(call).touch()
     stage.process = stage.new_agent()
-    stage.wait(lambda: "The outbox is still loading." in stage.log)
+    stage.wait(lambda: "because the outbox is still loading." in stage.log)
     fault(call).unlink()
     stage.waiting.accepts = True
     stage.wait_for_records(stage.waiting)

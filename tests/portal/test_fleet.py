@@ -30,7 +30,7 @@ def store(tmp_path):
 def test_summary_counts_the_members_in_each_state(store):
     event = only_event(store, fleet_record(0, transition=Transition.STARTED, seconds=1), fleet_record(1, seconds=5))
     assert (event.state, event.counts) == (State.SCHEDULED, {"scheduled": 1, "started": 1})
-    assert event.too_late_because == "May be too late: vm_0 reports that the event started."
+    assert event.too_late_because == "A hold might be too late, because vm_0 reports that the event started."
 
 
 def test_event_shows_the_version_that_most_members_report(store):

@@ -142,7 +142,7 @@ def test_unconfirmed_name_needs_an_explicit_confirmation(fleet):
     assert "vm_1 claims the name of another VM" in fleet.page("ann", "/agents?show=conflict").text
     assert fleet.decide("sam", "approve", "A", "vm_1").status_code == 403
     refused = fleet.decide("ann", "approve", "A")
-    assert (refused.status_code, "No agent confirms vm_1." in refused.text) == (409, True)
+    assert (refused.status_code, "No agent has confirmed that the event affects vm_1." in refused.text) == (409, True)
     assert fleet.decide("ann", "approve", "A", "vm_1").status_code == 303
     assert fleet.decide("sam", "hold", "A").status_code == 303
 

@@ -34,8 +34,8 @@ def test_configuration_of_the_page_is_right():
 @pytest.mark.parametrize(
     ("targets", "message"),
     [
-        ([{"name": "ops"}], "Set url or url_file, and only one of them."),
-        ([{**URL, "url_file": "a"}], "Set url or url_file, and only one of them."),
+        ([{"name": "ops"}], "Set either url or url_file, but not both."),
+        ([{**URL, "url_file": "a"}], "Set either url or url_file, but not both."),
         ([URL, URL], r"Two tables \[\[notify\]\] have the same name. Change one of the names."),
         ([{**URL, "url": "https://example.net/hook?sig=1"}], "use url_file"),
         ([{**URL, "kinds": ["undecidd"]}], "undecided"),

@@ -79,7 +79,7 @@ def test_while_the_database_is_away_the_portal_says_so_and_takes_it_up_again(tmp
                 assert bring(one.url, token).status_code == 503
                 assert poll(one.url, index=index, wait=1)["decisions"] == []
                 wait_until(lambda: "New decisions cannot be read" in caplog.text)
-                wait_until(lambda: "arrive up to a second late" in caplog.text)
+                wait_until(lambda: "arrive up to one second late" in caplog.text)
             finally:
                 postgresql.start()
             wait_until(lambda: ready(one)[0] == 200)
@@ -87,7 +87,7 @@ def test_while_the_database_is_away_the_portal_says_so_and_takes_it_up_again(tmp
             assert bring(one.url, token).status_code == 200
             assert poll(one.url, index=index, wait=30)["decisions"] == [token]
             wait_until(lambda: "New decisions are read again." in caplog.text)
-            wait_until(lambda: "arrive at once again" in caplog.text)
+            wait_until(lambda: "arrive immediately again" in caplog.text)
 
 
 # The password.

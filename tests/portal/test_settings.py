@@ -129,8 +129,8 @@ def test_attested_agents_are_a_way_in_of_their_own():
     [
         ({"subscriptions": []}, "a list that is not empty"),
         ({"subscriptions": ["all"]}, "agents.attested.subscriptions[0] is 'all', but must be the id of a subscription"),
-        ({"secret_file": None}, "Set secret_file or secret_env"),
-        ({"secret_env": "X"}, "Set secret_file or secret_env"),
+        ({"secret_file": None}, "Set either secret_file or secret_env"),
+        ({"secret_env": "X"}, "Set either secret_file or secret_env"),
         ({"nonce": "never"}, "'preferred' or 'required'"),
         ({"intermediates_urls": ["https://www.microsoft.com"]}, "an address with a path"),
         ({"intermediates_urls": ["www.microsoft.com/pki"]}, "an address with a path"),

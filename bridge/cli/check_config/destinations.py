@@ -96,7 +96,7 @@ def _portal(settings: Settings, remote: RemoteSettings) -> str:
         with closing(client_of(settings.imds, at_most_seconds=settings.imds.timeout_seconds)) as imds:
             vm_id = imds.identity().vm_id
     if vm_id is None:
-        raise BridgeError("It was not tried: IMDS returned no vmId for this VM, and vm.vm_id is not set.")
+        raise BridgeError("The portal was not tried, because IMDS returned no vmId and vm.vm_id is not set.")
     quick = msgspec.structs.replace(remote, wait_seconds=1)
     document = partial(attested_document, settings.imds)
     with closing(PortalClient(quick, document=document, grace_seconds=_PORTAL_SECONDS)) as client:

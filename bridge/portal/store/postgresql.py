@@ -145,14 +145,16 @@ class Listener:
             except (psycopg.Error, OSError, SecretUnavailable) as error:
                 why = self._server.why(error)
                 self._log.problem(
-                    "listen", logging.WARNING, f"Decisions of other processes arrive up to a second late. {why}"
+                    "listen",
+                    logging.WARNING,
+                    f"Decisions from other portal processes arrive up to one second late. {why}",
                 )
                 self._stopping.wait(_AGAIN_SECONDS)
 
     def _listen(self) -> None:
         with self._server.connect(autocommit=True) as connection:
             connection.execute(f"LISTEN {CHANNEL}")
-            self._log.recovered("listen", "Decisions of other processes arrive at once again.")
+            self._log.recovered("listen", "Decisions from other portal processes arrive immediately again.")
             self._heard()
             while not self._stopping.is_set():
                 for _ in connection.notifies(timeout=_LISTEN_SECONDS, stop_after=1):

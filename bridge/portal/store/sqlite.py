@@ -63,7 +63,7 @@ class Sqlite:
         creates a new epoch. The agents then request all decisions again.
         """
         if target.exists():
-            raise BridgeError(f"{target} exists. A backup does not overwrite a file. Name another file.")
+            raise BridgeError(f"{target} already exists, and a backup does not overwrite a file. Choose another name.")
         if not self.path.exists():
             raise BridgeError(f"No database exists at {self.path}.")
         part = target.with_name(f"{target.name}.part")

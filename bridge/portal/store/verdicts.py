@@ -221,7 +221,8 @@ def _check(
     unconfirmed = [name for name in event.unconfirmed if name not in confirmed]
     if unconfirmed:
         raise VerdictRefused(
-            f"No agent confirms {', '.join(unconfirmed)}. To approve the event, confirm each of these names.",
+            f"No agent has confirmed that the event affects {', '.join(unconfirmed)}. To approve the event, confirm "
+            "each of these names.",
             event=event,
         )
 
@@ -236,7 +237,7 @@ def _check_groups(approved: Sequence[EventState]) -> None:
             if other is not event:
                 group = f"scale set {vm.scale_set}" if vm.scale_set else f"resource group {vm.resource_group}"
                 ids = f"{other.event.event_id} and {event.event.event_id}"
-                raise VerdictRefused(f"The events {ids} have VMs of the same group ({group}). {_ONE_OF_GROUP}")
+                raise VerdictRefused(f"The events {ids} affect VMs of the same group ({group}). {_ONE_OF_GROUP}")
 
 
 def _store_ruling(connection: Connection, event: EventState, ruling: Ruling) -> None:

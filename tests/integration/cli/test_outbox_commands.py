@@ -174,7 +174,8 @@ def test_retry_makes_parked_records_pending(stage, kit, capsys):
     assert stage.rows() == [(1, "pending"), (2, "pending"), (3, "pending")]
     assert (
         capsys.readouterr().err
-        == "All pending records are due now, including 1 parked record. `status` shows the result.\n"
+        == "All pending records are scheduled for immediate delivery, including 1 parked record. "
+        "`status` shows the result.\n"
     )
 
 

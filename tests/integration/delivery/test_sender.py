@@ -210,7 +210,7 @@ def test_too_many_hanging_sends_leave_the_sink_alone_until_one_ends(peer):
     with closing(Sender(peer.sink, name="s", timeout_seconds=0.05)) as sender:
         peer.on_send = peer.hang
         # On a busy machine one may be given up before it hangs; that one ends, and another takes its place.
-        until(lambda: "hang beyond their deadline" in str(failed(sender)) and peer.hanging == 8)
+        until(lambda: "exceeded their deadline" in str(failed(sender)) and peer.hanging == 8)
         built = peer.built
         for _ in range(3):
             assert failed(sender).needs_attention

@@ -50,7 +50,7 @@ def test_history_shows_each_step_from_the_announcement_to_the_impact(office):
     entries = "\n".join(history_of(ann.page(f"/events/{A}")))
     steps = [
         "Azure announced the event Reported by vm_0, vm_1.",
-        "Azure changed the event EventType was Freeze and is Reboot. Reported by vm_0, vm_1.",
+        "Azure changed the event EventType changed from Freeze to Reboot. Reported by vm_0, vm_1.",
         "ann approved it “drained”",
         "Approval for the agent of vm_0: queued",
         "Azure started the event Reported by vm_0, vm_1.",

@@ -80,8 +80,8 @@ def test_event_that_changed_between_page_and_click_is_refused_with_what_changed(
     shown = _results(answer)
     assert answer.status_code == 409
     assert "The event has changed since you loaded the page." in shown
-    assert "EventType was Freeze and is Reboot." in shown
-    assert "Resources was vm_0, vm_1 and is vm_0, vm_1, vm_2." in shown
+    assert "EventType changed from Freeze to Reboot." in shown
+    assert "Resources changed from vm_0, vm_1 to vm_0, vm_1, vm_2." in shown
     assert office.poll(0, **ABLE)["decisions"] == []
 
 
@@ -121,7 +121,7 @@ def test_approval_that_a_hold_came_after_is_called_so_and_can_be_given_again(off
     assert "Approval for the agent of vm_0: queued" in page
     assert "Hold for the agent of vm_0: queued" in page
     bob.submit(f"/events/{A}", "Withdraw lets people approve the event")
-    assert _why_not_yet(ann).startswith("A hold followed the approval of ann. Approve the event again.")
+    assert _why_not_yet(ann).startswith("A later hold stopped the approval by ann. Approve the event again.")
     before = office.poll(0, **ABLE)
     ann.submit(f"/events/{A}", "approve")
     assert _why_not_yet(ann).startswith("Approved. An agent has not posted the approval to Azure yet.")
@@ -139,7 +139,7 @@ def test_two_people_and_never_the_same_twice(tmp_path):
         )
         ann.submit(f"/events/{A}", "approve")
         page = ann.page(f"/events/{A}")
-        assert "Approved by ann. One more person must approve it." in page.text
+        assert "Approved by ann. One more person must also approve the event." in page.text
         assert "You approved the event. Another person must also approve it." in page.text
         assert not any(text.startswith("Approve") for text in page.buttons)
         assert "Approve starts the event now, for this VM: vm_0" in bob.page(f"/events/{A}").buttons

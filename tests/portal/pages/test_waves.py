@@ -82,7 +82,7 @@ def test_selection_with_two_events_of_one_group_is_refused_with_the_reason(offic
         office.poll(vm, **ABLE)
     answer = decide(office.browser("ann"), "approve", range(3))
     assert answer.status_code == 409
-    assert "The events E-0 and E-2 have VMs of the same group (resource group RG-0)." in text_of(answer)
+    assert "The events E-0 and E-2 affect VMs of the same group (resource group RG-0)." in text_of(answer)
     assert audit(office, "approved") == []
     assert decide(office.browser("ann"), "hold", range(3)).status_code == 200
 
@@ -100,7 +100,7 @@ def test_event_that_changed_since_the_page_is_left_out_and_listed(office, verdic
     office.portal.send(announced(1, 1, ("vm_1",), sequence=2, seconds=5, event_type="Reboot"))
     answer = text_of(ann.post(form.action, [*form.fields, *pressed]))
     assert (answer.count("Accepted"), answer.count("Refused")) == (2, 1)
-    assert "EventType was Freeze and is Reboot." in answer
+    assert "EventType changed from Freeze to Reboot." in answer
 
 
 def test_wave_of_another_scope_is_neither_shown_nor_held(tmp_path):

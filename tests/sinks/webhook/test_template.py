@@ -52,7 +52,7 @@ def test_a_record_becomes_what_the_template_says() -> None:
         ({"template": "{}", "template_file": "x"}, "template and template_file are both set"),
         ({"template_file": "/no/such/template"}, "/no/such/template cannot be read: No such file"),
         ({"template": "{% if %}"}, "The template is invalid in line 1"),
-        ({"template": "{% if transition == 'nothing' %}{}{% endif %}"}, "blank for every record"),
+        ({"template": "{% if transition == 'nothing' %}{}{% endif %}"}, "a blank text for every record"),
         ({"template": '{"a": {{ record.evnt | tojson }}}'}, "has no attribute 'evnt'"),
         ({"template": '{"a": {{ nothing | tojson }}}'}, "'nothing' is undefined"),
         ({"template": '{"a": "{{ event.event_type if event }}"'}, "does not create valid JSON"),
@@ -188,8 +188,8 @@ def test_an_alert_is_closed_at_the_url_that_the_template_makes(monkeypatch: pyte
 @pytest.mark.parametrize(
     ("keys", "sentence"),
     [
-        ({"url": "http://{{ vm.name }}/x"}, "A template can follow the host name"),
-        ({"url": "http://example.net{{ vm.name }}"}, "A template can follow the host name"),
+        ({"url": "http://{{ vm.name }}/x"}, "use templates only after the host name"),
+        ({"url": "http://example.net{{ vm.name }}"}, "use templates only after the host name"),
         ({"url": "http://user:secret@example.net/{{ vm.name }}"}, "user name or a password"),
         ({"url": "http://example.net/{{ event.description }}"}, "Quote values with | urlencode"),
         ({"url": "http://example.net/{{ event.nothing }}"}, "url fails"),
