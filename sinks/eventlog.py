@@ -59,7 +59,9 @@ class EventLogConfig(SinkConfig, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.max_batch != 1:
-            raise ValueError(f"max_batch is {self.max_batch}, but an entry contains one record. Remove max_batch.")
+            raise ValueError(
+                f"max_batch is {self.max_batch}, but each event log entry contains one record. Remove max_batch."
+            )
         if not self.source.strip() or "\\" in self.source or not self.source.isprintable():
             raise ValueError("source must be a name without backslashes.")
         if importlib.util.find_spec("win32evtlog") is None:

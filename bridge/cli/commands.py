@@ -350,7 +350,7 @@ def portal_check() -> None:
     type=click.File("rb"),
     help="File with records or an IMDS document, or - for standard input.",
 )
-@option("--event-id", help="The EventId.  [default: the only event of the file]")
+@option("--event-id", help="The EventId.  [default: the only event in the file]")
 @option("--decision", required=True, type=click.Choice(["approve", "hold"]))
 @option("--reason", help="The reason, in one line, for records and logs.")
 @option("--valid-seconds", type=float, default=3600.0, help="Seconds until the decision expires, at most one day.")

@@ -119,11 +119,11 @@ def decide(
 def _one_vm(sightings: Sequence[Sighting], vm_id: str | None) -> Sighting:
     if len(sightings) > 1:
         raise BridgeError(
-            f"The file has records of {len(sightings)} VMs for this event. Use --all, or give the records of one VM."
+            f"The file has records of {len(sightings)} VMs for this event. Use --all, or a file with only one VM."
         )
     vm = sightings[0].vm
     if vm_id is None and vm.vm_id is None:
-        raise click.UsageError("The file does not contain the vmId of the VM. Give it with --vm-id.")
+        raise click.UsageError("The file does not contain the vmId of the VM. Set --vm-id.")
     return sightings[0] if vm_id is None else msgspec.structs.replace(sightings[0], vm=VmIdentity(vm_id=vm_id))
 
 
@@ -140,7 +140,7 @@ def _all_vms(sightings: Sequence[Sighting], decision: str) -> list[Sighting]:
 def _only_event(sightings: Iterable[Sighting]) -> str:
     names = dict.fromkeys(each.event.event_id for each in sightings)
     if len(names) != 1:
-        raise BridgeError(f"The file has {len(names)} events. Name one with --event-id. {_has(sightings)}")
+        raise BridgeError(f"The file has {len(names)} events. Select an event with --event-id. {_has(sightings)}")
     return next(iter(names)) or ""
 
 
@@ -220,7 +220,7 @@ def _records(content: bytes) -> list[TransitionRecord]:
         except (ValueError, msgspec.MsgspecError) as error:
             raise BridgeError(
                 f"Line {number} of the file is not a transition record ({error}), and the file is not a Scheduled "
-                "Events document. Give the output of `events --json`, of the portal, or of the metadata service."
+                "Events document. Use the output of `events --json`, of the portal, or of the metadata service."
             ) from error
     return records
 

@@ -121,7 +121,7 @@ def audit(what: str, path: Path | None, expect: str | None) -> int:  # noqa: ARG
         click.echo(f"Entry {found.fault.entry} of {found.entries} is invalid: {found.fault.why}.", err=True)
         return ExitCode.FAILED
     if expect is not None and found.expected_entry is None:
-        click.echo("No entry has the expected hash. Entries were removed, or replaced with new hashes.", err=True)
+        click.echo("No entry has the expected hash. Entries were removed, or hashes were recalculated.", err=True)
         return ExitCode.FAILED
     if expect is not None:
         click.echo(f"Entry {found.expected_entry} has the expected hash.")

@@ -106,7 +106,7 @@ def _decider(decision_by: str | None, seconds: float) -> Decider | None:
         return Decider(decide=_ask_a_person, is_command=False, timeout_seconds=seconds)
     arguments = shlex.split(decision_by)
     if not arguments:
-        raise click.UsageError("--decision-by is empty. Give a command or `person`.")
+        raise click.UsageError("--decision-by is empty. Set --decision-by to a command or to `person`.")
 
     def decide(verdict: Verdict, record: TransitionRecord) -> None:
         _run(arguments, verdict, record, seconds=seconds)

@@ -121,7 +121,7 @@ def parsed(path: Path) -> dict[str, Any]:
         if isinstance(exc, PermissionError) and not _WINDOWS:
             advice = "For the service, run chmod 0644 on the file. For a command, use sudo"
         raise ConfigurationError(
-            f"The configuration {path} cannot be read: {exc.strerror or exc}. {advice}, or name another file."
+            f"The configuration {path} cannot be read: {exc.strerror or exc}. {advice}, or select another file."
         ) from exc
     except UnicodeDecodeError as exc:
         raise ConfigurationError(
@@ -148,7 +148,7 @@ def find_config(explicit: Path | None, environ: Mapping[str, str], *, windows: b
     if not _exists(asked):
         who = "--config" if explicit else f"${CONFIG_VARIABLE}"
         raise ConfigurationError(
-            f"The configuration {asked}, named by {who}, does not exist. Create it, or name another file."
+            f"The configuration {asked}, named by {who}, does not exist. Create it, or select another file."
         )
     return asked
 

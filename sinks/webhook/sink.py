@@ -149,7 +149,9 @@ class WebhookSink(Sink):
 
     def _endpoint(self, url: str) -> Endpoint:
         if self.config.credential is not None and self._token is None:
-            raise DeliveryFailed("credential is set, but the agent provides no token for it.", needs_attention=True)
+            raise DeliveryFailed(
+                "credential is set, but the agent cannot provide a token for this credential.", needs_attention=True
+            )
         endpoint = self._endpoints.get(url)
         if endpoint is None:
             if len(self._endpoints) >= _MOST_ENDPOINTS:  # a template can create a URL for each event

@@ -124,7 +124,7 @@ def test_cloudevents_are_taken_as_the_sinks_send_them(decide):
     ("content", "arguments", "said"),
     [
         (b"", (), "is not a transition record"),
-        (lines(record(0), record(1, event=sample_event(event_id="E-2"))), (), "The file has 2 events. Name one"),
+        (lines(record(0), record(1, event=sample_event(event_id="E-2"))), (), "The file has 2 events. Select an event"),
         (lines(record(0)), ("--event-id", "E-9"), "The file has no event 'E-9'."),
         (lines(record(0), record(0, 2, transition=Transition.ENDED)), (), "is not Scheduled for any VM in the file"),
         (lines(record(0)) + b"{}\n", (), "Line 2 of the file is not a transition record"),

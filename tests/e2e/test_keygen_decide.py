@@ -145,7 +145,7 @@ def test_the_newest_record_of_the_event_counts(decide, tmp_path):
     assert _accepted(out, tmp_path).event_digest == digest(later)
     code, _, err = decide(b"", event_file=path)
     assert code == 1
-    assert "The file has 2 events. Name one with --event-id." in err
+    assert "The file has 2 events. Select an event with --event-id." in err
 
 
 def test_hold_for_another_vm_of_the_event_is_addressed_to_it(decide, tmp_path):
