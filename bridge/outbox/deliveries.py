@@ -160,7 +160,7 @@ def totals(state: State) -> OutboxTotals:
 
 
 def make_event_urgent(state: State, event_key: str) -> None:
-    """Mark all pending records of an event as urgent, because sinks receive them in order."""
+    """Mark all pending records of an event as urgent, because one can delay the next."""
     for queue in state.queues.values():
         for row in list(queue.of_event(event_key)):
             if not row.urgent:

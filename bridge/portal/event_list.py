@@ -143,7 +143,8 @@ def _next(event: EventSummary, kind: str, left: timedelta | None) -> tuple[str, 
         return "Azure starts it, time unknown", None
     if left <= timedelta():
         return "Azure can start it now", None
-    return ("starts early, or at" if kind == "approved" else "Azure starts it at"), event.not_before
+    texts = {"approved": "starts early, or at", "held": "Azure still starts it at"}
+    return texts.get(kind, "Azure starts it at"), event.not_before
 
 
 def _is_advisory(event: EventSummary) -> bool:

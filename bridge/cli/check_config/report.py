@@ -76,8 +76,8 @@ def _overrides(settings: Settings) -> Iterator[str]:
 def _approvals(approval: ApprovalSettings | None) -> str:
     if approval is None:
         return "Approvals: none. The agent never posts an approval."
-    rules = ", ".join(f"{rule.name} ({rule.action})" for rule in approval.rules) or "none"
-    sentences = [f"Approvals: rules: {rules}."]
+    rules = ", ".join(f"{rule.name} ({rule.action})" for rule in approval.rules)
+    sentences = [f"Approvals: by the rules {rules}." if rules else "Approvals: no rules. The command `approve` works."]
     if approval.remote is not None:
         approvers = ", ".join(sorted({key.approver for key in approval.remote.keys}))
         sentences.append(
