@@ -33,6 +33,10 @@ _INDENT = " " * 7
 _UNDER = "  "
 _MOST_NAMES = 3
 _BEHIND = "The outbox is not saved for {}: {} The agent continues from memory and approves nothing."
+_NEXT_STEP = (
+    "To list the records, run `outbox list`. The agent retries pending records by itself. To send parked records, or "
+    "to continue after the status 410, run `outbox retry`."
+)
 _UNCONFIGURED = (
     "The sink {name} is not configured, so its records are not sent. To send the records to another sink, run "
     "`outbox move {name} NEW`. To discard the records, run `outbox discard --sink {name}`."
@@ -285,7 +289,7 @@ def _sinks(report: StatusReport, now: datetime) -> list[str]:
         if sink.configured is False:
             lines += wrapped(_UNCONFIGURED.format(name=one_line(sink.name)), indent=_UNDER)
     if any(_state_of(sink) != "ok" for sink in shown):
-        lines += ["", *wrapped("To list the records, run `outbox list`. After you fix a sink, run `outbox retry`.")]
+        lines += ["", *wrapped(_NEXT_STEP)]
     return lines
 
 

@@ -106,12 +106,16 @@ def advice_for_root(directory: Path) -> Iterator[str]:
 
 
 def _state(path: Path) -> Iterator[str]:
-    missing = [each for each in (path, *path.parents) if not each.exists()]
+    missing = []
     try:
+        missing = [each for each in (path, *path.parents) if not each.exists()]
         if is_locked(path) is not True:
             DirectoryLock(path, wait_seconds=0.0).release()
     except StateDirectoryError as error:
         yield f"{error} `run` would exit with 73."
+        return
+    except OSError as error:
+        yield f"{user_name()} cannot open a folder above the state directory {path}: {error.strerror or error}."
         return
     finally:
         with suppress(OSError):
