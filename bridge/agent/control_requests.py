@@ -88,7 +88,7 @@ class Source:
     def outbox(self) -> Outbox:
         """Return the outbox. Raises OutboxError if this source is read-only."""
         if self._outbox is None:
-            raise OutboxError("This request needs a running agent or an opened outbox.")
+            raise OutboxError("This request needs a running agent.")
         return self._outbox
 
     @property

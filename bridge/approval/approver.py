@@ -333,7 +333,7 @@ class Approver:
             message = "No rule acts, because a token waits for a valid key file and may contain a hold."
             self._log.problem("awaits_key", logging.ERROR, message)
             return False
-        self._log.recovered("awaits_key", "All decisions can be verified again, so approval rules are active again.")
+        self._log.recovered("awaits_key", "All keys are usable again, so the rules approve events again.")
         return True
 
     def _note_portal_read(self) -> None:

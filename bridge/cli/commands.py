@@ -112,8 +112,8 @@ def check_config() -> None:
     The command runs outside the sandbox of the service. For example, a directory can be writable for the command but
     not for the service.
 
-    The first request for the Scheduled Events document turns on Scheduled Events for the VM. For this reason, --connect
-    requests the document only if an agent already uses the state directory.
+    The first request for the Scheduled Events document turns on Scheduled Events for the VM. So that the check does not
+    do this, --connect requests the document only if an agent already runs with this state directory.
     """
 
 

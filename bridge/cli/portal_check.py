@@ -84,7 +84,7 @@ def _vm_id(text: str) -> str:
     try:
         return str(uuid.UUID(text))
     except ValueError:
-        raise click.UsageError(f"--vm-id {text!r} is not a vmId, which is a UUID.") from None
+        raise click.UsageError(f"--vm-id {text!r} is not a vmId. A vmId is a UUID.") from None
 
 
 def _remote(table: Mapping[str, object]) -> RemoteSettings:

@@ -138,7 +138,7 @@ def parse_not_before(text: str) -> datetime | None:
 
 def _json_object(body: bytes, what: str) -> dict[str, Any]:
     if len(body) > MAX_DOCUMENT_BYTES:
-        raise DocumentInvalid(f"{what} has {len(body)} bytes, more than {MAX_DOCUMENT_BYTES}: {excerpt(body)}")
+        raise DocumentInvalid(f"{what} has {len(body)} bytes, above the limit of {MAX_DOCUMENT_BYTES}: {excerpt(body)}")
     try:
         text = body.decode("utf-8-sig")
     except UnicodeDecodeError as exc:

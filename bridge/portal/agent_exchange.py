@@ -50,7 +50,7 @@ class AgentExchange:
             except StoreUnavailable as error:
                 self._log.problem("store", logging.ERROR, f"The state of connected agents cannot be stored. {error}")
             else:
-                self._log.recovered("store", "The state of connected agents is stored again.")
+                self._log.recovered("store", "The database stores the state of connected agents again.")
             await asyncio.sleep(_ROUND_SECONDS)
 
     async def exchange(self) -> None:

@@ -140,7 +140,7 @@ class FleetPage:
             raise AccessDenied(403, "Only an approver of all VMs can resolve a name conflict.")
         key = request.path_params["vm_key"]
         if not await self._store.write(bind_name, key, by=person.name, at=format_time(self._clock.now())):
-            raise RequestRefused(409, "This VM has no name conflict. Another request might have resolved it.")
+            raise RequestRefused(409, "This VM does not have a name conflict, or no longer has one.")
         return redirect("/agents?show=conflict")
 
     def _row(self, key: str, vm: ListedVm | None, reports: _Reports) -> FleetRow:

@@ -86,7 +86,7 @@ class EventHubsConfig(SinkConfig, frozen=True, kw_only=True):
             raise ValueError('connection_string_file and connection_string_env need credential = "connection_string".')
         for key in ("fully_qualified_namespace", "eventhub"):
             if not getattr(self, key):
-                raise ValueError(f'{key} is missing. Set {key}, which credential = "{self.credential}" requires.')
+                raise ValueError(f'{key} is missing. With credential = "{self.credential}", set {key}.')
         # With a custom endpoint, such as an emulator, the namespace may have any name.
         if self.endpoint is None and not _HOST.fullmatch(self.fully_qualified_namespace or ""):
             # The message omits the value, because the value may be a connection string with its key.

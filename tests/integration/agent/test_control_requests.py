@@ -87,7 +87,7 @@ def test_decision_is_stored_unless_another_hold_exists(kit, outbox, ask, woken):
 
 def test_stored_outbox_changes_nothing_and_needs_a_file(kit, outbox, tmp_path):
     kit.saved(outbox)
-    with pytest.raises(OutboxError, match="opened outbox"):
+    with pytest.raises(OutboxError, match="needs a running agent"):
         retry_records(Source(kit.directory))
     with pytest.raises(OutboxError, match="contains no outbox"):
         Source(tmp_path)
