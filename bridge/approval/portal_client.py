@@ -136,7 +136,9 @@ class PortalClient:
         if token is not None:
             headers["Authorization"] = f"Bearer {token}"
         if self._is_closed:
-            raise PortalFailed(f"The client of the portal at {self.origin} is closed.")
+            raise PortalFailed(
+                f"The connection to the portal at {self.origin} was closed, because the agent stops or reloads."
+            )
         if self._agent is not None:
             headers[AGENT_HEADER] = self._agent()
         response = self._request(

@@ -107,13 +107,13 @@ def check_config() -> None:
     """Check the configuration, and report all errors at once.
 
     The exit code is 78 if the configuration is invalid. It is 1 if a secret, a program, or the state directory cannot
-    be used, if another user can change a file that controls approvals, or if a destination fails with --connect.
+    be used, if another user can change a file that controls approvals, or if --connect finds a destination that fails.
 
     The command runs outside the sandbox of the service. For example, a directory can be writable for the command but
     not for the service.
 
-    The first request for the Scheduled Events document turns on Scheduled Events for the VM. So that the check does not
-    do this, --connect requests the document only if an agent already runs with this state directory.
+    The first request for the Scheduled Events document turns on Scheduled Events for the VM. The check
+    must not turn them on, so --connect requests the document only if an agent already uses the state directory.
     """
 
 

@@ -133,7 +133,7 @@ def portal_of(url: str | None) -> str:
     """Return the URL of the portal that accepts records at *url*. Otherwise raise ValueError."""
     if url is None or not url.endswith(_RECORDS) or "?" in url or "#" in url:
         raise ValueError(
-            "credential is for a portal, and the url of a portal ends in /records. Set url, for example "
+            "The setting credential works only with a portal, whose url ends in /records. Set url, for example "
             "https://portal.example.net/api/v1/records."
         )
     return url.removesuffix(_RECORDS)
