@@ -196,7 +196,7 @@ def test_broken_upgrade_is_refused_before_anything_is_changed(facts, fault, said
     ("fault", "said"),
     [
         ("does_not_start", "The new version does not start."),
-        ("not_ready", "not ready after 4 s: IMDS has not responded yet."),
+        ("not_ready", "did not become ready: IMDS has not responded yet."),
     ],
 )
 def test_upgrade_that_fails_at_the_start_gives_way_to_the_version_before(facts, fault, said):

@@ -221,7 +221,7 @@ def test_upgrade_completes_while_a_destination_fails_and_is_as_ready_as_before(f
     ("fault", "words"),
     [
         ("cannot_start", "The new version does not start."),
-        ("cannot_poll", "The new version is not ready after 4 s: IMDS has not responded yet."),
+        ("cannot_poll", "The new version did not become ready: IMDS has not responded yet."),
         ("cannot_read", f"The state directory /var/lib/{NAME} cannot be created, opened, or locked"),
     ],
 )

@@ -115,7 +115,8 @@ def claim(connection: Connection, target: str, *, now: str, until: str) -> Notif
     row = connection.execute(next_due).first()
     if row is None:
         return None
-    is_row = (table.notification_id == row.notification_id) & (table.due_at == row.due_at)
+    # Another process can have claimed or even sent the notification since the query.
+    is_row = is_due & (table.notification_id == row.notification_id) & (table.attempts == row.attempts)
     taken = update(notifications).where(is_row).values(due_at=until, attempts=table.attempts + 1)
     if connection.execute(taken).rowcount != 1:
         return None
