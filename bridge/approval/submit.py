@@ -32,6 +32,7 @@ from bridge.outbox.rows import ApprovalStage, DecisionStage, EventVersion, Pendi
 logger = logging.getLogger(__name__)
 
 _LONGEST_GAP_SECONDS = 30.0
+_LATER = "After that, the agent sends pending approvals."
 _RETRY_SECONDS = 1.0
 
 
@@ -70,11 +71,14 @@ class Submitter:
         file = self._directory / DISABLED_FILE
         if is_disabled(self._directory):
             self._log.problem("disabled", logging.WARNING, f"Nothing is approved while {file} exists.")
-            message = f"Nothing is approved while the file {DISABLED_FILE} is in the state directory."
+            message = (
+                f"Nothing is approved while the file {DISABLED_FILE} is in the state directory. After you delete the "
+                "file, the agent sends pending approvals."
+            )
             return ApprovalResult.DISABLED, message
         self._log.recovered("disabled", f"The file {file} was deleted. Approvals are possible again.")
         why = self._why_unsafe()
-        return None if why is None else (ApprovalResult.UNSAFE_FILES, f"Nothing is approved. {why}")
+        return None if why is None else (ApprovalResult.UNSAFE_FILES, f"Nothing is approved. {why} {_LATER}")
 
     def put_off(self, due: Sequence[PendingApproval]) -> Changes | None:
         """Return the changes that postpone *due* if approvals are disabled, and otherwise None."""

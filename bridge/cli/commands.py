@@ -153,7 +153,8 @@ def approve() -> None:
     """Approve the event EVENT_ID for all affected VMs. Azure can then start it immediately.
 
     The running agent posts the approval to Azure. The exit code is 1 if no agent is running, or if the event is not
-    approved within 30 seconds.
+    approved within 30 seconds. If the agent cannot send the approval at once, it keeps the approval and sends it later.
+    To prevent this, create the file `approvals.disabled` in the state directory.
     """
 
 

@@ -119,7 +119,9 @@ def parsed(path: Path) -> dict[str, Any]:
     except OSError as exc:
         advice = "Correct it"
         if isinstance(exc, PermissionError) and not _WINDOWS:
-            advice = "For the service, run chmod 0644 on the file. For a command, use sudo"
+            advice = (
+                "For the service, run chmod 0644 on the file and chmod 0755 on its directory. For a command, use sudo"
+            )
         raise ConfigurationError(
             f"The configuration {path} cannot be read: {exc.strerror or exc}. {advice}, or select another file."
         ) from exc

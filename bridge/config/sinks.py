@@ -168,7 +168,7 @@ def _target(type_name: str) -> str:
         names = installed()
         listed = ", ".join(names) or "none (install scheduled-events-bridge as a package)"
         raise UnknownSinkType(
-            f"No sink type is called {shown('type', type_name)}.{nearest(type_name, names)} Installed: {listed}."
+            f"No sink type is called {shown('type', type_name)}.{nearest(type_name, names)} Known types: {listed}."
         )
     return min(targets)
 

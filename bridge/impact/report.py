@@ -13,7 +13,7 @@ from bridge.impact.sampler import KEPT_SECONDS, Interruption
 #: A pause can begin before the document shows the event as Started.
 _EARLY_SECONDS = 10.0
 _COMPLETE = 0.99
-_NEVER_STARTED = "The document never showed the event as Started, so the impact covers the last ten minutes."
+_NEVER_STARTED = "The document never showed the event as Started, so the impact covers at most the last ten minutes."
 _PARTLY_SAMPLED = "The agent sampled only a part of the event."
 
 

@@ -27,6 +27,8 @@ NAME = "scheduled-events-bridge"
 KINDS = ("deb", "rpm")
 #: Maps the architecture names of the kernel and of RPM to the names of Debian.
 DEBIAN = {"x86_64": "amd64", "aarch64": "arm64"}
+#: The virtual environment that the installer creates in /opt.
+_UNPACKED_KILOBYTES = 46_000
 SUMMARY = "Forwards Azure scheduled events from this VM"
 
 
@@ -84,7 +86,7 @@ class Package:
         files = sorted(path for path in root.rglob("*") if path.is_file() and not path.is_symlink())
         control = root / "DEBIAN"
         control.mkdir(mode=0o755)
-        kilobytes = sum(path.stat().st_size for path in files) // 1024 + 1
+        kilobytes = sum(path.stat().st_size for path in files) // 1024 + _UNPACKED_KILOBYTES
         text = {
             "control": self._control(kilobytes),
             "md5sums": "".join(f"{md5(path)}  {path.relative_to(root)}\n" for path in files),

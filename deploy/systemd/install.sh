@@ -400,7 +400,7 @@ else
   systemctl daemon-reload
   [ "$enable" = no ] || systemctl --quiet enable "$name.service"
   if is_mask "$unit"; then
-    say "The service is masked and was not started. Run systemctl unmask $name and install again."
+    say "The service is masked and was not started. Run systemctl unmask $name, and install again (apt-get install --reinstall for a package)."
   elif [ "$start" = no ]; then
     say "The service was not started. To start it, run systemctl restart $name"
   else
