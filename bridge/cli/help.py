@@ -19,8 +19,8 @@ Configuration: --config FILE, else $SCHEDULED_EVENTS_BRIDGE_CONFIG, else
   /etc/scheduled-events-bridge/config.toml
   (Windows: %ProgramData%\\scheduled-events-bridge\\config.toml), else defaults.
 State directory: the key state.directory, else $STATE_DIRECTORY, else
-  /var/lib/scheduled-events-bridge for root and
-  ~/.local/state/scheduled-events-bridge for others.
+  /var/lib/scheduled-events-bridge for root and for the service's user, and
+  $XDG_STATE_HOME or ~/.local/state for others.
 Variables that override keys: $SCHEDULED_EVENTS_BRIDGE_STATUS_LISTEN overrides
   status.listen, and $SCHEDULED_EVENTS_BRIDGE_STATE_DIRECTORY state.directory.
 To turn off colors, set NO_COLOR=1.

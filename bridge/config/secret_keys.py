@@ -65,8 +65,8 @@ def _why_readable(file: str) -> str | None:
         return None
     mode = stat.S_IMODE(found.st_mode)
     return (
-        f"{file} contains a secret, and other users can read it: its mode is {mode:04o}. Run chmod {foreign}-r, and "
-        "make sure that the file belongs to the service's user or group."
+        f"{file} contains a secret, and other users can read it: its mode is {mode:04o}. Run chmod {foreign}-r "
+        f"{file}, and make sure that the file belongs to the service's user or group."
     )
 
 

@@ -210,5 +210,6 @@ def test_a_token_that_others_may_read_is_warned_of(agent, azure, tmp_path):
     token.chmod(0o604)
     agent.start()
     agent.wait_for(lambda: "The agent is running" in agent.log)
-    assert f"{token} contains a secret, and other users can read it: its mode is 0604. Run chmod o-r, and" in agent.log
+    assert f"{token} contains a secret, and other users can read it: its mode is 0604." in agent.log
+    assert f"Run chmod o-r {token}, and" in agent.log
     assert "secret-4711" not in agent.log
