@@ -28,9 +28,8 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
-from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 
 import msgspec
 
@@ -39,6 +38,9 @@ from bridge.errors import BridgeError
 from bridge.health.readiness import directory_text
 from bridge.logs import ThrottledLog
 from bridge.outbox.lock import is_locked
+
+if TYPE_CHECKING:  # an agent imports multiprocessing, which takes half a MiB, when a command connects
+    from multiprocessing.connection import Connection, Listener
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +131,14 @@ class ControlServer:
         )
 
     def _listen(self, address: str) -> None:
-        self._listener = listener = Listener(address) if sys.platform == "win32" else _UnixListener(address)
+        listener: Listener | _UnixListener
+        if sys.platform == "win32":
+            from multiprocessing.connection import Listener  # noqa: PLC0415
+
+            listener = Listener(address)
+        else:
+            listener = _UnixListener(address)
+        self._listener = listener
         threading.Thread(target=self._serve, args=(listener,), name="control", daemon=True).start()
 
     def close(self) -> None:
@@ -143,7 +152,7 @@ class ControlServer:
             try:
                 connection = listener.accept()
                 threading.Thread(target=self._answer, args=(connection,), name="control-answer", daemon=True).start()
-            except (OSError, RuntimeError):  # no free descriptor or thread, or a closed listener
+            except (OSError, RuntimeError, ImportError):  # no free descriptor or thread, or a closed listener
                 time.sleep(_RETRY_SECONDS)
 
     def _answer(self, connection: Connection[Any, Any]) -> None:
@@ -192,7 +201,10 @@ class _UnixListener:
 
     def accept(self) -> Connection[Any, Any]:
         """Wait for the next connection, and return it. Raises OSError."""
-        return Connection(self._socket.accept()[0].detach())
+        accepted, _ = self._socket.accept()
+        from multiprocessing.connection import Connection  # noqa: PLC0415
+
+        return Connection(accepted.detach())
 
     def close(self) -> None:
         """Close the socket. Delete the file unless it was replaced."""
@@ -261,6 +273,8 @@ class ControlClient:
 
         If an agent has locked the directory but has not opened its socket yet, the method waits.
         """
+        from multiprocessing.connection import Client  # noqa: PLC0415
+
         while True:
             for address in addresses(self._directory):
                 try:

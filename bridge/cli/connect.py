@@ -7,6 +7,7 @@ agent cannot use files that belong to root.
 
 from __future__ import annotations
 
+import multiprocessing.connection  # noqa: F401  # before a command gives up the rights of root
 import os
 import sys
 from collections.abc import Callable, Iterator
