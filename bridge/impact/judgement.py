@@ -64,22 +64,21 @@ def lateness(after: Reading, *, late_seconds: float, rate: float | None, counted
     *rate* is the usual number of context switches per second. *counted* is an earlier reading that contains a count of
     context switches.
     """
-    late = late_seconds
-    if late < MIN_LATE_SECONDS:
+    if late_seconds < MIN_LATE_SECONDS:
         return Lateness(verdict=Verdict.ON_TIME, seconds=0.0)
-    expected = None if rate is None else rate * late
+    expected = None if rate is None else rate * late_seconds
     verdict = Verdict.UNDECIDED
     if expected is not None and counted.context_switches is not None and after.context_switches is not None:
-        usual = (rate or 0.0) * max(after.raw - counted.raw - late, 0.0)
+        usual = (rate or 0.0) * max(after.raw - counted.raw - late_seconds, 0.0)
         moved = after.context_switches - counted.context_switches - usual
         burst, noise = _burst(cpus), _NOISE * usual
         if moved >= max(_RUNNING * expected, 2 * burst) + noise:
             verdict = Verdict.STALLED
         elif moved <= max(_STILL * expected, burst) + noise and expected >= max(4 * burst, noise / _MAX_NOISE):
             verdict = Verdict.PAUSED
-    if verdict is Verdict.UNDECIDED and late < _MIN_UNDECIDED_SECONDS:
+    if verdict is Verdict.UNDECIDED and late_seconds < _MIN_UNDECIDED_SECONDS:
         return Lateness(verdict=Verdict.ON_TIME, seconds=0.0)
-    return Lateness(verdict=verdict, seconds=late)
+    return Lateness(verdict=verdict, seconds=late_seconds)
 
 
 def resolution_seconds(rate: float | None, cpus: int) -> float:

@@ -172,7 +172,8 @@ def fetch_token(scope: str, *, client_id: str | None = None, is_default: bool = 
     from azure.core.pipeline.transport import RequestsTransport  # noqa: PLC0415  # likewise
     from azure.identity import DefaultAzureCredential, ManagedIdentityCredential  # noqa: PLC0415  # likewise
 
-    # A proxy would receive the token of its own VM. Only workload identity uses a public address.
+    # Azure gives each VM its own token, so a request through a proxy would return a token for the proxy's VM. Only
+    # workload identity requests the token from a public address.
     uses_proxies = is_default or bool(os.environ.get("AZURE_FEDERATED_TOKEN_FILE"))
     with requests.Session() as session:
         session.trust_env = uses_proxies

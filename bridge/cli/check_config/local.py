@@ -70,7 +70,7 @@ def warnings(settings: Settings) -> list[str]:
         f"Rule {rule.name}: it approves every event, including evictions and deletions. Set event_types, "
         "event_sources, or max_duration_seconds."
         for rule in rules
-        if rule.action == "approve" and not (rule.event_types or rule.event_sources or rule.max_duration_seconds)
+        if rule.action == "approve" and {rule.event_types, rule.event_sources, rule.max_duration_seconds} == {None}
     ]
     for sink in settings.sinks:
         messages = [*_secret_urls(sink), *sink.sink_class.check_warnings(sink.config)]

@@ -43,7 +43,7 @@ print("open", flush=True)
 sys.stdin.read()
 """
 ASK_AS_ANOTHER = """
-import multiprocessing.connection, os, sys  # nobody may not read this Python
+import multiprocessing.connection, os, sys  # before setuid, because nobody cannot read every Python
 from pathlib import Path
 from bridge.agent.control_socket import AccessDenied, ControlClient
 from bridge.agent.control_requests import why_unsaved
