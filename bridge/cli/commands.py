@@ -125,6 +125,8 @@ def check_config() -> None:
 def status() -> None:
     """Show the agent's state, the scheduled events, and the undelivered records.
 
+    When an event disappears from Azure's document, it stays in the list until five polls have confirmed its ending.
+
     If no agent is running, the command shows the last saved state. The exit code is 1 if the agent does not respond
     within 5 seconds, or if no state has been saved. To check whether the agent is healthy, use `/readyz`.
     """

@@ -57,6 +57,8 @@ def demo(*, with_portal: bool) -> None:
             run_portal_demo(Path(directory))
         return
     stop = set_by_signals()
+    # The demo keeps nothing, so it needs no warning that its directory is temporary.
+    logging.getLogger("bridge.system.ephemeral_disk").setLevel(logging.ERROR)
     scenario = load_scenario(_SCENARIO)
     with _temporary_directory() as directory:
         _play(scenario, _view(scenario), Path(directory), stop)

@@ -41,3 +41,20 @@ def test_every_page_fits_and_labels_each_cell(office):
             found[path] += ann.page.evaluate(UNLABELLED)
         ann.close()
     assert {path: wrong for path, wrong in found.items() if wrong} == {}
+
+
+def test_holders_of_nine_events_fit_on_one_screen(office):
+    for number in range(8):
+        event = {"sequence": number + 2, "event_id": f"E{number}", "resources": NAMES}
+        office.portal.send(*(fleet_record(vm, **event) for vm in range(3)))
+        office.browser("ann").submit(f"/events/{key_of_event_id(f'E{number}')}", "hold", reason="the batch runs")
+    with chromium() as browser:
+        ann = Watched(browser, office.origin, viewport={"width": 390, "height": 844}).sign_in("ann")
+        ann.go("/?decision=held")
+        lines = ann.page.locator("tbody tr td.decision")
+        texts = lines.all_inner_texts()
+        last = lines.last.bounding_box()
+        bar = ann.page.locator(".bulk").bounding_box()
+        ann.close()
+    assert texts == ["held by ann"] * 9
+    assert last["y"] + last["height"] <= bar["y"]
