@@ -206,11 +206,11 @@ class DocumentRefusal(str, Enum):
     WRONG_NAME = "wrong_name"
     UNTRUSTED = "untrusted"
     OLD_NONCE = "old_nonce"
-    REPLAYED = "replayed"
-    TOO_OLD = "too_old"
     NOT_YET_VALID = "not_yet_valid"
+    TOO_OLD = "too_old"
     SUBSCRIPTION_NOT_LISTED = "subscription_not_listed"
     NO_VM_ID = "no_vm_id"
+    REPLAYED = "replayed"
 
     @property
     def is_stale(self) -> bool:
