@@ -44,22 +44,22 @@ else:
 ROOT = Path(__file__).resolve().parents[1]
 LOCK = ROOT / "deploy/artifact/requirements.txt"
 NAME = "scheduled-events-bridge"
-#: The word of an archive for a machine, and that of `uname -m`, which is RPM's.
+#: The architecture in the name of an archive, and the output of `uname -m`, which RPM also uses.
 MACHINES = {"x86_64": "x86_64", "arm64": "aarch64"}
-#: What makes each kind of package.
+#: The program that builds each kind of package.
 PACKAGERS = {"deb": "dpkg-deb", "rpm": "rpmbuild"}
 SUMS = "SHA256SUMS"
-#: For the page of the release; no file of it.
+#: The text of the release page. This file is not part of the release.
 NOTES = "NOTES.md"
 CHARTS = (NAME, "scheduled-events-portal")
-#: Where else the version stands: paths below the root, and what is before it there.
+#: The other files that contain the version, and the text before the version in each file.
 PLACES = (
     ("deploy/docker/Dockerfile", r"^ARG VERSION="),
     ("deploy/kubernetes/base/kustomization.yaml", r"^ *newTag: "),
     ("deploy/**/Chart.yaml", r"^version: "),
     ("deploy/**/Chart.yaml", r"^appVersion: "),
 )
-#: The service's sandbox hides what lies here, so install.sh takes no Python from it.
+#: The sandbox of the service hides these directories, so install.sh refuses a Python interpreter in them.
 HIDDEN = ("/root/", "/home/", "/run/user/", "/tmp/", "/var/tmp/")  # noqa: S108
 
 
@@ -114,14 +114,14 @@ def check(tag: str | None, on: str | None) -> None:
         image = f"ghcr.io/{os.environ['GITHUB_REPOSITORY'].lower()}"
         with Path(os.environ["GITHUB_OUTPUT"]).open("a", encoding="utf-8") as file:
             file.write(f"version={version}\nimage={image}\n")
-    say(f"{tag or 'A rehearsal'}: version {version}, and all that names it agrees")
+    say(f"{tag or 'A rehearsal'}: all files contain the version {version}")
 
 
 def faults_of_tag(version: str, tag: str) -> list[str]:
     """Return the errors in the name of the tag."""
     if tag == f"v{version}":
         return []
-    return [f"The tag is {tag}, and pyproject.toml says {version}: tag v{version}, or change the version."]
+    return [f"The tag is {tag}, but pyproject.toml has {version}. Use the tag v{version}, or change the version."]
 
 
 def sections() -> list[tuple[str, str]]:
@@ -136,15 +136,15 @@ def faults_of_changelog(version: str, tag: str | None) -> Iterator[str]:
     draft = f"Unreleased: {version}"
     found = [(title, text) for title, text in sections() if title == draft or released.fullmatch(title)]
     if not found:
-        yield f"CHANGELOG.md has no section for {version}: write ## {version} (YEAR-MONTH-DAY) above what is new."
+        yield f"CHANGELOG.md has no section for {version}. Add the heading ## {version} (YEAR-MONTH-DAY)."
         return
     title, text = found[0]
     if tag is not None and title == draft:
-        yield f"CHANGELOG.md still says ## {draft}: write ## {version} (YEAR-MONTH-DAY)."
+        yield f"CHANGELOG.md still contains ## {draft}. Change it to ## {version} (YEAR-MONTH-DAY)."
     if not text:
-        yield f"CHANGELOG.md says nothing under ## {title}."
+        yield f"The section ## {title} of CHANGELOG.md is empty."
     if sections()[0][0] != title:
-        yield f"The first section of CHANGELOG.md is ## {sections()[0][0]}, and the version is {version}."
+        yield f"The first section of CHANGELOG.md is ## {sections()[0][0]}, but the version is {version}."
 
 
 def faults_of_places(version: str) -> Iterator[str]:
@@ -153,7 +153,8 @@ def faults_of_places(version: str) -> Iterator[str]:
         for path in sorted(ROOT.glob(pattern)):
             said = re.findall(rf"(?m){before}[\"']?([^\"'\s]*)", path.read_text(encoding="utf-8"))
             if said != [version]:
-                yield f"{path.relative_to(ROOT)} says {' and '.join(said) or 'nothing'}, and the version is {version}."
+                versions = " and ".join(said) or "no version"
+                yield f"{path.relative_to(ROOT)} contains {versions}, but the version is {version}."
 
 
 def faults_of_tree(tag: str, on: str | None) -> Iterator[str]:
@@ -164,12 +165,12 @@ def faults_of_tree(tag: str, on: str | None) -> Iterator[str]:
         return
     if changed:
         names = [line[3:] for line in changed.splitlines()]
-        yield f"The tree is not the commit's: {', '.join(names[:5])}{' and more' if names[5:] else ''}."
+        yield f"The tree has uncommitted changes: {', '.join(names[:5])}{' and more' if names[5:] else ''}."
     head, tagged = git("rev-parse", "HEAD"), git("rev-parse", "--verify", "--quiet", f"refs/tags/{tag}^{{commit}}")
     if tagged not in (None, head):
-        yield f"{tag} is another commit than the one that is checked out."
+        yield f"{tag} is not the commit that is checked out."
     if on is not None and git("merge-base", "--is-ancestor", "HEAD", on) is None:
-        yield f"The commit is not on {on}: merge it first."
+        yield f"The commit is not on {on}. Merge it first."
 
 
 # ---- build ----------------------------------------------------------------------------------------------------------
@@ -179,10 +180,10 @@ def build(out: Path) -> None:
     """Build all files of the release in *out*."""
     version = version_here()
     if out.exists() and any(out.iterdir()):
-        raise Refused(f"{out} is not empty, and nothing old may be published: give a new directory.")
+        raise Refused(f"{out} is not empty. Name a new directory, so that no old file is published.")
     missing = [tool for tool in PACKAGERS.values() if shutil.which(tool) is None]
     if missing:
-        raise Refused(f"There is no {' and no '.join(missing)} here, which makes packages.")
+        raise Refused(f"To build packages, install {' and '.join(missing)}.")
     epoch = os.environ.get("SOURCE_DATE_EPOCH") or git("log", "-1", "--format=%ct")
     times = {"SOURCE_DATE_EPOCH": epoch} if epoch else {}
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, ROOT, **times)
@@ -232,7 +233,7 @@ def notes(version: str) -> str:
     """Return the section of CHANGELOG.md for GitHub, where each line break is visible."""
     text = next(text for title, text in sections() if version in title.split())
     server, repository = (os.environ.get(name) for name in ("GITHUB_SERVER_URL", "GITHUB_REPOSITORY"))
-    if server and repository:  # the page of a release is not where the file lies
+    if server and repository:  # relative links do not work on the page of a release
         text = re.sub(r"\]\((?![a-z]+:|#)", f"]({server}/{repository}/blob/v{version}/", text)
     return unwrapped(text) + "\n"
 
@@ -265,7 +266,7 @@ def verify(out: Path, *, install: bool) -> None:
         with tempfile.TemporaryDirectory() as name:
             install_wheel(out, version, Path(name))
             install_archive(out, version, Path(name))
-    say(f"{len(files(out))} files of version {version} are whole{' and install' if install else ''}")
+    say(f"{len(files(out))} files of version {version} are complete{' and can be installed' if install else ''}")
 
 
 def wanted(version: str) -> set[str]:
@@ -299,16 +300,18 @@ def faults_of_files(out: Path, version: str) -> Iterator[str]:
     """Yield missing files, files that SHA256SUMS does not list, and files that have changed."""
     missing = sorted(name for name in {*wanted(version), SUMS, NOTES} if not (out / name).is_file())
     if missing:
-        yield from (f"{out} lacks {name}." for name in missing)
+        yield from (f"{out} does not contain {name}." for name in missing)
         return
     lines = (out / SUMS).read_text(encoding="utf-8").splitlines()
     said = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
     found = {path.name: sha256(path) for path in files(out)}
-    yield from (f"{out} lacks {name}, which {SUMS} lists." for name in sorted(set(said) - set(found)))
+    yield from (f"{out} does not contain {name}, which {SUMS} lists." for name in sorted(set(said) - set(found)))
     yield from (f"{SUMS} does not list {name}." for name in sorted(set(found) - set(said)))
     both = sorted(set(said) & set(found))
-    yield from (f"{name} is not what {SUMS} says." for name in both if said[name] != found[name])
-    yield from (f"{name} is not of version {version}." for name in sorted(found) if version not in name)
+    yield from (f"The digest of {name} differs from {SUMS}." for name in both if said[name] != found[name])
+    yield from (
+        f"The name {name} does not contain the version {version}." for name in sorted(found) if version not in name
+    )
 
 
 def faults_of_contents(out: Path, version: str) -> Iterator[str]:
@@ -317,7 +320,7 @@ def faults_of_contents(out: Path, version: str) -> Iterator[str]:
     with zipfile.ZipFile(wheel) as held:
         metadata = held.read(f"{NAME.replace('-', '_')}-{version}.dist-info/METADATA")
     if email.message_from_bytes(metadata)["Version"] != version:
-        yield f"{wheel.name} does not say {version} in its metadata."
+        yield f"The metadata of {wheel.name} do not contain the version {version}."
     for archive in (*(f"linux-{arch}.tar.gz" for arch in MACHINES), "windows-x86_64.zip"):
         path = out / f"{NAME}-{version}-{archive}"
         if digest_inside(path, f"wheels/{wheel.name}") != sha256(wheel):
@@ -333,7 +336,7 @@ def faults_of_contents(out: Path, version: str) -> Iterator[str]:
     own = bom.get("metadata", {}).get("component", {})
     if bom.get("bomFormat") != "CycloneDX" or "serialNumber" not in bom or own.get("version") != version:
         yield f"{sbom_name(version)} is not a CycloneDX document of {NAME} {version} with a serial number."
-    yield from (f"{sbom_name(version)} lacks {pin}." for pin in sorted(lacking))
+    yield from (f"{sbom_name(version)} does not contain {pin}." for pin in sorted(lacking))
 
 
 def digest_inside(archive: Path, name: str) -> str | None:
@@ -365,7 +368,7 @@ def install_archive(out: Path, version: str, directory: Path) -> None:
     """Install this machine's archive in a directory without a package index, and run it."""
     arch = next((arch for arch, machine in MACHINES.items() if machine == platform.machine()), None)
     if sys.platform != "linux" or arch is None:
-        say(f"The archives are not for {platform.system()} on {platform.machine()}: none is installed")
+        say(f"No archive is for {platform.system()} on {platform.machine()}, so none was installed")
         return
     stem = f"{NAME}-{version}-linux-{arch}"
     run("tar", "-C", directory, "-xzf", out.resolve() / f"{stem}.tar.gz")
@@ -378,7 +381,7 @@ def tried(python: Path, version: str) -> None:
     """Reject an installation that does not print its version."""
     said = run(python, "-I", "-m", "bridge", "--version")
     if version not in said.split():
-        raise Refused(f"What was installed says '{said}', and the version is {version}.")
+        raise Refused(f"The installed program reports the version '{said}', but the version is {version}.")
 
 
 def service_python() -> Path:
@@ -387,7 +390,7 @@ def service_python() -> Path:
     for python in (ours, Path("/usr/bin/python3"), Path("/usr/local/bin/python3")):
         if python.exists() and not str(python.resolve()).startswith(HIDDEN):
             return python
-    raise Refused("There is no Python here outside of /root, /home and /tmp, where a service could see it.")
+    raise Refused("The service needs a Python interpreter outside of /root, /home, and /tmp.")
 
 
 # ---- publish --------------------------------------------------------------------------------------------------------

@@ -110,7 +110,7 @@ def refused(done, sentence):
     assert "Traceback" not in done.stderr
 
 
-def test_tag_that_agrees_with_everything_is_taken(tree, tmp_path):
+def test_tag_that_matches_every_file_is_accepted(tree, tmp_path):
     outputs = tmp_path / "outputs"
     done = tree.release(
         "check", "--tag", TAG, "--on", "main", GITHUB_OUTPUT=str(outputs), GITHUB_REPOSITORY="Some-Body/Bridge"
@@ -123,7 +123,7 @@ def test_tag_that_agrees_with_everything_is_taken(tree, tmp_path):
 def test_tag_of_another_version_is_refused(tree, tag, tmp_path):
     outputs = tmp_path / "outputs"
     done = tree.release("check", f"--tag={tag}", GITHUB_OUTPUT=str(outputs), GITHUB_REPOSITORY="a/b")
-    refused(done, "and pyproject.toml says 1.2.3: tag v1.2.3, or change the version.")
+    refused(done, "but pyproject.toml has 1.2.3. Use the tag v1.2.3, or change the version.")
     assert not outputs.exists()
     assert not list(tmp_path.rglob("made"))
 
@@ -134,12 +134,12 @@ def test_tag_of_another_version_is_refused(tree, tag, tmp_path):
         (f"## {VERSION} (2026-11-22)", "## Later", "CHANGELOG.md has no section for 1.2.3"),
         (f"## {VERSION} (2026-11-22)", f"## {VERSION}", "CHANGELOG.md has no section for 1.2.3"),
         (CHANGELOG, "# Changelog\n", "CHANGELOG.md has no section for 1.2.3"),
-        (CHANGELOG, f"# Changelog\n\n## {VERSION} (2026-11-22)\n\n## 1.2.2\n\n- Older.\n", "says nothing under"),
+        (CHANGELOG, f"# Changelog\n\n## {VERSION} (2026-11-22)\n\n## 1.2.2\n\n- Older.\n", "of CHANGELOG.md is empty."),
         ("# Changelog\n", "# Changelog\n\n## Unreleased: 1.3.0\n\n- Newer.\n", "first section of CHANGELOG.md is"),
-        (f"## {VERSION} (2026-11-22)", f"## Unreleased: {VERSION}", "still says ## Unreleased: 1.2.3: write ## 1.2"),
+        (f"## {VERSION} (2026-11-22)", f"## Unreleased: {VERSION}", "still contains ## Unreleased: 1.2.3. Change"),
     ],
 )
-def test_changelog_that_does_not_tell_of_the_version_is_refused(tree, old, new, sentence):
+def test_changelog_without_the_version_is_refused(tree, old, new, sentence):
     tree.replace("CHANGELOG.md", old, new)
     tree.commit()
     tree.git("tag", "--force", TAG)
@@ -147,22 +147,22 @@ def test_changelog_that_does_not_tell_of_the_version_is_refused(tree, old, new, 
 
 
 @pytest.mark.parametrize("name", ["deploy/docker/Dockerfile", "deploy/kubernetes/base/kustomization.yaml", IN_CHART])
-def test_place_that_names_another_version_is_refused(tree, name):
+def test_file_with_another_version_is_refused(tree, name):
     tree.replace(name, VERSION, "1.2.2")
-    refused(tree.release("check"), f"{name} says 1.2.2, and the version is 1.2.3.")
+    refused(tree.release("check"), f"{name} contains 1.2.2, but the version is 1.2.3.")
 
 
 @pytest.mark.parametrize("name", ["CHANGELOG.md", "left-over.txt"])
 def test_dirty_tree_is_refused(tree, name):
     with (tree.root / name).open("a") as file:
         file.write("\n")
-    refused(tree.release("check", "--tag", TAG), f"The tree is not the commit's: {name}.")
+    refused(tree.release("check", "--tag", TAG), f"The tree has uncommitted changes: {name}.")
 
 
 def test_tag_on_another_commit_is_refused(tree):
     tree.write("more", "")
     tree.commit()
-    refused(tree.release("check", "--tag", TAG), f"{TAG} is another commit than the one that is checked out.")
+    refused(tree.release("check", "--tag", TAG), f"{TAG} is not the commit that is checked out.")
 
 
 def packed(**contents):
@@ -236,7 +236,7 @@ def verify(tree, files):
     return tree.release("verify", "--no-install", "--out", files.directory)
 
 
-def test_whole_release_is_taken(tree, files):
+def test_complete_release_is_accepted(tree, files):
     done = verify(tree, files)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -256,14 +256,14 @@ def test_whole_release_is_taken(tree, files):
         *PACKAGES,
     ],
 )
-def test_missing_file_is_refused_also_where_the_sums_do_not_know_it(tree, files, name):
+def test_missing_file_is_refused_even_if_no_digest_is_listed(tree, files, name):
     (files.directory / name).unlink()
     if name != "SHA256SUMS":
         files.seal()
-    refused(verify(tree, files), f"lacks {name}.")
+    refused(verify(tree, files), f"does not contain {name}.")
 
 
-def test_file_that_the_sums_do_not_know_is_refused(tree, files):
+def test_file_without_a_digest_is_refused(tree, files):
     files.put(f"stray-{VERSION}", b"")
     refused(verify(tree, files), f"SHA256SUMS does not list stray-{VERSION}.")
 
@@ -271,7 +271,7 @@ def test_file_that_the_sums_do_not_know_is_refused(tree, files):
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        (WHEEL, wheel_of("1.2.2"), f"{WHEEL} does not say 1.2.3 in its metadata."),
+        (WHEEL, wheel_of("1.2.2"), f"The metadata of {WHEEL} do not contain the version 1.2.3."),
         (ARCHIVES[0], packed(**{f"wheels/{WHEEL}": b"another"}), f"{ARCHIVES[0]} does not contain the wheel of"),
         (ARCHIVES[2], packed(other=b""), f"{ARCHIVES[2]} does not contain the wheel of this folder."),
         (ON_WINDOWS, zipped(**{f"wheels/{WHEEL}": b"another"}), f"{ON_WINDOWS} does not contain the wheel of"),
@@ -281,11 +281,11 @@ def test_file_that_the_sums_do_not_know_is_refused(tree, files):
             packed(**{"Chart.yaml": b"name: b"}),
             f"{CHART_ARCHIVE} does not contain the chart of this tree.",
         ),
-        (SBOM, bom_of(VERSION, "msgspec==0.22.0"), f"{SBOM} lacks markdown==3.10."),
+        (SBOM, bom_of(VERSION, "msgspec==0.22.0"), f"{SBOM} does not contain markdown==3.10."),
         (SBOM, bom_of("1.2.2", *PINS), f"{SBOM} is not a CycloneDX document"),
         (SBOM, bom_of(VERSION, *PINS).replace(b"serialNumber", b"number"), f"{SBOM} is not a CycloneDX document"),
     ],
-    # Packed bytes have the time in them: as names they would be others in each worker.
+    # The names of the cases cannot contain the packed bytes, which include the time and differ in each worker.
     ids=[
         "version",
         "archive's wheel",
@@ -298,7 +298,7 @@ def test_file_that_the_sums_do_not_know_is_refused(tree, files):
         "bom's kind",
     ],
 )
-def test_file_that_holds_something_else_is_refused(tree, files, name, content, sentence):
+def test_file_with_other_content_is_refused(tree, files, name, content, sentence):
     files.put(name, content)
     files.seal()
     refused(verify(tree, files), sentence)
@@ -312,7 +312,7 @@ def module(tree):
     return module
 
 
-def test_chart_is_packed_whole_and_always_the_same(module, tmp_path):
+def test_packed_chart_is_complete_and_reproducible(module, tmp_path):
     first, second = tmp_path / "first.tgz", tmp_path / "second.tgz"
     for path in (first, second):
         module.pack_chart(NAME, path, 1_700_000_000)
@@ -322,7 +322,7 @@ def test_chart_is_packed_whole_and_always_the_same(module, tmp_path):
     assert packed_files == {f"{NAME}/Chart.yaml": CHART.encode(), f"{NAME}/templates/a.yaml": b"kind: A\n"}
 
 
-def test_notes_are_the_versions_section_with_a_line_for_each_item(module, monkeypatch):
+def test_notes_are_the_section_of_the_version_with_one_line_per_item(module, monkeypatch):
     monkeypatch.setenv("GITHUB_SERVER_URL", "https://example.net")
     monkeypatch.setenv("GITHUB_REPOSITORY", "a/b")
     page = "https://example.net/a/b/blob/v1.2.3/docs/README.md"
@@ -340,7 +340,7 @@ def gh(tmp_path):
     return {"PATH": f"{program.parent}:{os.environ['PATH']}"}, said
 
 
-def test_page_gets_the_notes_and_every_file(tree, files, gh):
+def test_release_page_contains_the_notes_and_every_file(tree, files, gh):
     environment, said = gh
     done = tree.release("publish", "--tag", TAG, "--out", files.directory, **environment)
     assert done.returncode == 0, done.stderr
@@ -352,7 +352,7 @@ def test_page_gets_the_notes_and_every_file(tree, files, gh):
 
 
 @pytest.mark.parametrize("fault", ["a missing file", "another tag"])
-def test_page_is_not_made_of_less(tree, files, gh, fault):
+def test_incomplete_release_is_not_published(tree, files, gh, fault):
     environment, said = gh
     if fault == "a missing file":
         (files.directory / SDIST).unlink()
