@@ -20,7 +20,6 @@ from bridge.portal.store.audit import entries
 from bridge.portal.store.database import StoreThreads
 from bridge.portal.store.events import (
     PAGE,
-    CursorInvalid,
     EventFilter,
     event_of,
     events_of,
@@ -75,10 +74,7 @@ class Api:
         state, group, cursor, now = _state(request), group_of(request), cursor_of(request), self._now()
         wanted = EventFilter(groups=() if group is None else (group,), states=_OVER if state == "over" else ())
         listing = list_open if state == "open" else list_events
-        try:
-            page = await self._store.read(listing, wanted, now=now, limit=limit, cursor=cursor)
-        except CursorInvalid as error:
-            raise RequestRefused(400, str(error)) from error
+        page = await self._store.read(listing, wanted, now=now, limit=limit, cursor=cursor)
         alone = await self._store.read(collapsed, wanted, now=now) if state == "open" else []
         events = await self._store.read(events_of, page.keys, now=now)
         answer = {"events": [events[key] for key in page.keys if key in events], "total": page.total}

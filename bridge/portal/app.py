@@ -35,9 +35,10 @@ from bridge.portal.settings import PortalSettings
 from bridge.portal.signing import PortalKey
 from bridge.portal.store.database import StoreThreads, StoreUnavailable
 from bridge.portal.store.event_details import approvers_here
+from bridge.portal.store.verdicts import VerdictRefused
 from bridge.portal.two_person_rule import too_few
 from bridge.portal.users import Users
-from bridge.portal.verdicts_api import VerdictsApi
+from bridge.portal.verdicts_api import VerdictsApi, verdict_refused
 
 logger = logging.getLogger(__name__)
 
@@ -117,6 +118,7 @@ class Application:
             404: self._not_found,
             405: _not_allowed,
             RequestRefused: _refused,
+            VerdictRefused: verdict_refused,
             StoreUnavailable: self._unavailable,
             Exception: _failed,
         }

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Sequence
-from datetime import datetime, timedelta
+from collections.abc import Collection, Mapping, Sequence
+from datetime import timedelta
 
-import msgspec
 from sqlalchemy import Connection
 
 from bridge.clock import Clock, format_time, parse_time
@@ -32,20 +31,7 @@ from bridge.portal.verdicts import NO_KEY, Choice, Lift, Outcome, Ruling, Verdic
 from bridge.text import one_line
 
 DEFAULT_VALID_SECONDS = 3_600.0
-MOST_VALID_SECONDS = 86_400.0
-MOST_REASON_CHARACTERS = 200
-
-
-class VerdictRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A person's verdict on one event, as it was submitted."""
-
-    event_key: str
-    choice: Choice
-    digest: str
-    reason: str = ""
-    valid_seconds: float = DEFAULT_VALID_SECONDS
-    confirmed: tuple[str, ...] = ()
-    """The names in Resources that the person confirmed, because no agent has confirmed them."""
+_MOST_REASON_CHARACTERS = 200
 
 
 class VerdictService:
@@ -71,9 +57,19 @@ class VerdictService:
         self.required = required
 
     async def submit(
-        self, person: Person, requests: Sequence[VerdictRequest]
+        self,
+        person: Person,
+        choice: Choice,
+        digests: Mapping[str, str],
+        *,
+        reason: str = "",
+        valid_seconds: float = DEFAULT_VALID_SECONDS,
+        confirmed: Mapping[str, Collection[str]] | None = None,
     ) -> list[AcceptedVerdict | VerdictRefused]:
-        """Store the verdicts of *person* on different events. All verdicts have the same choice.
+        """Store the verdicts of *person* on the events whose keys are in *digests*.
+
+        *digests* contains the digest of each event as the person saw the event. *confirmed* contains the names in
+        Resources that the person confirms for an event, because no agent has confirmed them.
 
         In the result, a VerdictRefused replaces each verdict that was not stored. If the portal refuses all verdicts
         for the same reason, the method raises VerdictRefused or AccessDenied.
@@ -81,15 +77,28 @@ class VerdictService:
         if self._key is None:
             raise VerdictRefused(NO_KEY)
         now = self._clock.now()
-        new = [_verdict(person, each, now) for each in requests]
+        new = [
+            Verdict(
+                verdict_id=str(uuid.uuid4()),
+                event_key=key,
+                choice=choice,
+                digest=digest,
+                person_key=person.key,
+                user_name=person.name,
+                reason=one_line(reason.strip(), _MOST_REASON_CHARACTERS),
+                made_at=format_time(now),
+                expires_at=format_time(now + timedelta(seconds=valid_seconds)),
+            )
+            for key, digest in digests.items()
+        ]
         results = await self._store.write(
             add_verdicts,
             new,
             now=now,
             required=self.required,
             sign=self._sign,
-            allow=self._allow(person, is_hold=new[0].choice is Choice.HOLD),
-            confirmed={each.event_key: each.confirmed for each in requests},
+            allow=self._allow(person, is_hold=choice is Choice.HOLD),
+            confirmed=confirmed,
         )
         for each in results:
             if isinstance(each, AcceptedVerdict):
@@ -150,18 +159,3 @@ class VerdictService:
         if not asked:
             raise VerdictRefused(f"{NO_AGENT}: {why_unreachable(event, agents, self._key.kid)}.", event=event)
         return self._key.approvals(event, ruling, asked, now=now, newest_iat=newest_iat)
-
-
-def _verdict(person: Person, request: VerdictRequest, now: datetime) -> Verdict:
-    valid = timedelta(seconds=min(max(1.0, request.valid_seconds), MOST_VALID_SECONDS))
-    return Verdict(
-        verdict_id=str(uuid.uuid4()),
-        event_key=request.event_key,
-        choice=request.choice,
-        digest=request.digest,
-        person_key=person.key,
-        user_name=person.name,
-        reason=one_line(request.reason.strip(), MOST_REASON_CHARACTERS),
-        made_at=format_time(now),
-        expires_at=format_time(now + valid),
-    )

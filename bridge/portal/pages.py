@@ -8,7 +8,8 @@ If a person is not allowed to decide, the page does not show any buttons, and th
 
 from __future__ import annotations
 
-import msgspec
+from collections.abc import Mapping, Sequence
+
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
@@ -19,7 +20,7 @@ from bridge.clock import Clock, format_time
 from bridge.events.event import EVENT_TYPES
 from bridge.portal.audit_page import AuditPage
 from bridge.portal.connected_agents import ConnectedAgents
-from bridge.portal.deciding import MOST_REASON_CHARACTERS, VerdictRequest, VerdictService
+from bridge.portal.deciding import VerdictService
 from bridge.portal.event_list import ListQuery, read_list, read_selection
 from bridge.portal.fleet import EventState, key_of_event_id
 from bridge.portal.fleet_page import FleetPage, count_agents
@@ -27,20 +28,11 @@ from bridge.portal.form_fields import DIGEST, KEY, Form, cursor_of, one
 from bridge.portal.history import history
 from bridge.portal.login import LoginPages, redirect
 from bridge.portal.requests import RequestRefused, whole_number
-from bridge.portal.sentences import STATE_WORDS, PageContext, differences, these
-from bridge.portal.sentences import vm_names as event_names
+from bridge.portal.sentences import STATE_WORDS, PageContext, differences, these, vm_names
 from bridge.portal.server_sent_events import LiveUpdates
 from bridge.portal.store.database import StoreThreads
-from bridge.portal.store.event_details import (
-    EventDetails,
-    event_details_of,
-    event_with_digest,
-    record_of,
-)
-from bridge.portal.store.events import (
-    CursorInvalid,
-    records_of,
-)
+from bridge.portal.store.event_details import EventDetails, event_details_of, event_with_digest, record_of
+from bridge.portal.store.events import records_of
 from bridge.portal.store.verdicts import UNKNOWN_EVENT, AcceptedVerdict, VerdictRefused
 from bridge.portal.timeline_page import TimelinePage
 from bridge.portal.users import AccessDenied, Person, Users
@@ -54,22 +46,6 @@ _MOST_APPROVED = 20
 _MOST_HELD = 1_000
 #: For pages only. Streams and the agents' API are never compressed.
 _GZIP = (Middleware(GZipMiddleware, compresslevel=6),)
-
-
-class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a verdict on one event."""
-
-    event: EventState | None
-    is_accepted: bool
-    sentence: str
-    changes: tuple[str, ...] = ()
-
-    @property
-    def title(self) -> str:
-        """Return the title of the event."""
-        if self.event is None:
-            return "The event"
-        return f"{self.event.event.event_type or 'Event'} of {these(event_names(self.event))}"
 
 
 class Pages:
@@ -138,15 +114,10 @@ class Pages:
 
     async def home(self, request: Request, person: Person) -> Response:
         """``GET /``: list announced, started, and recently ended events."""
-        query = ListQuery.of(request)
-        cursor = cursor_of(request)
-        required = self._verdict_service.required
-        try:
-            found = await self._store.read(
-                read_list, query, person, now=self._clock.now(), required=required, cursor=cursor
-            )
-        except CursorInvalid as error:
-            raise RequestRefused(400, str(error)) from error
+        query, required = ListQuery.of(request), self._verdict_service.required
+        found = await self._store.read(
+            read_list, query, person, now=self._clock.now(), required=required, cursor=cursor_of(request)
+        )
         agents = await count_agents(self._store, self._connected_agents, person, self._kid)
         return self._login_pages.page(
             request,
@@ -216,67 +187,59 @@ class Pages:
         - `reason`: a text that applies to all events
         """
         choice = one(form, "verdict")
-        named = {key: digest for field in form.get("event", ()) for key, _, digest in map(_parts, field.split())}
-        are_keys = all(KEY.fullmatch(key) and DIGEST.fullmatch(digest) for key, digest in named.items())
+        digests = {key: digest for field in form.get("event", ()) for key, _, digest in map(_parts, field.split())}
+        are_keys = all(KEY.fullmatch(key) and DIGEST.fullmatch(digest) for key, digest in digests.items())
         most = _MOST_HELD if choice == Choice.HOLD.value else _MOST_APPROVED
-        if choice not in {each.value for each in Choice} or not 1 <= len(named) <= most or not are_keys:
+        if choice not in {each.value for each in Choice} or not 1 <= len(digests) <= most or not are_keys:
             raise RequestRefused(
                 400, f"The form must approve 1 to {_MOST_APPROVED} events, or hold 1 to {_MOST_HELD} events."
             )
-        reason = one(form, "reason")[:MOST_REASON_CHARACTERS]
-        confirmed = [_parts(each) for each in form.get("confirm", ())]
-        requests = [
-            VerdictRequest(
-                event_key=key,
-                choice=Choice(choice),
-                digest=digest,
-                reason=reason,
-                confirmed=tuple(name for of_event, _, name in confirmed if of_event == key),
-            )
-            for key, digest in named.items()
-        ]
-        try:
-            results = await self._verdict_service.submit(person, requests)
-        except VerdictRefused as refused:
-            shown = [Result(event=None, is_accepted=False, sentence=str(refused))]
-            return self._login_pages.page(request, person, "results.html", status=refused.status, results=shown)
+        confirmed: dict[str, list[str]] = {}
+        for key, _, name in map(_parts, form.get("confirm", ())):
+            confirmed.setdefault(key, []).append(name)
+        results = await self._verdict_service.submit(
+            person, Choice(choice), digests, reason=one(form, "reason"), confirmed=confirmed
+        )
         self._live.check_now()
         if len(results) == 1 and isinstance(results[0], AcceptedVerdict):
-            return _back_to(form, requests[0].event_key)
-        shown = [await self._result(each, result) for each, result in zip(requests, results, strict=True)]
-        refusals = [each.status for each in results if isinstance(each, VerdictRefused)]
-        status = max(refusals) if len(refusals) == len(results) else 200
-        return self._login_pages.page(request, person, "results.html", status=status, results=shown)
+            return _back_to(form, results[0].event.key)
+        return await self._results(request, person, results, digests)
 
     async def withdraw(self, request: Request, person: Person, form: Form) -> Response:
         """``POST /verdicts/{id}/withdraw``: withdraw a verdict."""
-        try:
-            taken = await self._verdict_service.withdraw(person, request.path_params["verdict_id"])
-        except VerdictRefused as refused:
-            result = Result(event=refused.event, is_accepted=False, sentence=str(refused))
-            return self._login_pages.page(request, person, "results.html", status=refused.status, results=[result])
+        taken = await self._verdict_service.withdraw(person, request.path_params["verdict_id"])
         self._live.check_now()
         if taken.ruling.needed:
-            result = Result(event=taken.event, is_accepted=True, sentence=_effect(taken))
-            return self._login_pages.page(request, person, "results.html", results=[result])
-        return _back_to(form, taken.verdict.event_key)
+            return await self._results(request, person, [taken], {})
+        return _back_to(form, taken.event.key)
 
-    async def _result(self, request: VerdictRequest, result: AcceptedVerdict | VerdictRefused) -> Result:
-        """Return the result for a page.
+    async def _results(
+        self,
+        request: Request,
+        person: Person,
+        results: Sequence[AcceptedVerdict | VerdictRefused],
+        digests: Mapping[str, str],
+    ) -> Response:
+        """Return the page with the effect of each verdict, and with the changes of the events behind the refusals."""
+        refusals = [each for each in results if isinstance(each, VerdictRefused)]
+        shown = [
+            (each.event, False, str(each), await self._changes(each.event, digests))
+            if isinstance(each, VerdictRefused)
+            else (each.event, True, _effect(each), ())
+            for each in results
+        ]
+        status = max(each.status for each in refusals) if len(refusals) == len(results) else 200
+        values = {"results": shown, "these": these, "vm_names": vm_names}
+        return self._login_pages.page(request, person, "results.html", status=status, **values)
 
-        If the verdict was refused, the result also lists the changes of the event since the person loaded the page.
-        """
-        if isinstance(result, AcceptedVerdict):
-            return Result(event=result.event, is_accepted=True, sentence=_effect(result))
-        event = result.event
-        changes: tuple[str, ...] = ()
-        if event is not None and request.digest != event.digest:
-            loaded = await self._store.read(event_with_digest, request.event_key, request.digest)
-            if loaded is None or loaded.event is None:
-                changes = ("No record reports the event as the page showed it.",)
-            else:
-                changes = differences(loaded.event, event.event)
-        return Result(event=event, is_accepted=False, sentence=str(result), changes=changes)
+    async def _changes(self, event: EventState | None, digests: Mapping[str, str]) -> Sequence[str]:
+        """Return the changes of *event* since the person loaded the page."""
+        if event is None or event.digest == digests[event.key]:
+            return ()
+        loaded = await self._store.read(event_with_digest, event.key, digests[event.key])
+        if loaded is None or loaded.event is None:
+            return ("No record reports the event as the page showed it.",)
+        return differences(loaded.event, event.event)
 
     def _now(self) -> str:
         return format_time(self._clock.now())

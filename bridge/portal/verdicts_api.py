@@ -13,13 +13,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from bridge.portal.deciding import DEFAULT_VALID_SECONDS, MOST_VALID_SECONDS, VerdictRequest, VerdictService
+from bridge.portal.deciding import DEFAULT_VALID_SECONDS, VerdictService
 from bridge.portal.requests import RequestRefused, body_of, headers_of, json_answer
 from bridge.portal.store.verdicts import AcceptedVerdict, VerdictRefused
 from bridge.portal.users import Person, Users
 from bridge.portal.verdicts import Choice
 
 CSRF_HEADER = "x-csrf-token"
+_MOST_VALID_SECONDS = 86_400
 
 
 class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -28,7 +29,7 @@ class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     reason: str = ""
     confirm: Annotated[tuple[str, ...], Meta(max_length=10_000)] = ()
     """The unconfirmed names in Resources that the person confirms."""
-    valid_seconds: Annotated[float, Meta(gt=0, le=MOST_VALID_SECONDS)] = DEFAULT_VALID_SECONDS
+    valid_seconds: Annotated[float, Meta(gt=0, le=_MOST_VALID_SECONDS)] = DEFAULT_VALID_SECONDS
 
 
 class VerdictsApi:
@@ -53,28 +54,23 @@ class VerdictsApi:
             wanted = msgspec.json.decode(body, type=_Body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise RequestRefused(400, f"The body is invalid: {error}.") from error
-        verdict_request = VerdictRequest(
-            event_key=request.path_params["key"],
-            choice=wanted.verdict,
-            digest=wanted.digest,
+        key = request.path_params["key"]
+        [result] = await self._verdict_service.submit(
+            person,
+            wanted.verdict,
+            {key: wanted.digest},
             reason=wanted.reason,
             valid_seconds=wanted.valid_seconds,
-            confirmed=wanted.confirm,
+            confirmed={key: wanted.confirm},
         )
-        try:
-            [result] = await self._verdict_service.submit(person, [verdict_request])
-        except VerdictRefused as error:
-            return _refused(error)
-        return _refused(result) if isinstance(result, VerdictRefused) else json_answer(_shown(result), status=201)
+        if isinstance(result, VerdictRefused):
+            raise result
+        return json_answer(_shown(result), status=201)
 
     async def delete(self, request: Request) -> Response:
         """``DELETE /verdicts/{id}``: withdraw a verdict (200), or refuse (409)."""
         person = await self._person_of(request)
-        try:
-            taken = await self._verdict_service.withdraw(person, request.path_params["verdict_id"])
-        except VerdictRefused as error:
-            return _refused(error)
-        return json_answer(_shown(taken))
+        return json_answer(_shown(await self._verdict_service.withdraw(person, request.path_params["verdict_id"])))
 
     async def _person_of(self, request: Request) -> Person:
         headers = headers_of(request)
@@ -83,7 +79,8 @@ class VerdictsApi:
         return person
 
 
-def _refused(error: VerdictRefused) -> Response:
+async def verdict_refused(_request: Request, error: VerdictRefused) -> Response:
+    """Return the error, and the current event."""
     event = None if error.event is None else msgspec.to_builtins(error.event)
     return json_answer({"error": str(error), "event": event}, status=error.status)
 

@@ -14,7 +14,7 @@ from bridge.approval.signing import DecisionSigner, generate_key
 from bridge.clock import format_time
 from bridge.events.event import encode
 from bridge.portal.connected_agents import ConnectedAgents
-from bridge.portal.deciding import VerdictRequest, VerdictService
+from bridge.portal.deciding import VerdictService
 from bridge.portal.fleet import key_of_event_id
 from bridge.portal.metrics import PortalMetrics
 from bridge.portal.pending_decisions import PendingDecisions
@@ -74,11 +74,9 @@ class Office:
                 metrics=PortalMetrics(),
                 clock=self.clock.clock,
             )
-            said = VerdictRequest(
-                event_key=KEY, choice=Choice(word), digest=self.store.read(event_of, KEY, now=AT).digest
-            )
+            digests = {KEY: self.store.read(event_of, KEY, now=AT).digest}
             try:
-                [result] = await service.submit(person or self.pam, [said])
+                [result] = await service.submit(person or self.pam, Choice(word), digests)
                 if isinstance(result, VerdictRefused):
                     raise result
                 return result

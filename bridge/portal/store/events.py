@@ -12,7 +12,6 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
 
 from bridge.clock import format_time, parse_time
-from bridge.errors import BridgeError
 from bridge.portal.fleet import (
     EventState,
     EventSummary,
@@ -23,6 +22,7 @@ from bridge.portal.fleet import (
     undecidable_because,
     version_of,
 )
+from bridge.portal.requests import RequestRefused
 from bridge.portal.schema import event_groups, event_variants, event_vms, events, records, vms
 from bridge.portal.store.database import contains_pattern, in_parts
 from bridge.portal.store.fold import event_of_variant
@@ -37,10 +37,6 @@ _vm_of = msgspec.json.Decoder(VmState).decode
 
 #: The values of `EventFilter.decision`.
 DECISIONS = ("undecided", "held", "waiting", "approved", "refused")
-
-
-class CursorInvalid(BridgeError):
-    """Raised if a cursor does not come from an earlier page."""
 
 
 class EventFilter(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,7 +218,7 @@ def is_decision(decision: str, now: str) -> ColumnElement[bool]:
 def _past_cursor(text: str) -> tuple[int, str, str]:
     parts = text.split("~")
     if len(parts) != _PAST_PARTS or not parts[0].isdecimal() or len(parts[0]) > MOST_DIGITS:
-        raise CursorInvalid("The cursor must come from an earlier page.")
+        raise RequestRefused(400, "The cursor must come from an earlier page.")
     return int(parts[0]), parts[1], parts[2]
 
 

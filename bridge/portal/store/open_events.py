@@ -16,13 +16,13 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, case, func, or_, select
 
 from bridge.portal.fleet import EventSummary
+from bridge.portal.requests import RequestRefused
 from bridge.portal.schema import event_groups, events, vms
 from bridge.portal.store.database import escaped_like, in_parts
 from bridge.portal.store.events import (
     DECISIONS,
     MOST_DIGITS,
     PAGE,
-    CursorInvalid,
     EventFilter,
     EventPage,
     conditions,
@@ -247,6 +247,6 @@ def filter_values(connection: Connection, prefix: str, *, scope: tuple[str, ...]
 def _open_cursor(text: str) -> tuple[str, int, tuple[str, str, str]]:
     parts = text.split("~")
     if len(parts) != _CURSOR_PARTS or not parts[1].isdecimal() or len(parts[1]) > MOST_DIGITS:
-        raise CursorInvalid("The cursor must come from an earlier page.")
+        raise RequestRefused(400, "The cursor must come from an earlier page.")
     at, first, is_past, sort_at, key = parts
     return at, int(first), (is_past, sort_at, key)

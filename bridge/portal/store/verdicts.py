@@ -15,9 +15,9 @@ import msgspec
 from sqlalchemy import Connection, exists, select, update
 
 from bridge.clock import format_time
-from bridge.errors import BridgeError
 from bridge.portal.audit import NewEntry
 from bridge.portal.fleet import EventState, undecidable
+from bridge.portal.requests import RequestRefused
 from bridge.portal.schema import decisions, events, verdicts
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.database import in_parts
@@ -41,13 +41,12 @@ _CHANGED = "The event has changed since you loaded the page."
 _ONE_OF_GROUP = "Approve one of them, and wait until it has ended."
 
 
-class VerdictRefused(BridgeError):
+class VerdictRefused(RequestRefused):
     """The verdict is refused. *status* is 403, 404, or 409."""
 
     def __init__(self, message: str, *, event: EventState | None = None, status: int = 409) -> None:
-        super().__init__(message)
+        super().__init__(status, message)
         self.event = event
-        self.status = status
 
 
 class AcceptedVerdict(msgspec.Struct, frozen=True, kw_only=True):
