@@ -28,7 +28,7 @@ from bridge.portal.form_fields import DIGEST, KEY, Form, cursor_of, one
 from bridge.portal.history import history
 from bridge.portal.login import LoginPages, redirect
 from bridge.portal.requests import RequestRefused, whole_number
-from bridge.portal.sentences import STATE_WORDS, PageContext, differences, these, vm_names
+from bridge.portal.sentences import STATE_WORDS, differences, how_many, lifting, these, vm_names
 from bridge.portal.server_sent_events import LiveUpdates
 from bridge.portal.store.database import StoreThreads
 from bridge.portal.store.event_details import EventDetails, event_details_of, event_with_digest, record_of
@@ -37,7 +37,7 @@ from bridge.portal.store.verdicts import UNKNOWN_EVENT, AcceptedVerdict, Verdict
 from bridge.portal.timeline_page import TimelinePage
 from bridge.portal.users import AccessDenied, Person, Users
 from bridge.portal.verdicts import Choice, Outcome
-from bridge.portal.views import EventView, view_of
+from bridge.portal.views import EventView
 
 _PAGE = 50
 _VMS_PAGE, _RECORDS_PAGE = 100, 20
@@ -153,6 +153,7 @@ class Pages:
             records_total=len(bodies),
             follows=details.event.key,
             states=STATE_WORDS,
+            how_many=how_many,
         )
 
     async def chosen(self, request: Request, person: Person) -> Response:
@@ -248,7 +249,8 @@ class Pages:
         agents = self._connected_agents.of(
             {vm.vm_key for vm in details.event.vms} | {each.vm_key for each in details.decisions}
         )
-        context = PageContext(
+        return EventView(
+            details=details,
             now=self._clock.now(),
             person=person,
             agents=agents,
@@ -256,7 +258,6 @@ class Pages:
             required=self._verdict_service.required,
             approvers=None if self._users.others_may_approve else details.approvers,
         )
-        return view_of(details, context)
 
     async def _details_of(self, name: str, person: Person) -> EventDetails:
         key = name if KEY.fullmatch(name) else key_of_event_id(name)
@@ -271,15 +272,14 @@ def _back_to(form: Form, key: str) -> Response:
 
 
 def _effect(taken: AcceptedVerdict) -> str:
-    agents = f"sent to {len(taken.sent_to)} agent{'' if len(taken.sent_to) == 1 else 's'}"
-    if taken.ruling.outcome is Outcome.HELD and taken.ruling.needed:
-        more = "1 more person withdraws" if taken.ruling.needed == 1 else f"{taken.ruling.needed} more people withdraw"
-        return f"Stored. The event stays held until {more} the hold."
-    if taken.ruling.outcome is Outcome.HELD:
-        return f"Held. The hold was {agents}."
-    if taken.ruling.outcome is Outcome.WAITING:
-        return f"Stored. The event needs {taken.ruling.needed} more approval{'' if taken.ruling.needed == 1 else 's'}."
-    return f"Approved. The approval was {agents}." if taken.sent_to else "Stored."
+    ruling, agents = taken.ruling, how_many(len(taken.sent_to), "agent")
+    if ruling.outcome is Outcome.HELD and ruling.needed:
+        return f"Stored. The event stays held until {lifting(ruling.needed)}."
+    if ruling.outcome is Outcome.HELD:
+        return f"Held. The hold was sent to {agents}."
+    if ruling.outcome is Outcome.WAITING:
+        return f"Stored. The event needs {how_many(ruling.needed, 'more approval')}."
+    return f"Approved. The approval was sent to {agents}." if taken.sent_to else "Stored."
 
 
 def _parts(text: str) -> tuple[str, str, str]:

@@ -104,7 +104,7 @@ def label_of(span: EventSpan) -> str:
     name = span.event_type or "Event"
     if span.event is None:
         return f"{span.events} x {name}, {span.vms} VM{'' if span.vms == 1 else 's'}"
-    return f"{name} of {span.event.names_text or how_many(())}"
+    return f"{name} of {span.event.names_text or how_many(0)}"
 
 
 def _bar(span: EventSpan, x: Callable[[datetime], float], now: datetime) -> Bar:

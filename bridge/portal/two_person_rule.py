@@ -53,16 +53,15 @@ def rule(verdicts: Iterable[Verdict], *, digest: str, at: str, required: int) ->
     return Ruling(outcome=Outcome.WAITING if needed else Outcome.APPROVED, verdicts=approvals, needed=needed)
 
 
-def with_lift(hold: Verdict, lift: Lift, barred: Container[str], *, at: str) -> tuple[Lift, ...]:
-    """Return the lifts of *hold* that count at the time *at*, including *lift*."""
-    earlier = {each.person_key: each for each in hold.lifts if at < each.expires_at and each.person_key not in barred}
-    return tuple({**earlier, lift.person_key: lift}.values())
+def lift(verdict: Verdict, by: Lift, barred: Container[str], *, at: str, required: int) -> tuple[tuple[Lift, ...], int]:
+    """Return the lifts of *verdict* that count at the time *at*, and how many more people must agree to withdraw it.
 
-
-def lifts_needed(hold: Verdict, lifts: Iterable[Lift], *, by: str, required: int) -> int:
-    """Return how many more people must agree before the person *by* can withdraw *hold*."""
-    is_free = by == hold.person_key or hold.choice is not Choice.HOLD
-    return 0 if is_free else max(0, required - most_of_one_issuer(each.person_key for each in lifts))
+    The lifts include *by*. A person can withdraw an approval or the person's own hold alone.
+    """
+    earlier = (each for each in verdict.lifts if at < each.expires_at and each.person_key not in barred)
+    lifts = {**{each.person_key: each for each in earlier}, by.person_key: by}
+    is_free = by.person_key == verdict.person_key or verdict.choice is not Choice.HOLD
+    return tuple(lifts.values()), 0 if is_free else max(0, required - most_of_one_issuer(lifts))
 
 
 def most_of_one_issuer(keys: Iterable[str]) -> int:

@@ -1,32 +1,51 @@
-"""Computes the values that the templates show."""
+"""The view of an event for one person: its sentences, its buttons, and its verdicts.
+
+The sentences never imply that a person can prevent an event, because Azure starts the event at its NotBefore time even
+without an approval. For each event, the page first states what happens if no one acts. Each button describes its effect
+and lists all affected VMs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from datetime import datetime
+from functools import cached_property
 
 import msgspec
 
 from bridge.clock import format_time
-from bridge.portal.decision_progress import AcceptedApproval, DecisionProgress, accepted_approval, progress_of
-from bridge.portal.fleet import EventState, State
-from bridge.portal.history import HistoryEntry
-from bridge.portal.sentences import (
-    STATE_WORDS,
-    Buttons,
-    PageContext,
-    buttons,
-    clock_text,
-    effect_of,
-    how_many,
-    next_event,
-    these,
-    vm_names,
-    why_not_yet,
+from bridge.portal.connected_agents import AgentSeen
+from bridge.portal.decision_progress import (
+    AcceptedApproval,
+    DecisionProgress,
+    Stage,
+    accepted_approval,
+    is_accepted,
+    progress_of,
 )
+from bridge.portal.fleet import EventState, State, undecidable
+from bridge.portal.history import HistoryEntry
+from bridge.portal.sentences import STATE_WORDS, clock_text, effect_of, how_many, lifting, these, vm_names
+from bridge.portal.signing import NO_AGENT, why_unreachable
 from bridge.portal.store.event_details import EventDetails
-from bridge.portal.two_person_rule import lifts_needed, rule, with_lift
-from bridge.portal.verdicts import Choice, Lift, Verdict
+from bridge.portal.two_person_rule import lift, rule, too_few
+from bridge.portal.users import Person
+from bridge.portal.verdicts import NO_KEY, WITHDRAW_HOLD, Choice, Lift, Outcome, Ruling, Verdict, people_of
+
+_SENTENCES = {
+    State.STARTED: "Azure has started the event. The event is over when Azure no longer reports it to the VMs.",
+    State.COMPLETED: "The event is over.",
+    State.CANCELED: "Azure canceled the event.",
+    State.ENDED: "The event is over. No VM reported how it ended.",
+}
+
+
+class Buttons(msgspec.Struct, frozen=True, kw_only=True):
+    """The texts of the visible buttons. A hidden button is None."""
+
+    approve: str | None = None
+    hold: str | None = None
+    why_not: str = ""
 
 
 class VerdictView(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,21 +57,211 @@ class VerdictView(msgspec.Struct, frozen=True, kw_only=True):
     """The effect of a withdrawal, or None if this person cannot withdraw the verdict."""
 
 
-class EventView(msgspec.Struct, frozen=True, kw_only=True):
+class EventView(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """An event as one person sees it."""
 
-    event: EventState
-    title: str
-    state: str
-    vms: tuple[str, ...]
-    next_event: str
-    """What happens if no one acts."""
-    until: datetime | None
-    """NotBefore, if it is in the future. The page counts down to this time."""
-    why_not_yet: str
-    buttons: Buttons
-    verdicts: Sequence[VerdictView]
-    progress: Sequence[DecisionProgress]
+    details: EventDetails
+    now: datetime
+    person: Person
+    agents: Mapping[str, AgentSeen]
+    kid: str | None
+    required: int
+    approvers: int | None
+    """The number of people who can approve, or None if people who are not in the database could also approve."""
+
+    @property
+    def event(self) -> EventState:
+        """Return the event."""
+        return self.details.event
+
+    @cached_property
+    def vms(self) -> tuple[str, ...]:
+        """Return the names in Resources, or the VMs that have reported the event."""
+        return vm_names(self.event)
+
+    @property
+    def title(self) -> str:
+        """Return the title of the page."""
+        return f"{self.event.event.event_type or 'Event'} of {how_many(len(self.vms))}"
+
+    @property
+    def state(self) -> str:
+        """Return the state in words."""
+        return STATE_WORDS[self.event.state]
+
+    @cached_property
+    def accepted(self) -> AcceptedApproval | None:
+        """Return the approval that Azure accepted, or None."""
+        return accepted_approval(self.details)
+
+    @cached_property
+    def ruling(self) -> Ruling:
+        """Return the ruling at the time of the page."""
+        at = format_time(self.now)
+        return rule(self.details.counting, digest=self.event.digest, at=at, required=self.required)
+
+    @cached_property
+    def progress(self) -> tuple[DecisionProgress, ...]:
+        """Return the progress of every decision."""
+        return progress_of(self.details, self.agents, now=self.now, accepted=self.accepted)
+
+    @property
+    def next_event(self) -> str:
+        """Return what happens if no one acts, without the countdown."""
+        event, at = self.event, self.event.event.not_before
+        if event.state in _SENTENCES:
+            return _SENTENCES[event.state]
+        if event.state is State.OTHER:
+            return f"The event has the status {event.event.event_status}, which this version does not support."
+        if self.accepted is not None:
+            return self.accepted.sentence
+        if event.event.is_advisory:
+            return "Azure reports a higher risk of an eviction. The recommendation does not change the VM."
+        if at is not None and at <= self.now:
+            return f"Azure can start the event at any moment. NotBefore was {clock_text(event)}."
+        return f"If no one acts, Azure starts the event {clock_text(event)}."
+
+    @property
+    def until(self) -> datetime | None:
+        """Return NotBefore if the page counts down to this time."""
+        at = self.event.event.not_before
+        is_waiting = self.event.state is State.SCHEDULED and self.accepted is None
+        return at if is_waiting and at is not None and at > self.now else None
+
+    @property
+    def why_not_yet(self) -> str:
+        """Return the reason why a Scheduled event has not started. Return "" for all other events."""
+        event, ruling = self.event, self.ruling
+        people = people_of(ruling.verdicts)
+        if event.state is not State.SCHEDULED:
+            return ""
+        if self.accepted is not None:
+            return "Azure has not reported the start yet."
+        if ruling.outcome is Outcome.APPROVED:
+            return self._why_approved_is_not_started(people)
+        if ruling.outcome is Outcome.WAITING:
+            return f"Approved by {people}. The event needs {how_many(ruling.needed, 'more approval')}."
+        held = f"Held by {people}. " if ruling.outcome is Outcome.HELD else ""
+        if any(is_accepted(each) for each in self.details.outcomes):
+            return f"{held}An earlier version of the event was approved. Azure can start the event at any moment."
+        return f"{held}Azure starts it {clock_text(event)}." if held else "No one has decided."
+
+    def _why_approved_is_not_started(self, people: str) -> str:
+        if self._has_approval(Stage.FOLLOWED):
+            return "Approved, and posted to Azure. Azure has not reported the start yet."
+        if self._has_approval(Stage.QUEUED, Stage.RECEIVED):
+            return "Approved. An agent has not posted the approval to Azure yet."
+        if any(each.is_stopped for each in self.progress if each.choice is Choice.APPROVE):
+            return f"A later hold stopped the approval by {people}. Approve the event again."
+        return f"No agent acted on the approval by {people}. Approve the event again."
+
+    @cached_property
+    def buttons(self) -> Buttons:
+        """Return the buttons for the person. A person can repeat an approval that had no effect.
+
+        After Azure has accepted an approval, the only button is the hold button, with a warning.
+        """
+        event = self.event
+        if not event.is_open or event.event.event_id is None or event.event.is_advisory:
+            return Buttons(why_not=undecidable(event) if event.is_open else "")
+        why_not = self.person.why_not_decide(event, is_hold=True)
+        if why_not is None and self.kid is None:
+            why_not = NO_KEY
+        if why_not is None and self.ruling.outcome is Outcome.HELD:
+            why_not = f"The event is held. {WITHDRAW_HOLD}"
+        if why_not is not None:
+            return Buttons(why_not=why_not)
+        if event.state is State.STARTED and not event.unconfirmed:
+            return Buttons()
+        start = "" if event.event.not_before is None else f" Azure starts the event {clock_text(event)}."
+        hold = f"prevents an early start.{start} For {these(self.vms)}"
+        if self._too_late:
+            hold = f"{self._too_late} The hold {hold}"
+        why_not = "" if self.accepted is not None else self._why_not_approve
+        if why_not is not None:
+            return Buttons(hold=hold, why_not=why_not)
+        if self.ruling.needed <= 1:
+            return Buttons(approve=f"starts the event now, for {these(self.vms)}", hold=hold)
+        approve = f"starts the event after {how_many(self.ruling.needed - 1, 'more approval')}, for {these(self.vms)}"
+        return Buttons(approve=approve, hold=hold, why_not=too_few(self.required, self.approvers))
+
+    @property
+    def _too_late(self) -> str:
+        """Return why a hold may be too late, or ""."""
+        if self.event.state is State.STARTED:
+            return "A hold might be too late, because the VMs report that the event started."
+        if self.accepted is not None:
+            return f"A hold might be too late, because {self.accepted.vm_names} reported that the event was approved."
+        return self.event.too_late_because
+
+    @property
+    def _why_not_approve(self) -> str | None:
+        event, ruling = self.event, self.ruling
+        if event.undecidable_because is not None:
+            return undecidable(event) if event.state is State.SCHEDULED else ""
+        why_not = self.person.why_not_decide(event)
+        if why_not is not None:
+            return why_not
+        if ruling.outcome is Outcome.APPROVED and self._has_approval(Stage.FOLLOWED, Stage.QUEUED, Stage.RECEIVED):
+            return ""
+        unreachable = "" if self.kid is None else why_unreachable(event, self.agents, self.kid)
+        if unreachable:
+            return f"{NO_AGENT}: {unreachable}."
+        if ruling.outcome is Outcome.WAITING and self.person.key in {each.person_key for each in ruling.verdicts}:
+            why_too_few = too_few(self.required, self.approvers)
+            return f"You approved the event. Another person must also approve it. {why_too_few}".rstrip()
+        return None
+
+    def _has_approval(self, *stages: Stage) -> bool:
+        """Return whether an approval in one of *stages* has an effect."""
+        approvals = [each for each in self.progress if each.choice is Choice.APPROVE and not each.is_past]
+        return any(each.stage in stages for each in approvals)
+
+    @cached_property
+    def verdicts(self) -> list[VerdictView]:
+        """Return the verdicts of all people."""
+        return [
+            VerdictView(
+                verdict=each,
+                sentence=f"{each.user_name} {self._verb(each)}",
+                withdrawing=self._withdrawing(each),
+            )
+            for each in self.details.verdicts
+        ]
+
+    def _withdrawing(self, verdict: Verdict) -> str | None:
+        event, person, at = self.event, self.person, format_time(self.now)
+        if verdict.withdrawn_at is not None or event.state is not State.SCHEDULED or self.kid is None:
+            return None
+        if person.why_not_decide(event, is_hold=True) is not None:
+            return None
+        effect = "stops the approval unless it is already posted to Azure"
+        if verdict.choice is Choice.HOLD:
+            effect = "leaves the event held by another person"
+            if len(self.ruling.verdicts) == 1:  # PROTOCOL.md, section 8
+                effect = "lets people approve the event. The rules of the VMs stay stopped until an approval"
+        by = Lift(person_key=person.key, user_name=person.name, expires_at=at)
+        _, needed = lift(verdict, by, (), at=at, required=self.required)
+        if needed:
+            effect = f"leaves the event held until {lifting(needed)}"
+        return f"{effect}. If no one acts, Azure starts it {clock_text(event)}. For {these(self.vms)}"
+
+    def _verb(self, verdict: Verdict) -> str:
+        is_hold, is_withdrawn = verdict.choice is Choice.HOLD, verdict.withdrawn_at is not None
+        is_undecided = self.event.state is State.SCHEDULED and self.accepted is None
+        verb, note = "held it" if is_hold else "approved it", ""
+        if is_withdrawn:
+            note = ", withdrawn"
+        elif is_hold and is_undecided:
+            verb = "holds it"
+        elif is_undecided and verdict.digest != self.event.digest:
+            verb = "approved an earlier version of it"
+        elif is_undecided and verdict.expires_at <= format_time(self.now):
+            note = ", expired"
+        is_too_late = not is_withdrawn if is_hold else is_withdrawn
+        if self.accepted is not None and is_too_late and (is_hold or verdict in self.accepted.verdicts):
+            note += f" too late: posted to Azure at {self.accepted.clock}"
+        return verb + note
 
     @property
     def decided(self) -> list[HistoryEntry]:
@@ -68,108 +277,6 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
     @property
-    def counts(self) -> str:
-        """Return the number of VMs in each state: "98 announced, 1 started, 1 not confirmed"."""
-        words = [f"{number} {STATE_WORDS[State(name)]}" for name, number in self.event.counts.items()]
-        return ", ".join(
-            [*words, *([f"{len(self.event.unconfirmed)} not confirmed"] if self.event.unconfirmed else [])]
-        )
-
-    @property
-    def differing(self) -> str:
-        """Return the number of VMs that report a different version, or ""."""
-        number = self.event.differing
-        return f"by {number} VM{'' if number == 1 else 's'}" if number else ""
-
-    @property
     def impact(self) -> str:
         """Return the effect on the VM: "5 s pause" for a Freeze."""
         return effect_of(self.event.event.event_type, self.event.event.duration_seconds)
-
-    @property
-    def facts(self) -> list[tuple[str, str]]:
-        """Return further fields of the event, as names and texts."""
-        shown = self.event.event
-        pairs = (
-            ("NotBefore", shown.not_before_raw),
-            ("Description", shown.description),
-            ("Impact", self.impact),
-            ("Source", shown.event_source),
-            ("Groups", ", ".join(self.event.groups)),
-            ("Not confirmed", ", ".join(self.event.unconfirmed)),
-            ("Reported differently", self.differing),
-            ("EventId", shown.event_id),
-        )
-        return [(name, text) for name, text in pairs if text]
-
-
-def view_of(details: EventDetails, context: PageContext) -> EventView:
-    """Return the view of the event of *details*."""
-    event = details.event
-    ruling = rule(details.counting, digest=event.digest, at=format_time(context.now), required=context.required)
-    accepted = accepted_approval(details)
-    progress = progress_of(details, context.agents, now=context.now, accepted=accepted)
-    names, at = vm_names(event), event.event.not_before
-    counts_down = event.state is State.SCHEDULED and at is not None and at > context.now and accepted is None
-    return EventView(
-        event=event,
-        title=f"{event.event.event_type or 'Event'} of {how_many(names)}",
-        state=STATE_WORDS[event.state],
-        vms=names,
-        next_event=next_event(event, context.now, accepted),
-        until=at if counts_down else None,
-        why_not_yet=why_not_yet(details, ruling, progress, accepted),
-        buttons=buttons(event, ruling, progress, context, accepted=accepted),
-        verdicts=[_verdict_view(each, details, context, accepted) for each in details.verdicts],
-        progress=progress,
-    )
-
-
-def _verdict_view(
-    verdict: Verdict, details: EventDetails, context: PageContext, accepted: AcceptedApproval | None
-) -> VerdictView:
-    event = details.event
-    can_withdraw = (
-        verdict.withdrawn_at is None
-        and event.state is State.SCHEDULED
-        and context.kid is not None
-        and context.person.why_not_decide(event, is_hold=True) is None
-    )
-    effect = "stops the approval unless it is already posted to Azure"
-    if verdict.choice is Choice.HOLD:
-        holds = [each for each in details.counting if each.choice is Choice.HOLD and each.withdrawn_at is None]
-        effect = "leaves the event held by another person"
-        if len(holds) == 1:  # PROTOCOL.md, section 8
-            effect = "lets people approve the event. The rules of the VMs stay stopped until an approval"
-    lifts = with_lift(verdict, _lift(context), (), at=format_time(context.now))
-    needed = lifts_needed(verdict, lifts, by=context.person.key, required=context.required)
-    if needed:
-        more = "1 more person withdraws" if needed == 1 else f"{needed} more people withdraw"
-        effect = f"leaves the event held until {more} the hold"
-    withdrawing = f"{effect}. If no one acts, Azure starts it {clock_text(event)}. For {these(vm_names(event))}"
-    return VerdictView(
-        verdict=verdict,
-        sentence=f"{verdict.user_name} {_verb(verdict, details, context.now, accepted)}",
-        withdrawing=withdrawing if can_withdraw else None,
-    )
-
-
-def _lift(context: PageContext) -> Lift:
-    return Lift(person_key=context.person.key, user_name=context.person.name, expires_at=format_time(context.now))
-
-
-def _verb(verdict: Verdict, details: EventDetails, now: datetime, accepted: AcceptedApproval | None) -> str:
-    is_hold, is_withdrawn = verdict.choice is Choice.HOLD, verdict.withdrawn_at is not None
-    is_undecided = details.event.state is State.SCHEDULED and accepted is None
-    verb, note = "held it" if is_hold else "approved it", ""
-    if is_withdrawn:
-        note = ", withdrawn"
-    elif is_hold and is_undecided:
-        verb = "holds it"
-    elif is_undecided and verdict.digest != details.event.digest:
-        verb = "approved an earlier version of it"
-    elif is_undecided and verdict.expires_at <= format_time(now):
-        note = ", expired"
-    if accepted is not None and (not is_withdrawn if is_hold else is_withdrawn and verdict in accepted.verdicts):
-        note += f" too late: posted to Azure at {accepted.clock}"
-    return verb + note

@@ -33,7 +33,7 @@ from bridge.portal.store.events import event_of, events_of
 from bridge.portal.store.fold import lock_known_events
 from bridge.portal.store.users import barred_people
 from bridge.portal.store.vms import vms_of_groups
-from bridge.portal.two_person_rule import counting, lifts_needed, rule, with_lift
+from bridge.portal.two_person_rule import counting, lift, rule
 from bridge.portal.verdicts import WITHDRAW_HOLD, Choice, Lift, Outcome, Ruling, Verdict, people_of
 
 UNKNOWN_EVENT = "No record reports this event."
@@ -143,9 +143,8 @@ def withdraw(
     lock_known_events(connection, [key])
     event = _allowed(connection, event_of(connection, key, now=at), allow)
     verdict = next(each for each in verdicts_of(connection, [key]) if each.verdict_id == verdict_id)
-    lifts = with_lift(verdict, by, barred_people(connection), at=at)
-    needed = 0 if verdict.withdrawn_at else lifts_needed(verdict, lifts, by=by.person_key, required=required)
-    if needed:
+    lifts, needed = lift(verdict, by, barred_people(connection), at=at, required=required)
+    if needed and verdict.withdrawn_at is None:
         stored = {"lifts": msgspec.json.encode(lifts).decode()}
         connection.execute(update(verdicts).where(verdicts.c.verdict_id == verdict_id).values(stored))
         lock_decisions(connection)

@@ -133,13 +133,10 @@ def test_two_people_and_never_the_same_twice(tmp_path):
         office.portal.send(fleet_record(0, resources=("vm_0",)))
         office.poll(0, **ABLE)
         ann, bob = office.browser("ann"), office.browser("bob")
-        assert (
-            "Approve starts the event after one more person approves, for this VM: vm_0"
-            in ann.page(f"/events/{A}").buttons
-        )
+        assert "Approve starts the event after 1 more approval, for this VM: vm_0" in ann.page(f"/events/{A}").buttons
         ann.submit(f"/events/{A}", "approve")
         page = ann.page(f"/events/{A}")
-        assert "Approved by ann. One more person must also approve the event." in page.text
+        assert "Approved by ann. The event needs 1 more approval." in page.text
         assert "You approved the event. Another person must also approve it." in page.text
         assert not any(text.startswith("Approve") for text in page.buttons)
         assert "Approve starts the event now, for this VM: vm_0" in bob.page(f"/events/{A}").buttons
