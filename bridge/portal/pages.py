@@ -221,7 +221,7 @@ class Pages:
         results: Sequence[AcceptedVerdict | VerdictRefused],
         digests: Mapping[str, str],
     ) -> Response:
-        """Return the page with the effect of each verdict, and with the changes of the events behind the refusals."""
+        """Return the page with the effect of each verdict, or the reason of its refusal."""
         refusals = [each for each in results if isinstance(each, VerdictRefused)]
         shown = [
             (each.event, False, str(each), await self._changes(each.event, digests))

@@ -54,9 +54,10 @@ def rule(verdicts: Iterable[Verdict], *, digest: str, at: str, required: int) ->
 
 
 def lift(verdict: Verdict, by: Lift, barred: Container[str], *, at: str, required: int) -> tuple[tuple[Lift, ...], int]:
-    """Return the lifts of *verdict* that count at the time *at*, and how many more people must agree to withdraw it.
+    """Return the lifts of *verdict*, and how many more people must agree to withdraw it.
 
-    The lifts include *by*. A person can withdraw an approval or the person's own hold alone.
+    The lifts include *by* and the earlier lifts that count at the time *at*. No one else must agree to the withdrawal
+    of an approval, or of the person's own hold.
     """
     earlier = (each for each in verdict.lifts if at < each.expires_at and each.person_key not in barred)
     lifts = {**{each.person_key: each for each in earlier}, by.person_key: by}
