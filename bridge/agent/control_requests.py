@@ -28,7 +28,7 @@ from bridge.health.readiness import Readiness
 from bridge.outbox import approvals, deliveries
 from bridge.outbox.deliveries import OutboxTotals
 from bridge.outbox.records import LAST_ENDING
-from bridge.outbox.rows import NEEDED, DeliveryState, PendingApproval, StoredDecision
+from bridge.outbox.rows import NEEDED, Delivery, DeliveryState, PendingApproval, StoredDecision
 from bridge.outbox.state import State
 
 if TYPE_CHECKING:  # a command that asks an agent does not need sqlite3, whose import takes a tenth of its time
@@ -282,23 +282,10 @@ def _disk_errors(message: str) -> Iterator[None]:
         raise OutboxError(f"{message}: {error}.") from error
 
 
-class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One undelivered record of one sink."""
-
-    sink: str
-    sequence: int
-    state: DeliveryState
-    attempts: int
-    error: str | None
-    changed_at: float
-    """Unix seconds."""
-    record: TransitionRecord
-
-
 class OutboxPage(msgspec.Struct, frozen=True, kw_only=True):
     """One page of undelivered records, ordered by sink and sequence."""
 
-    rows: tuple[OutboxRow, ...]
+    rows: tuple[Delivery, ...]
     next_after: tuple[str, int] | None
     """The argument *after* for the next page, or None on the last page."""
 
@@ -315,28 +302,18 @@ def read_undelivered(
     """Return the undelivered records of *sink*. If *sink* is None, return those of all sinks."""
     found = source.read(
         lambda state: [
-            (row, state.records.rows[row.sequence])
+            row
             for row in deliveries.needed_records(state, sink, states, record_id=record_id)
             if after is None or (row.sink, row.sequence) > after
         ]
     )
-    rows: list[OutboxRow] = []
+    rows: list[Delivery] = []
     size = 0
-    for row, record in found:
+    for row in found:
         if len(rows) >= limit or size > PAGE_BYTES:
             return OutboxPage(rows=tuple(rows), next_after=(rows[-1].sink, rows[-1].sequence))
-        size += len(record.body)
-        rows.append(
-            OutboxRow(
-                sink=row.sink,
-                sequence=row.sequence,
-                state=row.state,
-                attempts=row.attempts,
-                error=row.error,
-                changed_at=row.changed_at,
-                record=record.record,
-            )
-        )
+        size += len(row.body)
+        rows.append(row)
     return OutboxPage(rows=tuple(rows), next_after=None)
 
 

@@ -10,7 +10,6 @@ import msgspec
 
 from bridge.agent.control_requests import (
     PAGE_ROWS,
-    OutboxRow,
     discard_records,
     import_records,
     move_records,
@@ -22,8 +21,9 @@ from bridge.cli.connect import Reader, change
 from bridge.cli.terminal import Table, counted, utc
 from bridge.clock import format_time, parse_time
 from bridge.errors import BridgeError
-from bridge.outbox.rows import NEEDED, DeliveryState
+from bridge.outbox.rows import NEEDED, Delivery, DeliveryState
 
+_FIELDS = ("sink", "sequence", "state", "attempts", "error", "changed_at", "record")
 _HEADER = ("SINK", "SEQ", "STATE", "TRIES", "OBSERVED", "TRANSITION", "EVENT", "RECORD", "LAST ERROR")
 
 
@@ -52,12 +52,12 @@ def _states(state: str | None) -> frozenset[DeliveryState]:
     return NEEDED if state is None else frozenset({DeliveryState(state)})
 
 
-def _json(row: OutboxRow) -> dict[str, object]:
+def _json(row: Delivery) -> dict[str, object]:
     changed_at = datetime.fromtimestamp(row.changed_at, timezone.utc)
-    return {**msgspec.structs.asdict(row), "changed_at": format_time(changed_at)}
+    return {**{name: getattr(row, name) for name in _FIELDS}, "changed_at": format_time(changed_at)}
 
 
-def _cells(row: OutboxRow) -> tuple[str, ...]:
+def _cells(row: Delivery) -> tuple[str, ...]:
     return (
         row.sink,
         str(row.sequence),
