@@ -15,8 +15,9 @@
     ├── KeyUnusable             a trusted key cannot be used
     │   └── KeyMissing          the key file does not exist
     ├── SigningFailed           a decision cannot be signed
-    ├── PortalFailed            the ops portal sent no usable response
-    ├── CredentialFailed        a token cannot be obtained
+    ├── ServiceFailed           a service failed, and a person might have to act
+    │   ├── PortalFailed        the ops portal sent no usable response
+    │   └── CredentialFailed    a token cannot be obtained
     └── DeliveryError           a send failed
         ├── DeliveryFailed      temporary failure: the batch is retried
         │   └── SecretUnavailable  a file or variable does not contain the secret
@@ -196,8 +197,12 @@ class SigningFailed(BridgeError):
     """A key pair or decision could not be created. The message says why and what to do."""
 
 
-class PortalFailed(BridgeError):
-    """The portal returned no usable response. *needs_attention* means that a person must act."""
+class ServiceFailed(BridgeError):
+    """A service that an approval or a sink needs has failed.
+
+    *needs_attention* means that a person must act. *retry_after_seconds* is the delay that the service requests, or
+    None.
+    """
 
     def __init__(
         self, message: str, *, needs_attention: bool = False, retry_after_seconds: float | None = None
@@ -207,13 +212,9 @@ class PortalFailed(BridgeError):
         self.retry_after_seconds = retry_after_seconds
 
 
-class CredentialFailed(BridgeError):
-    """An access token cannot be obtained. *needs_attention* means that a person must act.
+class PortalFailed(ServiceFailed):
+    """The portal returned no usable response."""
 
-    *retry_after_seconds* is the delay that the token issuer requests, or None.
-    """
 
-    def __init__(self, message: str, *, needs_attention: bool, retry_after_seconds: float | None = None) -> None:
-        super().__init__(message)
-        self.needs_attention = needs_attention
-        self.retry_after_seconds = retry_after_seconds
+class CredentialFailed(ServiceFailed):
+    """An access token cannot be obtained."""

@@ -24,7 +24,7 @@ import requests
 from msgspec import Meta
 
 from bridge import strict_json
-from bridge.approval.credentials import TOKEN_DEADLINE_SECONDS, PortalCredential, RenewedCredential, credential_of
+from bridge.approval.credentials import TOKEN_DEADLINE_SECONDS, PortalCredential
 from bridge.approval.files import is_disabled
 from bridge.config.approval import ApprovalSettings, RemoteSettings
 from bridge.config.trusted_keys import TrustedKey, unusable_keys
@@ -32,6 +32,7 @@ from bridge.errors import ConfigurationError, DeadlineExceeded, PortalFailed
 from bridge.http.failures import is_loopback, root_cause
 from bridge.http.retry_after import retry_after_seconds
 from bridge.http.session import DeadlineSession, ResponseUnread
+from bridge.system.access_tokens import AttestedToken, RenewedToken
 from bridge.text import EXCERPT_CHARACTERS, one_line
 
 #: The deadline of a request is the time that the portal can wait (`wait_seconds`) plus this grace period.
@@ -98,7 +99,7 @@ class PortalClient:
         self,
         remote: RemoteSettings,
         *,
-        credential: PortalCredential | None = None,
+        token: RenewedToken | None = None,
         document: Callable[[str], str] | None = None,
         agent: Callable[[], str] | None = None,
         grace_seconds: float = GRACE_SECONDS,
@@ -123,7 +124,9 @@ class PortalClient:
         self._token_session: DeadlineSession | None = None
         self._session = _session()
         self._proxies = {} if is_local else requests.utils.get_environ_proxies(self._url)
-        self._credential = credential or self._credential_of(remote, document)
+        if remote.credential is not None:
+            token = self._attested_token(document)
+        self._credential = PortalCredential(remote, token)
 
     def poll(self, vm_id: str, *, index: int) -> PortalAnswer:
         """Return the decisions for *vm_id* after *index*.
@@ -176,16 +179,12 @@ class PortalClient:
         if self._token_session is not None:
             self._token_session.close()
 
-    def _credential_of(self, remote: RemoteSettings, document: Callable[[str], str] | None) -> PortalCredential:
-        if remote.credential is None:
-            return credential_of(remote)
-        from bridge.system.access_tokens import AttestedToken  # noqa: PLC0415  # only this credential needs it
-
+    def _attested_token(self, document: Callable[[str], str] | None) -> RenewedToken:
         if document is None:
             raise ValueError("The credential `attested` requires the argument *document*.")
         # Another thread requests tokens. Its session is separate, so that its failure does not end a poll.
         session = self._token_session = _session()
-        return RenewedCredential(AttestedToken(partial(self._post, session), document, portal=self.origin))
+        return AttestedToken(partial(self._post, session), document, portal=self.origin)
 
     def _post(self, session: DeadlineSession, path: str, body: bytes) -> requests.Response:
         try:
@@ -239,7 +238,7 @@ class PortalClient:
 
     def _refuse(self, response: requests.Response) -> NoReturn:
         status = response.status_code
-        has_new_token = status in _REFUSED and self._credential.forget()
+        has_new_token = status in _REFUSED and self._credential.refuse()
         advice = _ADVICE.get(status, "")
         if status in _REFUSED and self._remote.credential is not None:
             advice = "The agent requests another token." if has_new_token else _REFUSED_AGAIN

@@ -25,7 +25,7 @@ from bridge.approval.decision_token import MAX_TOKEN_CHARACTERS
 from bridge.approval.portal_client import MAX_ANSWER_BYTES, MAX_DECISIONS, PortalAnswer, PortalClient
 from bridge.backoff import RETRY_AFTER_CAP_SECONDS, full_jitter
 from bridge.clock import CLOCK_SKEW_SECONDS, REAL_CLOCK, Clock
-from bridge.errors import CredentialFailed, PortalFailed
+from bridge.errors import ServiceFailed
 from bridge.events.event import VmIdentity
 from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import ChannelMetrics
@@ -136,7 +136,7 @@ class PortalPoller:
                 return _IDENTITY_SECONDS
             self._log.recovered("vm_id", "The vmId of this VM is known. The agent requests decisions from the portal.")
             return self._poll(vm_id)
-        except (PortalFailed, CredentialFailed) as error:
+        except ServiceFailed as error:
             return self._failed(error)
         except Exception as error:  # noqa: BLE001 - the thread must continue
             message = "The agent could not process decisions from the portal, and requests them again."
@@ -186,7 +186,7 @@ class PortalPoller:
         self._epoch = answer.epoch
         return before > 0
 
-    def _failed(self, error: PortalFailed | CredentialFailed) -> float:
+    def _failed(self, error: ServiceFailed) -> float:
         if self._stop.is_set():
             return 0.0
         self._metrics.failed()

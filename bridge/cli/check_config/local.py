@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from bridge.approval.credentials import SecretCredential
+from bridge.approval.credentials import secret_token
 from bridge.approval.files import agent_user, unsafe_files
 from bridge.config.approval import RemoteSettings
 from bridge.config.loader import Settings, SinkSettings
@@ -169,7 +169,7 @@ def _approval_files(settings: Settings, directory: Path) -> Iterator[str]:
 
 def _portal(remote: RemoteSettings) -> Iterator[str]:
     try:
-        SecretCredential(file=remote.token_file, env=remote.token_env).bearer()
+        secret_token(remote)
     except CredentialFailed as error:
         yield f"{error}{'' if remote.token_env is None else _ENVIRONMENT_HINT}"
     yield from _program(remote.command)

@@ -20,7 +20,6 @@ from poller_kit import (
     until,
 )
 
-from bridge.approval.credentials import RenewedCredential
 from bridge.approval.portal_client import PortalClient
 from bridge.config.approval import RemoteSettings
 from bridge.errors import PortalFailed
@@ -114,7 +113,7 @@ def test_the_channel_stops_at_once_while_entra_hangs(portal, start):
         raise RuntimeError("too late")
 
     token = RenewedToken(fetch, source="Entra ID")
-    channel = start(portal, credential=RenewedCredential(token))
+    channel = start(portal, token=token)
     assert asked.wait(PATIENCE_SECONDS)
     stop_in_time(channel)
     let_go.set()

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.approval.credentials import SecretCredential
+from bridge.approval.credentials import secret_token
+from bridge.config.approval import KeySettings, RemoteSettings
 from bridge.errors import CredentialFailed
 
 
-def test_the_token_may_stand_in_the_environment():
-    credential = SecretCredential(env="PORTAL_TOKEN", environ={"PORTAL_TOKEN": "abc"})
+def token(**settings):
+    keys = (KeySettings(kid="k", approver="ops", public_key_file="k.pub"),)
+    return secret_token(RemoteSettings(url="https://portal.invalid", keys=keys, **settings))
 
-    assert credential.bearer() == "abc"
+
+def test_the_token_may_stand_in_the_environment(monkeypatch):
+    monkeypatch.setenv("PORTAL_TOKEN", "abc")
+    assert token(token_env="PORTAL_TOKEN") == "abc"
+
+    monkeypatch.setenv("PORTAL_TOKEN", "")
     with pytest.raises(CredentialFailed, match="PORTAL_TOKEN"):
-        SecretCredential(env="PORTAL_TOKEN", environ={}).bearer()
+        token(token_env="PORTAL_TOKEN")
 
 
-@pytest.mark.parametrize("token", ["two words", "ümlaut", "bell\a"])
-def test_a_token_that_no_header_can_carry_is_refused_without_showing_it(tmp_path, token):
-    (tmp_path / "token").write_text(token, encoding="utf-8")
+@pytest.mark.parametrize("text", ["two words", "ümlaut", "bell\a"])
+def test_a_token_that_no_header_can_carry_is_refused_without_showing_it(tmp_path, text):
+    (tmp_path / "token").write_text(text, encoding="utf-8")
     with pytest.raises(CredentialFailed) as caught:
-        SecretCredential(file=str(tmp_path / "token")).bearer()
+        token(token_file=str(tmp_path / "token"))
 
-    assert token not in str(caught.value)
+    assert text not in str(caught.value)
