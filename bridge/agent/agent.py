@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING
 
 from bridge.agent.control_requests import Source, read_status
 from bridge.agent.control_socket import ControlClient, ControlServer, RequestRefused
-from bridge.agent.heartbeat import send_heartbeat
 from bridge.agent.messages import log_running, warn_unconfigured_sinks
 from bridge.approval.service import ApprovalService
 from bridge.clock import parse_time
@@ -294,7 +293,7 @@ class Agent:
         self._run_every(_TEND_SECONDS, "workers", self._start_missing_workers)
         heartbeat_seconds = self._settings.heartbeat.interval_seconds
         if heartbeat_seconds:
-            self._run_every(heartbeat_seconds, "heartbeat", lambda: send_heartbeat(self.outbox, self.poller))
+            self._run_every(heartbeat_seconds, "heartbeat", self._send_heartbeat)
         self._run_every(_FORGET_SECONDS, "old events", self._forget_events)
 
     def _run_every(self, seconds: float, name: str, task: Callable[[], object]) -> None:
@@ -309,6 +308,9 @@ class Agent:
             self._log.problem(name, logging.ERROR, message, kind=repr(type(error)), exc_info=error)
         else:
             self._log.recovered(name, f"The periodic task succeeded again: {name}.")
+
+    def _send_heartbeat(self) -> None:
+        self.outbox.append_heartbeat(incarnation=self.poller.incarnation)
 
     def _start_missing_workers(self) -> None:
         self.pool.start_missing(self._settings.sinks)
@@ -372,13 +374,10 @@ class Agent:
     def _exchange_approver(self, stop: Callable[[], bool]) -> None:
         """Replace the approver. The old one stops first, so that two never run at the same time."""
         self.approvals.stop()
-        self.approvals.drain(self._settings.imds.timeout_seconds, stop)
+        longest_post_seconds = self._settings.imds.timeout_seconds * 1.1
+        self.approvals.join(longest_post_seconds + _JOIN_SECONDS, gives_up=stop)
         if not stop():
             self._start_approvals()
-
-    def refused_configuration(self) -> None:
-        """Record that a reload failed because the configuration is invalid."""
-        self.metrics.reloaded(is_right=False)
 
     def _warn_of_restart(self) -> None:
         for key in ("state", "status", "serving"):

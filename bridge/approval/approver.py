@@ -26,7 +26,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -34,14 +35,17 @@ from bridge.approval.approval_commands import ApprovalCommands, CommandSettings
 from bridge.approval.changes import Changes
 from bridge.approval.document_index import DocumentIndex, index_document
 from bridge.approval.evaluate import Context, evaluate, postable
+from bridge.approval.files import ApprovalFiles
 from bridge.approval.inbox import DecisionInbox
 from bridge.approval.recorder import ApprovalRecorder
 from bridge.approval.rules import RuleEngine
 from bridge.approval.submit import Submitter
 from bridge.clock import REAL_CLOCK, Clock, Instant
 from bridge.config.approval import ApprovalSettings
+from bridge.config.settings import Settings
 from bridge.errors import BridgeError
-from bridge.events.event import Document, Incarnation, ScheduledEvent
+from bridge.events.event import Document, Incarnation, ScheduledEvent, VmIdentity
+from bridge.imds.client import ImdsClient
 from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import Metrics
 from bridge.outbox import approvals, records
@@ -74,29 +78,29 @@ class Approver:
     """Decides which events to approve on this VM, and sends the approvals to Azure.
 
     *portal_read* returns None until the agent has received all decisions of the portal. After that, it returns the
-    value that `Outbox.epoch` had at that time. *secret_variables* lists the environment variables that drain commands
-    must not receive.
+    value that `Outbox.epoch` had at that time. *vm* returns the identity of the VM. *directory* is the state directory.
     """
 
     def __init__(
         self,
-        settings: ApprovalSettings,
+        settings: Settings,
+        approval: ApprovalSettings,
         outbox: Outbox,
+        imds: ImdsClient,
         *,
-        inbox: DecisionInbox,
-        rules: RuleEngine,
-        submitter: Submitter,
+        vm: Callable[[], VmIdentity],
+        directory: Path,
         portal_read: Callable[[], int | None],
         metrics: Metrics,
-        secret_variables: Collection[str],
-        imds_timeout_seconds: float,
         clock: Clock = REAL_CLOCK,
     ) -> None:
-        self._settings = settings
+        keys = approval.trusted_keys()
+        self.files = ApprovalFiles(keys, configuration=settings.file, directory=directory, metrics=metrics)
+        self._settings = approval
         self._outbox = outbox
-        self._inbox = inbox
-        self._rules = rules
-        self._submitter = submitter
+        self._inbox = DecisionInbox(keys, outbox, vm=vm, clock=clock)
+        self._rules = RuleEngine(approval, vm=vm, clock=clock)
+        self._submitter = Submitter(imds, directory, why_unsafe=self.files.why_unsafe, clock=clock)
         self._portal_read = portal_read
         self._clock = clock
         self._wake = threading.Event()
@@ -105,8 +109,8 @@ class Approver:
         """The approver holds this lock from the start of a StartRequests until it has written the outcome."""
         self._thread = threading.Thread(target=self._run, name="approver", daemon=True)
         self.loop_watch = LoopWatch(clock)
-        self._imds_timeout_seconds = imds_timeout_seconds
-        self._commands = ApprovalCommands(self._wake.set, unset=secret_variables)
+        self._imds_timeout_seconds = settings.imds.timeout_seconds
+        self._commands = ApprovalCommands(self._wake.set, unset=settings.secret_variables)
         self._recorder = ApprovalRecorder(outbox, metrics, clock=clock)
         self._log = ThrottledLog(logger)
         self._answer: _Answer | None = None
@@ -142,7 +146,7 @@ class Approver:
 
     def join(self, timeout_seconds: float) -> None:
         """Wait for up to *timeout_seconds* until the thread has ended."""
-        if self._thread.ident is not None:
+        if self.is_running:
             self._thread.join(timeout_seconds)
 
     def observe(

@@ -24,11 +24,9 @@ from bridge.system.threads import LoopWatch
 
 if TYPE_CHECKING:
     from bridge.approval.approver import Approver
-    from bridge.approval.files import ApprovalFiles
     from bridge.approval.portal_poller import PortalPoller
 
 _STOP_POLL_SECONDS = 0.05
-_JOIN_SECONDS = 1.0
 
 
 class ApprovalService:
@@ -52,7 +50,6 @@ class ApprovalService:
         self._directory = directory
         self._clock = clock
         self._portal_url: str | None = None
-        self._files: ApprovalFiles | None = None
         self._portal_poller: PortalPoller | None = None
         self.approver: Approver | None = None
         """None if the configuration has no `[approval]` table."""
@@ -69,38 +66,25 @@ class ApprovalService:
             self._outbox.awaits_portal = True
         self._portal_url = None if remote is None else remote.url
         self._metrics.approval_files(unsafe=0, unusable_keys=0)
-        self._files = self._portal_poller = self.approver = None
+        self._portal_poller = self.approver = None
         if approval is None:
             return
-        self.approver = self._build_approver(settings, approval, imds)
+        from bridge.approval.approver import Approver  # noqa: PLC0415
+
+        self.approver = Approver(
+            settings,
+            approval,
+            self._outbox,
+            imds,
+            vm=self._vm,
+            directory=self._directory,
+            portal_read=lambda: None if self._portal_poller is None else self._portal_poller.read_epoch,
+            metrics=self._metrics,
+            clock=self._clock,
+        )
         self.check_files()
         if remote is not None:
             self._portal_poller = self._build_portal_poller(approval, remote, self.approver, imds)
-
-    def _build_approver(self, settings: Settings, approval: ApprovalSettings, imds: ImdsClient) -> Approver:
-        from bridge.approval.approver import Approver  # noqa: PLC0415
-        from bridge.approval.files import ApprovalFiles  # noqa: PLC0415
-        from bridge.approval.inbox import DecisionInbox  # noqa: PLC0415
-        from bridge.approval.rules import RuleEngine  # noqa: PLC0415
-        from bridge.approval.submit import Submitter  # noqa: PLC0415
-
-        clock = self._clock
-        keys = approval.trusted_keys()
-        self._files = files = ApprovalFiles(
-            keys, configuration=settings.file, directory=self._directory, metrics=self._metrics
-        )
-        return Approver(
-            approval,
-            self._outbox,
-            inbox=DecisionInbox(keys, self._outbox, vm=self._vm, clock=clock),
-            rules=RuleEngine(approval, vm=self._vm, clock=clock),
-            submitter=Submitter(imds, self._directory, why_unsafe=files.why_unsafe, clock=clock),
-            portal_read=lambda: None if self._portal_poller is None else self._portal_poller.read_epoch,
-            metrics=self._metrics,
-            secret_variables=settings.secret_variables,
-            imds_timeout_seconds=settings.imds.timeout_seconds,
-            clock=clock,
-        )
 
     def _build_portal_poller(
         self, approval: ApprovalSettings, remote: RemoteSettings, approver: Approver, imds: ImdsClient
@@ -134,9 +118,9 @@ class ApprovalService:
 
     def check_files(self) -> None:
         """Check and log problems with key files and file permissions."""
-        if self._files is not None:
-            self._files.check()
-        self.wake()
+        if self.approver is not None:
+            self.approver.files.check()
+            self.approver.wake()
 
     def start(self) -> None:
         """Start the approver and the portal poller."""
@@ -158,16 +142,8 @@ class ApprovalService:
             self._portal_poller.stop()
             self._portal_poller = None
 
-    def join(self, timeout_seconds: float) -> None:
-        """Wait for up to *timeout_seconds* until the approver has ended."""
-        if self.approver is not None:
-            self.approver.join(timeout_seconds)
-
-    def drain(self, post_seconds: float, stop: Callable[[], bool]) -> None:
-        """Wait until the approver has ended or *stop* returns True.
-
-        The method gives up shortly after *post_seconds*.
-        """
-        deadline = time.monotonic() + post_seconds * 1.1 + _JOIN_SECONDS
-        while self.approver is not None and self.approver.is_running and not stop() and time.monotonic() < deadline:
+    def join(self, timeout_seconds: float, *, gives_up: Callable[[], bool] = lambda: False) -> None:
+        """Wait until the approver has ended, *gives_up* returns True, or the time has passed."""
+        deadline = time.monotonic() + timeout_seconds
+        while self.approver is not None and self.approver.is_running and not gives_up() and time.monotonic() < deadline:
             self.approver.join(_STOP_POLL_SECONDS)

@@ -112,7 +112,7 @@ def reload_configuration(agent: Agent, config: Path | None, stop: Callable[[], b
     except (BridgeError, OSError) as error:
         for mistake in error.mistakes if isinstance(error, ConfigurationError) else (str(error),):
             logger.error("The new configuration is invalid. Nothing was changed. %s", mistake)  # noqa: TRY400
-        agent.refused_configuration()
+        agent.metrics.reloaded(is_right=False)
         return
     try:
         agent.reload(settings, stop)
@@ -121,7 +121,7 @@ def reload_configuration(agent: Agent, config: Path | None, stop: Callable[[], b
             "Only a part of the new configuration is in effect: %s. Fix the problem and send SIGHUP again, or restart.",
             str(error).rstrip("."),
         )
-        agent.refused_configuration()
+        agent.metrics.reloaded(is_right=False)
     for sentence in warnings:
         logger.warning("%s", sentence)
 

@@ -11,7 +11,6 @@ from starved import no_threads
 from bridge.agent.agent import Agent
 from bridge.agent.control_requests import read_events, read_status, retry_records
 from bridge.agent.control_socket import ControlClient, NoAgent
-from bridge.agent.heartbeat import send_heartbeat
 from bridge.config.loader import read
 from bridge.errors import StateDirectoryError
 from bridge.events.event import VmIdentity
@@ -159,7 +158,7 @@ def test_state_directory_that_was_moved_aside_and_is_put_back_is_used_again(agen
     assert agent.outbox.wait_saved(10)
     with pytest.raises(StateDirectoryError, match="Another agent runs"):
         DirectoryLock(state)
-    send_heartbeat(agent.outbox, agent.poller)
+    agent.outbox.append_heartbeat(incarnation=agent.poller.incarnation)
     assert agent.outbox.wait_saved(10)
     assert not agent.outbox.is_behind
 

@@ -4,21 +4,18 @@ import pytest
 
 from bridge.cli.run import reload_configuration
 from bridge.errors import OutboxError
+from bridge.metrics.metrics import Metrics
 
 
 class Refusing:
     """An agent that cannot apply a configuration."""
 
-    refused = 0
-
     def __init__(self, error):
         self.error = error
+        self.metrics = Metrics()
 
     def reload(self, *_):
         raise self.error
-
-    def refused_configuration(self):
-        self.refused += 1
 
 
 @pytest.mark.parametrize("error", [OutboxError("The outbox failed."), RuntimeError("can't start new thread")])
@@ -27,6 +24,6 @@ def test_a_reload_that_fails_halfway_is_logged_and_does_not_end_the_agent(tmp_pa
     config.write_text("stop_grace_seconds = 1\n")
     agent = Refusing(error)
     reload_configuration(agent, config, lambda: False)
-    assert agent.refused == 1
+    assert not agent.metrics.is_reload_successful
     (said,) = [record for record in caplog.records if record.levelname == "ERROR"]
     assert "Only a part of the new configuration is in effect" in said.message
