@@ -28,12 +28,13 @@ from bridge.agent.control_requests import Source, read_status
 from bridge.agent.control_socket import ControlClient, ControlServer, RequestRefused
 from bridge.agent.messages import log_running, warn_unconfigured_sinks
 from bridge.approval.service import ApprovalService
-from bridge.clock import parse_time
+from bridge.clock import parse_time, utc_now
 from bridge.config.loader import Settings
 from bridge.config.secret_keys import readable_secrets
 from bridge.delivery.pool import CUT_SECONDS, WorkerPool
 from bridge.delivery.router import Router
 from bridge.errors import BridgeError, StateDirectoryError
+from bridge.events.record import Transition, new_record
 from bridge.health.reporter import HealthReporter
 from bridge.health.server import HealthServer
 from bridge.health.serving import Serving
@@ -310,7 +311,9 @@ class Agent:
             self._log.recovered(name, f"The periodic task succeeded again: {name}.")
 
     def _send_heartbeat(self) -> None:
-        self.outbox.append_heartbeat(incarnation=self.poller.incarnation)
+        last = self.poller.incarnation
+        heartbeat = new_record(Transition.HEARTBEAT, utc_now(), incarnation=last, previous_incarnation=last)
+        self.outbox.append(lambda _state: [heartbeat])
 
     def _start_missing_workers(self) -> None:
         self.pool.start_missing(self._settings.sinks)

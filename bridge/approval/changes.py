@@ -9,13 +9,17 @@ import msgspec
 from bridge.approval.refusal_reasons import RefusalReason
 from bridge.events.event import ScheduledEvent
 from bridge.events.record import Approval, ApprovalResult, Transition
-from bridge.outbox.rows import (
-    ApprovalRecord,
-    DecisionStage,
-    DecisionUpdate,
-    PendingApproval,
-    StoredDecision,
-)
+from bridge.outbox.rows import DecisionStage, DecisionUpdate, PendingApproval, StoredDecision
+
+
+class ApprovalRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of a record about an approval."""
+
+    transition: Transition
+    event: ScheduledEvent | None
+    approval: Approval
+    arrivals: tuple[int, ...] = ()
+    """The numbers of the decisions. The record contains the digest of the signed text of each decision."""
 
 
 class Changes(msgspec.Struct, kw_only=True):

@@ -18,7 +18,7 @@ from enum import Enum
 
 import msgspec
 
-from bridge.approval.changes import Changes, approval_record, refusal_of
+from bridge.approval.changes import ApprovalRecord, Changes, approval_record, refusal_of
 from bridge.approval.document_index import DocumentIndex
 from bridge.approval.holds import newest_holds, wins_over_approval, wins_over_decision
 from bridge.approval.refusal_reasons import EXPLAINED, RefusalReason
@@ -27,7 +27,6 @@ from bridge.clock import CLOCK_SKEW_SECONDS
 from bridge.events.record import ApprovalResult, Transition, Verdict
 from bridge.outbox.rows import (
     OPEN_STAGES,
-    ApprovalRecord,
     ApprovalStage,
     ApprovalState,
     DecisionStage,

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 
-from bridge.approval.changes import refusal_of
+from bridge.approval.changes import ApprovalRecord, refusal_of
 from bridge.approval.decision_token import MAX_LIFETIME_SECONDS, Claims, RefusedDecision, verify
 from bridge.approval.evaluate import Trust
 from bridge.approval.refusal_reasons import RefusalReason
@@ -30,7 +30,7 @@ from bridge.logs import ThrottledLog
 from bridge.outbox import approvals
 from bridge.outbox.approvals import MOST_OPEN_DECISIONS, KeepResult
 from bridge.outbox.outbox import Outbox
-from bridge.outbox.rows import ApprovalRecord, StoredDecision
+from bridge.outbox.rows import StoredDecision
 
 logger = logging.getLogger(__name__)
 

@@ -10,19 +10,20 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import datetime
 from functools import partial
 
 import msgspec
 
-from bridge.approval.changes import Changes
+from bridge.approval.changes import ApprovalRecord, Changes
 from bridge.clock import REAL_CLOCK, Clock
 from bridge.events.event import Incarnation
-from bridge.events.record import ApprovalResult, Transition, TransitionRecord
+from bridge.events.record import ApprovalResult, Transition, TransitionRecord, new_record
 from bridge.metrics.metrics import Metrics
 from bridge.outbox import approvals
 from bridge.outbox.outbox import Outbox
-from bridge.outbox.rows import ApprovalRecord
+from bridge.outbox.state import State
 
 logger = logging.getLogger(__name__)
 
@@ -62,13 +63,25 @@ class ApprovalRecorder:
             approvals=changes.approvals,
             decisions=changes.decisions,
         )
-        outcomes = [*changes.records, *self._due()]
-        self._report(self._outbox.append_outcomes(outcomes, incarnation=incarnation, first=store))
+        self._append([*changes.records, *self._due()], incarnation, first=store)
 
     def write_refusals(self, incarnation: Incarnation) -> None:
         """Write the records about refusals that are due."""
         if outcomes := self._due():
-            self._report(self._outbox.append_outcomes(outcomes, incarnation=incarnation))
+            self._append(outcomes, incarnation)
+
+    def _append(
+        self,
+        outcomes: Sequence[ApprovalRecord],
+        incarnation: Incarnation,
+        *,
+        first: Callable[[State], object] = lambda _state: None,
+    ) -> None:
+        def build(state: State) -> list[TransitionRecord]:
+            first(state)
+            return [_new_record(state, outcome, incarnation, self._outbox.clock.now()) for outcome in outcomes]
+
+        self._report(self._outbox.append(build))
 
     def _due(self) -> list[ApprovalRecord]:
         now = self._clock.monotonic()
@@ -105,6 +118,18 @@ class ApprovalRecorder:
                     "jws_sha256": list(approval.jws_sha256),
                 },
             )
+
+
+def _new_record(state: State, outcome: ApprovalRecord, incarnation: Incarnation, now: datetime) -> TransitionRecord:
+    jws_sha256 = approvals.token_digests(state, outcome.arrivals)
+    return new_record(
+        outcome.transition,
+        now,
+        event=outcome.event,
+        incarnation=incarnation,
+        previous_incarnation=incarnation,
+        approval=msgspec.structs.replace(outcome.approval, jws_sha256=jws_sha256),
+    )
 
 
 def _counted(refusal: ApprovalRecord, count: int) -> ApprovalRecord:

@@ -26,7 +26,6 @@ from bridge.errors import DeliveryFailed, DeliveryRejected
 from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import SinkMetrics
 from bridge.outbox import deliveries
-from bridge.outbox.deliveries import DeliveryResult
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.rows import Delivery, DeliveryState
 from bridge.outbox.state import DueRows, State
@@ -306,15 +305,10 @@ class DeliveryWorker:
     # Results.
 
     def _store(
-        self,
-        rows: Sequence[Delivery],
-        state: DeliveryState | None,
-        error: str | None = None,
-        *,
-        accepted_under: str | None = None,
+        self, rows: Sequence[Delivery], to: DeliveryState, error: str | None = None, accepted_under: str | None = None
     ) -> None:
-        results = [DeliveryResult(sequence=row.sequence, state=state, error=error) for row in rows]
-        self._outbox.record_results(self.name, results, accepted_under=accepted_under)
+        sequences = [row.sequence for row in rows]
+        self._outbox.record_results(self.name, sequences, to, error=error, accepted_under=accepted_under)
 
     def _delivered(self, batch: list[Delivery], *, under: str | None) -> None:
         """Mark *batch* as delivered.
@@ -365,7 +359,7 @@ class DeliveryWorker:
         self._responded([row.event_key for row in batch])
 
     def _failed(self, batch: list[Delivery], mode: SendMode, error: DeliveryFailed, *, next_step: str = "") -> None:
-        self._store(batch, None, str(error)[:_REASON_CHARACTERS])
+        self._store(batch, DeliveryState.PENDING, str(error)[:_REASON_CHARACTERS])
         self._note_failure(error, next_step=next_step)
         urgent: dict[str, bool] = {}
         for row in batch:

@@ -12,11 +12,13 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Sequence
+from datetime import datetime
 from enum import Enum
 from typing import Any
 
 import msgspec
 
+from bridge.clock import format_time
 from bridge.events.event import Incarnation, ScheduledEvent, VmIdentity, compact_json
 
 SCHEMA_VERSION = 1
@@ -182,6 +184,17 @@ class TimelineEntry(msgspec.Struct, frozen=True, kw_only=True):
     """The id of the decision behind an approval outcome, otherwise None."""
 
 
+class EventHistory(msgspec.Struct, frozen=True, kw_only=True):
+    """The stored history of one event."""
+
+    was_started: bool = False
+    """Whether any record has shown the event as Started."""
+    has_ended: bool = False
+    """Whether a record has ended the event. It stays true if the event comes back."""
+    counts: dict[str, int] = {}
+    """How many records exist for each `repeat_key`. The next record with the same content uses this number as its n."""
+
+
 class TransitionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One change in the Scheduled Events document, in the format that every sink sends."""
 
@@ -238,6 +251,42 @@ class TransitionRecord(msgspec.Struct, frozen=True, kw_only=True):
     def is_urgent(self) -> bool:
         """Whether the event is a spot eviction or a deletion."""
         return self.event is not None and self.event.is_urgent
+
+
+def new_record(
+    transition: Transition,
+    observed_at: datetime,
+    *,
+    incarnation: Incarnation = None,
+    previous_incarnation: Incarnation = None,
+    evidence: Evidence = Evidence.OBSERVED,
+    event: ScheduledEvent | None = None,
+    previous: dict[str, Any] | None = None,
+    changed: tuple[str, ...] = (),
+    approval: Approval | None = None,
+) -> TransitionRecord:
+    """Return a record without its ID, VM, labels, and sequence, which the outbox adds."""
+    notice = None if event is None or event.not_before is None else event.not_before - observed_at
+    return TransitionRecord(
+        id="",
+        transition_key="",
+        stream_id="",
+        sequence=0,
+        active_event_ids=None,
+        transition=transition,
+        evidence=evidence,
+        observed_at=format_time(observed_at),
+        incarnation=incarnation,
+        previous_incarnation=previous_incarnation,
+        event=event,
+        previous=previous,
+        changed=changed,
+        notice_seconds=None if notice is None else round(notice.total_seconds(), 3),
+        affects_this_vm=None,
+        vm=VmIdentity(),
+        labels={},
+        approval=approval,
+    )
 
 
 _decode_record = msgspec.json.Decoder(TransitionRecord).decode

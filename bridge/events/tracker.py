@@ -25,18 +25,16 @@ does not reset the count of responses. Until a change is confirmed, the tracked 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
-from typing import Protocol
 
 import msgspec
 
 from bridge.clock import Instant
 from bridge.events.active import Agreement, listed_event_ids
 from bridge.events.event import SERVICE_OFF_AFTER_SECONDS, Document, ScheduledEvent
-from bridge.events.record import Evidence, Transition, repeat_key
+from bridge.events.record import EventHistory, Evidence, Transition, TransitionRecord, repeat_key
 from bridge.events.transitions import (
-    Change,
     Step,
     classify_ending,
     classify_shown,
@@ -52,26 +50,13 @@ LONG_CONFIRMATION_SECONDS = 300.0
 _ABSENCE, _STEP_BACK = "absence", "step back"
 
 
-class EventHistory(Protocol):
-    """The stored history of each event, by event key."""
-
-    def was_started(self, event_key: str) -> bool:
-        """Return whether any record has shown the event as Started."""
-
-    def has_ended(self, event_key: str) -> bool:
-        """Return whether a record has ended the event."""
-
-    def count(self, event_key: str, repeat_key: str) -> int:
-        """Return the number of earlier records of the event that have the same *repeat_key*."""
-
-
 class _Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """An unconfirmed change of a tracked event."""
 
     event: ScheduledEvent
     kind: str
     """``absence``, ``step back``, or the `repeat_key` of a repeated update."""
-    ending: Change | None
+    ending: TransitionRecord | None
     """The ending that an absence proves. The first response without the event determines its evidence."""
     first: Instant
     is_long: bool
@@ -107,8 +92,8 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     """The effect of one good response on the tracked document."""
 
     document: Document
-    changes: tuple[Change, ...]
-    """Confirmed endings first, then the other changes in the order of the document."""
+    changes: tuple[TransitionRecord, ...]
+    """Records without IDs: confirmed endings first, then the other changes in the order of the document."""
     active_event_ids: tuple[str, ...] | None
     is_news: bool
     """Whether the outbox must store the document and the changes."""
@@ -118,7 +103,8 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
 class DocumentTracker:
     """The tracked document, and the changes that are not confirmed yet.
 
-    *document* and *last_good_at* come from the outbox. If the outbox is new, they are None. *booted* is true if this VM
+    *document* and *last_good_at* come from the outbox. If the outbox is new, they are None. *history* returns the
+    history of an event by its key. *booted* is true if this VM
     has booted since *last_good_at*, and the boot was at *booted_at* or earlier. If the agent was restarted, or if it
     received no good response for more than *gap_seconds*, it might have missed changes.
     """
@@ -127,7 +113,7 @@ class DocumentTracker:
         self,
         document: Document | None,
         *,
-        history: EventHistory,
+        history: Callable[[str], EventHistory],
         last_good_at: datetime | None,
         booted: bool,
         gap_seconds: float,
@@ -226,11 +212,11 @@ class DocumentTracker:
         )
         candidates: list[_Candidate] = []
         events: list[ScheduledEvent] = []
-        endings: list[Change] = []
-        changes: list[Change] = []
+        endings: list[TransitionRecord] = []
+        changes: list[TransitionRecord] = []
         for was, now in pairs:
             change = classify_shown(self._in_version(was, now, step.after), now, step)
-            if was is not None and change is not None and (kind := self._kind(was, change)) is not None:
+            if was is not None and change is not None and (kind := self._kind(was, now, change.transition)) is not None:
                 candidate = self._candidate(state, was, kind, instant)
                 if not candidate.is_confirmed(instant):
                     candidates.append(candidate)
@@ -269,7 +255,13 @@ class DocumentTracker:
         )
 
     def _candidate(
-        self, state: _State, event: ScheduledEvent, kind: str, instant: Instant, *, ending: Change | None = None
+        self,
+        state: _State,
+        event: ScheduledEvent,
+        kind: str,
+        instant: Instant,
+        *,
+        ending: TransitionRecord | None = None,
     ) -> _Candidate:
         version = (state.shown or Document()).api_version
         last = state.candidates.get(id(event))
@@ -298,18 +290,16 @@ class DocumentTracker:
             return was
         return msgspec.structs.replace(was, extra=now.extra)
 
-    def _kind(self, was: ScheduledEvent, change: Change) -> str | None:
-        if is_step_back(was, change.event):
+    def _kind(self, was: ScheduledEvent, now: ScheduledEvent, transition: Transition) -> str | None:
+        if is_step_back(was, now):
             return _STEP_BACK
-        if change.transition is not Transition.UPDATED:
-            return None
-        key = repeat_key(change.transition, change.event)
-        return key if self._history.count(change.event.key, key) else None
+        key = repeat_key(transition, now)
+        return key if transition is Transition.UPDATED and key in self._history(now.key).counts else None
 
-    def _ending(self, event: ScheduledEvent, state: _State, step: Step) -> Change | None:
+    def _ending(self, event: ScheduledEvent, state: _State, step: Step) -> TransitionRecord | None:
         if is_over(event):
             return None
-        was_started = self._history.was_started(event.key)
+        was_started = self._history(event.key).was_started
         return classify_ending(event, step, was_started=was_started, came_back=event.key in state.came_back)
 
     def _came_back(
@@ -320,7 +310,7 @@ class DocumentTracker:
         absent = {candidate.event.key for candidate in state.candidates.values() if candidate.kind == _ABSENCE}
         came_back = {key: since for key, since in state.came_back.items() if key in tracked}
         for was, now in pairs:
-            if now.key in absent or (was is None and self._history.has_ended(now.key)):
+            if now.key in absent or (was is None and self._history(now.key).has_ended):
                 came_back[now.key] = instant
         return came_back
 

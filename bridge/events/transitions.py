@@ -47,7 +47,7 @@ from bridge.events.event import (
     names_vm,
     normal_name,
 )
-from bridge.events.record import Evidence, Impact, Transition
+from bridge.events.record import Evidence, Transition, TransitionRecord, new_record
 
 #: The number of digits is limited, because the time of `int()` grows with the square of this number.
 _INTEGER = re.compile(r"[+-]?[0-9]{1,40}")
@@ -107,24 +107,6 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def subjects(self) -> frozenset[Hashable]:
         """Type, source, and Resources of each event in *after*."""
         return frozenset(_subject(event) for event in self.after.events)
-
-
-class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """One transition of one event, from which the outbox creates a record."""
-
-    transition: Transition
-    evidence: Evidence
-    event: ScheduledEvent
-    previous: dict[str, Any] | None = None
-    changed: tuple[str, ...] = ()
-    observed_at: datetime
-    """Time of the first response that showed the change."""
-    incarnation: Incarnation = None
-    """DocumentIncarnation of the first response that showed the change."""
-    previous_incarnation: Incarnation = None
-    """DocumentIncarnation of the previous response."""
-    impact: Impact | None = None
-    """The measured impact of an ending."""
 
 
 def is_over(event: ScheduledEvent) -> bool:
@@ -189,8 +171,8 @@ def _position_only(_event: ScheduledEvent) -> Hashable:
 # Events that the document shows.
 
 
-def classify_shown(was: ScheduledEvent | None, now: ScheduledEvent, step: Step) -> Change | None:
-    """Return the change from *was* to *now*, or None if the content is equal.
+def classify_shown(was: ScheduledEvent | None, now: ScheduledEvent, step: Step) -> TransitionRecord | None:
+    """Return the record of the change from *was* to *now*, or None if the content is equal.
 
     If *was* is None, the event is new.
     """
@@ -202,7 +184,7 @@ def classify_shown(was: ScheduledEvent | None, now: ScheduledEvent, step: Step) 
     else:
         transition = Transition.UPDATED
     previous = None if was is None else _previous(was, changed)
-    return _change(transition, Evidence.OBSERVED, now, step, previous=previous, changed=changed)
+    return _record(transition, Evidence.OBSERVED, now, step, previous=previous, changed=changed)
 
 
 def changed_fields(was: ScheduledEvent, now: ScheduledEvent) -> tuple[str, ...]:
@@ -225,12 +207,14 @@ def _previous(was: ScheduledEvent, changed: Iterable[str] = ()) -> dict[str, Any
     return {name: plain[name] for name in dict.fromkeys(("event_status", "not_before", *changed))}
 
 
-def _change(transition: Transition, evidence: Evidence, event: ScheduledEvent, step: Step, **fields: Any) -> Change:
-    return Change(
-        transition=transition,
+def _record(
+    transition: Transition, evidence: Evidence, event: ScheduledEvent, step: Step, **fields: Any
+) -> TransitionRecord:
+    return new_record(
+        transition,
+        step.observed_at,
         evidence=evidence,
         event=event,
-        observed_at=step.observed_at,
         incarnation=step.after.incarnation,
         previous_incarnation=None if step.before is None else step.before.incarnation,
         **fields,
@@ -240,8 +224,8 @@ def _change(transition: Transition, evidence: Evidence, event: ScheduledEvent, s
 # Events that vanished.
 
 
-def classify_ending(event: ScheduledEvent, step: Step, *, was_started: bool, came_back: bool) -> Change:
-    """Return the ending of *event*, which vanished in *step*.
+def classify_ending(event: ScheduledEvent, step: Step, *, was_started: bool, came_back: bool) -> TransitionRecord:
+    """Return the record of the ending of *event*, which vanished in *step*.
 
     *was_started* is true if the event ever had the status Started. *came_back* is true if the event was absent and then
     reappeared.
@@ -255,7 +239,7 @@ def classify_ending(event: ScheduledEvent, step: Step, *, was_started: bool, cam
         transition, evidence = Transition.CANCELED, Evidence.INFERRED
     else:
         transition, evidence = Transition.ENDED, Evidence.UNKNOWN
-    return _change(transition, evidence, event, step, previous=_previous(event))
+    return _record(transition, evidence, event, step, previous=_previous(event))
 
 
 def _booted_for(event: ScheduledEvent, step: Step) -> bool:

@@ -6,7 +6,7 @@ also abandon a delivery (expired or evicted), and an operator can discard it (di
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -15,14 +15,6 @@ from bridge.events.record import TransitionRecord
 from bridge.outbox import approvals
 from bridge.outbox.rows import NEEDED, DecisionStage, Delivery, DeliveryState, RecordRow, SinkRow
 from bridge.outbox.state import State
-
-
-class DeliveryResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of sending one record. *state* is None if the agent must resend the record."""
-
-    sequence: int
-    state: DeliveryState | None
-    error: str | None = None
 
 
 class OutboxTotals(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,19 +28,28 @@ class OutboxTotals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def record_results(
-    state: State, sink: str, results: Sequence[DeliveryResult], *, now: float, accepted_under: str | None = None
+    state: State,
+    sink: str,
+    sequences: Iterable[int],
+    to: DeliveryState,
+    *,
+    now: float,
+    error: str | None = None,
+    accepted_under: str | None = None,
 ) -> None:
-    """Store the results of sends, except for records that are no longer pending."""
+    """Store the new state *to* of sent records, except for records that are no longer pending.
+
+    If the send failed, *to* is `DeliveryState.PENDING`. *accepted_under* is the digest of the sink's configuration.
+    """
     row = state.sinks.rows.get(sink)
     if accepted_under is not None and row is not None and row.accepted_under != accepted_under:
         state.sinks.put(msgspec.structs.replace(row, accepted_under=accepted_under))
-    for result in results:
-        delivery = state.deliveries.rows.get((result.sequence, sink))
-        if delivery is None or delivery.state is not DeliveryState.PENDING:
-            continue
-        # An error can quote a response with lone surrogates, which UTF-8 cannot encode.
-        error = None if result.error is None else result.error.encode(errors="replace").decode()
-        change_state(state, delivery, result.state or DeliveryState.PENDING, now=now, error=error, attempts=1)
+    # An error can quote a response with lone surrogates, which UTF-8 cannot encode.
+    error = None if error is None else error.encode(errors="replace").decode()
+    for sequence in sequences:
+        delivery = state.deliveries.rows.get((sequence, sink))
+        if delivery is not None and delivery.state is DeliveryState.PENDING:
+            change_state(state, delivery, to, now=now, error=error, attempts=1)
 
 
 def expire(state: State, sink: str, *, now: float, older_than: float) -> int:

@@ -24,17 +24,15 @@ from typing import Concatenate, ParamSpec, TypeVar
 import msgspec
 
 from bridge.clock import REAL_CLOCK, Clock, format_time, parse_time
-from bridge.events.event import Document, Incarnation, VmIdentity, encode
-from bridge.events.record import Transition, TransitionRecord
+from bridge.events.event import Document, VmIdentity, encode
+from bridge.events.record import TransitionRecord
 from bridge.events.stream import new_stream_id
-from bridge.events.transitions import Change
 from bridge.logs import ThrottledLog
-from bridge.outbox import approvals, deliveries, records, retention
+from bridge.outbox import deliveries, records, retention
 from bridge.outbox.approvals import DISABLED_FILE
 from bridge.outbox.database import Loaded
-from bridge.outbox.deliveries import DeliveryResult
 from bridge.outbox.records import RecordContext
-from bridge.outbox.rows import ApprovalRecord, Delivery
+from bridge.outbox.rows import Delivery, DeliveryState
 from bridge.outbox.saver import Saver
 from bridge.outbox.state import DueRows, State
 from bridge.system.boot import has_booted
@@ -256,53 +254,28 @@ class Outbox:
         return self.change(deliveries.move, old, new, now=now, current_state_only=only)
 
     def append_observation(
-        self, document: Document | None, changes: Sequence[Change], *, active_event_ids: tuple[str, ...] | None
+        self, document: Document | None, new: Sequence[TransitionRecord], *, active_event_ids: tuple[str, ...] | None
     ) -> list[TransitionRecord]:
-        """Store *document* unless it is None. Add and return a record for each of *changes*.
+        """Store *document* unless it is None, and add the records *new* (see `append`).
 
         *active_event_ids* contains the EventIds of all events that are open after these changes. If the disk is slow,
         sinks may send the new records before they are saved. In this case, the caller must call `on_due`.
         """
         with self._change(notifies=False) as state:
             self.active_event_ids = active_event_ids
-            if changes:
+            if new:
                 self._newest_document_sequence = state.next_sequence
             if document is not None:
                 state.put("document", encode(document).decode())
-            new = [records.new_record(**msgspec.structs.asdict(change)) for change in changes]
             return records.append(state, new, self._context, active_event_ids)
 
-    def append_heartbeat(self, *, incarnation: Incarnation) -> list[TransitionRecord]:
-        """Add a heartbeat record for the sinks that request heartbeats."""
-        with self._change() as state:
-            new = records.new_record(
-                Transition.HEARTBEAT, self.clock.now(), incarnation=incarnation, previous_incarnation=incarnation
-            )
-            return records.append(state, [new], self._context, self.active_event_ids)
+    def append(self, build: Callable[[State], Sequence[TransitionRecord]]) -> list[TransitionRecord]:
+        """Add the records that *build* returns, and return them with IDs and sequences.
 
-    def append_outcomes(
-        self,
-        outcomes: Sequence[ApprovalRecord],
-        *,
-        incarnation: Incarnation,
-        first: Callable[[State], object] = lambda _state: None,
-    ) -> list[TransitionRecord]:
-        """Call *first* and add a record for each outcome, in a single change of the outbox."""
-        new = []
+        The changes that *build* makes to the state are saved in the same transaction.
+        """
         with self._change() as state:
-            first(state)
-            for outcome in outcomes:
-                jws_sha256 = approvals.token_digests(state, outcome.arrivals)
-                record = records.new_record(
-                    outcome.transition,
-                    self.clock.now(),
-                    event=outcome.event,
-                    incarnation=incarnation,
-                    previous_incarnation=incarnation,
-                    approval=msgspec.structs.replace(outcome.approval, jws_sha256=jws_sha256),
-                )
-                new.append(record)
-            return records.append(state, new, self._context, self.active_event_ids)
+            return records.append(state, build(state), self._context, self.active_event_ids)
 
     def select(self, sink: str, choose: Callable[[DueRows], Sequence[Delivery]]) -> list[Delivery]:
         """Return the rows that the pure function *choose* selects from the due rows of *sink*.
@@ -330,14 +303,11 @@ class Outbox:
             self._due_through = self._arrivals.popleft()[0]
         return self._due_through
 
-    def record_results(
-        self, sink: str, results: Sequence[DeliveryResult], *, accepted_under: str | None = None
-    ) -> None:
-        """Store the results of a send to *sink*."""
+    def record_results(self, sink: str, sequences: Iterable[int], to: DeliveryState, **details: str | None) -> None:
+        """Store the result of a send (see `deliveries.record_results`)."""
         with self._change(soon=False) as state:
             self._sending.pop(sink, None)
-            now = self.clock.timestamp()
-            deliveries.record_results(state, sink, results, now=now, accepted_under=accepted_under)
+            deliveries.record_results(state, sink, sequences, to, now=self.clock.timestamp(), **details)
 
     def created_at(self) -> datetime:
         """Return the creation time of the outbox. A future time is replaced by the current time."""

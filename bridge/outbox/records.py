@@ -6,27 +6,14 @@ of these rows or none of them. If the rows are missing, the next poll builds the
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
-from typing import Any
 
 import msgspec
 
 from bridge.clock import format_time, parse_time
-from bridge.events.event import Incarnation, ScheduledEvent, VmIdentity, encode, names_vm
-from bridge.events.record import (
-    Approval,
-    Evidence,
-    Impact,
-    TimelineEntry,
-    Transition,
-    TransitionRecord,
-    record_id,
-    repeat_key,
-    transition_key,
-    vm_key,
-)
+from bridge.events.event import VmIdentity, encode, names_vm
+from bridge.events.record import TimelineEntry, TransitionRecord, record_id, repeat_key, transition_key, vm_key
 from bridge.events.stream import new_stream_id
 from bridge.outbox import deliveries
 from bridge.outbox.rows import EventRow, RecordRow
@@ -48,44 +35,6 @@ class RecordContext(msgspec.Struct, frozen=True, kw_only=True):
     sinks: tuple[str, ...] = ()
     current_state_only: frozenset[str] = frozenset()
     labels: dict[str, str] = {}
-
-
-def new_record(
-    transition: Transition,
-    observed_at: datetime,
-    *,
-    incarnation: Incarnation,
-    previous_incarnation: Incarnation,
-    evidence: Evidence = Evidence.OBSERVED,
-    event: ScheduledEvent | None = None,
-    previous: dict[str, Any] | None = None,
-    changed: tuple[str, ...] = (),
-    approval: Approval | None = None,
-    impact: Impact | None = None,
-) -> TransitionRecord:
-    """Return a record without its ID, VM, labels, and sequence, which `append` adds."""
-    notice = None if event is None or event.not_before is None else event.not_before - observed_at
-    return TransitionRecord(
-        id="",
-        transition_key="",
-        stream_id="",
-        sequence=0,
-        active_event_ids=None,
-        transition=transition,
-        evidence=evidence,
-        observed_at=format_time(observed_at),
-        incarnation=incarnation,
-        previous_incarnation=previous_incarnation,
-        event=event,
-        previous=previous,
-        changed=changed,
-        notice_seconds=None if notice is None else round(notice.total_seconds(), 3),
-        affects_this_vm=None,
-        vm=VmIdentity(),
-        labels={},
-        approval=approval,
-        impact=impact,
-    )
 
 
 #: This key in `meta` contains the newest ending record with a measured impact, which the command `status` shows.
@@ -153,25 +102,20 @@ def add_sinks(state: State, context: RecordContext) -> None:
 
 
 def _with_ids(record: TransitionRecord, n: int) -> TransitionRecord:
-    event = record.event
-    if event is None:
-        own_name = f"{record.stream_id}/{record.sequence}"
-        own_id = str(uuid.uuid5(uuid.UUID(record.stream_id), own_name))
-        key = transition_key(own_name, record.transition, None, n=0)
-        return msgspec.structs.replace(record, id=own_id, transition_key=key)
+    key = f"{record.stream_id}/{record.sequence}" if record.event is None else record.event.key
     outcome = None if record.approval is None else (record.approval.decision_id or "", record.approval.result)
     return msgspec.structs.replace(
         record,
         id=record_id(
             vm_key=vm_key(record.vm),
-            event_key=event.key,
+            event_key=key,
             transition=record.transition,
-            event=event,
+            event=record.event,
             n=n,
             outcome=outcome,
         ),
-        transition_key=transition_key(event.key, record.transition, event, n=n),
-        affects_this_vm=names_vm(event, record.vm.name),
+        transition_key=transition_key(key, record.transition, record.event, n=n),
+        affects_this_vm=names_vm(record.event, record.vm.name),
     )
 
 

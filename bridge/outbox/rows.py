@@ -8,7 +8,7 @@ from functools import cached_property
 import msgspec
 
 from bridge.events.event import ScheduledEvent
-from bridge.events.record import Approval, TimelineEntry, Transition, TransitionRecord, Verdict, decode_record
+from bridge.events.record import EventHistory, TimelineEntry, TransitionRecord, Verdict, decode_record
 
 EventVersion = tuple[str, str]
 """The EventId and the digest of an event."""
@@ -35,20 +35,15 @@ class MetaRow(msgspec.Struct, frozen=True, kw_only=True):
     value: str
 
 
-class EventRow(msgspec.Struct, frozen=True, kw_only=True):
+class EventRow(EventHistory, frozen=True, kw_only=True):
     """The history of one event. The agent deletes this row 7 days after the event ends."""
 
     key: str
     ended_at: float | None = None
     """None while the event is active."""
-    was_started: bool = False
-    has_ended: bool = False
-    """True after the first recorded ending, even if the event comes back."""
-    counts: dict[str, int] = {}
-    """How many records exist for each `repeat_key`. The next record with the same content uses this number as its n."""
     last_state_sequence: int | None = None
     """The sequence of the newest record that Azure caused. Records about approvals do not count."""
-    sinks: dict[str, int] = {}
+    sinks: dict[str, int] = {}  # noqa: RUF012  # msgspec copies an empty default
     """For each sink that receives the event, the sequence of the newest record that Azure caused."""
     timeline: tuple[TimelineEntry, ...] = ()
     """The transitions of the event since it appeared, oldest first. Empty after the ending, to save space."""
@@ -211,16 +206,6 @@ class PendingApproval(_OfEventVersion, frozen=True, kw_only=True):
     """True after a record has reported the first failure."""
     changed_at: float = 0.0
     event: ScheduledEvent
-
-
-class ApprovalRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of a record about an approval."""
-
-    transition: Transition
-    event: ScheduledEvent | None
-    approval: Approval
-    arrivals: tuple[int, ...] = ()
-    """The numbers of the decisions. The record contains the digest of the signed text of each decision."""
 
 
 class DecisionUpdate(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,7 +27,7 @@ from bridge.errors import DocumentInvalid, ImdsError, ImdsStatus
 from bridge.events.event import Document, Incarnation, ScheduledEvent, names_vm
 from bridge.events.record import Transition, TransitionRecord
 from bridge.events.tracker import DocumentTracker, Update
-from bridge.events.transitions import Change, Step, classify_shown
+from bridge.events.transitions import Step, classify_shown
 from bridge.imds.client import ImdsClient
 from bridge.impact.downtime import Downtime
 from bridge.impact.report import impact_of, window_start
@@ -36,6 +36,7 @@ from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import Metrics
 from bridge.outbox import records
 from bridge.outbox.outbox import Outbox
+from bridge.outbox.rows import EventRow
 from bridge.outbox.state import State
 from bridge.polling.identity import IdentityResolver
 from bridge.system.boot import has_booted
@@ -277,7 +278,7 @@ class Poller:
         if update.is_news:
             new_records = self._outbox.append_observation(
                 update.document,
-                [self._measured(change) for change in update.changes],
+                [self._measured(record) for record in update.changes],
                 active_event_ids=update.active_event_ids,
             )
             self._stop.wait(_HEAD_START_SECONDS)
@@ -299,15 +300,15 @@ class Poller:
             self._sampler.watch(is_near=any(near))
             self._sampler.responded(self._imds.date)
 
-    def _measured(self, change: Change) -> Change:
-        """If *change* ends an event of this VM, add the measured impact to it."""
-        is_over = change.transition in {Transition.COMPLETED, Transition.ENDED}
-        if self._sampler is None or not is_over or not names_vm(change.event, self._identity.vm.name):
-            return change
-        timeline = self._outbox.read(records.event, change.event.key).timeline
+    def _measured(self, record: TransitionRecord) -> TransitionRecord:
+        """If *record* ends an event of this VM, add the measured impact to it."""
+        event, is_over = record.event, record.transition in {Transition.COMPLETED, Transition.ENDED}
+        if self._sampler is None or event is None or not is_over or not names_vm(event, self._identity.vm.name):
+            return record
+        timeline = self._event_row(event.key).timeline
         starts = [each.observed_at for each in timeline if each.transition is Transition.STARTED]
         started_at = parse_time(starts[0]).timestamp() if starts else None
-        ended_at = change.observed_at.timestamp()
+        ended_at = parse_time(record.observed_at).timestamp()
         impact = impact_of(
             self._sampler.interruptions(since=window_start(started_at, ended_at)),
             started_at=started_at,
@@ -316,10 +317,10 @@ class Poller:
             resolution_seconds=self._sampler.resolution_seconds,
         )
         downtime = self.downtime
-        if downtime is not None and change.event.event_type in _BOOT_TYPES and timeline:
+        if downtime is not None and event.event_type in _BOOT_TYPES and timeline:
             is_inside = parse_time(timeline[0].observed_at).timestamp() <= downtime.last_alive_at
             impact = downtime.added_to(impact) if is_inside else impact
-        return msgspec.structs.replace(change, impact=impact)
+        return msgspec.structs.replace(record, impact=impact)
 
     def _note(self, new_records: Sequence[TransitionRecord]) -> None:
         self.on_records(new_records)
@@ -343,12 +344,15 @@ class Poller:
         good_at = stored.get("last_good_at")
         return DocumentTracker(
             stored.document,
-            history=_EventHistory(self._outbox),
+            history=self._event_row,
             last_good_at=None if good_at is None else parse_time(good_at),
             booted=has_booted(stored.get("boot_id"), self._boot_id),
             booted_at=self._booted_at,
             gap_seconds=self.gap_seconds,
         )
+
+    def _event_row(self, event_key: str) -> EventRow:
+        return self._outbox.read(records.event, event_key)
 
     def _record_urgent(self, document: Document, instant: Instant) -> None:
         if self._untrusted_since is None:
@@ -372,22 +376,6 @@ class Poller:
             return
         self._saved_at = self._clock.monotonic()
         self._outbox.change(records.save_liveness, last_good_at=self.good_at, boot_id=self._boot_id)
-
-
-class _EventHistory:
-    """Implements `bridge.events.tracker.EventHistory` with the records in the outbox."""
-
-    def __init__(self, outbox: Outbox) -> None:
-        self._outbox = outbox
-
-    def was_started(self, event_key: str) -> bool:
-        return self._outbox.read(records.event, event_key).was_started
-
-    def has_ended(self, event_key: str) -> bool:
-        return self._outbox.read(records.event, event_key).has_ended
-
-    def count(self, event_key: str, repeat_key: str) -> int:
-        return self._outbox.read(records.event, event_key).counts.get(repeat_key, 0)
 
 
 def _reason(error: ImdsError) -> str:

@@ -29,8 +29,7 @@ from outbox_kit import RouteAll
 
 from bridge.delivery.worker import DeliveryWorker
 from bridge.events.event import Document
-from bridge.events.record import Evidence, Transition
-from bridge.events.transitions import Change
+from bridge.events.record import Transition, new_record
 from bridge.metrics.metrics import Metrics
 from bridge.outbox import deliveries
 from bridge.outbox.outbox import Outbox
@@ -112,16 +111,7 @@ def _rate_of_worker(directory: Path) -> float:
     moment = datetime.now(timezone.utc)
     for step in range(_RECORDS_EACH):
         events = [sample_event(event_id=f"WORK-{event:04}", duration_seconds=step) for event in range(_EVENTS)]
-        changes = [
-            Change(
-                transition=Transition.UPDATED,
-                evidence=Evidence.OBSERVED,
-                event=event,
-                observed_at=moment,
-                incarnation=step,
-            )
-            for event in events
-        ]
+        changes = [new_record(Transition.UPDATED, moment, event=event, incarnation=step) for event in events]
         outbox.append_observation(Document(incarnation=step), changes, active_event_ids=None)
     assert outbox.wait_saved(60)
     worker = DeliveryWorker(config=config, sink_class=EventHubsSink, outbox=outbox, metrics=Metrics().sink("bench"))

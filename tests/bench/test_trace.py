@@ -39,7 +39,7 @@ _BOTTOM = ("backoff", "clock", "delivery/", "errors", "events/event", "events/re
 _BOTTOM += ("outbox/rows", "sink", "strict_json", "system/", "testing/", "text")
 _ENDS = ("outbox/state.py", "outbox/saver.py")
 #: The poller gives its history to the tracker.
-_CALLBACKS = {"polling/poller.py:was_started", "polling/poller.py:has_ended", "polling/poller.py:count"}
+_CALLBACKS = {"polling/poller.py:_event_row"}
 
 
 class Call(NamedTuple):

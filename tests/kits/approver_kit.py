@@ -22,8 +22,7 @@ from bridge.config.approval import ApprovalSettings, KeySettings, RemoteSettings
 from bridge.config.settings import Settings
 from bridge.errors import ImdsStatus
 from bridge.events.event import Document, ScheduledEvent, VmIdentity
-from bridge.events.record import Evidence, Transition, TransitionRecord
-from bridge.events.transitions import Change
+from bridge.events.record import Transition, TransitionRecord, new_record
 from bridge.imds.client import ImdsClient
 from bridge.metrics.metrics import Metrics
 from bridge.outbox import approvals
@@ -247,12 +246,7 @@ class ApproverKit:
 
     def record_change(self, transition: Transition, *events: ScheduledEvent) -> None:
         assert self.outbox is not None
-        changes = [
-            Change(
-                transition=transition, evidence=Evidence.OBSERVED, event=event, observed_at=self.now(), incarnation=1
-            )
-            for event in events
-        ]
+        changes = [new_record(transition, self.now(), event=event, incarnation=1) for event in events]
         self.outbox.append_observation(self.document, changes, active_event_ids=None)
 
     def until(self, condition: Callable[[], object]) -> None:

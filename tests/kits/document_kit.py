@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from bridge.clock import Instant
 from bridge.events.event import Document, ScheduledEvent, compact_json
-from bridge.events.record import repeat_key
+from bridge.events.record import EventHistory, TransitionRecord, repeat_key
 from bridge.events.tracker import DocumentTracker, Update
-from bridge.events.transitions import Change, Step, classify_ending, classify_shown, is_over, match_events
+from bridge.events.transitions import Step, classify_ending, classify_shown, is_over, match_events
 
 NOW = datetime(2026, 11, 20, 11, 0, tzinfo=timezone.utc)
 SOON = NOW + timedelta(minutes=10)
@@ -36,7 +36,7 @@ def document(*events: ScheduledEvent, incarnation: int | str | None = 1) -> Docu
 
 def changes_between(
     before: Document, after: Document, *, was_started: bool = False, came_back: bool = False, **known: Any
-) -> list[Change]:
+) -> list[TransitionRecord]:
     """Return the changes from *before* to *after* without any confirmation, endings first."""
     step = Step(**{"before": before, "after": after, "observed_at": NOW, "vm_name": VM, **known})
     pairs, vanished = match_events(before.events, after.events)
@@ -51,27 +51,20 @@ class History:
     """The part of the outbox that the tracker reads."""
 
     def __init__(self) -> None:
-        self._counts: Counter[tuple[str, str]] = Counter()
-        self._started: set[str] = set()
-        self._ended: set[str] = set()
+        self._events: dict[str, EventHistory] = {}
 
-    def add(self, changes: Iterable[Change]) -> None:
+    def __call__(self, event_key: str) -> EventHistory:
+        return self._events.get(event_key, EventHistory())
+
+    def add(self, changes: Iterable[TransitionRecord]) -> None:
         for change in changes:
-            key = change.event.key
-            self._counts[key, repeat_key(change.transition, change.event)] += 1
-            if change.event.event_status == "Started":
-                self._started.add(key)
-            if change.transition.is_ending:
-                self._ended.add(key)
-
-    def was_started(self, event_key: str) -> bool:
-        return event_key in self._started
-
-    def has_ended(self, event_key: str) -> bool:
-        return event_key in self._ended
-
-    def count(self, event_key: str, repeat_key: str) -> int:
-        return self._counts[event_key, repeat_key]
+            known, key = self(change.event_key), repeat_key(change.transition, change.event)
+            is_started = change.event is not None and change.event.event_status == "Started"
+            self._events[change.event_key] = EventHistory(
+                was_started=known.was_started or is_started,
+                has_ended=known.has_ended or change.transition.is_ending,
+                counts={**known.counts, key: known.counts.get(key, 0) + 1},
+            )
 
 
 class Agent:
@@ -82,7 +75,7 @@ class Agent:
         self.stored = stored
         self.seen: list[tuple[float, str, str]] = []
         """Second, transition, and evidence of each change."""
-        self.changes: list[Change] = []
+        self.changes: list[TransitionRecord] = []
         self.writes = 0
         self.tracker = self._start(**fields)
 

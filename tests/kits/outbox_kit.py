@@ -10,10 +10,8 @@ from typing import Any
 
 from bridge.clock import Clock
 from bridge.events.event import Document, ScheduledEvent
-from bridge.events.record import Evidence, Transition, TransitionRecord
-from bridge.events.transitions import Change
+from bridge.events.record import Transition, TransitionRecord, new_record
 from bridge.outbox import deliveries
-from bridge.outbox.deliveries import DeliveryResult
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.rows import DeliveryState, SinkRow
 
@@ -45,6 +43,11 @@ class RouteBy(RouteAll):
 def counts_of(row: SinkRow) -> dict[str, int]:
     """Return the counts of *row* by state, `accepted` included."""
     return {state: getattr(row, state) for state in ("accepted", *(each.value for each in DeliveryState))}
+
+
+def append(outbox: Outbox, transition: str, **fields: Any) -> list[TransitionRecord]:
+    """Add one record that no document caused, such as a heartbeat or the outcome of an approval."""
+    return outbox.append(lambda _state: [new_record(Transition(transition), outbox.clock.now(), **fields)])
 
 
 class OutboxKit:
@@ -100,9 +103,8 @@ class OutboxKit:
     def event(self, event_id: str = "E-1", status: str = "Scheduled", **fields: Any) -> ScheduledEvent:
         return ScheduledEvent(event_status=status, event_id=event_id, **{"event_type": "Reboot", **fields})
 
-    def change(self, event: ScheduledEvent, transition: str = "scheduled", **fields: Any) -> Change:
-        values = {"evidence": Evidence.OBSERVED, "observed_at": self.time, "incarnation": 1, **fields}
-        return Change(transition=Transition(transition), event=event, **values)
+    def change(self, event: ScheduledEvent, transition: str = "scheduled", **fields: Any) -> TransitionRecord:
+        return new_record(Transition(transition), self.time, event=event, **{"incarnation": 1, **fields})
 
     def commit(
         self,
@@ -139,9 +141,7 @@ class OutboxKit:
         self, outbox: Outbox, sink: str, *sequences: int, state: str | None = "delivered", error: str | None = None
     ) -> None:
         """Store the result of a send; a state of None means that it failed."""
-        result = None if state is None else DeliveryState(state)
-        results = [DeliveryResult(sequence=number, state=result, error=error) for number in sequences]
-        outbox.record_results(sink, results)
+        outbox.record_results(sink, sequences, DeliveryState(state or "pending"), error=error)
 
     def due(self, outbox: Outbox, sink: str = "a") -> list[int]:
         """Return the sequences of all due rows."""

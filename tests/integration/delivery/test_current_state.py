@@ -2,11 +2,11 @@
 
 import pytest
 from delivery_kit import AlertSink
+from outbox_kit import append
 
 from bridge.events.event import Document
-from bridge.events.record import Approval, Transition
+from bridge.events.record import Approval
 from bridge.health.reporter import HealthReporter
-from bridge.outbox.rows import ApprovalRecord
 
 
 @pytest.fixture
@@ -75,8 +75,7 @@ def test_record_that_arrives_during_a_failing_send_replaces_the_failed_record(be
 def test_outcome_of_an_approval_replaces_no_record_of_its_event(bench, alerts):
     change(bench, "scheduled")
     approval = Approval(source="cli", result="accepted")
-    outcome = ApprovalRecord(transition=Transition.APPROVED, event=bench.event("E"), approval=approval)
-    bench.outbox.append_outcomes([outcome], incarnation=9)
+    append(bench.outbox, "approved", event=bench.event("E"), approval=approval)
     bench.start()
     bench.until_totals(delivered=2)
     assert sent(alerts) == ["scheduled", "approved"]

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from delivery_kit import DeliveryKit
+from outbox_kit import append
 
 from bridge.events.event import Document
-from bridge.events.record import Approval, Transition
-from bridge.outbox.rows import ApprovalRecord
+from bridge.events.record import Approval
 from bridge.testing.sinks import Box, ScriptedSink
 
 EVERY_SECONDS = 60.0
@@ -46,8 +46,7 @@ def show(bench: DeliveryKit, *event_ids: str, transition: str | None = None, cha
 
 def approve(bench: DeliveryKit, event_id: str) -> None:
     approval = Approval(source="cli", result="sent")
-    outcome = ApprovalRecord(transition=Transition.APPROVED, event=bench.event(event_id), approval=approval)
-    bench.outbox.append_outcomes([outcome], incarnation=2)
+    append(bench.outbox, "approved", event=bench.event(event_id), approval=approval)
     bench.outbox_kit.saved(bench.outbox)
 
 

@@ -80,7 +80,9 @@ def test_a_send_that_ends_after_the_outbox_was_closed_comes_again(bench):
 HANGING_PROCESS = """
 import sys, threading, time
 from pathlib import Path
+from bridge.clock import utc_now
 from bridge.delivery.worker import DeliveryWorker
+from bridge.events.record import Transition, new_record
 from bridge.metrics.metrics import Metrics
 from bridge.outbox.outbox import Outbox
 from bridge.delivery.router import Router
@@ -100,7 +102,7 @@ config = SinkConfig(name="s", heartbeat=True, timeout_seconds=60.0)
 outbox = Outbox(Path(sys.argv[1]))
 assert outbox.wait_loaded(20)
 outbox.configure(Router([config]), ["s"], labels={})
-outbox.append_heartbeat(incarnation=1)
+outbox.append(lambda _state: [new_record(Transition.HEARTBEAT, utc_now())])
 worker = DeliveryWorker(config=config, sink_class=Hanging, outbox=outbox, metrics=Metrics().sink("s"))
 worker.start()
 assert sending.wait(20)

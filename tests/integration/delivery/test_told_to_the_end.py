@@ -1,12 +1,11 @@
 """Which sinks get the records of an event that changes: who was told of it is told of it to its end."""
 
 import pytest
-from outbox_kit import OutboxKit
+from outbox_kit import OutboxKit, append
 
 from bridge.delivery.router import Router
 from bridge.events.event import Document, VmIdentity
-from bridge.events.record import Approval, Transition
-from bridge.outbox.rows import ApprovalRecord
+from bridge.events.record import Approval
 from bridge.sink import SinkConfig
 
 ME = "vm_0"
@@ -44,8 +43,7 @@ class Life:
         """Add that this VM approved the event, and return as `goes` does."""
         event = self._kit.event(**{"resources": (ME,), **fields, "event_type": "Reboot"})
         approval = Approval(source="cli", result="accepted")
-        outcome = ApprovalRecord(transition=Transition.APPROVED, event=event, approval=approval)
-        self.outbox.append_outcomes([outcome], incarnation=1)
+        append(self.outbox, "approved", event=event, approval=approval)
         self._kit.saved(self.outbox)
         return self._take()
 

@@ -4,13 +4,12 @@ import json
 from datetime import datetime, timezone
 
 import pytest
-from outbox_kit import RouteAll
+from outbox_kit import RouteAll, append
 
 from bridge.health.reporter import HealthReporter
 from bridge.metrics.metrics import Metrics
 from bridge.outbox import deliveries
 from bridge.outbox.database import Database
-from bridge.outbox.deliveries import DeliveryResult
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.rows import DeliveryState
 from bridge.system.threads import LoopWatch
@@ -86,7 +85,7 @@ def test_loop_that_is_stuck_makes_it_unhealthy_until_it_turns(overview, loop_wat
 def test_no_peers_fault_makes_it_unhealthy(overview, metrics, time):
     overview.polled.silent_seconds = 1e6
     metrics.sink("webhook").set_needs_attention(needed=True)
-    overview._outbox.append_heartbeat(incarnation=1)
+    append(overview._outbox, "heartbeat")
     time.advance(1e6)
     assert len(ready(overview)["reasons"]) == 3
     assert overview.healthz().status == 200
@@ -122,14 +121,13 @@ def test_answer_that_is_no_document_is_named_as_the_reason(overview, silent_seco
 
 
 def test_record_that_waits_too_long_makes_it_not_ready_until_it_is_gone(overview, time):
-    [record] = overview._outbox.append_heartbeat(incarnation=1)
+    [record] = append(overview._outbox, "heartbeat")
     time.advance(300)
     assert ready(overview)["oldest_pending_seconds"] == 300
     assert ready(overview)["reasons"] == []
     time.advance(1)
     assert ready(overview)["reasons"] == ["Sink webhook is stuck: its oldest record has waited 301 s."]
-    results = [DeliveryResult(sequence=record.sequence, state=DeliveryState.PARKED)]
-    overview._outbox.record_results("webhook", results)
+    overview._outbox.record_results("webhook", [record.sequence], DeliveryState.PARKED)
     report = ready(overview)
     assert report["reasons"] == []
     assert report["sinks"]["webhook"]["parked"] == 1
@@ -142,7 +140,7 @@ def test_outbox_that_is_behind_is_not_ready(overview, monkeypatch):
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(Database, "save", fail)
-    overview._outbox.append_heartbeat(incarnation=1)
+    append(overview._outbox, "heartbeat")
     assert not overview._outbox.wait_saved(0.5)
     report = ready(overview)
     assert report["reasons"] == ["The outbox is not saved: [Errno 5] Input/output error."]

@@ -7,8 +7,7 @@ import pytest
 
 from bridge.config.settings import ServingSettings
 from bridge.events.event import Document, ScheduledEvent, VmIdentity
-from bridge.events.record import Evidence, Transition
-from bridge.events.transitions import Change
+from bridge.events.record import Evidence, Transition, new_record
 from bridge.health.serving import Serving
 from bridge.outbox.outbox import Outbox
 from bridge.testing import ManualClock
@@ -62,9 +61,7 @@ class Bench:
     def end(self, event, evidence, *left):
         """Record the ending of *event*, and show *left*."""
         self.show(*left)
-        change = Change(
-            transition=Transition.COMPLETED, evidence=evidence, event=event, observed_at=self.clock.clock.now()
-        )
+        change = new_record(Transition.COMPLETED, self.clock.clock.now(), evidence=evidence, event=event)
         records = self.outbox.append_observation(self.watched.document, [change], active_event_ids=None)
         self.serving.observe(records)
 

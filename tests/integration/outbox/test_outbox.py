@@ -6,7 +6,7 @@ import threading
 from contextlib import closing
 
 import pytest
-from outbox_kit import OutboxKit
+from outbox_kit import OutboxKit, append
 
 from bridge.events.event import VmIdentity
 from bridge.outbox import approvals, deliveries, retention
@@ -59,7 +59,7 @@ def test_disk_that_stays_behind_uses_no_memory_for_history(kit, monkeypatch):
     kit.commit(outbox, kit.event())
     refuse_writes(monkeypatch)
     for sequence in range(2, 400):
-        outbox.append_heartbeat(incarnation=1)
+        append(outbox, "heartbeat")
         kit.settle(outbox, "a", sequence)
         kit.settle(outbox, "b", sequence)
     outbox.wait_saved(2.5)

@@ -9,6 +9,7 @@ from document_kit import DOCUMENTS, NOW, SOON, STALE_PATTERNS, Agent, at, docume
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bridge.clock import parse_time
 from bridge.events.event import Document
 
 ANNOUNCED, STARTED = event(), event("Started", not_before=None)
@@ -88,7 +89,7 @@ def test_absences_are_counted_per_event():
     responses = [document(two), document(two), GONE, GONE, GONE, GONE, GONE]
     agent.feed(*responses)
     endings = agent.changes[2:]
-    assert [(one.event.event_id, one.observed_at) for one in endings] == [
+    assert [(one.event.event_id, parse_time(one.observed_at)) for one in endings] == [
         ("1", NOW + timedelta(seconds=1)),
         ("2", NOW + timedelta(seconds=3)),
     ]
@@ -111,7 +112,7 @@ def test_an_ending_has_the_time_and_the_incarnations_of_the_first_response_witho
     agent.feed(*[document(incarnation=number) for number in (2, 5, 6, 7, 9)])
     ending = agent.changes[-1]
     assert (ending.transition.value, ending.evidence.value) == ("canceled", "inferred")
-    assert ending.observed_at == NOW + timedelta(seconds=1)
+    assert parse_time(ending.observed_at) == NOW + timedelta(seconds=1)
     assert (ending.incarnation, ending.previous_incarnation) == (2, 1)
 
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.events.event import Document, ScheduledEvent
-from bridge.events.record import Transition
-from bridge.events.transitions import Change, is_over
+from bridge.events.record import Transition, TransitionRecord
+from bridge.events.transitions import is_over
 
 
 def the_change(before, after, **known):
@@ -205,7 +205,7 @@ def test_events_that_share_an_id_are_paired_by_shape_then_by_position():
 # --- whole histories ---
 
 
-def replay(changes: list[Change]) -> dict[str, ScheduledEvent]:
+def replay(changes: list[TransitionRecord]) -> dict[str, ScheduledEvent]:
     world: dict[str, ScheduledEvent] = {}
     for change in changes:
         if change.transition.is_ending or is_over(change.event):
