@@ -1,7 +1,7 @@
 """Limits expensive work per address block, so that one client cannot delay the others.
 
-An address block is an IPv4 /24 or an IPv6 /64. Blocks that have waiting work take turns. Preferred work has a separate
-queue with the same limits, and runs before other work.
+An address block is an IPv4 /24 or an IPv6 /64. Work first waits for the limit of its block, and then for the total
+limit. Therefore, a block with much waiting work takes at most its own share of the total limit.
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
-from collections import Counter, OrderedDict, deque
+from collections import Counter
 from collections.abc import AsyncIterator
 
 _IPV4_BITS, _IPV6_BITS = 24, 64
-_Lane = OrderedDict[str, deque[asyncio.Future[None]]]
 
 
 class QueueFull(Exception):  # a state, not an error of the portal
@@ -24,60 +23,27 @@ class AddressQueue:
     """Limits the work that runs or waits, both in total and for each address block."""
 
     def __init__(self, *, running: int, running_of_block: int, waiting: int, waiting_of_block: int) -> None:
-        self._most_running, self._most_of_block = running, running_of_block
-        self._most_waiting, self._most_waiting_of_block = waiting, waiting_of_block
-        self._running: Counter[str] = Counter()
-        self._preferred: _Lane = OrderedDict()
-        self._others: _Lane = OrderedDict()
+        self._most, self._most_of_block = running + waiting, running_of_block + waiting_of_block
+        self._running_of_block = running_of_block
+        self._total = asyncio.Semaphore(running)
+        self._blocks: dict[str, asyncio.Semaphore] = {}
+        self._entered: Counter[str] = Counter()
+        """The running and waiting work of each block."""
 
     @contextlib.asynccontextmanager
-    async def turn(self, address: str, *, is_preferred: bool = False) -> AsyncIterator[None]:
+    async def turn(self, address: str) -> AsyncIterator[None]:
         """Wait until work for *address* can run. Raise QueueFull if too much work is waiting."""
         block = block_of(address)
-        await self._wait(block, self._preferred if is_preferred else self._others)
-        try:
-            yield
-        finally:
-            self._release(block)
-
-    async def _wait(self, block: str, lane: _Lane) -> None:
-        if self._can_run(block):
-            self._running[block] += 1
-            return
-        waiting = sum(map(len, lane.values()))
-        if waiting >= self._most_waiting or len(lane.get(block, ())) >= self._most_waiting_of_block:
+        if self._entered.total() >= self._most or self._entered[block] >= self._most_of_block:
             raise QueueFull
-        turn = asyncio.get_running_loop().create_future()
-        lane.setdefault(block, deque()).append(turn)
+        self._entered[block] += 1
         try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self._release(block)
-            raise
-
-    def _release(self, block: str) -> None:
-        self._running[block] -= 1
-        if not self._running[block]:
-            del self._running[block]
-        for lane in (self._preferred, self._others):
-            for each in list(lane):
-                self._start(each, lane)
-
-    def _start(self, block: str, lane: _Lane) -> None:
-        queue = lane[block]
-        while queue and (queue[0].cancelled() or self._can_run(block)):
-            turn = queue.popleft()
-            if not turn.cancelled():
-                self._running[block] += 1
-                turn.set_result(None)
-                lane.move_to_end(block)
-                break
-        if not queue:
-            del lane[block]
-
-    def _can_run(self, block: str) -> bool:
-        return self._running.total() < self._most_running and self._running[block] < self._most_of_block
+            async with self._blocks.setdefault(block, asyncio.Semaphore(self._running_of_block)), self._total:
+                yield
+        finally:
+            self._entered[block] -= 1
+            if not self._entered[block]:
+                del self._entered[block], self._blocks[block]
 
 
 def block_of(address: str) -> str:

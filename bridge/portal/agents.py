@@ -2,8 +2,9 @@
 
 One route returns a challenge. The other route accepts an attested document that contains the challenge, and returns a
 token. Neither route requires credentials, so the portal limits each body to 64 KiB. It verifies at most four documents
-at a time, and at most two from each address block. Addresses from which an agent got a token earlier are served first.
-If too many documents are waiting, the portal responds with 503.
+at a time, and at most two from each address block. Addresses from which an agent got a token earlier have a separate
+queue with the same limits, so that unknown clients do not delay renewals. If too many documents are waiting, the portal
+responds with 503.
 """
 
 from __future__ import annotations
@@ -98,11 +99,14 @@ class AgentRoutes:
         self._log = ThrottledLog(logger, clock=clock)
         # Separate threads, because a slow download of a certificate must not delay records.
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="attested")
-        self._queue = AddressQueue(
-            running=_THREADS,
-            running_of_block=_THREADS_OF_BLOCK,
-            waiting=_MOST_WAITING,
-            waiting_of_block=_MOST_WAITING_OF_BLOCK,
+        self._renewals, self._others = (
+            AddressQueue(
+                running=_THREADS,
+                running_of_block=_THREADS_OF_BLOCK,
+                waiting=_MOST_WAITING,
+                waiting_of_block=_MOST_WAITING_OF_BLOCK,
+            )
+            for _ in range(2)
         )
         self._known: OrderedDict[str, None] = OrderedDict()
         """The addresses from which an agent got a token, with the newest at the end."""
@@ -144,7 +148,8 @@ class AgentRoutes:
         return json_answer({"token": token, "expires_in": TOKEN_SECONDS})
 
     async def _token_for(self, document: str, address: str) -> str:
-        async with self._queue.turn(address, is_preferred=address in self._known):
+        queue = self._renewals if address in self._known else self._others
+        async with queue.turn(address):
             vm = await asyncio.get_running_loop().run_in_executor(self._threads, self._verifier.vm_of, document)
         self._known[address] = None
         self._known.move_to_end(address)

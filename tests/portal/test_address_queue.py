@@ -25,12 +25,12 @@ class Work:
         self.queue = AddressQueue(**limits)
         self.started = []
 
-    async def begin(self, address, **options):
+    async def begin(self, address):
         """Return an event that ends the work, and its task."""
         end = asyncio.Event()
 
         async def work():
-            async with self.queue.turn(address, **options):
+            async with self.queue.turn(address):
                 self.started.append(address)
                 await end.wait()
 
@@ -51,10 +51,9 @@ def test_one_block_waits_while_another_runs_and_blocks_take_turns():
         await work.begin("10.0.1.1")
         assert work.started == ["10.0.0.1", "10.0.1.1"]
         await work.begin("10.0.2.1")
-        await work.begin("10.0.3.1", is_preferred=True)
         first.set()
         await asyncio.sleep(0.01)
-        assert work.started[2:] == ["10.0.3.1"]
+        assert work.started[2:] == ["10.0.2.1"]
 
     asyncio.run(main())
 
