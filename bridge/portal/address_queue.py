@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 from collections import Counter
 from collections.abc import AsyncIterator
 
-_IPV4_BITS, _IPV6_BITS = 24, 64
+from bridge.portal.addresses import block_of
 
 
 class QueueFull(Exception):  # a state, not an error of the portal
@@ -44,24 +43,3 @@ class AddressQueue:
             self._entered[block] -= 1
             if not self._entered[block]:
                 del self._entered[block], self._blocks[block]
-
-
-def block_of(address: str) -> str:
-    """Return the /24 of an IPv4 address, or the /64 of an IPv6 address."""
-    return _network(address, _IPV4_BITS)
-
-
-def client_of(address: str) -> str:
-    """Return the network that identifies one client: an IPv4 /32 or an IPv6 /64."""
-    return _network(address, 32)
-
-
-def _network(address: str, ipv4_bits: int) -> str:
-    try:
-        found = ipaddress.ip_address(address)
-    except ValueError:
-        return address
-    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-    found = mapped or found
-    bits = ipv4_bits if found.version == 4 else _IPV6_BITS  # noqa: PLR2004  # IPv4
-    return str(ipaddress.ip_network((found, bits), strict=False))

@@ -27,6 +27,7 @@ from bridge.clock import Clock, format_time
 from bridge.errors import SecretUnavailable
 from bridge.logs import ThrottledLog
 from bridge.portal.address_queue import AddressQueue, QueueFull
+from bridge.portal.addresses import address_of
 from bridge.portal.agent_tokens import (
     CHALLENGE_SECONDS,
     KEPT_SECONDS,
@@ -37,8 +38,7 @@ from bridge.portal.agent_tokens import (
 )
 from bridge.portal.attested import DocumentRefused, DocumentVerifier
 from bridge.portal.certificate_chain import IntermediateCertificates, azure_roots, certificates_in
-from bridge.portal.proxies import Proxies
-from bridge.portal.requests import body_of, error_answer, headers_of, json_answer
+from bridge.portal.requests import body_of, error_answer, json_answer
 from bridge.portal.settings import AttestedSettings
 from bridge.portal.store.database import Store
 from bridge.portal.store.documents import take_document
@@ -74,10 +74,8 @@ class AgentRoutes:
         documents: Counter,
         clock: Clock,
         store: Store,
-        proxies: Proxies,
     ) -> None:
         self._clock = clock
-        self._proxies = proxies
         self._store = store
         secrets = secrets_of(settings.secret())
         self._challenges = Challenges(secrets, clock=clock)
@@ -135,8 +133,7 @@ class AgentRoutes:
         """Return a token for the VM of the document in *request*, or the refusal reason."""
         try:
             body = await body_of(request, most_bytes=MAX_BODY_BYTES)
-            peer = request.client.host if request.client else ""
-            token = await self._token_for(_document_in(body), self._proxies.client_of(headers_of(request), peer))
+            token = await self._token_for(_document_in(body), address_of(request))
         except DocumentRefused as refused:
             return self._refused(refused)
         except SecretUnavailable as error:

@@ -9,7 +9,8 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from bridge.approval.signing import DecisionSigner
 from bridge.clock import Clock
@@ -28,7 +29,6 @@ from bridge.portal.notifying import NotificationSender
 from bridge.portal.pages import Pages
 from bridge.portal.pending_decisions import PendingDecisions
 from bridge.portal.poll import PREFIX, LongPoll
-from bridge.portal.proxies import Proxies
 from bridge.portal.requests import RequestRefused, error_answer
 from bridge.portal.server_sent_events import LiveUpdates
 from bridge.portal.settings import PortalSettings
@@ -71,12 +71,9 @@ class Application:
         self._clock = clock
         self._log = ThrottledLog(logger, clock=clock)
         attested = settings.agents.attested
-        proxies = Proxies(settings.people.proxy_addresses)
         self._agents: AgentRoutes | None = None
         if attested is not None:
-            self._agents = AgentRoutes(
-                attested, documents=metrics.documents, clock=clock, store=threads.store, proxies=proxies
-            )
+            self._agents = AgentRoutes(attested, documents=metrics.documents, clock=clock, store=threads.store)
         self._connected_agents = ConnectedAgents(clock)
         self._users = Users(settings.people, store=threads, clock=clock)
         self.pending_decisions = PendingDecisions(threads, clock=clock)
@@ -123,7 +120,9 @@ class Application:
             Exception: _failed,
         }
         routes = [*self._machine_routes(authenticator), *self._person_routes()]
-        self._starlette = Starlette(routes=routes, exception_handlers=handlers)
+        starlette = Starlette(routes=routes, exception_handlers=handlers)
+        with_clients: Any = ProxyHeadersMiddleware
+        self._starlette: ASGIApp = with_clients(starlette, list(settings.people.proxy_addresses))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Count each response by route and status.

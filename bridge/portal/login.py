@@ -14,6 +14,7 @@ from starlette.responses import RedirectResponse, Response
 from bridge.clock import Clock
 from bridge.errors import BridgeError, SecretUnavailable
 from bridge.logs import ThrottledLog
+from bridge.portal.addresses import address_of
 from bridge.portal.form_fields import Form, form_of, one, own_page, part_of
 from bridge.portal.oidc import LoginRefused
 from bridge.portal.rendering import SECURITY_HEADERS, Renderer
@@ -75,7 +76,7 @@ class LoginPages:
             session_id = await self._users.sign_in(
                 one(form, "name"),
                 one(form, "password"),
-                address=self._users.address_of(request),
+                address=address_of(request),
                 old_session_id=request.cookies.get(COOKIE, ""),
             )
         except AccessDenied as error:
@@ -192,7 +193,7 @@ class LoginPages:
             "why": why,
             "provider_logout": provider_logout,
             "has_oidc": self._users.oidc is not None,
-            "has_passwords": self._users.allows_passwords(self._users.address_of(request)),
+            "has_passwords": self._users.allows_passwords(address_of(request)),
         }
         return self.page(request, None, "login.html", status=status, **values)
 

@@ -28,12 +28,13 @@ from starlette.requests import Request
 
 from bridge.clock import Clock, format_time
 from bridge.logs import ThrottledLog
-from bridge.portal.address_queue import AddressQueue, QueueFull, client_of
+from bridge.portal.address_queue import AddressQueue, QueueFull
+from bridge.portal.addresses import Networks, client_of
 from bridge.portal.audit import NewEntry
 from bridge.portal.fleet import EventState
 from bridge.portal.grants import Grant, Role, can_approve, scope_of
+from bridge.portal.http_limits import CONNECTION
 from bridge.portal.oidc_sessions import OidcSessions
-from bridge.portal.proxies import Proxies
 from bridge.portal.requests import RequestRefused, headers_of
 from bridge.portal.settings import PeopleSettings
 from bridge.portal.store import users as store_users
@@ -157,10 +158,10 @@ class Users:
         self._may_approve_later = settings.oidc is not None and any(
             each.role is Role.APPROVER for each in settings.oidc.groups
         )
-        self._local_login_from = None if settings.oidc is None else Proxies(settings.local_login_from)
+        self._local_login_from = None if settings.oidc is None else Networks(settings.local_login_from)
         self._origin = settings.origin
         self._proxy_header = settings.proxy_header.lower() if settings.proxy_header else None
-        self._proxies = Proxies(settings.proxy_addresses)
+        self._proxies = Networks(settings.proxy_addresses)
         self._proxy_role = Role(settings.proxy_role)
         self._hasher = PasswordHasher()
         self._hashing = AddressQueue(
@@ -190,12 +191,14 @@ class Users:
     async def person_of(self, request: Request) -> Person:
         """Return the person who sent *request*. Raise AccessDenied (401) if the person is unknown."""
         is_activity = request.url.path != "/live" and "part" not in request.query_params
-        return await self.person(headers_of(request), request.cookies, _peer_of(request), is_activity=is_activity)
+        peer: tuple[str, int] | None = request.scope[CONNECTION].client
+        host = "" if peer is None else peer[0]
+        return await self.person(headers_of(request), request.cookies, host, is_activity=is_activity)
 
     async def person(
         self, headers: Mapping[str, str], cookies: Mapping[str, str], address: str, *, is_activity: bool = True
     ) -> Person:
-        """Return the person who sent a request from *address*.
+        """Return the person who sent a request from *address*, which can be the address of a proxy.
 
         Raise AccessDenied (401) for an unknown person.
         """
@@ -221,10 +224,6 @@ class Users:
                     session_sha256=session_sha256,
                 )
         raise AccessDenied(401, "Sign in first.")
-
-    def address_of(self, request: Request) -> str:
-        """Return the address of the client, which a configured proxy can report."""
-        return self._proxies.client_of(headers_of(request), _peer_of(request))
 
     def check_change(self, headers: Mapping[str, str], person: Person, token: str) -> None:
         """Raise AccessDenied (403) if the Origin or CSRF token is wrong."""
@@ -403,10 +402,6 @@ def _as_utf8(text: str) -> str:
         return text.encode("latin-1").decode()
     except UnicodeError:
         return text
-
-
-def _peer_of(request: Request) -> str:
-    return request.client.host if request.client else ""
 
 
 def _sha256(text: str) -> str:

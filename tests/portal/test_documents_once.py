@@ -17,7 +17,6 @@ from starlette.requests import Request
 from bridge.clock import REAL_CLOCK, format_time
 from bridge.portal.agents import AgentRoutes
 from bridge.portal.metrics import PortalMetrics
-from bridge.portal.proxies import Proxies
 from bridge.portal.schema import properties
 from bridge.portal.settings import AttestedSettings
 from bridge.portal.store.database import StoreUnavailable
@@ -53,10 +52,7 @@ def processes(azure, database, tmp_path):
         settings = msgspec.convert({**table, **changes}, AttestedSettings)
         stores = database.store(), database.store()
         made.extend(
-            AgentRoutes(
-                settings, documents=PortalMetrics().documents, clock=REAL_CLOCK, store=each, proxies=Proxies(())
-            )
-            for each in stores
+            AgentRoutes(settings, documents=PortalMetrics().documents, clock=REAL_CLOCK, store=each) for each in stores
         )
         return made[-2:]
 
