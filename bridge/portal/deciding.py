@@ -151,11 +151,12 @@ class VerdictService:
             return ()
         now = self._clock.now()
         if ruling.outcome is Outcome.HELD:
-            return self._key.holds(event, ruling, vm_keys, now=now, newest_iat=newest_iat)
+            return self._key.decisions(event, ruling, vm_keys, now=now, newest_iat=newest_iat)
         if min(each.expires_at for each in ruling.verdicts) <= format_time(now):
             raise VerdictRefused("An approval expired before it was stored.", event=event)
         agents = self._connected_agents.of(vm.vm_key for vm in event.vms)
         asked = addressees(event, agents, self._key.kid)
         if not asked:
             raise VerdictRefused(f"{NO_AGENT}: {why_unreachable(event, agents, self._key.kid)}.", event=event)
-        return self._key.approvals(event, ruling, asked, now=now, newest_iat=newest_iat)
+        keys = [vm.vm_key for vm in asked]
+        return self._key.decisions(event, ruling, keys, now=now, newest_iat=newest_iat)

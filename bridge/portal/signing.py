@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta, timezone
 
 from bridge.approval.signing import DecisionSigner
@@ -21,7 +21,7 @@ from bridge.clock import format_time
 from bridge.portal.connected_agents import AgentSeen
 from bridge.portal.fleet import EventState, State, VmOfEvent
 from bridge.portal.store.decisions import NewDecision
-from bridge.portal.verdicts import Choice, Ruling, reason_of
+from bridge.portal.verdicts import Choice, Outcome, Ruling, reason_of
 from bridge.text import one_line
 
 _HOLD_SECONDS = 86_400.0
@@ -33,17 +33,9 @@ NO_AGENT = "No agent would follow an approval now"
 
 def addressees(event: EventState, agents: Mapping[str, AgentSeen], kid: str) -> tuple[VmOfEvent, ...]:
     """Return the VMs that get an approval."""
-    able = [
-        vm
-        for vm in event.vms
-        if _has_vm_id(vm.vm_key)
-        and vm.is_confirmed
-        and vm.digest == event.digest
-        and vm.state is State.SCHEDULED
-        and (seen := agents.get(vm.vm_key)) is not None
-        and seen.why_not(kid) is None
-    ]
-    if not _has_commands(event, agents):
+    able = [vm for vm in event.vms if _why_not(vm, event, agents, kid) is None]
+    members = (agents.get(vm.vm_key) for vm in event.vms if vm.is_member)
+    if not any(seen.command for seen in members if seen is not None):
         return tuple(able)
     covering = [vm for vm in able if agents[vm.vm_key].command_covers_all]
     # An agent with a shared token can invent VMs and commands, so a single VM without attestation might not exist.
@@ -57,26 +49,23 @@ def why_unreachable(event: EventState, agents: Mapping[str, AgentSeen], kid: str
     """Return a reason for each VM if no agent would act on an approval. Otherwise, return ""."""
     if addressees(event, agents, kid):
         return ""
-    has_commands = _has_commands(event, agents)
-    found = []
-    for vm in event.vms:
-        seen = agents.get(vm.vm_key)
-        why = "has never polled for decisions" if seen is None else seen.why_not(kid)
-        if why is None and vm.digest != event.digest:
-            why = "reports another version of the event"
-        elif why is None and not vm.is_confirmed:
-            why = "is not confirmed"
-        elif why is None and vm.state is not State.SCHEDULED:
-            why = "reports that the event is not scheduled"
-        elif why is None and has_commands:
-            why = "has no command that covers all VMs of the event"
-        found.append(f"{vm.name or vm.vm_key} {why}")
-    return "; ".join(found)
+    no_command = "has no command that covers all VMs of the event"
+    return "; ".join(f"{vm.name or vm.vm_key} {_why_not(vm, event, agents, kid) or no_command}" for vm in event.vms)
 
 
-def _has_commands(event: EventState, agents: Mapping[str, AgentSeen]) -> bool:
-    members = (agents.get(vm.vm_key) for vm in event.vms if vm.is_member)
-    return any(seen.command for seen in members if seen is not None)
+def _why_not(vm: VmOfEvent, event: EventState, agents: Mapping[str, AgentSeen], kid: str) -> str | None:
+    """Return the reason why the agent of *vm* would not act on an approval, or None."""
+    seen = agents.get(vm.vm_key)
+    if seen is None or not _has_vm_id(vm.vm_key):
+        return "has never polled for decisions"
+    why = seen.why_not(kid)
+    if why is not None:
+        return why
+    if vm.digest != event.digest:
+        return "reports another version of the event"
+    if not vm.is_confirmed:
+        return "is not confirmed"
+    return None if vm.state is State.SCHEDULED else "reports that the event is not scheduled"
 
 
 class PortalKey:
@@ -90,31 +79,25 @@ class PortalKey:
         """Return the name under which the VMs trust the key."""
         return self._signer.kid
 
-    def approvals(
-        self, event: EventState, ruling: Ruling, vms: Iterable[VmOfEvent], *, now: datetime, newest_iat: float
+    def decisions(
+        self, event: EventState, ruling: Ruling, vm_keys: Iterable[str], *, now: datetime, newest_iat: float
     ) -> tuple[NewDecision, ...]:
-        """Return an approval of *event* for each of *vms*. It expires with the first verdict.
+        """Return a hold or an approval of *event* for each of *vm_keys*. An approval expires with the first verdict.
 
-        *newest_iat* is the latest `iat` of all decisions on the event. The `iat` of an approval must be later than the
-        `iat` of a hold.
+        VMs without a vmId get no decision, because they never poll. *newest_iat* is the latest `iat` of all decisions
+        on the event. The `iat` of an approval must be later than the `iat` of a hold.
         """
-        until = min(each.expires_at for each in ruling.verdicts)
-        seconds = (datetime.fromisoformat(until) - now).total_seconds()
-        issued_at = max(now, _at(newest_iat + _LEAST_STEP_SECONDS))
+        is_hold = ruling.outcome is Outcome.HELD
+        until = min(datetime.fromisoformat(each.expires_at) for each in ruling.verdicts)
+        seconds = _HOLD_SECONDS if is_hold else (until - now).total_seconds()
+        earliest = newest_iat if is_hold else newest_iat + _LEAST_STEP_SECONDS
+        issued_at = max(now, datetime.fromtimestamp(earliest, timezone.utc))
+        choice = Choice.HOLD if is_hold else Choice.APPROVE
         return tuple(
-            self._new(event, ruling, vm.vm_key, Choice.APPROVE, seconds=seconds, issued_at=issued_at) for vm in vms
+            self._new(event, ruling, key, choice, seconds=seconds, issued_at=issued_at)
+            for key in vm_keys
+            if _has_vm_id(key)
         )
-
-    def holds(
-        self, event: EventState, ruling: Ruling, vm_keys: Sequence[str], *, now: datetime, newest_iat: float
-    ) -> tuple[NewDecision, ...]:
-        """Return a hold of *event* for each of *vm_keys*.
-
-        VMs without a vmId get no hold, because they never poll.
-        """
-        asked = [key for key in vm_keys if _has_vm_id(key)]
-        at = max(now, _at(newest_iat))
-        return tuple(self._new(event, ruling, key, Choice.HOLD, seconds=_HOLD_SECONDS, issued_at=at) for key in asked)
 
     def _new(
         self, event: EventState, ruling: Ruling, vm_key: str, choice: Choice, *, seconds: float, issued_at: datetime
@@ -149,7 +132,3 @@ class PortalKey:
 
 def _has_vm_id(vm_key: str) -> bool:
     return not vm_key.startswith(_STREAM)
-
-
-def _at(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, timezone.utc)

@@ -49,9 +49,9 @@ class Office:
 
     def sign(self, event, ruling, vm_keys, newest_iat):
         if ruling.outcome is Outcome.HELD:
-            return self.key.holds(event, ruling, vm_keys, now=DECIDED, newest_iat=newest_iat)
-        asked = addressees(event, self.agents, "portal-1")
-        return self.key.approvals(event, ruling, asked, now=DECIDED, newest_iat=newest_iat)
+            return self.key.decisions(event, ruling, vm_keys, now=DECIDED, newest_iat=newest_iat)
+        asked = [vm.vm_key for vm in addressees(event, self.agents, "portal-1")]
+        return self.key.decisions(event, ruling, asked, now=DECIDED, newest_iat=newest_iat)
 
     def say(self, word, user_name, *, required=1, digest=None, after_seconds=0, minutes=60):
         now = DECIDED + timedelta(seconds=after_seconds)
