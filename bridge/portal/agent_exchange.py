@@ -10,8 +10,8 @@ from datetime import timedelta
 
 from bridge.clock import Clock, format_time
 from bridge.logs import ThrottledLog
-from bridge.portal.connected_agents import KEPT_SECONDS, ConnectedAgents
-from bridge.portal.store.agents import StoredAgent, changes_of_other_processes, delete_agents, store_agents
+from bridge.portal.connected_agents import KEPT_SECONDS, RECONNECTING_SECONDS, ConnectedAgents
+from bridge.portal.store.agents import changes_of_other_processes, delete_agents, store_agents
 from bridge.portal.store.database import StoreThreads, StoreUnavailable
 
 logger = logging.getLogger(__name__)
@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 _ROUND_SECONDS = 0.5
 _HEARTBEAT_SECONDS, _HEARTBEAT_SECONDS_ALONE = 1.0, 60.0
 _CLEANUP_SECONDS = 60.0
+#: After a longer silence, other processes might have taken over the agents of this process.
+_MOST_SILENT_SECONDS = RECONNECTING_SECONDS / 2
 
 
 class AgentExchange:
@@ -38,7 +40,8 @@ class AgentExchange:
         self._clock = clock
         self._process = uuid.uuid4().hex
         self._heartbeat = 0
-        self._stored_at = self._cleaned_at = -KEPT_SECONDS
+        self._stored_at = clock.monotonic()
+        self._cleaned_at = -KEPT_SECONDS
         self._log = ThrottledLog(logger, clock=clock)
 
     async def follow(self) -> None:
@@ -56,15 +59,22 @@ class AgentExchange:
     async def exchange(self) -> None:
         """Store the changes of this process, and read the changes of other processes."""
         is_shared, now = self._store.store.kind.is_shared, self._clock.monotonic()
+        is_cleanup = now - self._cleaned_at >= _CLEANUP_SECONDS
+        stopped = self._connected_agents.take_over_stopped() if is_cleanup else []
         changes = self._connected_agents.take_unshared()
         if changes or now - self._stored_at >= (_HEARTBEAT_SECONDS if is_shared else _HEARTBEAT_SECONDS_ALONE):
-            await self._store_changes(changes)
+            self._heartbeat += 1
+            try:
+                await self._store.write(store_agents, changes, process=self._process, heartbeat=self._heartbeat)
+            except StoreUnavailable:
+                self._connected_agents.share_again(changes)
+                raise
+            if is_shared and now - self._stored_at >= _MOST_SILENT_SECONDS:
+                self._connected_agents.share_all()
             self._stored_at = now
-        is_cleanup = now - self._cleaned_at >= _CLEANUP_SECONDS
         if is_cleanup:
-            stopped = self._connected_agents.forget_stopped()
             before = format_time(self._clock.now() - timedelta(seconds=KEPT_SECONDS))
-            await self._store.write(delete_agents, process=self._process, stopped=stopped, before=before)
+            await self._store.write(delete_agents, stopped=stopped, before=before)
             self._cleaned_at = now
         if is_shared or is_cleanup:
             known = self._connected_agents.heartbeats()
@@ -72,12 +82,3 @@ class AgentExchange:
             self._connected_agents.receive(heartbeats, found)
             if found:
                 self._notify()
-
-    async def _store_changes(self, changes: list[StoredAgent]) -> None:
-        self._heartbeat += 1
-        at = format_time(self._clock.now())
-        try:
-            await self._store.write(store_agents, changes, process=self._process, heartbeat=self._heartbeat, at=at)
-        except StoreUnavailable:
-            self._connected_agents.share_again(changes)
-            raise

@@ -6,19 +6,20 @@ for one day.
 
 The portal keeps the agents in memory, because every poll updates them. `bridge.portal.agent_exchange` writes each
 change to the database, and reads the changes of other portal processes. When a process stops, its connected agents
-remain in the database. The other processes show these agents as reconnecting for 60 seconds. A process that starts
-later also shows them as reconnecting for its first 60 seconds.
+remain in the database. The other processes show these agents as reconnecting for 60 seconds, and then take them over as
+disconnected. A process that starts later also shows them as reconnecting for its first 60 seconds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import timedelta
 from enum import Enum
 from functools import lru_cache
 
 import msgspec
 
-from bridge.clock import Clock, parse_time
+from bridge.clock import Clock, format_time, parse_time
 from bridge.portal.store.agents import StoredAgent
 
 HEADER = "scheduled-events-agent"
@@ -84,14 +85,18 @@ class AgentSeen(AgentReport, frozen=True, kw_only=True):
         return self.refusal(kid) if self.is_connected else "is not connected"
 
 
-class _Polls(msgspec.Struct):
-    """The polls of an agent at this process."""
+class _Polls(msgspec.Struct, kw_only=True):
+    """The polls of an agent at one process."""
 
     at: float
+    """The start of the last poll, or its end if no poll is open."""
     reported: AgentReport
-    open_polls: int = 0
     received_index: int = 0
     is_attested: bool = False
+    open_polls: int = 0
+    """Always 0 for another process."""
+    is_connected: bool = True
+    """For this process, `sweep` sets the value to False after the grace period."""
 
 
 class _Body(msgspec.Struct, frozen=True):
@@ -99,17 +104,7 @@ class _Body(msgspec.Struct, frozen=True):
     is_attested: bool = False
 
 
-class _Elsewhere(msgspec.Struct, frozen=True):
-    """The state that another process stored about an agent."""
-
-    at: float
-    is_connected: bool
-    received_index: int
-    reported: AgentReport
-    is_attested: bool
-
-
-class _Process(msgspec.Struct):
+class _Process(msgspec.Struct, kw_only=True):
     """Another portal process, which might have stopped."""
 
     heartbeat: int
@@ -117,6 +112,7 @@ class _Process(msgspec.Struct):
     alive_at: float | None = None
     """The time at which the heartbeat last changed, or None if it has not changed."""
     seen: Connection = Connection.RECONNECTING
+    agents: dict[str, _Polls] = msgspec.field(default_factory=dict)
 
     def connection(self, now: float) -> Connection:
         """Return the state of the agents that were connected to this process."""
@@ -136,12 +132,6 @@ class ConnectedAgents:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._here: dict[str, _Polls] = {}
-        self._idle: dict[str, None] = {}
-        """The connected agents without an open poll, in the order in which their last polls ended."""
-        self._away: dict[str, None] = {}
-        """The disconnected agents of `_here`, in the order in which their last polls ended."""
-        self._elsewhere: dict[str, dict[str, _Elsewhere]] = {}
-        """The agents of other processes, by VM and process."""
         self._processes: dict[str, _Process] = {}
         self._unshared: set[str] = set()
         self._changed: set[str] = set()
@@ -156,10 +146,8 @@ class ConnectedAgents:
             received_index=index,
             is_attested=is_attested,
         )
-        if known is None or vm_key in self._away or _shared(known) != _shared(new):
+        if known is None or _shared(known) != _shared(new):
             self._note({vm_key})
-        self._idle.pop(vm_key, None)
-        self._away.pop(vm_key, None)
         self._here[vm_key] = new
 
     def ends(self, vm_key: str) -> None:
@@ -168,8 +156,6 @@ class ConnectedAgents:
         if known is not None:
             known.open_polls -= 1
             known.at = self._clock.monotonic()
-            if known.open_polls == 0:
-                self._idle[vm_key] = None
 
     def of(self, vm_keys: Iterable[str]) -> dict[str, AgentSeen]:
         """Return the agents of *vm_keys* that have polled.
@@ -180,11 +166,11 @@ class ConnectedAgents:
 
     def all(self) -> dict[str, AgentSeen]:
         """Return every agent that has polled within the last day."""
-        return self.of([*self._here, *self._elsewhere])
+        return self.of(self._keys())
 
     def reports(self) -> dict[str, tuple[Connection, AgentReport, bool]]:
         """Return the state, header, and `is_attested` of every agent, faster than `all`."""
-        found = ((key, self._best(key)) for key in dict.fromkeys([*self._here, *self._elsewhere]))
+        found = ((key, self._best(key)) for key in self._keys())
         return {key: (best[0], best[1].reported, best[1].is_attested) for key, best in found if best is not None}
 
     def take_changes(self) -> set[str]:
@@ -195,38 +181,44 @@ class ConnectedAgents:
     def sweep(self) -> None:
         """Mark agents that have disconnected, and forget them after a day."""
         now = self._clock.monotonic()
-        gone = self._older(self._idle, now - _GRACE_SECONDS)
-        for key in gone:
-            del self._idle[key]
-            self._away[key] = None
-        self._note(gone)
-        too_many = list(self._away)[: max(0, len(self._away) - _MOST_AWAY)]
-        for key in [*too_many, *self._older(self._away, now - KEPT_SECONDS)]:
-            self._away.pop(key, None)
-            self._here.pop(key, None)
-        for name, process in self._processes.items():
+        idle = [(key, polls) for key, polls in self._here.items() if not polls.open_polls]
+        for key, polls in idle:
+            if polls.is_connected and now - polls.at >= _GRACE_SECONDS:
+                polls.is_connected = False
+                self._note({key})
+        away = sorted((polls.at, key) for key, polls in idle if not polls.is_connected)
+        for number, (at, key) in enumerate(away):
+            if number < len(away) - _MOST_AWAY or now - at >= KEPT_SECONDS:
+                del self._here[key]
+        for process in self._processes.values():
             state = process.connection(now)
             if state is not process.seen:
                 process.seen = state
-                self._changed |= {key for key, rows in self._elsewhere.items() if name in rows}
+                self._changed |= process.agents.keys()
 
     def take_unshared(self) -> list[StoredAgent]:
         """Return the agents of this process that have changed since the last call."""
         keys, self._unshared = self._unshared, set()
+        at, now = self._clock.now(), self._clock.monotonic()
         return [
             StoredAgent(
                 vm_key=key,
-                is_connected=key not in self._away,
-                received_index=seen.received_index,
-                body=msgspec.json.encode(_Body(seen.reported, seen.is_attested)).decode(),
+                is_connected=polls.is_connected,
+                received_index=polls.received_index,
+                body=msgspec.json.encode(_Body(polls.reported, polls.is_attested)).decode(),
+                polled_at=format_time(at - timedelta(seconds=now - polls.at)),
             )
             for key in keys
-            if (seen := self._here.get(key)) is not None
+            if (polls := self._here.get(key)) is not None
         ]
 
     def share_again(self, agents: Iterable[StoredAgent]) -> None:
         """Let `take_unshared` return *agents* again, because they could not be stored."""
         self._unshared |= {each.vm_key for each in agents}
+
+    def share_all(self) -> None:
+        """Let `take_unshared` return every agent of this process."""
+        self._unshared |= self._here.keys()
 
     def heartbeats(self) -> dict[str, int]:
         """Return the last known heartbeat of each other process."""
@@ -243,8 +235,8 @@ class ConnectedAgents:
             del self._processes[name]
         for each in changed:
             body = _body_of(each.body)
-            self._elsewhere.setdefault(each.vm_key, {})[each.process] = _Elsewhere(
-                at=now - (at - parse_time(each.stored_at)).total_seconds(),
+            self._processes[each.process].agents[each.vm_key] = _Polls(
+                at=now - (at - parse_time(each.polled_at)).total_seconds(),
                 is_connected=each.is_connected,
                 received_index=each.received_index,
                 reported=body.reported,
@@ -252,76 +244,60 @@ class ConnectedAgents:
             )
             self._changed.add(each.vm_key)
 
-    def forget_stopped(self) -> list[str]:
-        """Forget old agents, and return the processes that have stopped.
-
-        If an agent of a stopped process has polled another process, the function removes the agent's old state.
-        """
+    def take_over_stopped(self) -> list[str]:
+        """Add the agents of stopped processes to this process as disconnected, and return the processes."""
         now = self._clock.monotonic()
-        stopped = {name for name, each in self._processes.items() if each.connection(now) is Connection.DISCONNECTED}
-        kept: dict[str, dict[str, _Elsewhere]] = {}
-        for key, rows in self._elsewhere.items():
-            has_polled_again = key in self._here or any(name not in stopped for name in rows)
-            others = {
-                name: each
-                for name, each in rows.items()
-                if name in self._processes
-                and not (name in stopped and has_polled_again)
-                and (each.is_connected or now - each.at < KEPT_SECONDS)
-            }
-            if others:
-                kept[key] = others
-        self._elsewhere = kept
-        return sorted(stopped)
+        stopped = [name for name, each in self._processes.items() if each.connection(now) is Connection.DISCONNECTED]
+        for name in stopped:
+            for key, polls in self._processes.pop(name).agents.items():
+                if key not in self._here:
+                    self._here[key] = polls
+                    polls.at = now if polls.is_connected else polls.at
+                    polls.is_connected = False
+                    self._note({key})
+        return stopped
 
     def _note(self, vm_keys: Iterable[str]) -> None:
         self._unshared |= set(vm_keys)
         self._changed |= set(vm_keys)
 
-    def _older(self, keys: Iterable[str], oldest: float) -> list[str]:
-        found = []
-        for key in keys:
-            if self._here[key].at > oldest:
-                break
-            found.append(key)
-        return found
+    def _keys(self) -> list[str]:
+        return list(dict.fromkeys([*self._here, *(key for each in self._processes.values() for key in each.agents)]))
 
-    def _best(self, vm_key: str) -> tuple[Connection, _Polls | _Elsewhere] | None:
+    def _best(self, vm_key: str) -> tuple[Connection, _Polls] | None:
         """Return the agent's most connected state, and the newest if several are equal."""
         here, now = self._here.get(vm_key), self._clock.monotonic()
-        if here is not None and (here.open_polls > 0 or now - here.at < _GRACE_SECONDS):
+        if here is not None and here.is_connected and (here.open_polls > 0 or now - here.at < _GRACE_SECONDS):
             return Connection.CONNECTED, here
-        found: list[tuple[Connection, _Polls | _Elsewhere]] = []
-        if here is not None:
-            found.append((Connection.DISCONNECTED, here))
-        for name, each in self._elsewhere.get(vm_key, {}).items():
-            process = self._processes.get(name)
-            state = Connection.DISCONNECTED
-            if each.is_connected and process is not None:
-                state = process.connection(now)
+        found = [] if here is None else [(Connection.DISCONNECTED, here)]
+        for process, polls in self._elsewhere(vm_key):
+            state = process.connection(now) if polls.is_connected else Connection.DISCONNECTED
             if state is Connection.RECONNECTING and here is not None:
                 state = Connection.DISCONNECTED  # the agent returned to this process, and left again
-            found.append((state, each))
+            found.append((state, polls))
         return max(found, key=lambda each: (_ORDER.index(each[0]), each[1].at), default=None)
+
+    def _elsewhere(self, vm_key: str) -> list[tuple[_Process, _Polls]]:
+        processes = list(self._processes.values())
+        return [(each, polls) for each in processes if (polls := each.agents.get(vm_key)) is not None]
 
     def _agent_seen(self, vm_key: str) -> AgentSeen | None:
         best = self._best(vm_key)
         if best is None:
             return None
         state, newest = best
-        others = [each.received_index for each in self._elsewhere.get(vm_key, {}).values()]
-        here = self._here.get(vm_key)
+        indexes = [polls.received_index for _, polls in self._elsewhere(vm_key)]
         return AgentSeen(
             is_connected=state is Connection.CONNECTED,
             is_reconnecting=state is Connection.RECONNECTING,
             **msgspec.structs.asdict(newest.reported),
-            received_index=max(0 if here is None else here.received_index, *others, 0),
+            received_index=max(newest.received_index, *indexes, 0),
             is_attested=newest.is_attested,
         )
 
 
-def _shared(polls: _Polls) -> tuple[AgentReport, int, bool]:
-    return polls.reported, polls.received_index, polls.is_attested
+def _shared(polls: _Polls) -> tuple[AgentReport, int, bool, bool]:
+    return polls.reported, polls.received_index, polls.is_attested, polls.is_connected
 
 
 @lru_cache(maxsize=64)  # most agents of a fleet send the same header

@@ -174,27 +174,27 @@ event_groups = Table(
     Index(None, "name", "event_key"),
 )
 
-#: The agents of each portal process. A row remains for a day after the agent disconnects or the process stops.
+#: The agents of each portal process. A row remains for a day after the agent disconnects. When a process stops, another
+#: process takes over its rows.
 agents = Table(
     "agents",
     metadata,
     Column("vm_key", Text, primary_key=True),
     Column("process", String(32), primary_key=True),
     Column("heartbeat", BigInteger, nullable=False),
-    Column("stored_at", String(24), nullable=False),
+    Column("polled_at", String(24), nullable=False),
     Column("is_connected", Boolean(create_constraint=False), nullable=False),
     Column("received_index", BigInteger, nullable=False),
     Column("body", Text, nullable=False),
     Index(None, "process", "heartbeat"),
 )
 
-#: The portal processes of the last day. A process increases its heartbeat with each write to `agents`.
+#: The portal processes. A process increases its heartbeat with each write to `agents`.
 processes = Table(
     "processes",
     metadata,
     Column("process", String(32), primary_key=True),
     Column("heartbeat", BigInteger, nullable=False),
-    Column("stored_at", String(24), nullable=False),
 )
 
 verdicts = Table(

@@ -149,6 +149,7 @@ def test_agents_of_a_stopped_portal_are_reconnecting_for_60_s(new_process, clock
 def test_processes_see_the_agents_of_each_other(postgresql_database, clock):
     with closing(Process(postgresql_database, clock)) as one, closing(Process(postgresql_database, clock)) as other:
         poll(one.agents, 1)
+        one.agents.begins("vm-held", _HEADER)
         for _ in range(2):
             one.exchange()
             other.exchange()
@@ -165,11 +166,16 @@ def test_processes_see_the_agents_of_each_other(postgresql_database, clock):
             clock.advance(1)
             other.exchange()
         assert (state(other.agents, 1), state(other.agents, 2)) == ("reconnecting", "connected")
-        for _ in range(50):
+        for _ in range(120):
             clock.advance(1)
             poll(other.agents, 2)
             other.exchange()
         assert (state(other.agents, 1), state(other.agents, 2)) == ("disconnected", "connected")
+        assert state(other.agents, "held") == "disconnected"
+        for _ in range(3):  # a process that was paused or had no database
+            one.exchange()
+            other.exchange()
+        assert (state(other.agents, 1), state(other.agents, "held")) == ("disconnected", "connected")
 
 
 def test_agents_that_could_not_be_stored_are_stored_later(tmp_path, clock):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import msgspec
-from sqlalchemy import Connection, delete, or_, select
+from sqlalchemy import Connection, delete, select
 
 from bridge.portal.schema import agents, processes
 from bridge.portal.store.database import upsert
@@ -24,15 +24,14 @@ class StoredAgent(msgspec.Struct, frozen=True, kw_only=True):
     received_index: int
     body: str
     """The agent's header and whether its credential proves the vmId, as JSON."""
+    polled_at: str
+    """The time of the last poll when the row was stored."""
     process: str = ""
-    stored_at: str = ""
 
 
-def store_agents(
-    connection: Connection, changed: Sequence[StoredAgent], *, process: str, heartbeat: int, at: str
-) -> None:
+def store_agents(connection: Connection, changed: Sequence[StoredAgent], *, process: str, heartbeat: int) -> None:
     """Store the *changed* agents of *process*, and its heartbeat."""
-    common = {"process": process, "heartbeat": heartbeat, "stored_at": at}
+    common = {"process": process, "heartbeat": heartbeat}
     upsert(connection, agents, [{**msgspec.structs.asdict(each), **common} for each in changed])
     upsert(connection, processes, [common])
 
@@ -53,14 +52,8 @@ def changes_of_other_processes(
     return heartbeats, found
 
 
-def delete_agents(connection: Connection, *, process: str, stopped: Sequence[str], before: str) -> None:
-    """Delete agents that disconnected before *before*.
-
-    The function also deletes the agents of the *stopped* processes if these agents have polled *process* since then.
-    """
-    old = select(processes.c.process).where(processes.c.stored_at < before)
-    is_old = agents.c.is_connected.is_(False) & (agents.c.stored_at < before)
-    own = select(agents.c.vm_key).where(agents.c.process == process)
-    is_replaced = agents.c.process.in_(stopped) & agents.c.vm_key.in_(own)
-    connection.execute(delete(agents).where(or_(is_old, is_replaced, agents.c.process.in_(old))))
-    connection.execute(delete(processes).where(processes.c.stored_at < before))
+def delete_agents(connection: Connection, *, stopped: Sequence[str], before: str) -> None:
+    """Delete the *stopped* processes with their agents, and agents that disconnected before *before*."""
+    is_old = agents.c.is_connected.is_(False) & (agents.c.polled_at < before)
+    connection.execute(delete(agents).where(is_old | agents.c.process.in_(stopped)))
+    connection.execute(delete(processes).where(processes.c.process.in_(stopped)))
