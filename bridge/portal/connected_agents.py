@@ -245,7 +245,7 @@ class ConnectedAgents:
             self._changed.add(each.vm_key)
 
     def take_over_stopped(self) -> list[str]:
-        """Add the agents of stopped processes to this process as disconnected, and return the processes."""
+        """Add the agents of stopped processes to this process, and return the processes."""
         now = self._clock.monotonic()
         stopped = [name for name, each in self._processes.items() if each.connection(now) is Connection.DISCONNECTED]
         for name in stopped:

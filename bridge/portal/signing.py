@@ -82,10 +82,11 @@ class PortalKey:
     def decisions(
         self, event: EventState, ruling: Ruling, vm_keys: Iterable[str], *, now: datetime, newest_iat: float
     ) -> tuple[NewDecision, ...]:
-        """Return a hold or an approval of *event* for each of *vm_keys*. An approval expires with the first verdict.
+        """Return a hold or an approval of *event* for each of *vm_keys*.
 
-        VMs without a vmId get no decision, because they never poll. *newest_iat* is the latest `iat` of all decisions
-        on the event. The `iat` of an approval must be later than the `iat` of a hold.
+        An approval expires with the first verdict. VMs without a vmId get no decision, because they never poll.
+        *newest_iat* is the latest `iat` of all decisions on the event. The `iat` of an approval must be later than the
+        `iat` of a hold.
         """
         is_hold = ruling.outcome is Outcome.HELD
         until = min(datetime.fromisoformat(each.expires_at) for each in ruling.verdicts)

@@ -53,7 +53,7 @@ def changes_of_other_processes(
 
 
 def delete_agents(connection: Connection, *, stopped: Sequence[str], before: str) -> None:
-    """Delete the *stopped* processes with their agents, and agents that disconnected before *before*."""
+    """Delete the *stopped* processes, their agents, and agents that left before *before*."""
     is_old = agents.c.is_connected.is_(False) & (agents.c.polled_at < before)
     connection.execute(delete(agents).where(is_old | agents.c.process.in_(stopped)))
     connection.execute(delete(processes).where(processes.c.process.in_(stopped)))
