@@ -15,6 +15,7 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from bridge.approval.signing import DecisionSigner
 from bridge.clock import Clock
 from bridge.logs import ThrottledLog
+from bridge.portal import pages
 from bridge.portal.agent_exchange import AgentExchange
 from bridge.portal.agents import AgentRoutes
 from bridge.portal.api import Api
@@ -23,16 +24,17 @@ from bridge.portal.connected_agents import ConnectedAgents
 from bridge.portal.deciding import VerdictService
 from bridge.portal.decisions_api import DecisionsApi
 from bridge.portal.ingest import Ingest
+from bridge.portal.login import LoginPages
 from bridge.portal.maintenance import Maintenance
 from bridge.portal.metrics import PortalMetrics
 from bridge.portal.notifying import NotificationSender
-from bridge.portal.pages import Pages
 from bridge.portal.pending_decisions import PendingDecisions
 from bridge.portal.poll import PREFIX, LongPoll
 from bridge.portal.requests import RequestRefused, error_answer
 from bridge.portal.server_sent_events import LiveUpdates
 from bridge.portal.settings import PortalSettings
 from bridge.portal.signing import PortalKey
+from bridge.portal.site import Site
 from bridge.portal.store.database import StoreThreads, StoreUnavailable
 from bridge.portal.store.event_details import approvers_here
 from bridge.portal.store.verdicts import VerdictRefused
@@ -211,20 +213,22 @@ class Application:
             metrics=self._metrics,
             clock=self._clock,
         )
-        self._pages = Pages(
+        self._site = Site(
             users=self._users,
             verdict_service=verdict_service,
             store=self._threads,
             connected_agents=self._connected_agents,
             live=self._live,
+            login=LoginPages(users=self._users, live=self._live, clock=self._clock),
             clock=self._clock,
             kid=None if key is None else key.kid,
         )
-        return [*VerdictsApi(users=self._users, verdict_service=verdict_service).routes(_ROOT), *self._pages.routes()]
+        verdicts_api = VerdictsApi(users=self._users, verdict_service=verdict_service)
+        return [*verdicts_api.routes(_ROOT), *pages.routes(self._site)]
 
     async def _not_found(self, request: Request, _error: Exception) -> Response:
         is_page = "text/html" in request.headers.get("accept", "") and not request.url.path.startswith(_ROOT)
-        return await self._pages.not_found(request) if is_page else error_answer(404, _NOTHING_HERE)
+        return await self._site.login.not_found(request) if is_page else error_answer(404, _NOTHING_HERE)
 
     async def _unavailable(self, _request: Request, error: Exception) -> Response:
         self._log.problem("store", logging.ERROR, f"A request failed, because the database is not available: {error}")

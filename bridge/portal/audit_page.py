@@ -6,7 +6,6 @@ person's own actions.
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator
 from datetime import date, timedelta
 from urllib.parse import urlencode
@@ -16,70 +15,63 @@ from starlette.responses import Response, StreamingResponse
 
 from bridge.portal.audit_export import FORMATS, header, lines
 from bridge.portal.fleet import key_of_event_id
-from bridge.portal.form_fields import KEY
-from bridge.portal.login import LoginPages
+from bridge.portal.form_fields import KEY, MOST_ROWS
 from bridge.portal.rendering import SECURITY_HEADERS
-from bridge.portal.requests import RequestRefused
+from bridge.portal.requests import RequestRefused, whole_number
+from bridge.portal.site import Site
 from bridge.portal.store.audit import PAGE, AuditFilter, list_entries
-from bridge.portal.store.database import StoreThreads
 from bridge.portal.store.events import summaries_of
 from bridge.portal.users import Person
 from bridge.text import without_nul
 
 _PAGE = 50
 _MOST_CHARACTERS = 256
-_CURSOR = re.compile("([0-9]{1,9})~([0-9]{1,15})")
 _SHOWN = ("decisions", "all")
 
 
-class AuditPage:
-    """Serves the page and the export."""
+async def show(site: Site, request: Request, person: Person) -> Response:
+    """``GET /audit``: show the entries that match the filters, newest first."""
+    fields, wanted = _filter(request, person)
+    first = whole_number(request.query_params, "first", 1, lowest=1, highest=MOST_ROWS)
+    before = whole_number(request.query_params, "before", 0, lowest=0, highest=MOST_ROWS)
+    found = await site.store.read(list_entries, wanted, limit=_PAGE, before=before or None)
+    keys = {key for entry in found.entries for key in entry.event_keys if KEY.fullmatch(key)}
+    events = await site.store.read(summaries_of, keys)
+    rows = [(entry, [events[key] for key in entry.event_keys if key in events]) for entry in found.entries]
+    shown = {name: value for name, value in fields.items() if value}
+    following = None
+    if found.has_more:
+        following = urlencode({**shown, "first": first + len(rows), "before": found.entries[-1].entry})
+    return site.login.page(
+        request,
+        person,
+        "audit.html",
+        rows=rows,
+        fields=fields,
+        query=urlencode(shown),
+        first=first,
+        total=found.total,
+        following=following,
+    )
 
-    def __init__(self, *, login_pages: LoginPages, store: StoreThreads) -> None:
-        self._login_pages = login_pages
-        self._store = store
 
-    async def show(self, request: Request, person: Person) -> Response:
-        """``GET /audit``: show the entries that match the filters, newest first."""
-        fields, wanted = _filter(request, person)
-        first, before = _cursor(request.query_params.get("before"))
-        found = await self._store.read(list_entries, wanted, limit=_PAGE, before=before)
-        keys = {key for entry in found.entries for key in entry.event_keys if KEY.fullmatch(key)}
-        events = await self._store.read(summaries_of, keys)
-        rows = [(entry, [events[key] for key in entry.event_keys if key in events]) for entry in found.entries]
-        shown = {name: value for name, value in fields.items() if value}
-        following = None
-        if found.has_more:
-            following = urlencode({**shown, "before": f"{first + len(rows)}~{found.entries[-1].entry}"})
-        return self._login_pages.page(
-            request,
-            person,
-            "audit.html",
-            rows=rows,
-            fields=fields,
-            query=urlencode(shown),
-            first=first,
-            total=found.total,
-            following=following,
-        )
+async def export(site: Site, request: Request, person: Person) -> Response:
+    """``GET /audit/export.{form}``: export all entries that match the filters, newest first."""
+    form = request.path_params["form"]
+    if form not in FORMATS:
+        raise RequestRefused(404, "The format of the export must be jsonl or csv.")
+    _, wanted = _filter(request, person)
+    first = await site.store.read(list_entries, wanted, limit=PAGE)
 
-    async def export(self, request: Request, person: Person) -> Response:
-        """``GET /audit/export.{form}``: export all entries that match the filters, newest first."""
-        form = request.path_params["form"]
-        if form not in FORMATS:
-            raise RequestRefused(404, "The format of the export must be jsonl or csv.")
-        _, wanted = _filter(request, person)
-        first = await self._store.read(list_entries, wanted, limit=PAGE)
+    async def chunks() -> AsyncIterator[str]:
+        found = first
+        yield "".join(f"{line}\n" for line in (*header(form), *lines(found.entries, form)))
+        while found.has_more:
+            found = await site.store.read(list_entries, wanted, limit=PAGE, before=found.entries[-1].entry)
+            yield "".join(f"{line}\n" for line in lines(found.entries, form))
 
-        async def chunks() -> AsyncIterator[str]:
-            found = first
-            yield "".join(f"{line}\n" for line in (*header(form), *lines(found.entries, form)))
-            while found.has_more:
-                found = await self._store.read(list_entries, wanted, limit=PAGE, before=found.entries[-1].entry)
-                yield "".join(f"{line}\n" for line in lines(found.entries, form))
-
-        headers = {"Cache-Control": "no-store", "Content-Disposition": f'attachment; filename="audit.{form}"'}
-        return StreamingResponse(chunks(), media_type=FORMATS[form], headers={**SECURITY_HEADERS, **headers})
+    headers = {"Cache-Control": "no-store", "Content-Disposition": f'attachment; filename="audit.{form}"'}
+    return StreamingResponse(chunks(), media_type=FORMATS[form], headers={**SECURITY_HEADERS, **headers})
 
 
 def _filter(request: Request, person: Person) -> tuple[dict[str, str], AuditFilter]:
@@ -105,10 +97,3 @@ def _day(text: str, *, later: int = 0) -> str:
         return (date.fromisoformat(text) + timedelta(days=later)).isoformat() if text else ""
     except (ValueError, OverflowError):
         raise RequestRefused(400, "since and until must be dates such as 2026-11-20.") from None
-
-
-def _cursor(text: str | None) -> tuple[int, int | None]:
-    found = _CURSOR.fullmatch(text) if text else None
-    if text and found is None:
-        raise RequestRefused(400, "before must be the cursor of an earlier page.")
-    return (1, None) if found is None else (int(found[1]), int(found[2]))

@@ -14,6 +14,8 @@ from bridge.text import without_nul
 FORM = "application/x-www-form-urlencoded"
 _MOST_FIELDS = 1_000
 _MOST_CHARACTERS = 200
+#: The largest position of a row in a list.
+MOST_ROWS = 10**9
 KEY = re.compile("[0-9a-f]{32}")
 DIGEST = re.compile("[0-9a-f]{64}")
 _GROUP = re.compile(r"(resource_group|labels\.[^:\n]{1,256}):[^\n]{0,1024}")

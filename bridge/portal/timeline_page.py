@@ -11,12 +11,11 @@ from urllib.parse import urlencode
 from starlette.requests import Request
 from starlette.responses import Response
 
-from bridge.clock import Clock, format_time, parse_time
+from bridge.clock import format_time, parse_time
 from bridge.events.event import ADVISORY_EVENT_TYPES, EVENT_TYPES
 from bridge.portal.form_fields import group_of, text_of
-from bridge.portal.login import LoginPages
 from bridge.portal.requests import RequestRefused, whole_number
-from bridge.portal.store.database import StoreThreads
+from bridge.portal.site import Site
 from bridge.portal.store.events import EventFilter
 from bridge.portal.store.timeline import EventSpan, spans_between
 from bridge.portal.timeline import Period, chart, label_of
@@ -35,68 +34,60 @@ _FROM = "%Y-%m-%dT%H:%MZ"
 TYPES = tuple(each for each in EVENT_TYPES if each not in ADVISORY_EVENT_TYPES)
 
 
-class TimelinePage:
-    """Serves the page."""
+async def show(site: Site, request: Request, person: Person) -> Response:
+    """``GET /timeline``: show the events in the `hours` hours after the time `from`."""
+    now, query = site.clock.now(), request.query_params
+    hours = whole_number(query, "hours", _DEFAULT_HOURS, lowest=1, highest=_MOST_HOURS)
+    period = Period(since=_since(query.get("from"), now, hours), hours=hours)
+    group, text = group_of(request), text_of(request, "q")
+    event_type = query.get("type") if query.get("type") in TYPES else ""
+    wanted = EventFilter(
+        text=text,
+        types=(event_type,) if event_type else (),
+        groups=() if group is None else (group,),
+        scope=person.scope,
+    )
+    characters = None if hours <= _SINGLE_HOURS else _HOUR_CHARACTERS
+    if hours > _HOURLY_HOURS:
+        characters = _DAY_CHARACTERS
+    page = await site.store.read(
+        spans_between,
+        wanted,
+        since=format_time(period.since),
+        until=format_time(period.until),
+        now=format_time(now),
+        characters=characters,
+        limit=_MOST_BARS,
+    )
+    filters = {name: value for name, value in (("type", event_type), ("group", group), ("q", text)) if value}
 
-    def __init__(self, *, login_pages: LoginPages, store: StoreThreads, clock: Clock) -> None:
-        self._login_pages = login_pages
-        self._store = store
-        self._clock = clock
+    def address(shown: Period) -> str:
+        return f"/timeline?{urlencode({'from': shown.since.strftime(_FROM), 'hours': shown.hours, **filters})}"
 
-    async def show(self, request: Request, person: Person) -> Response:
-        """``GET /timeline``: show the events in the `hours` hours after the time `from`."""
-        now, query = self._clock.now(), request.query_params
-        hours = whole_number(query, "hours", _DEFAULT_HOURS, lowest=1, highest=_MOST_HOURS)
-        period = Period(since=_since(query.get("from"), now, hours), hours=hours)
-        group, text = group_of(request), text_of(request, "q")
-        event_type = query.get("type") if query.get("type") in TYPES else ""
-        wanted = EventFilter(
-            text=text,
-            types=(event_type,) if event_type else (),
-            groups=() if group is None else (group,),
-            scope=person.scope,
-        )
-        characters = None if hours <= _SINGLE_HOURS else _HOUR_CHARACTERS
-        if hours > _HOURLY_HOURS:
-            characters = _DAY_CHARACTERS
-        page = await self._store.read(
-            spans_between,
-            wanted,
-            since=format_time(period.since),
-            until=format_time(period.until),
-            now=format_time(now),
-            characters=characters,
-            limit=_MOST_BARS,
-        )
-        filters = {name: value for name, value in (("type", event_type), ("group", group), ("q", text)) if value}
+    def link(span: EventSpan) -> str:
+        if span.event is not None:
+            return f"/events/{span.event.key}"
+        middle, closer = parse_time(span.ends_at), 6 if characters == _HOUR_CHARACTERS else 24
+        return address(Period(since=middle - timedelta(hours=closer / 2), hours=closer))
 
-        def address(shown: Period) -> str:
-            return f"/timeline?{urlencode({'from': shown.since.strftime(_FROM), 'hours': shown.hours, **filters})}"
-
-        def link(span: EventSpan) -> str:
-            if span.event is not None:
-                return f"/events/{span.event.key}"
-            middle, closer = parse_time(span.ends_at), 6 if characters == _HOUR_CHARACTERS else 24
-            return address(Period(since=middle - timedelta(hours=closer / 2), hours=closer))
-
-        return self._login_pages.page(
-            request,
-            person,
-            "timeline.html",
-            chart=chart(page.spans, period, now=now),
-            page=page,
-            period=period,
-            link=link,
-            label_of=label_of,
-            zooms=[(name, address(period.zoomed(each, now=now)), each == hours) for each, name in ZOOMS.items()],
-            earlier=address(period.moved(-0.5)),
-            later=address(period.moved(0.5)),
-            types=TYPES,
-            event_type=event_type,
-            group=group,
-            text=text,
-            is_moved="from" in query,
-        )
+    return site.login.page(
+        request,
+        person,
+        "timeline.html",
+        chart=chart(page.spans, period, now=now),
+        page=page,
+        period=period,
+        link=link,
+        label_of=label_of,
+        zooms=[(name, address(period.zoomed(each, now=now)), each == hours) for each, name in ZOOMS.items()],
+        earlier=address(period.moved(-0.5)),
+        later=address(period.moved(0.5)),
+        types=TYPES,
+        event_type=event_type,
+        group=group,
+        text=text,
+        is_moved="from" in query,
+    )
 
 
 def _since(text: str | None, now: datetime, hours: int) -> datetime:

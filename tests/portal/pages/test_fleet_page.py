@@ -81,7 +81,7 @@ def test_search_pages_and_scope(office):
     assert seen == 120
     assert "1-1 of 1" in ann.page("/agents?q=VM_77").text
     assert "1-50 of 60" in ann.page("/agents?q=team:search").text
-    assert ann.get("/agents?after=1~x").status_code == 400
+    assert ann.get("/agents?first=x").status_code == 400
     assert "2 would not follow a decision" in ann.page("/agents").text
     limited = sam.page("/agents").text
     assert "1 would not follow a decision 1 connected" in limited
