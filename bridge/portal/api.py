@@ -10,14 +10,12 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from bridge.clock import Clock, format_time
 from bridge.portal.authentication import Authenticator
-from bridge.portal.connected_agents import ConnectedAgents
 from bridge.portal.fleet import State, key_of_event_id
 from bridge.portal.form_fields import KEY, cursor_of, group_of
 from bridge.portal.requests import RequestRefused, error_answer, headers_of, json_answer, whole_number
+from bridge.portal.site import Site
 from bridge.portal.store.audit import entries
-from bridge.portal.store.database import StoreThreads
 from bridge.portal.store.events import (
     PAGE,
     EventFilter,
@@ -40,97 +38,90 @@ _LARGEST = 2**53 - 1
 _MOST_VMS = 10_000
 
 
-class Api:
-    """Serves the routes that require the token of `[readers]`."""
+def routes(site: Site, authenticator: Authenticator, root: str) -> list[Route]:
+    """Return the routes below *root*, which require the token of `[readers]`."""
 
-    def __init__(
-        self, *, store: StoreThreads, authenticator: Authenticator, connected_agents: ConnectedAgents, clock: Clock
-    ) -> None:
-        self._store = store
-        self._clock = clock
-        self._connected_agents = connected_agents
-        self._authenticator = authenticator
-
-    def routes(self, root: str) -> list[Route]:
-        """Return the routes below *root*."""
-        return [
-            Route(f"{root}/events", self._for_readers(self._events), name="events"),
-            Route(f"{root}/events/{{key}}", self._for_readers(self._event), name="event"),
-            Route(f"{root}/events/{{key}}/records", self._for_readers(self._records), name="records_of_event"),
-            Route(f"{root}/agents", self._for_readers(self._agents), name="agents"),
-            Route(f"{root}/audit", self._for_readers(self._audit), name="audit"),
-            Route(f"{root}/export.jsonl", self._for_readers(self._export), name="export"),
-        ]
-
-    def _for_readers(self, answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Any]:
+    def for_readers(answer: Callable[[Site, Request], Awaitable[Response]]) -> Callable[[Request], Any]:
         async def checked(request: Request) -> Response:
-            self._authenticator.check_reader(headers_of(request))
-            return await answer(request)
+            authenticator.check_reader(headers_of(request))
+            return await answer(site, request)
 
         return checked
 
-    async def _events(self, request: Request) -> Response:
-        limit = whole_number(request.query_params, "limit", PAGE, lowest=1, highest=_MOST)
-        state, group, cursor, now = _state(request), group_of(request), cursor_of(request), self._now()
-        wanted = EventFilter(groups=() if group is None else (group,), states=_OVER if state == "over" else ())
-        listing = list_open if state == "open" else list_events
-        page = await self._store.read(listing, wanted, now=now, limit=limit, cursor=cursor)
-        alone = await self._store.read(collapsed, wanted, now=now) if state == "open" else []
-        events = await self._store.read(events_of, page.keys, now=now)
-        answer = {"events": [events[key] for key in page.keys if key in events], "total": page.total}
-        return json_answer({**answer, "cursor": page.cursor, "collapsed": alone})
+    return [
+        Route(f"{root}/events", for_readers(_events), name="events"),
+        Route(f"{root}/events/{{key}}", for_readers(_event), name="event"),
+        Route(f"{root}/events/{{key}}/records", for_readers(_records), name="records_of_event"),
+        Route(f"{root}/agents", for_readers(_agents), name="agents"),
+        Route(f"{root}/audit", for_readers(_audit), name="audit"),
+        Route(f"{root}/export.jsonl", for_readers(_export), name="export"),
+    ]
 
-    async def _event(self, request: Request) -> Response:
-        key = _key(request)
-        event = await self._store.read(event_of, key, now=self._now())
-        if event is None:
-            return error_answer(404, UNKNOWN_EVENT)
-        records = await self._store.read(records_of, key)
-        return json_answer({"event": event, "records": [msgspec.Raw(each.encode()) for each in records]})
 
-    async def _records(self, request: Request) -> Response:
-        """Return the records of an event, one per line.
+async def _events(site: Site, request: Request) -> Response:
+    limit = whole_number(request.query_params, "limit", PAGE, lowest=1, highest=_MOST)
+    state, group, cursor, now = _state(request), group_of(request), cursor_of(request), site.now()
+    wanted = EventFilter(groups=(group,) if group else (), states=_OVER if state == "over" else ())
+    listing = list_open if state == "open" else list_events
+    page = await site.store.read(listing, wanted, now=now, limit=limit, cursor=cursor)
+    alone = await site.store.read(collapsed, wanted, now=now) if state == "open" else []
+    events = await site.store.read(events_of, page.keys, now=now)
+    answer = {"events": [events[key] for key in page.keys if key in events], "total": page.total}
+    return json_answer({**answer, "cursor": page.cursor, "collapsed": alone})
 
-        With ``vm_id``, return only the newest record of that VM.
-        """
-        key, vm_id = _key(request), request.query_params.get("vm_id")
-        if vm_id is None:
-            found = await self._store.read(records_of, key)
-        else:
-            event = await self._store.read(event_of, key, now=self._now())
-            ids = [] if event is None else [vm.record_id for vm in event.vms if vm.vm_key == vm_id.lower()]
-            found = await self._store.read(records_by_id, ids)
-        if not found:
-            return error_answer(404, UNKNOWN_EVENT)
-        return Response("".join(f"{each}\n" for each in found), media_type=_LINES, headers=_HEADERS)
 
-    async def _agents(self, _request: Request) -> Response:
-        page = await self._store.read(list_vms, VmFilter(), limit=_MOST_VMS)
-        known = {each.vm.vm_key: each for each in page.vms}
-        seen = self._connected_agents.all()
-        keys = [*known, *sorted(seen.keys() - known.keys())]
-        agents = [{"vm_key": key, "record": _newest_record(known.get(key)), "agent": seen.get(key)} for key in keys]
-        return json_answer({"agents": agents, "total_vms": page.total})
+async def _event(site: Site, request: Request) -> Response:
+    key = _key(request)
+    event = await site.store.read(event_of, key, now=site.now())
+    if event is None:
+        return error_answer(404, UNKNOWN_EVENT)
+    records = await site.store.read(records_of, key)
+    return json_answer({"event": event, "records": [msgspec.Raw(each.encode()) for each in records]})
 
-    def _now(self) -> str:
-        return format_time(self._clock.now())
 
-    async def _audit(self, request: Request) -> Response:
-        after = whole_number(request.query_params, "after", 0, lowest=0, highest=_LARGEST)
-        limit = whole_number(request.query_params, "limit", PAGE, lowest=1, highest=_MOST)
-        found = await self._store.read(entries, after=after, limit=limit)
-        return json_answer({"entries": found, "last": found[-1].entry if found else after})
+async def _records(site: Site, request: Request) -> Response:
+    """Return the records of an event, one per line.
 
-    async def _export(self, _request: Request) -> Response:
-        first = await self._store.read(entries, after=0)
+    With ``vm_id``, return only the newest record of that VM.
+    """
+    key, vm_id = _key(request), request.query_params.get("vm_id")
+    if vm_id is None:
+        found = await site.store.read(records_of, key)
+    else:
+        event = await site.store.read(event_of, key, now=site.now())
+        ids = [] if event is None else [vm.record_id for vm in event.vms if vm.vm_key == vm_id.lower()]
+        found = await site.store.read(records_by_id, ids)
+    if not found:
+        return error_answer(404, UNKNOWN_EVENT)
+    return Response("".join(f"{each}\n" for each in found), media_type=_LINES, headers=_HEADERS)
 
-        async def lines() -> AsyncIterator[bytes]:
-            page = first
-            while page:
-                yield b"".join(msgspec.json.encode(entry) + b"\n" for entry in page)
-                page = await self._store.read(entries, after=page[-1].entry)
 
-        return StreamingResponse(lines(), media_type=_LINES, headers=_HEADERS)
+async def _agents(site: Site, _request: Request) -> Response:
+    page = await site.store.read(list_vms, VmFilter(), limit=_MOST_VMS)
+    known = {each.vm.vm_key: each for each in page.vms}
+    seen = site.connected_agents.all()
+    keys = [*known, *sorted(seen.keys() - known.keys())]
+    agents = [{"vm_key": key, "record": _newest_record(known.get(key)), "agent": seen.get(key)} for key in keys]
+    return json_answer({"agents": agents, "total_vms": page.total})
+
+
+async def _audit(site: Site, request: Request) -> Response:
+    after = whole_number(request.query_params, "after", 0, lowest=0, highest=_LARGEST)
+    limit = whole_number(request.query_params, "limit", PAGE, lowest=1, highest=_MOST)
+    found = await site.store.read(entries, after=after, limit=limit)
+    return json_answer({"entries": found, "last": found[-1].entry if found else after})
+
+
+async def _export(site: Site, _request: Request) -> Response:
+    first = await site.store.read(entries, after=0)
+
+    async def lines() -> AsyncIterator[bytes]:
+        page = first
+        while page:
+            yield b"".join(msgspec.json.encode(entry) + b"\n" for entry in page)
+            page = await site.store.read(entries, after=page[-1].entry)
+
+    return StreamingResponse(lines(), media_type=_LINES, headers=_HEADERS)
 
 
 def _newest_record(listed: ListedVm | None) -> dict[str, object] | None:

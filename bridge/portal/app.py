@@ -15,10 +15,9 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from bridge.approval.signing import DecisionSigner
 from bridge.clock import Clock
 from bridge.logs import ThrottledLog
-from bridge.portal import pages
+from bridge.portal import api, pages, verdicts_api
 from bridge.portal.agent_exchange import AgentExchange
 from bridge.portal.agents import AgentRoutes
-from bridge.portal.api import Api
 from bridge.portal.authentication import Authenticator
 from bridge.portal.connected_agents import ConnectedAgents
 from bridge.portal.deciding import VerdictService
@@ -40,7 +39,6 @@ from bridge.portal.store.event_details import approvers_here
 from bridge.portal.store.verdicts import VerdictRefused
 from bridge.portal.two_person_rule import too_few
 from bridge.portal.users import Users
-from bridge.portal.verdicts_api import VerdictsApi, verdict_refused
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +52,8 @@ class Follower(Protocol):
 
 _ROOT = "/api/v1"
 _NOTHING_HERE = "This address does not exist."
+#: The portal might not have read the bodies of the requests that it refuses with one of these statuses.
+_CLOSING = frozenset({401, 403, 413, 429})
 
 
 class Application:
@@ -117,11 +117,16 @@ class Application:
             404: self._not_found,
             405: _not_allowed,
             RequestRefused: _refused,
-            VerdictRefused: verdict_refused,
+            VerdictRefused: verdicts_api.verdict_refused,
             StoreUnavailable: self._unavailable,
             Exception: _failed,
         }
-        routes = [*self._machine_routes(authenticator), *self._person_routes()]
+        self._site = self._new_site()
+        routes = [
+            *self._machine_routes(authenticator),
+            *verdicts_api.routes(self._site, _ROOT),
+            *pages.routes(self._site),
+        ]
         starlette = Starlette(routes=routes, exception_handlers=handlers)
         with_clients: Any = ProxyHeadersMiddleware
         self._starlette: ASGIApp = with_clients(starlette, list(settings.people.proxy_addresses))
@@ -176,12 +181,6 @@ class Application:
             limits=self._settings.limits,
             clock=self._clock,
         )
-        api = Api(
-            store=self._threads,
-            authenticator=authenticator,
-            connected_agents=self._connected_agents,
-            clock=self._clock,
-        )
         self.followers = (
             *self.followers,
             Maintenance(self._settings, store=self._threads, vm_limits=ingest.vm_limits, clock=self._clock),
@@ -196,11 +195,11 @@ class Application:
         return [
             Route(f"{_ROOT}/decisions", decisions_api.post, methods=["POST"], name="bring"),
             Route(f"{_ROOT}/records", ingest.post, methods=["POST"], name="records"),
-            *api.routes(_ROOT),
+            *api.routes(self._site, authenticator, _ROOT),
             *([] if self._agents is None else self._agents.routes(_ROOT)),
         ]
 
-    def _person_routes(self) -> list[Route]:
+    def _new_site(self) -> Site:
         key, signing = None, self._settings.signing
         if signing is not None:
             key = PortalKey(DecisionSigner(signing.private_key_file, kid=signing.kid, approver=signing.approver))
@@ -213,7 +212,7 @@ class Application:
             metrics=self._metrics,
             clock=self._clock,
         )
-        self._site = Site(
+        return Site(
             users=self._users,
             verdict_service=verdict_service,
             store=self._threads,
@@ -223,8 +222,6 @@ class Application:
             clock=self._clock,
             kid=None if key is None else key.kid,
         )
-        verdicts_api = VerdictsApi(users=self._users, verdict_service=verdict_service)
-        return [*verdicts_api.routes(_ROOT), *pages.routes(self._site)]
 
     async def _not_found(self, request: Request, _error: Exception) -> Response:
         is_page = "text/html" in request.headers.get("accept", "") and not request.url.path.startswith(_ROOT)
@@ -236,7 +233,7 @@ class Application:
 
 
 async def _refused(_request: Request, error: Any) -> Response:
-    return error_answer(error.status, str(error), ends=error.closes_connection)
+    return error_answer(error.status, str(error), ends=error.status in _CLOSING)
 
 
 async def _not_allowed(_request: Request, error: Any) -> Response:

@@ -174,7 +174,7 @@ class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
             raise RequestRefused(400, f"The state must be one of {', '.join(each.value for each in State)}.")
         if found["decision"] not in {"", *DECISIONS}:
             raise RequestRefused(400, f"The decision must be one of {', '.join(DECISIONS)}.")
-        return cls(**{**found, "group": group_of(request) or ""})
+        return cls(**{**found, "group": group_of(request)})
 
     @property
     def is_set(self) -> bool:

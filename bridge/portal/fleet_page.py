@@ -102,7 +102,7 @@ async def bind(site: Site, request: Request, person: Person, _form: Form) -> Res
     if person.why_not_approver is not None or person.scope:
         raise AccessDenied(403, "Only an approver of all VMs can resolve a name conflict.")
     key = request.path_params["vm_key"]
-    if not await site.store.write(bind_name, key, by=person.name, at=format_time(site.clock.now())):
+    if not await site.store.write(bind_name, key, by=person.name, at=site.now()):
         raise RequestRefused(409, "This VM does not have a name conflict, or no longer has one.")
     return redirect("/agents?show=conflict")
 

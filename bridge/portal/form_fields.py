@@ -48,39 +48,22 @@ def text_of(request: Request, name: str) -> str:
     return without_nul(request.query_params.get(name, "").strip())[:_MOST_CHARACTERS]
 
 
-def group_of(request: Request) -> str | None:
-    """Return the requested group of VMs, or None for all VMs.
-
-    Raise RequestRefused if the group is invalid.
-    """
-    group = request.query_params.get("group") or None
-    if group is not None and not _GROUP.fullmatch(group):
+def group_of(request: Request) -> str:
+    """Return the requested group of VMs, or "" for all VMs."""
+    group = request.query_params.get("group", "")
+    if group and not _GROUP.fullmatch(group):
         raise RequestRefused(400, "A group is resource_group:NAME or labels.NAME:VALUE.")
-    if group is not None and group.startswith("resource_group:"):
-        group = group.casefold()
-    return None if group is None else without_nul(group)
+    return without_nul(group.casefold() if group.startswith("resource_group:") else group)
 
 
-def part_of(request: Request) -> frozenset[str] | None:
-    """Return the event keys in the parameter `part`, which requests only a part of the page.
-
-    An empty set requests all events. The function returns None if the request is for the whole page.
-    """
-    text = request.query_params.get("part")
-    return None if text is None else frozenset(key for key in text.split(",") if KEY.fullmatch(key))
-
-
-def cursor_of(request: Request, name: str = "cursor") -> str | None:
-    """Return the cursor in the parameter *name*, or None for the first page."""
-    text = request.query_params.get(name)
+def cursor_of(request: Request) -> str | None:
+    """Return the cursor, or None for the first page."""
+    text = request.query_params.get("cursor")
     if text is not None and not _CURSOR.fullmatch(text):
-        raise RequestRefused(400, f"{name} must be the cursor of an earlier response.")
+        raise RequestRefused(400, "cursor must be the cursor of an earlier response.")
     return text
 
 
 def own_page(text: str) -> str:
-    """Return *text* if it is the address of a page of this portal.
-
-    Otherwise, return the first page.
-    """
+    """Return *text* if it is the address of a page of this portal. Otherwise, return "/"."""
     return text if _NEXT.fullmatch(text) else "/"

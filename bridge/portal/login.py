@@ -15,7 +15,7 @@ from bridge.clock import Clock
 from bridge.errors import BridgeError, SecretUnavailable
 from bridge.logs import ThrottledLog
 from bridge.portal.addresses import address_of
-from bridge.portal.form_fields import Form, form_of, one, own_page, part_of
+from bridge.portal.form_fields import Form, form_of, one, own_page
 from bridge.portal.oidc import LoginRefused
 from bridge.portal.rendering import SECURITY_HEADERS, Renderer
 from bridge.portal.requests import RequestRefused, headers_of
@@ -156,7 +156,7 @@ class LoginPages:
             return await work(person)
         except AccessDenied as error:
             is_unknown = error.status == 401  # noqa: PLR2004
-            if is_unknown and request.method in {"GET", "HEAD"} and part_of(request) is None:
+            if is_unknown and request.method in {"GET", "HEAD"} and "part" not in request.query_params:
                 return redirect(f"/login?next={quote(own_page(request.url.path), safe='')}")
             return self._problem(request, person, error.status, str(error))
         except RequestRefused as error:
@@ -179,7 +179,7 @@ class LoginPages:
             "person": None if person is None else masked(person),
             "path": request.url.path,
             "now": self._clock.now(),
-            "is_part": part_of(request) is not None,
+            "is_part": "part" in request.query_params,
             "follows": "",
             **more,
         }

@@ -17,7 +17,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from bridge.clock import format_time
 from bridge.events.event import EVENT_TYPES
 from bridge.portal import audit_page, fleet_page, timeline_page
 from bridge.portal.event_list import ListQuery, read_list, read_selection
@@ -137,7 +136,7 @@ async def chosen(site: Site, request: Request, person: Person) -> Response:
     verdict = request.query_params.get("verdict", Choice.HOLD.value)
     if verdict not in {each.value for each in Choice} or not all(KEY.fullmatch(key) for key in keys):
         raise RequestRefused(400, "The URL must contain a verdict and the keys of events.")
-    waves, now = request.query_params.getlist("wave"), format_time(site.clock.now())
+    waves, now = request.query_params.getlist("wave"), site.now()
     if waves and verdict == Choice.HOLD.value:
         page = await site.store.read(read_selection, waves, keys, person, now=now, limit=_MOST_HELD)
         return site.login.page(request, person, "wave.html", page=page)
@@ -234,7 +233,7 @@ def _view(site: Site, details: EventDetails, person: Person) -> EventView:
 
 async def _details_of(site: Site, name: str, person: Person) -> EventDetails:
     key = name if KEY.fullmatch(name) else key_of_event_id(name)
-    found = await site.store.read(event_details_of, [key], now=format_time(site.clock.now()))
+    found = await site.store.read(event_details_of, [key], now=site.now())
     if not found or not person.may_see(found[0].event):
         raise RequestRefused(404, UNKNOWN_EVENT)
     return found[0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -18,22 +19,15 @@ from bridge.errors import BridgeError
 MAX_BODY_BYTES = 1024 * 1024
 RETRY_AFTER_SECONDS = 2
 JSON = "application/json"
+_Body = TypeVar("_Body")
 
 
 class RequestRefused(BridgeError):
     """The request is refused with *status* and the message as JSON."""
 
-    closes_connection = False
-
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
-
-
-class BodyRefused(RequestRefused):
-    """The body is too large (413) or incomplete (400)."""
-
-    closes_connection = True
 
 
 def headers_of(request: Request) -> dict[str, str]:
@@ -48,8 +42,8 @@ def headers_of(request: Request) -> dict[str, str]:
 
 
 async def body_of(request: Request, *, most_bytes: int = MAX_BODY_BYTES) -> bytes:
-    """Return the body. Raise BodyRefused if the body has more than *most_bytes*."""
-    too_large = BodyRefused(413, f"The body is larger than {most_bytes} bytes.")
+    """Return the body. Raise RequestRefused if the body has more than *most_bytes*."""
+    too_large = RequestRefused(413, f"The body is larger than {most_bytes} bytes.")
     length = request.headers.get("content-length", "")
     if length.isascii() and length.isdecimal() and (len(length) > len(str(most_bytes)) or int(length) > most_bytes):
         raise too_large
@@ -60,8 +54,17 @@ async def body_of(request: Request, *, most_bytes: int = MAX_BODY_BYTES) -> byte
                 raise too_large
             parts.extend(part)
     except ClientDisconnect:
-        raise BodyRefused(400, "The client disconnected.") from None
+        raise RequestRefused(400, "The client disconnected.") from None
     return bytes(parts)
+
+
+async def json_of(request: Request, kind: type[_Body]) -> _Body:
+    """Return the JSON body as a *kind*. Raise RequestRefused (400) if it is invalid."""
+    body = await body_of(request)
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RequestRefused(400, f"The body is invalid: {error}.") from error
 
 
 def whole_number(

@@ -44,7 +44,7 @@ async def show(site: Site, request: Request, person: Person) -> Response:
     wanted = EventFilter(
         text=text,
         types=(event_type,) if event_type else (),
-        groups=() if group is None else (group,),
+        groups=(group,) if group else (),
         scope=person.scope,
     )
     characters = None if hours <= _SINGLE_HOURS else _HOUR_CHARACTERS

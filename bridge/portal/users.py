@@ -67,8 +67,6 @@ OPERATOR = "You are an operator. Only an approver can decide."
 class AccessDenied(RequestRefused):
     """Access is denied. *status* is 401, 403, or 429."""
 
-    closes_connection = True
-
 
 class Person(msgspec.Struct, frozen=True, kw_only=True):
     """An authenticated person."""
