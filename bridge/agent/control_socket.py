@@ -1,13 +1,6 @@
 """The control socket, which connects commands to the running agent.
 
-The socket accepts these requests, which are functions in `bridge.agent.control_requests`:
-
-- `read_status`, `read_events`, and `read_undelivered` return the state, the records, and the undelivered records.
-- `retry_records`, `discard_records`, `move_records`, and `import_records` change undelivered records.
-- `decide` stores a decision that a person makes on this VM, and `find_decision` returns its progress.
-- `why_unsaved` saves the outbox.
-
-Each connection carries one request and one response in JSON.
+Each connection carries one request and one response in JSON. `bridge.agent.control_requests` defines the requests.
 
 Only root and the user that runs the agent can connect, because the socket has mode 0600. On Linux, the agent and the
 command also check each other's user ID. On Windows, the agent uses a named pipe.
@@ -231,12 +224,7 @@ class ControlClient:
     def ask(self, request: Callable[Concatenate[Source, P], A], /, *_: P.args, **arguments: P.kwargs) -> A:
         """Send *request*, a function of `control_requests`, and return the response.
 
-        Raises an exception in these cases:
-
-        - NoAgent: No agent uses the directory.
-        - AgentSilent: The agent does not respond in time.
-        - AccessDenied: This user is not allowed to use the agent.
-        - RequestRefused: The agent refuses the request.
+        Raises NoAgent, AgentSilent, AccessDenied, or RequestRefused.
         """
         deadline = time.monotonic() + self._seconds
         body = msgspec.json.encode({"name": request.__name__, "arguments": arguments})

@@ -167,10 +167,6 @@ class PortalClient:
         """Close idle connections after a failure. A new connection might reach a working server."""
         self._session.close()
 
-    def stop_waiting(self) -> None:
-        """Cancel the wait for a token."""
-        self._credential.close()
-
     def close(self) -> None:
         """Cancel the current request and send no more requests."""
         self._is_closed = True

@@ -101,7 +101,6 @@ class PortalPoller:
         """Stop the thread within a second, even during a long poll. Further calls have no effect."""
         self._stop.set()
         deadline = time.monotonic() + _STOP_SECONDS
-        self._client.stop_waiting()
         while self._thread.is_alive() and time.monotonic() < deadline:
             # Wait first: `ssl` leaks a connection that is closed before its handshake begins.
             self._thread.join(_STOP_POLL_SECONDS)
@@ -160,7 +159,9 @@ class PortalPoller:
             self._log.recovered("offer", "The agent processes decisions from the portal again.")
         self._failures = 0
         before, self._index = self._index, answer.index
-        if answer.index < before or self._is_other_epoch(answer, before):
+        is_other_epoch = before > 0 and answer.epoch not in (None, self._epoch)
+        self._epoch = answer.epoch or self._epoch
+        if answer.index < before or is_other_epoch:
             self._log.problem(
                 "index",
                 logging.INFO,
@@ -178,13 +179,6 @@ class PortalPoller:
         now = self._clock.instant()
         before, self._wall_ahead_seconds = self._wall_ahead_seconds, now.wall.timestamp() - now.monotonic
         return before is not None and abs(self._wall_ahead_seconds - before) > CLOCK_SKEW_SECONDS
-
-    def _is_other_epoch(self, answer: PortalAnswer, before: int) -> bool:
-        known = self._epoch
-        if answer.epoch is None or answer.epoch == known:
-            return False
-        self._epoch = answer.epoch
-        return before > 0
 
     def _failed(self, error: ServiceFailed) -> float:
         if self._stop.is_set():
