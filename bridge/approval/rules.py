@@ -108,17 +108,6 @@ def first_match(rules: Iterable[RuleSettings], event: ScheduledEvent, *, vm_name
     return next((rule for rule in rules if _matches(rule, event, vm_name)), None)
 
 
-def may_run_command(rule: RuleSettings, event: ScheduledEvent, vm_name: str | None) -> bool:
-    """Return whether the command of *rule* prepares every VM of *event*.
-
-    A drain command prepares only this VM. If the event also names other VMs, the command therefore runs only if
-    ``command_covers_all`` is set.
-    """
-    if rule.command is None or not _is_clear_who(event, vm_name):
-        return False
-    return rule.command_covers_all or _names_only(event, vm_name)
-
-
 def act_delay_seconds(
     rule: RuleSettings, event: ScheduledEvent, *, vm_name: str | None, fallback_seconds: float
 ) -> float | None:
@@ -144,7 +133,8 @@ def _matches(rule: RuleSettings, event: ScheduledEvent, vm_name: str | None) -> 
         and _lasts(rule, event.duration_seconds)
         and _is_about(rule, event, vm_name)
         and (rule.action == "hold" or _is_clear_who(event, vm_name))
-        and (rule.command is None or may_run_command(rule, event, vm_name))
+        # A drain command prepares only this VM, unless the rule says otherwise.
+        and (rule.command is None or rule.command_covers_all or _names_only(event, vm_name))
     )
 
 

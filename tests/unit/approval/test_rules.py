@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.approval.rules import act_delay_seconds, first_match, may_run_command
+from bridge.approval.rules import act_delay_seconds, first_match
 from bridge.config.approval import RuleSettings
 from bridge.testing.records import sample_event
 
@@ -97,15 +97,11 @@ def test_a_hold_for_any_vm_matches_also_while_it_is_unknown_for_whom(resources, 
 def test_a_command_speaks_for_this_vm_alone_unless_it_covers_all(covers_all, resources, expected):
     draining = rule(command=("/bin/drain",), command_covers_all=covers_all)
     event = sample_event(resources=resources)
-    assert may_run_command(draining, event, ME) is expected
     assert (first_match((draining,), event, vm_name=ME) is draining) is expected
 
 
-def test_a_rule_without_a_command_runs_none_and_an_unknown_vm_runs_none():
-    assert not may_run_command(rule(), sample_event(resources=(ME,)), ME)
-    assert not may_run_command(
-        rule(command=("/bin/drain",), command_covers_all=True), sample_event(resources=(ME,)), None
-    )
+def test_a_rule_with_a_command_does_not_match_while_the_vm_is_unknown():
+    assert not matches(rule(command=("/bin/drain",), command_covers_all=True), None, resources=(ME,))
 
 
 @pytest.mark.parametrize(
