@@ -100,7 +100,7 @@ class Approver:
         self._outbox = outbox
         self._inbox = DecisionInbox(keys, outbox, vm=vm, clock=clock)
         self._rules = RuleEngine(approval, vm=vm, clock=clock)
-        self._submitter = Submitter(imds, directory, why_unsafe=self.files.why_unsafe, clock=clock)
+        self._submitter = Submitter(imds, self.files, clock=clock)
         self._portal_read = portal_read
         self._clock = clock
         self._wake = threading.Event()
@@ -221,7 +221,7 @@ class Approver:
         """Run all due steps. Return the seconds until the next run."""
         self._outbox.created_at()  # corrects a creation time in the future
         self._recorder.write_refusals(self._incarnation)
-        self._submitter.why_disabled()  # logs a change
+        self.files.why_disabled()  # logs a change
         self._recorder.refuse(self._inbox.receive_waiting(self._events))
         self._note_portal_read()
         answer = self._answer
@@ -300,7 +300,7 @@ class Approver:
     def _is_confirmed(self, approval: PendingApproval, document: Document, answered_at: Instant) -> bool:
         """Return whether *document*, the result of the last look, still allows *approval*."""
         answer = self._answer
-        if answer is None or self._stop.is_set() or self._submitter.why_disabled() or not self._may_approve():
+        if answer is None or self._stop.is_set() or self.files.why_disabled() or not self._may_approve():
             return False
         state = self._outbox.read(approvals.read_state)
         if self._clock.instant().seconds_since(answered_at) > FRESH_SECONDS:

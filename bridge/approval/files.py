@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bridge.config.trusted_keys import TrustedKey, unusable_keys
+from bridge.events.record import ApprovalResult
 from bridge.logs import ThrottledLog
 from bridge.outbox.approvals import DISABLED_FILE
 from bridge.system.permissions import why_writable
@@ -79,9 +80,22 @@ class ApprovalFiles:
         self._metrics = metrics
         self._log = ThrottledLog(logger)
 
-    def why_unsafe(self) -> str | None:
-        """Return the reason why the agent must not approve events, or None if all files are safe."""
-        return " ".join(self._unsafe()) or None
+    def why_disabled(self) -> tuple[ApprovalResult, str] | None:
+        """Return why the agent must not send any request, or None if it can send requests."""
+        file = self._directory / DISABLED_FILE
+        if is_disabled(self._directory):
+            self._log.problem("disabled", logging.WARNING, f"Nothing is approved while {file} exists.")
+            message = (
+                f"Nothing is approved while the file {DISABLED_FILE} is in the state directory. After you delete the "
+                "file, the agent sends pending approvals."
+            )
+            return ApprovalResult.DISABLED, message
+        self._log.recovered("disabled", f"The file {file} was deleted. Approvals are possible again.")
+        unsafe = self._unsafe()
+        if not unsafe:
+            return None
+        message = f"Nothing is approved. {' '.join(unsafe)} After that, the agent sends pending approvals."
+        return ApprovalResult.UNSAFE_FILES, message
 
     def check(self) -> None:
         """Log each problem when it begins and when it ends, and update the metrics."""

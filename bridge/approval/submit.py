@@ -11,14 +11,13 @@ After a crash, the agent might send StartRequests twice for the same event. The 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from pathlib import Path
 
 import msgspec
 
 from bridge.approval.changes import Changes, approval_record
-from bridge.approval.files import is_disabled
+from bridge.approval.files import ApprovalFiles
 from bridge.backoff import delivery_gap
 from bridge.clock import REAL_CLOCK, Clock, Instant
 from bridge.errors import ImdsError, ImdsStatus
@@ -26,34 +25,20 @@ from bridge.events.event import Document
 from bridge.events.record import ApprovalResult, Transition
 from bridge.imds.client import ImdsClient
 from bridge.logs import ThrottledLog
-from bridge.outbox.approvals import DISABLED_FILE
 from bridge.outbox.rows import ApprovalStage, DecisionStage, EventVersion, PendingApproval
 
 logger = logging.getLogger(__name__)
 
 _LONGEST_GAP_SECONDS = 30.0
-_LATER = "After that, the agent sends pending approvals."
 _RETRY_SECONDS = 1.0
 
 
 class Submitter:
-    """Sends approvals through *imds*. Only one thread can use a submitter.
+    """Sends approvals through *imds*. Only one thread can use a submitter."""
 
-    *directory* is the state directory. *why_unsafe* returns an error message if other users can change approval files,
-    and None otherwise.
-    """
-
-    def __init__(
-        self,
-        imds: ImdsClient,
-        directory: Path,
-        *,
-        why_unsafe: Callable[[], str | None],
-        clock: Clock = REAL_CLOCK,
-    ) -> None:
+    def __init__(self, imds: ImdsClient, files: ApprovalFiles, *, clock: Clock = REAL_CLOCK) -> None:
         self._imds = imds
-        self._directory = directory
-        self._why_unsafe = why_unsafe
+        self._files = files
         self._clock = clock
         self._log = ThrottledLog(logger, clock=clock)
         self._retry_at: dict[EventVersion, float] = {}
@@ -66,23 +51,9 @@ class Submitter:
         self._retry_at = {each.key: self._retry_at.get(each.key, now) for each in wanted}
         return [each for each in wanted if self._retry_at[each.key] <= now]
 
-    def why_disabled(self) -> tuple[ApprovalResult, str] | None:
-        """Return why the agent must not send any request, or None if it can send requests."""
-        file = self._directory / DISABLED_FILE
-        if is_disabled(self._directory):
-            self._log.problem("disabled", logging.WARNING, f"Nothing is approved while {file} exists.")
-            message = (
-                f"Nothing is approved while the file {DISABLED_FILE} is in the state directory. After you delete the "
-                "file, the agent sends pending approvals."
-            )
-            return ApprovalResult.DISABLED, message
-        self._log.recovered("disabled", f"The file {file} was deleted. Approvals are possible again.")
-        why = self._why_unsafe()
-        return None if why is None else (ApprovalResult.UNSAFE_FILES, f"Nothing is approved. {why} {_LATER}")
-
     def put_off(self, due: Sequence[PendingApproval]) -> Changes | None:
         """Return the changes that postpone *due* if approvals are disabled, and otherwise None."""
-        disabled = self.why_disabled()
+        disabled = self._files.why_disabled()
         if disabled is None:
             return None
         (why, message), result = disabled, Changes()
