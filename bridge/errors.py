@@ -168,9 +168,6 @@ class DeliveryRejected(DeliveryError):
     - The endpoint rejects records of different events in a row.
     """
 
-    may_be_endpoint = False
-    reason: str = RetryReason.REFUSED.value
-
     def __init__(
         self,
         message: str,

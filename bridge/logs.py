@@ -244,7 +244,7 @@ class ThrottledLog:
         if last is not None and last.repeats:
             message = f"{message} ({last.repeats} more times since the last report)"
             fields["repeats"] = last.repeats
-        self._logger.log(level, "%s", message, exc_info=exc_info, extra=_safe(fields))
+        self._logger.log(level, "%s", message, exc_info=exc_info, extra=fields)
 
     def recovered(self, key: Hashable, message: str, **fields: Any) -> None:
         """If failures of *key* were logged, log *message*, the failure count, and the duration."""
@@ -253,13 +253,7 @@ class ThrottledLog:
         if trouble is None:
             return
         lasted = round(self._clock.monotonic() - trouble.since, 1)
-        counted = {"failures": trouble.count, "lasted_seconds": lasted}
-        self._logger.info("%s", message, extra=_safe({**fields, **counted}))
-
-
-def _safe(fields: dict[str, Any]) -> dict[str, Any]:
-    """Rename fields whose names the logging library uses for LogRecord attributes."""
-    return {f"{key}_" if key in _STANDARD_FIELDS else key: value for key, value in fields.items()}
+        self._logger.info("%s", message, extra={**fields, "failures": trouble.count, "lasted_seconds": lasted})
 
 
 class JsonFormatter(logging.Formatter):
