@@ -50,7 +50,7 @@ from bridge.outbox.outbox import Outbox
 from bridge.polling.identity import IdentityResolver
 from bridge.polling.poller import Poller
 from bridge.system.boot import boot_id, seconds_since_boot
-from bridge.system.ephemeral_disk import warn_if_ephemeral
+from bridge.system.ephemeral_disk import why_ephemeral
 from bridge.system.systemd import SystemdNotifier
 from bridge.system.threads import LoopWatch
 
@@ -64,10 +64,9 @@ _OFF = ("", 0)
 _TEND_SECONDS = 5.0
 _FORGET_SECONDS = 3600.0
 _LOCK_SECONDS = 10.0
-_LOAD_TICK_SECONDS = 0.05
+_LOAD_TICK_SECONDS = 0.5
 _LOAD_REPORT_SECONDS = 4.0
 _LOAD_REPEAT_SECONDS = 30.0
-_LOAD_NOTIFY_SECONDS = 5.0
 _LOADING_SECONDS = 15.0
 _JOIN_SECONDS = 1.0
 _LEAST_WAIT_SECONDS = 0.05
@@ -189,14 +188,16 @@ class Agent:
         self._route()
         if stop():
             return
-        is_ephemeral = warn_if_ephemeral(self._directory)
-        self.metrics.state_is_ephemeral(is_ephemeral=is_ephemeral)
+        ephemeral = why_ephemeral(self._directory)
+        if ephemeral is not None:
+            logger.warning("%s", ephemeral)
+        self.metrics.state_is_ephemeral(is_ephemeral=ephemeral is not None)
         self.poller.downtime = downtime_after(
             read_stamp(self._directory),
             current_boot_id=boot_id(),
             now=self._sampler.began_at,
             seconds_since_boot=seconds_since_boot(),
-            is_ephemeral=is_ephemeral,
+            is_ephemeral=ephemeral is not None,
         )
         stamp_stop(self._directory, is_near=False)  # so that the next start does not measure this boot again
         self.pool.start_missing(self._settings.sinks)
@@ -215,14 +216,12 @@ class Agent:
 
     def _load(self, stop: Callable[[], bool]) -> bool:
         began_at = time.monotonic()
-        report_at, notify_at = began_at + _LOAD_REPORT_SECONDS, began_at
+        report_at = began_at + _LOAD_REPORT_SECONDS
         while not self.outbox.wait_loaded(_LOAD_TICK_SECONDS):
             now = time.monotonic()
             if stop():
                 return False
-            if now >= notify_at:
-                notify_at = now + _LOAD_NOTIFY_SECONDS
-                self._notifier.starting("Loading the outbox", _LOADING_SECONDS)
+            self._notifier.starting("Loading the outbox", _LOADING_SECONDS)
             if now >= report_at:
                 report_at = now + _LOAD_REPEAT_SECONDS
                 logger.warning(
