@@ -42,11 +42,6 @@ def canonical_json(event: ScheduledEvent) -> bytes:
     return ("{" + ",".join(f'"{name}":{value}' for name, value in members.items()) + "}").encode()
 
 
-def utf16_code_units(text: str) -> bytes:
-    """Return a sort key for *text* that sorts by UTF-16 code units."""
-    return text.encode("utf-16-be")
-
-
 def _text(value: str | None) -> str:
     # With ensure_ascii=False, json.dumps escapes the same characters as RFC 8785 section 3.2.2.2.
     return "null" if value is None else json.dumps(value, ensure_ascii=False)
@@ -55,7 +50,8 @@ def _text(value: str | None) -> str:
 def _list(names: tuple[str, ...] | None) -> str:
     if names is None:
         return "null"
-    return "[" + ",".join(_text(name) for name in sorted(set(names), key=utf16_code_units)) + "]"
+    by_utf16_code_units = sorted(set(names), key=lambda name: name.encode("utf-16-be"))
+    return "[" + ",".join(map(_text, by_utf16_code_units)) + "]"
 
 
 def _number(value: int | None) -> str:

@@ -209,12 +209,9 @@ class DecisionInbox:
         The agent accepts a hold even after its ``exp``. The outbox never deletes a hold while the event of the hold
         exists.
         """
-        expires_at = claims.expires_at.timestamp()
         if claims.verdict is not Verdict.HOLD:
-            return expires_at
-        now = self._clock.timestamp()
-        longest = max(claims.issued_at.timestamp(), now) + MAX_LIFETIME_SECONDS
-        return min(max(expires_at, now + MAX_LIFETIME_SECONDS), longest)
+            return claims.expires_at.timestamp()
+        return max(claims.issued_at.timestamp(), self._clock.timestamp()) + MAX_LIFETIME_SECONDS
 
 
 def _why_it_waits(refused: RefusedDecision) -> _Wait | None:

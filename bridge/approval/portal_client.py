@@ -28,7 +28,7 @@ from bridge.approval.credentials import TOKEN_DEADLINE_SECONDS, PortalCredential
 from bridge.approval.files import is_disabled
 from bridge.config.approval import ApprovalSettings, RemoteSettings
 from bridge.config.trusted_keys import TrustedKey, unusable_keys
-from bridge.errors import ConfigurationError, DeadlineExceeded, PortalFailed
+from bridge.errors import DeadlineExceeded, PortalFailed
 from bridge.http.failures import is_loopback, root_cause
 from bridge.http.retry_after import retry_after_seconds
 from bridge.http.session import DeadlineSession, ResponseUnread
@@ -91,8 +91,7 @@ class PortalClient:
     """Sends requests to the portal that *remote* configures. Only `close` is thread-safe.
 
     *document* returns the attested document for a nonce. It is required if the credential is ``attested``. *agent*
-    returns the header that describes the agent. The constructor raises ConfigurationError if the URL uses plain HTTP
-    and its host is not this machine.
+    returns the header that describes the agent.
     """
 
     def __init__(
@@ -106,10 +105,6 @@ class PortalClient:
     ) -> None:
         parts = urlsplit(remote.url)
         is_local = is_loopback(parts.hostname or "")
-        if parts.scheme != "https" and not is_local:
-            raise ConfigurationError(
-                f"approval.remote.url uses {parts.scheme}://, but its host is not a loopback address. Use https."
-            )
         self.origin = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
         self._remote = remote
         self._url = remote.url.rstrip("/")

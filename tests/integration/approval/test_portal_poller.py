@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import threading
 
-import pytest
 from poller_kit import (
     HELD_SECONDS,
-    KEYS,
     PATIENCE_SECONDS,
     VM,
     until,
 )
 
-from bridge.approval.portal_client import PortalClient
 from bridge.clock import Clock
-from bridge.config.approval import RemoteSettings
-from bridge.errors import ConfigurationError
 from bridge.events.event import VmIdentity
 from bridge.testing import ManualClock
 
@@ -52,12 +47,6 @@ def test_it_waits_while_nobody_knows_the_vm_id(portal, desk, start):
     assert not portal.requests
     known.append(VM)
     assert desk.has("a")
-
-
-@pytest.mark.parametrize("url", ["http://192.0.2.1/api", "http://portal.example/api"])
-def test_plain_http_to_another_machine_is_refused(url):
-    with pytest.raises(ConfigurationError, match=r"approval\.remote\.url"):
-        PortalClient(RemoteSettings(url=url, keys=KEYS))
 
 
 # The index.
