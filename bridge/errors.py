@@ -2,7 +2,6 @@
 
     BridgeError
     ├── ConfigurationError      the configuration is invalid
-    │   └── UnknownSinkType     no installed sink has that name
     ├── ImdsError               the metadata service sent no usable response
     │   ├── ImdsUnreachable     connection refused, reset, or timed out
     │   ├── ImdsStatus          a response with a status other than 200
@@ -47,10 +46,6 @@ class ConfigurationError(BridgeError):
         self.mistakes = mistakes
         self.file = file
         super().__init__("\n".join(mistakes))
-
-
-class UnknownSinkType(ConfigurationError):
-    """The ``[[sinks]]`` table contains a type that no installed sink has."""
 
 
 class ImdsError(BridgeError):

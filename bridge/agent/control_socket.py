@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, get_type
 import msgspec
 
 from bridge.agent.control_requests import Source, why_unsaved
-from bridge.errors import BridgeError
+from bridge.errors import BridgeError, OutboxError
 from bridge.health.readiness import directory_text
 from bridge.logs import ThrottledLog
 from bridge.outbox.lock import is_locked
@@ -62,10 +62,6 @@ class AccessDenied(BridgeError):
 
 class RequestRefused(BridgeError):
     """The agent cannot process the request."""
-
-
-class NotSaved(BridgeError):
-    """The agent made the change but could not save it in time."""
 
 
 class _Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -247,13 +243,13 @@ class ControlClient:
     def change(self, request: Callable[Concatenate[Source, P], A], /, *args: P.args, **arguments: P.kwargs) -> A:
         """Send *request*, and return the response after the agent has saved the change.
 
-        Raises NotSaved if the agent does not save the change in time (by default, within 5 s).
+        Raises OutboxError if the agent does not save the change in time (by default, within 5 s).
         """
         deadline = time.monotonic() + self._seconds
         found = self.ask(request, *args, **arguments)
         while (why := self.ask(why_unsaved)) is not None:
             if time.monotonic() >= deadline:
-                raise NotSaved(f"The agent made the change but could not save it yet. {why}")
+                raise OutboxError(f"The agent made the change but could not save it yet. {why}")
         return found
 
     def _connect(self, deadline: float) -> tuple[Connection[Any, Any], int | None]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 from bridge.agent.control_requests import Source
-from bridge.agent.control_socket import AccessDenied, ControlClient, NoAgent, NotSaved
+from bridge.agent.control_socket import AccessDenied, ControlClient, NoAgent
 from bridge.config.loader import service_directory
 from bridge.errors import OutboxError, StateDirectoryError
 from bridge.system.permissions import user_name
@@ -86,7 +86,7 @@ def _opened(directory: Path) -> Iterator[Source]:
             finally:
                 is_saved = outbox.close(SAVE_SECONDS)
             if not is_saved:
-                raise NotSaved(f"The change could not be saved: {outbox.saver.behind_reason or 'the disk is slow.'}")
+                raise OutboxError(f"The change could not be saved: {outbox.saver.behind_reason or 'the disk is slow.'}")
         finally:
             lock.release()
 

@@ -24,7 +24,7 @@ from bridge.config.masking import shown
 from bridge.config.mistakes import Problems, join
 from bridge.config.settings import LONGEST_SECONDS, SinkSettings
 from bridge.config.toml import Check, check_name, convert
-from bridge.errors import ConfigurationError, UnknownSinkType
+from bridge.errors import ConfigurationError
 from bridge.events.event import check_event_source, check_event_type
 from bridge.events.record import Transition
 from bridge.http.lean_requests import import_requests
@@ -145,8 +145,7 @@ def installed() -> tuple[str, ...]:
 def sink_class(type_name: str) -> type[Sink]:
     """Return the sink class of *type_name*, which is an installed type or ``module:Class``.
 
-    Raises UnknownSinkType if the type, the module, or the class does not exist. Raises ConfigurationError if the class
-    cannot be imported or is not a sink.
+    Raises ConfigurationError if the class does not exist, cannot be imported, or is not a sink.
     """
     found = _attribute(type_name, type_name if ":" in type_name else _target(type_name))
     if not (isinstance(found, type) and issubclass(found, Sink)):
@@ -167,7 +166,7 @@ def _target(type_name: str) -> str:
     if not targets:
         names = installed()
         listed = ", ".join(names) or "none (install scheduled-events-bridge as a package)"
-        raise UnknownSinkType(
+        raise ConfigurationError(
             f"No sink type is called {shown('type', type_name)}.{nearest(type_name, names)} Known types: {listed}."
         )
     return min(targets)
@@ -176,7 +175,7 @@ def _target(type_name: str) -> str:
 def _attribute(type_name: str, target: str) -> object:
     module_name, _, path = target.partition(":")
     if not all(part.isidentifier() for part in (*module_name.split("."), *path.split("."))):
-        raise UnknownSinkType(
+        raise ConfigurationError(
             f"{shown('type', type_name)} is not a sink type. Write the name of an installed type "
             f"({', '.join(installed())}), or 'module:Class', for example 'acme.sinks:PagerSink'."
         )
@@ -184,7 +183,7 @@ def _attribute(type_name: str, target: str) -> object:
     for part in path.split("."):
         if not hasattr(found, part):
             hint = nearest(part, dir(found))
-            raise UnknownSinkType(f"Sink type {type_name!r}: {module_name!r} has no class {path!r}.{hint}")
+            raise ConfigurationError(f"Sink type {type_name!r}: {module_name!r} has no class {path!r}.{hint}")
         found = getattr(found, part)
     return found
 
@@ -205,7 +204,7 @@ def _module(type_name: str, module_name: str) -> object:
 
 def _missing(type_name: str, module_name: str, missing: str) -> ConfigurationError:
     if module_name == missing or module_name.startswith(f"{missing}."):
-        return UnknownSinkType(
+        return ConfigurationError(
             f"Sink type {type_name!r}: the module {missing!r} does not exist. "
             f"Install its package into {sys.prefix}, or add its directory to PYTHONPATH."
         )

@@ -20,7 +20,6 @@ from bridge.agent.control_socket import (
     ControlClient,
     ControlServer,
     NoAgent,
-    NotSaved,
     RequestRefused,
     addresses,
 )
@@ -241,5 +240,5 @@ def test_change_that_cannot_be_saved_is_reported_with_the_reason(state, serve):
         return 3
 
     serve(answer)
-    with pytest.raises(NotSaved, match=r"could not save it yet\. The disk is full\."):
+    with pytest.raises(OutboxError, match=r"could not save it yet\. The disk is full\."):
         ControlClient(state, seconds=0.5).change(retry_records)

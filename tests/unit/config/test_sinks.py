@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bridge.config.sinks import GROUP, installed, sink_class
-from bridge.errors import ConfigurationError, UnknownSinkType
+from bridge.errors import ConfigurationError
 from bridge.sink import Sink, how_to_install
 
 SINK = """
@@ -72,17 +72,17 @@ def test_listing_and_choosing_import_no_other_sink(package: str) -> None:
 
 @pytest.mark.parametrize("odd", [":", "acme:", "a:b:c", "../x:C"])
 def test_odd_type_names_get_a_sentence(odd: str) -> None:
-    assert "Installed:" in message(odd, UnknownSinkType) or "'module:Class'" in message(odd, UnknownSinkType)
+    assert "Installed:" in message(odd, ConfigurationError) or "'module:Class'" in message(odd, ConfigurationError)
 
 
 @pytest.mark.parametrize("wrong", ["http://h/hunter2", "stdout --token hunter2"])
 def test_type_that_may_hold_a_secret_is_not_repeated(wrong: str) -> None:
-    assert "hunter2" not in message(wrong, UnknownSinkType)
+    assert "hunter2" not in message(wrong, ConfigurationError)
 
 
 def test_missing_module_class_and_misspelling_are_told_apart(package: str) -> None:
-    assert "the module 'nowhere_at_all' does not exist" in message("nowhere_at_all.sinks:Good", UnknownSinkType)
-    assert "Did you mean 'Good'?" in message(f"{package}:Goood", UnknownSinkType)
+    assert "the module 'nowhere_at_all' does not exist" in message("nowhere_at_all.sinks:Good", ConfigurationError)
+    assert "Did you mean 'Good'?" in message(f"{package}:Goood", ConfigurationError)
 
 
 def test_missing_package_is_named_with_its_extra(package: str) -> None:
