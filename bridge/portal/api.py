@@ -11,8 +11,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from bridge.portal.authentication import Authenticator
-from bridge.portal.fleet import State, key_of_event_id
-from bridge.portal.form_fields import KEY, cursor_of, group_of
+from bridge.portal.fleet import State
+from bridge.portal.form_fields import cursor_of, group_of, key_of
 from bridge.portal.requests import RequestRefused, error_answer, headers_of, json_answer, whole_number
 from bridge.portal.site import Site
 from bridge.portal.store.audit import entries
@@ -71,7 +71,7 @@ async def _events(site: Site, request: Request) -> Response:
 
 
 async def _event(site: Site, request: Request) -> Response:
-    key = _key(request)
+    key = key_of(request.path_params["key"])
     event = await site.store.read(event_of, key, now=site.now())
     if event is None:
         return error_answer(404, UNKNOWN_EVENT)
@@ -84,7 +84,7 @@ async def _records(site: Site, request: Request) -> Response:
 
     With ``vm_id``, return only the newest record of that VM.
     """
-    key, vm_id = _key(request), request.query_params.get("vm_id")
+    key, vm_id = key_of(request.path_params["key"]), request.query_params.get("vm_id")
     if vm_id is None:
         found = await site.store.read(records_of, key)
     else:
@@ -129,11 +129,6 @@ def _newest_record(listed: ListedVm | None) -> dict[str, object] | None:
         return None
     vm = listed.vm
     return {"vm_key": vm.vm_key, "observed_at": vm.observed_at, "vm": vm.vm, "labels": vm.labels}
-
-
-def _key(request: Request) -> str:
-    name: str = request.path_params["key"]
-    return name if KEY.fullmatch(name) else key_of_event_id(name)
 
 
 def _state(request: Request) -> str:

@@ -14,8 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from bridge.portal.audit_export import FORMATS, header, lines
-from bridge.portal.fleet import key_of_event_id
-from bridge.portal.form_fields import KEY, MOST_ROWS
+from bridge.portal.form_fields import KEY, MOST_ROWS, key_of
 from bridge.portal.rendering import SECURITY_HEADERS
 from bridge.portal.requests import RequestRefused, whole_number
 from bridge.portal.site import Site
@@ -80,10 +79,9 @@ def _filter(request: Request, person: Person) -> tuple[dict[str, str], AuditFilt
     fields["show"] = query.get("show", "")
     if fields["show"] not in {"", *_SHOWN}:
         raise RequestRefused(400, f"show must be one of {', '.join(_SHOWN)}.")
-    event = fields["event"]
     return fields, AuditFilter(
         person=without_nul(fields["person"]),
-        event_key="" if not event else event if KEY.fullmatch(event) else key_of_event_id(event),
+        event_key=key_of(fields["event"]) if fields["event"] else "",
         since=_day(fields["since"]),
         until=_day(fields["until"], later=1),
         is_decision=fields["show"] != "all",

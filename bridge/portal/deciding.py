@@ -13,7 +13,8 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Collection, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
+from functools import partial
 
 from sqlalchemy import Connection
 
@@ -25,7 +26,7 @@ from bridge.portal.pending_decisions import PendingDecisions
 from bridge.portal.signing import NO_AGENT, PortalKey, addressees, why_unreachable
 from bridge.portal.store.database import StoreThreads, StoreUnavailable
 from bridge.portal.store.decisions import NewDecision
-from bridge.portal.store.verdicts import UNKNOWN_EVENT, AcceptedVerdict, Allow, VerdictRefused, add_verdicts, withdraw
+from bridge.portal.store.verdicts import UNKNOWN_EVENT, AcceptedVerdict, VerdictRefused, add_verdicts, withdraw
 from bridge.portal.users import Person, still
 from bridge.portal.verdicts import NO_KEY, Choice, Lift, Outcome, Ruling, Verdict
 from bridge.text import one_line
@@ -96,8 +97,8 @@ class VerdictService:
             new,
             now=now,
             required=self.required,
-            sign=self._sign,
-            allow=self._allow(person, is_hold=choice is Choice.HOLD),
+            sign=partial(self._sign, now),
+            allow=partial(self._check, person, choice),
             confirmed=confirmed,
         )
         for each in results:
@@ -117,46 +118,34 @@ class VerdictService:
             by=Lift(person_key=person.key, user_name=person.name, expires_at=until),
             now=now,
             required=self.required,
-            sign=self._sign,
-            allow=self._allow(person, is_hold=True),
+            sign=partial(self._sign, now),
+            allow=partial(self._check, person, Choice.HOLD),
         )
         await self._notify()
         return taken
 
     async def _notify(self) -> None:
-        """Send new decisions to the waiting polls.
-
-        After a database error, `PendingDecisions.follow` sends the decisions later.
-        """
-        with contextlib.suppress(StoreUnavailable):
+        """Send new decisions to the waiting polls."""
+        with contextlib.suppress(StoreUnavailable):  # `PendingDecisions.follow` sends the decisions later
             await self._pending_decisions.catch_up()
 
-    def _allow(self, person: Person, *, is_hold: bool) -> Allow:
-        """Return a check that runs in the transaction, with the person's current permissions."""
-
-        def check(connection: Connection, event: EventState) -> None:
-            now = still(person, connection, at=format_time(self._clock.now()))
-            if not now.may_see(event):
-                raise VerdictRefused(UNKNOWN_EVENT, status=404)
-            why_not = now.why_not_decide(event, is_hold=is_hold)
-            if why_not is not None:
-                raise VerdictRefused(why_not, event=event, status=403)
-
-        return check
+    def _check(self, person: Person, choice: Choice, connection: Connection, event: EventState) -> None:
+        """Check the current permissions of *person* in the transaction."""
+        now = still(person, connection, at=format_time(self._clock.now()))
+        if not now.may_see(event):
+            raise VerdictRefused(UNKNOWN_EVENT, status=404)
+        why_not = now.why_not_decide(event, is_hold=choice is Choice.HOLD)
+        if why_not is not None:
+            raise VerdictRefused(why_not, event=event, status=403)
 
     def _sign(
-        self, event: EventState, ruling: Ruling, vm_keys: Sequence[str], newest_iat: float
+        self, now: datetime, event: EventState, ruling: Ruling, vm_keys: Sequence[str], newest_iat: float
     ) -> Sequence[NewDecision]:
         if self._key is None:
             return ()
-        now = self._clock.now()
-        if ruling.outcome is Outcome.HELD:
-            return self._key.decisions(event, ruling, vm_keys, now=now, newest_iat=newest_iat)
-        if min(each.expires_at for each in ruling.verdicts) <= format_time(now):
-            raise VerdictRefused("An approval expired before it was stored.", event=event)
-        agents = self._connected_agents.of(vm.vm_key for vm in event.vms)
-        asked = addressees(event, agents, self._key.kid)
-        if not asked:
-            raise VerdictRefused(f"{NO_AGENT}: {why_unreachable(event, agents, self._key.kid)}.", event=event)
-        keys = [vm.vm_key for vm in asked]
-        return self._key.decisions(event, ruling, keys, now=now, newest_iat=newest_iat)
+        if ruling.outcome is not Outcome.HELD:
+            agents = self._connected_agents.of(vm.vm_key for vm in event.vms)
+            vm_keys = [vm.vm_key for vm in addressees(event, agents, self._key.kid)]
+            if not vm_keys:
+                raise VerdictRefused(f"{NO_AGENT}: {why_unreachable(event, agents, self._key.kid)}.", event=event)
+        return self._key.decisions(event, ruling, vm_keys, now=now, newest_iat=newest_iat)

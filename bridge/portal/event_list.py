@@ -202,9 +202,13 @@ class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     def address(self, **changes: str) -> str:
         """Return the URL of the first page with this filter and *changes*."""
-        values = {**msgspec.structs.asdict(self), **changes}
-        query = urlencode({name: value for name, value in values.items() if value})
+        query = urlencode(self.values(**changes))
         return f"/?{query}" if query else "/"
+
+    def values(self, **changes: str) -> dict[str, str]:
+        """Return the filters that are set, with *changes*."""
+        values = {**msgspec.structs.asdict(self), **changes}
+        return {name: value for name, value in values.items() if value}
 
 
 class EventList(msgspec.Struct, frozen=True, kw_only=True):

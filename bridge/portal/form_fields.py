@@ -8,6 +8,7 @@ from urllib.parse import parse_qs
 
 from starlette.requests import Request
 
+from bridge.portal.fleet import key_of_event_id
 from bridge.portal.requests import RequestRefused, body_of
 from bridge.text import without_nul
 
@@ -41,6 +42,11 @@ def one(form: Form, name: str) -> str:
     """Return the value of a field, or "" if the field is missing or repeated."""
     values = form.get(name, ())
     return values[0] if len(values) == 1 else ""
+
+
+def key_of(name: str) -> str:
+    """Return the key of the event with the key or EventId *name*."""
+    return name if KEY.fullmatch(name) else key_of_event_id(name)
 
 
 def text_of(request: Request, name: str) -> str:

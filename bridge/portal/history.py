@@ -13,10 +13,11 @@ import msgspec
 from bridge.approval.digest import digest
 from bridge.events.event import ScheduledEvent
 from bridge.events.record import Transition, TransitionRecord
-from bridge.portal.decision_progress import DecisionProgress, is_accepted
+from bridge.portal.decision_progress import is_accepted
+from bridge.portal.fleet import EventState
 from bridge.portal.sentences import differences
-from bridge.portal.store.event_details import EventDetails
 from bridge.portal.verdicts import Choice
+from bridge.portal.views import EventView
 from bridge.portal.vm_state import vm_key
 
 _TEXTS = {
@@ -41,13 +42,17 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the entry no longer has an effect."""
 
 
-def history(
-    details: EventDetails,
-    records: Iterable[TransitionRecord],
-    verdicts: Iterable[HistoryEntry],
-    progress: Iterable[DecisionProgress],
-) -> list[HistoryEntry]:
+def history(view: EventView, records: Iterable[TransitionRecord]) -> list[HistoryEntry]:
     """Return the changes by Azure, verdicts, decisions, and outcomes by time."""
+    verdicts = [
+        HistoryEntry(
+            at=each.verdict.made_at,
+            text=each.sentence,
+            note=f"“{each.verdict.reason}”" if each.verdict.reason else "",
+            is_past=each.verdict.withdrawn_at is not None,
+        )
+        for each in view.verdicts
+    ]
     decisions = [
         HistoryEntry(
             at=each.made_at,
@@ -55,18 +60,16 @@ def history(
             note=each.because,
             is_past=each.is_past,
         )
-        for each in progress
+        for each in view.progress
     ]
-    outcomes = [_outcome(each) for each in details.outcomes]
-    found = [*_by_azure(details, records), *verdicts, *decisions, *outcomes]
+    outcomes = [_outcome(each) for each in view.details.outcomes]
+    found = [*_by_azure(view.event, records), *verdicts, *decisions, *outcomes]
     return sorted(found, key=lambda each: each.at)
 
 
-def _by_azure(details: EventDetails, records: Iterable[TransitionRecord]) -> list[HistoryEntry]:
+def _by_azure(event: EventState, records: Iterable[TransitionRecord]) -> list[HistoryEntry]:
     """Return one entry for each change by Azure, with the VMs that report the change."""
-    members = {each.vm_key for each in details.event.vms if each.is_member} or {
-        each.vm_key for each in details.event.vms
-    }
+    members = {each.vm_key for each in event.vms if each.is_member} or {each.vm_key for each in event.vms}
     reports: dict[tuple[Transition, str], list[TransitionRecord]] = {}
     for record in sorted(records, key=lambda each: (each.observed_at, each.vm.name or "")):
         if record.transition in _TEXTS and record.event is not None and vm_key(record) in members:

@@ -20,9 +20,9 @@ from starlette.routing import Route
 from bridge.events.event import EVENT_TYPES
 from bridge.portal import audit_page, fleet_page, timeline_page
 from bridge.portal.event_list import ListQuery, read_list, read_selection
-from bridge.portal.fleet import EventState, key_of_event_id
+from bridge.portal.fleet import EventState
 from bridge.portal.fleet_page import count_agents
-from bridge.portal.form_fields import DIGEST, KEY, Form, cursor_of, one
+from bridge.portal.form_fields import DIGEST, KEY, Form, cursor_of, key_of, one
 from bridge.portal.history import history
 from bridge.portal.login import redirect
 from bridge.portal.requests import RequestRefused, whole_number
@@ -103,7 +103,10 @@ async def home(site: Site, request: Request, person: Person) -> Response:
 
 async def event(site: Site, request: Request, person: Person) -> Response:
     """``GET /events/{key}``: show the event with this key or EventId."""
-    details = await _details_of(site, request.path_params["key"], person)
+    found = await site.store.read(event_details_of, [key_of(request.path_params["key"])], now=site.now())
+    if not found or not person.may_see(found[0].event):
+        raise RequestRefused(404, UNKNOWN_EVENT)
+    details = found[0]
     first_vm, first_record = (
         whole_number(request.query_params, name, 0, lowest=0, highest=2**31) for name in ("vms", "records")
     )
@@ -114,7 +117,7 @@ async def event(site: Site, request: Request, person: Person) -> Response:
         person,
         "event.html",
         view=view,
-        history=history(details, map(record_of, bodies), view.decided, view.progress),
+        history=history(view, map(record_of, bodies)),
         agents=site.connected_agents.of(vm.vm_key for vm in details.event.vms),
         kid=site.kid,
         first_vm=first_vm,
@@ -229,14 +232,6 @@ def _view(site: Site, details: EventDetails, person: Person) -> EventView:
         required=site.verdict_service.required,
         approvers=None if site.users.others_may_approve else details.approvers,
     )
-
-
-async def _details_of(site: Site, name: str, person: Person) -> EventDetails:
-    key = name if KEY.fullmatch(name) else key_of_event_id(name)
-    found = await site.store.read(event_details_of, [key], now=site.now())
-    if not found or not person.may_see(found[0].event):
-        raise RequestRefused(404, UNKNOWN_EVENT)
-    return found[0]
 
 
 def _back_to(form: Form, key: str) -> Response:

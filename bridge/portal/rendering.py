@@ -58,13 +58,10 @@ class Renderer:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._templates.globals["version"] = own_version()
-        self._templates.globals["static"] = self._address_of
-        self._templates.filters["time"] = _time_element
-        self._templates.filters["clock"] = _clock_element
-        self._templates.filters["countdown"] = _countdown_element
-        self._templates.filters["pretty"] = _indented
-        self._templates.filters["json"] = compact_json
+        self._templates.globals.update(version=own_version(), static=self._address_of)
+        self._templates.filters.update(
+            time=_time_element, clock=_clock_element, countdown=_countdown_element, pretty=_indented, json=compact_json
+        )
 
     def page(self, template: str, values: Mapping[str, Any], *, status: int = 200) -> Response:
         """Return the page from *template* and *values*. Caches must not store the page."""

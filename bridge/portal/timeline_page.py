@@ -13,10 +13,9 @@ from starlette.responses import Response
 
 from bridge.clock import format_time, parse_time
 from bridge.events.event import ADVISORY_EVENT_TYPES, EVENT_TYPES
-from bridge.portal.form_fields import group_of, text_of
+from bridge.portal.event_list import ListQuery
 from bridge.portal.requests import RequestRefused, whole_number
 from bridge.portal.site import Site
-from bridge.portal.store.events import EventFilter
 from bridge.portal.store.timeline import EventSpan, spans_between
 from bridge.portal.timeline import Period, chart, label_of
 from bridge.portal.users import Person
@@ -39,30 +38,23 @@ async def show(site: Site, request: Request, person: Person) -> Response:
     now, query = site.clock.now(), request.query_params
     hours = whole_number(query, "hours", _DEFAULT_HOURS, lowest=1, highest=_MOST_HOURS)
     period = Period(since=_since(query.get("from"), now, hours), hours=hours)
-    group, text = group_of(request), text_of(request, "q")
-    event_type = query.get("type") if query.get("type") in TYPES else ""
-    wanted = EventFilter(
-        text=text,
-        types=(event_type,) if event_type else (),
-        groups=(group,) if group else (),
-        scope=person.scope,
-    )
+    filters = ListQuery.of(request)
     characters = None if hours <= _SINGLE_HOURS else _HOUR_CHARACTERS
     if hours > _HOURLY_HOURS:
         characters = _DAY_CHARACTERS
     page = await site.store.read(
         spans_between,
-        wanted,
+        filters.filter(person),
         since=format_time(period.since),
         until=format_time(period.until),
         now=format_time(now),
         characters=characters,
         limit=_MOST_BARS,
     )
-    filters = {name: value for name, value in (("type", event_type), ("group", group), ("q", text)) if value}
 
     def address(shown: Period) -> str:
-        return f"/timeline?{urlencode({'from': shown.since.strftime(_FROM), 'hours': shown.hours, **filters})}"
+        values = {"from": shown.since.strftime(_FROM), "hours": shown.hours, **filters.values()}
+        return f"/timeline?{urlencode(values)}"
 
     def link(span: EventSpan) -> str:
         if span.event is not None:
@@ -83,9 +75,7 @@ async def show(site: Site, request: Request, person: Person) -> Response:
         earlier=address(period.moved(-0.5)),
         later=address(period.moved(0.5)),
         types=TYPES,
-        event_type=event_type,
-        group=group,
-        text=text,
+        filters=filters,
         is_moved="from" in query,
     )
 

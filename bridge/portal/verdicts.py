@@ -13,6 +13,7 @@ import msgspec
 
 WITHDRAW_HOLD = "Withdraw the hold to approve the event."
 NO_KEY = "This portal has no key. Sign the decision with `decide --to`, and the portal forwards it."
+_MOST_CHARACTERS = 256
 
 
 class Choice(str, Enum):
@@ -75,13 +76,10 @@ def people_of(verdicts: Iterable[Verdict]) -> str:
     return ", ".join(dict.fromkeys(each.user_name for each in verdicts))
 
 
-def reason_of(ruling: Ruling, *, most_characters: int = 256) -> str:
-    """Return the reason of a decision: the name and the reason of each verdict.
-
-    The text has at most *most_characters*.
-    """
+def reason_of(ruling: Ruling) -> str:
+    """Return the reason of a decision: the name and the reason of each verdict."""
     said = "; ".join(
         f"{each.user_name}: {each.reason}" if each.reason else f"{each.user_name} gave no reason"
         for each in ruling.verdicts
     )
-    return said if len(said) <= most_characters else f"{said[: most_characters - 1]}…"
+    return said if len(said) <= _MOST_CHARACTERS else f"{said[: _MOST_CHARACTERS - 1]}…"

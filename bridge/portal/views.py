@@ -24,7 +24,6 @@ from bridge.portal.decision_progress import (
     progress_of,
 )
 from bridge.portal.fleet import EventState, State, undecidable
-from bridge.portal.history import HistoryEntry
 from bridge.portal.sentences import STATE_WORDS, clock_text, effect_of, how_many, lifting, these, vm_names
 from bridge.portal.signing import NO_AGENT, why_unreachable
 from bridge.portal.store.event_details import EventDetails
@@ -262,19 +261,6 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if self.accepted is not None and is_too_late and (is_hold or verdict in self.accepted.verdicts):
             note += f" too late: posted to Azure at {self.accepted.clock}"
         return verb + note
-
-    @property
-    def decided(self) -> list[HistoryEntry]:
-        """Return the verdicts as entries of the history."""
-        return [
-            HistoryEntry(
-                at=each.verdict.made_at,
-                text=each.sentence,
-                note=f"“{each.verdict.reason}”" if each.verdict.reason else "",
-                is_past=each.verdict.withdrawn_at is not None,
-            )
-            for each in self.verdicts
-        ]
 
     @property
     def impact(self) -> str:
