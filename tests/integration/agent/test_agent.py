@@ -6,6 +6,7 @@ import time
 
 import msgspec
 import pytest
+from outbox_kit import append
 from starved import no_threads
 
 from bridge.agent.agent import Agent
@@ -158,7 +159,7 @@ def test_state_directory_that_was_moved_aside_and_is_put_back_is_used_again(agen
     assert agent.outbox.wait_saved(10)
     with pytest.raises(StateDirectoryError, match="Another agent runs"):
         DirectoryLock(state)
-    agent.outbox.append_heartbeat(incarnation=agent.poller.incarnation)
+    append(agent.outbox, "heartbeat")
     assert agent.outbox.wait_saved(10)
     assert not agent.outbox.is_behind
 
