@@ -15,7 +15,7 @@ from bridge.cli.connect import Reader
 from bridge.cli.terminal import Table, say, utc
 from bridge.clock import parse_time, utc_now
 from bridge.errors import BridgeError
-from bridge.events.event import check_event_type, encode
+from bridge.events.event import check_spelling, encode
 from bridge.events.record import TransitionRecord
 
 _FOLLOW_SECONDS = 0.5
@@ -61,7 +61,7 @@ def list_events(
         raise click.BadParameter(str(error), param_hint="--since") from None
     for each in event_types:
         try:
-            check_event_type(each)
+            check_spelling(each)
         except ValueError as error:
             raise click.BadParameter(f"Use {error}.", param_hint="--type") from None
     wanted = RecordFilter(since=begin, event_id=event_id, event_types=event_types)

@@ -17,7 +17,7 @@ from msgspec import Meta
 from bridge.config.mistakes import Problems
 from bridge.config.toml import Check, check_name, check_url, convert
 from bridge.config.trusted_keys import TrustedKey, key_mistakes
-from bridge.events.event import check_event_source, check_event_type
+from bridge.events.event import check_spelling
 from bridge.http.failures import is_loopback
 from bridge.http.tls_files import tls_file_problems
 from bridge.system.scopes import check_scope
@@ -51,9 +51,9 @@ class RuleSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     name: Annotated[str, Check(check_name)]
     """The unique name of the rule in logs and records (`rule:NAME`)."""
-    event_types: Annotated[tuple[Annotated[str, Check(check_event_type)], ...], _NotEmpty] | None = None
+    event_types: Annotated[tuple[Annotated[str, Check(check_spelling)], ...], _NotEmpty] | None = None
     """Only events of these types, in Azure's spelling. Default: any."""
-    event_sources: Annotated[tuple[Annotated[str, Check(check_event_source)], ...], _NotEmpty] | None = None
+    event_sources: Annotated[tuple[Annotated[str, Check(check_spelling)], ...], _NotEmpty] | None = None
     """Only events of these sources, Platform or User. Default: any."""
     min_duration_seconds: _Bound | None = None
     """Only events with at least this expected duration in seconds. An unknown duration never matches a bound."""

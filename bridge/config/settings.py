@@ -21,7 +21,7 @@ from msgspec import Meta
 from bridge.config.approval import ApprovalSettings
 from bridge.config.telemetry import PushSettings, TelemetrySettings
 from bridge.config.toml import Check, check_url
-from bridge.events.event import VmIdentity, check_event_type
+from bridge.events.event import VmIdentity, check_spelling
 
 if TYPE_CHECKING:
     from bridge.sink import Sink, SinkConfig
@@ -177,7 +177,7 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
     listen: Annotated[str, Check(_listen)] = ""
     """Address (or localhost) and port of the page, such as "0.0.0.0:9465". Every Host header is accepted. "" turns the
     page off."""
-    event_types: Annotated[tuple[Annotated[str, Check(check_event_type)], ...], Meta(min_length=1)] = (
+    event_types: Annotated[tuple[Annotated[str, Check(check_spelling)], ...], Meta(min_length=1)] = (
         *("Reboot", "Redeploy", "Preempt", "Terminate"),
     )
     """The types of events that take this VM out of service, in Azure's spelling."""

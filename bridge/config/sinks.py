@@ -25,7 +25,7 @@ from bridge.config.mistakes import Problems, join
 from bridge.config.settings import LONGEST_SECONDS, SinkSettings
 from bridge.config.toml import Check, check_name, convert
 from bridge.errors import ConfigurationError
-from bridge.events.event import check_event_source, check_event_type
+from bridge.events.event import check_spelling
 from bridge.events.record import Transition
 from bridge.http.lean_requests import import_requests
 from bridge.sink import Sink, SinkConfig, how_to_install
@@ -52,8 +52,8 @@ _NotEmpty = Meta(min_length=1)
 _RULES: dict[str, Any] = {
     "name": Annotated[str, Check(check_name)],
     "transitions": Annotated[tuple[Annotated[str, Check(_transition)], ...], _NotEmpty] | None,
-    "event_types": Annotated[tuple[Annotated[str, Check(check_event_type)], ...], _NotEmpty] | None,
-    "event_sources": Annotated[tuple[Annotated[str, Check(check_event_source)], ...], _NotEmpty] | None,
+    "event_types": Annotated[tuple[Annotated[str, Check(check_spelling)], ...], _NotEmpty] | None,
+    "event_sources": Annotated[tuple[Annotated[str, Check(check_spelling)], ...], _NotEmpty] | None,
     "timeout_seconds": Annotated[float, Meta(gt=0, le=LONGEST_SECONDS)],
     "max_batch": Annotated[int, Meta(ge=1, le=100_000)],
     "max_age_seconds": Annotated[float, Meta(gt=0, le=LONGEST_SECONDS)] | None,

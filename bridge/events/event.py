@@ -1,8 +1,8 @@
 """Defines immutable classes for scheduled events, documents, and VM identities.
 
 Filters for event types and event sources are case-sensitive. A filter for ``reboot`` would never match the Azure type
-``Reboot``, so `check_event_type` and `check_event_source` reject known names with the wrong case. Both functions accept
-unknown names, because Azure might add types and sources.
+``Reboot``, so `check_spelling` rejects known names with the wrong case. The function accepts unknown names, because
+Azure might add types and sources.
 """
 
 from __future__ import annotations
@@ -110,11 +110,8 @@ class VmIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
     def with_overrides(self, configured: VmIdentity) -> VmIdentity:
         """Return this identity, in which the values that *configured* contains replace the others."""
-        values = {name: getattr(configured, name) for name in self.__struct_fields__}
+        values = msgspec.structs.asdict(configured)
         return msgspec.structs.replace(self, **{name: value for name, value in values.items() if value})
-
-
-_decode_document = msgspec.json.Decoder(Document).decode
 
 
 def encode(value: msgspec.Struct) -> bytes:
@@ -123,22 +120,11 @@ def encode(value: msgspec.Struct) -> bytes:
     return bytes(memoryview(msgspec.json.encode(value)))
 
 
-def decode_document(text: str | bytes) -> Document:
-    """Decode a document that `encode` has encoded."""
-    return _decode_document(text)
+decode_document = msgspec.json.Decoder(Document).decode
+"""Decodes a document that `encode` has encoded."""
 
-
-_compact = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-
-
-def compact_json(value: object) -> str:
-    """Return *value* as ASCII JSON with sorted keys and no spaces, as all IDs require."""
-    return _compact.encode(value)
-
-
-def format_not_before(moment: datetime | None) -> str | None:
-    """Return a time such as ``2022-04-11T22:26:58Z``, or None if NotBefore is unknown."""
-    return None if moment is None else str(msgspec.to_builtins(moment))
+compact_json = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode
+"""Returns a value as ASCII JSON with sorted keys and no spaces, as all IDs require."""
 
 
 def normal_name(name: str) -> str:
@@ -165,17 +151,8 @@ EVENT_TYPES = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate", "SpotReba
 EVENT_SOURCES = ("Platform", "User")
 
 
-def check_event_type(value: str) -> None:
-    """Raise ValueError with the correct name if a known event type has the wrong case."""
-    _check_case(value, EVENT_TYPES)
-
-
-def check_event_source(value: str) -> None:
-    """Raise ValueError with the correct name if a known event source has the wrong case."""
-    _check_case(value, EVENT_SOURCES)
-
-
-def _check_case(value: str, known: tuple[str, ...]) -> None:
-    for right in known:
+def check_spelling(value: str) -> None:
+    """Raise ValueError with the correct name if a known event type or source has the wrong case."""
+    for right in (*EVENT_TYPES, *EVENT_SOURCES):
         if value != right and value.casefold() == right.casefold():
             raise ValueError(f"{right!r}, which is Azure's spelling")

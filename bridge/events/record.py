@@ -289,12 +289,8 @@ def new_record(
     )
 
 
-_decode_record = msgspec.json.Decoder(TransitionRecord).decode
-
-
-def decode_record(text: str | bytes) -> TransitionRecord:
-    """Decode a record that `encode` has encoded."""
-    return _decode_record(text)
+decode_record = msgspec.json.Decoder(TransitionRecord).decode
+"""Decodes a record that `encode` has encoded."""
 
 
 def json_schema() -> dict[str, Any]:

@@ -104,9 +104,9 @@ class DocumentTracker:
     """The tracked document, and the changes that are not confirmed yet.
 
     *document* and *last_good_at* come from the outbox. If the outbox is new, they are None. *history* returns the
-    history of an event by its key. *booted* is true if this VM
-    has booted since *last_good_at*, and the boot was at *booted_at* or earlier. If the agent was restarted, or if it
-    received no good response for more than *gap_seconds*, it might have missed changes.
+    history of an event by its key. If this VM has booted since *last_good_at*, the boot was at *booted_at* or earlier.
+    Otherwise, *booted_at* is None. If the agent was restarted, or if it received no good response for more than
+    *gap_seconds*, it might have missed changes.
     """
 
     def __init__(
@@ -115,14 +115,12 @@ class DocumentTracker:
         *,
         history: Callable[[str], EventHistory],
         last_good_at: datetime | None,
-        booted: bool,
         gap_seconds: float,
         booted_at: datetime | None = None,
     ) -> None:
         self.gap_seconds = gap_seconds
         self._history = history
         self._stored_good_at = last_good_at
-        self._booted = booted
         self._booted_at = booted_at
         self._agreement = Agreement(is_needed=document is None)
         self._state = _State(document=document, shown=document)
@@ -179,8 +177,7 @@ class DocumentTracker:
             observed_at=instant.wall,
             has_gap=has_gap,
             seconds_since_good=seconds,
-            booted=self._booted and state.good_at is None,
-            booted_at=self._booted_at,
+            booted_at=self._booted_at if state.good_at is None else None,
             vm_name=vm_name,
             approved=approved,
         )

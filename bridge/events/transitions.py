@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
@@ -43,7 +43,6 @@ from bridge.events.event import (
     Document,
     Incarnation,
     ScheduledEvent,
-    format_not_before,
     names_vm,
     normal_name,
 )
@@ -84,10 +83,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     has_gap: bool = False
     """The agent restarted or had no good response for a while, so it might have missed documents."""
     seconds_since_good: float = 0.0
-    booted: bool = False
-    """This VM has booted between the two responses."""
     booted_at: datetime | None = None
-    """The boot was at this time or earlier. None means *observed_at*."""
+    """This VM has booted between the two responses, at this time or earlier. None if it has not booted."""
     vm_name: str | None = None
     approved: frozenset[str] = frozenset()
     """Keys of the events that this agent approved. Azure can start these events before NotBefore."""
@@ -131,41 +128,27 @@ def match_events(
     and the other events are paired by position. An old event has vanished only if *after* contains no event with its
     key.
     """
-    old = {position: (event.key, event) for position, event in enumerate(before)}
-    new = {position: (event.key, event) for position, event in enumerate(after)}
-    keys_after = {key for key, _ in new.values()}
+    old = dict(enumerate(before))
     partners: dict[int, ScheduledEvent] = {}
-    for signature in (_shape, _position_only):
-        if not (old and new):
-            break
-        for was, now in _same_signature(old, new, signature):
-            partners[now] = old.pop(was)[1]
-            del new[now]
-    pairs = [(partners.get(position), event) for position, event in enumerate(after)]
-    return pairs, [event for key, event in old.values() if key not in keys_after]
-
-
-_Keyed = dict[int, tuple[str, ScheduledEvent]]
-"""Key and event by position in the document."""
-
-
-def _same_signature(old: _Keyed, new: _Keyed, signature: Callable[[ScheduledEvent], Hashable]) -> list[tuple[int, int]]:
-    waiting: defaultdict[Hashable, deque[int]] = defaultdict(deque)
-    for position, (key, event) in old.items():
-        waiting[key, signature(event)].append(position)
-    found = []
-    for position, (key, event) in new.items() if waiting else ():
-        if candidates := waiting.get((key, signature(event))):
-            found.append((candidates.popleft(), position))
-    return found
+    for signature in (_shape, _key):
+        waiting: defaultdict[Hashable, deque[int]] = defaultdict(deque)
+        for place, was in old.items():
+            waiting[signature(was)].append(place)
+        for position, now in enumerate(after):
+            places = waiting[signature(now)]
+            if places and position not in partners:
+                partners[position] = old.pop(places.popleft())
+    keys_after = {event.key for event in after}
+    vanished = [was for was in old.values() if was.key not in keys_after]
+    return [(partners.get(position), now) for position, now in enumerate(after)], vanished
 
 
 def _shape(event: ScheduledEvent) -> Hashable:
-    return event.event_type, frozenset(event.resources or ())
+    return event.key, event.event_type, frozenset(event.resources or ())
 
 
-def _position_only(_event: ScheduledEvent) -> Hashable:
-    return None
+def _key(event: ScheduledEvent) -> Hashable:
+    return event.key
 
 
 # Events that the document shows.
@@ -203,7 +186,6 @@ def _value(event: ScheduledEvent, name: str) -> Any:
 
 def _previous(was: ScheduledEvent, changed: Iterable[str] = ()) -> dict[str, Any]:
     plain = msgspec.to_builtins(was)
-    plain["not_before"] = format_not_before(was.not_before)
     return {name: plain[name] for name in dict.fromkeys(("event_status", "not_before", *changed))}
 
 
@@ -243,18 +225,17 @@ def classify_ending(event: ScheduledEvent, step: Step, *, was_started: bool, cam
 
 
 def _booted_for(event: ScheduledEvent, step: Step) -> bool:
-    if not step.booted or event.event_type not in _BOOTING_TYPES or names_vm(event, step.vm_name) is not True:
+    if step.booted_at is None or event.event_type not in _BOOTING_TYPES or names_vm(event, step.vm_name) is not True:
         return False
     if event.key in step.approved:
         return True
-    booted_at = step.booted_at or step.observed_at
     # NotBefore - tolerance would overflow for a NotBefore in the year 1.
-    return event.not_before is not None and event.not_before - booted_at <= _BOOT_TOLERANCE
+    return event.not_before is not None and event.not_before - step.booted_at <= _BOOT_TOLERANCE
 
 
 def _cannot_have_started(event: ScheduledEvent, step: Step) -> bool:
     return (
-        not step.booted
+        step.booted_at is None
         and event.not_before is not None
         and step.observed_at < event.not_before
         and event.key not in step.approved

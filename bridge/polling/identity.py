@@ -41,6 +41,7 @@ _WAIT_SECONDS = 60.0
 _WAIT_SECONDS_WHEN_REFUSED = 5.0
 #: With one of these statuses, IMDS reports that it has no identity. Other errors mean that IMDS is unavailable.
 _PLAIN_REFUSALS = frozenset({400, 403, 404, 405, 501})
+_NO_NAME = "The name of this VM is unknown, so sinks with scope 'mine' receive every event. Set vm.name."
 
 
 class IdentityResolver:
@@ -66,12 +67,11 @@ class IdentityResolver:
         self._has_started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="identity", daemon=True)
         self._started_at = clock.monotonic()
+        self._is_waiting = False
         self._wait_until = math.inf
         self._is_refused = False
         self.is_found = False
         """Whether IMDS has returned the identity to this agent."""
-        self.is_waiting = False
-        """True while the first document waits for the identity."""
         self.vm = VmIdentity().with_overrides(configured)
         """The known part of the identity."""
 
@@ -88,11 +88,11 @@ class IdentityResolver:
         if not stop():
             self._use_stored()
         self._has_started.set()
-        if self.is_waiting:
-            try:
-                threading.Thread(target=self._end_wait_in_time, name="identity:wait", daemon=True).start()
-            except RuntimeError:  # no thread is free
-                self._stop_waiting()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Return whether the first document still waits for the identity."""
+        return self._is_waiting and self._clock.monotonic() < self._wait_until
 
     def wake(self) -> None:
         """Check immediately whether the next request is due."""
@@ -122,7 +122,7 @@ class IdentityResolver:
                 self._outbox.identify(self.vm)
             else:
                 self._outbox.use_vm(self.vm)
-                self.is_waiting = True
+                self._is_waiting = True
                 seconds = _WAIT_SECONDS_WHEN_REFUSED if self._is_refused else _WAIT_SECONDS
                 self._wait_until = min(self._wait_until, self._started_at + seconds)
 
@@ -138,9 +138,11 @@ class IdentityResolver:
                 self._report_untrusted()
                 pause = _UNTRUSTED_RETRY_SECONDS
             elif self.is_waiting:
-                pause = min(pause * 2, _RETRY_SECONDS)
+                pause = min(pause * 2, self._wait_until - self._clock.monotonic())
             else:
                 pause = _RETRY_SECONDS
+                if self.vm.name is None:
+                    self._report.problem("name", logging.WARNING, _NO_NAME)
             self._pause(pause)
 
     def _pause(self, seconds: float) -> None:
@@ -148,12 +150,6 @@ class IdentityResolver:
         while not self._stop.is_set() and self._clock.monotonic() < until:
             self._woken.wait(max(until - self._clock.monotonic(), 0.01))
             self._woken.clear()
-
-    def _end_wait_in_time(self) -> None:
-        """End the wait for the VM's identity at the deadline, even if the request still hangs."""
-        while self.is_waiting and not self._stop.wait(_TICK_SECONDS):
-            if self._clock.monotonic() >= self._wait_until:
-                self._stop_waiting()
 
     def _try(self) -> None:
         try:
@@ -174,7 +170,7 @@ class IdentityResolver:
                 )
                 return
             self._outbox.identify(self.vm)
-            self.is_found, self.is_waiting = True, False
+            self.is_found, self._is_waiting = True, False
         self._report.recovered("identity", "The identity of this VM is known.", vm=self.vm.name)
 
     def _failed(self, error: ImdsError) -> None:
@@ -192,13 +188,3 @@ class IdentityResolver:
         if self._clock.monotonic() - self._started_at >= _UNTRUSTED_ERROR_SECONDS:
             message = "Stored records are not sent and nothing is approved until IMDS returns the identity of this VM."
             self._report.problem("untrusted", logging.ERROR, message)
-
-    def _stop_waiting(self) -> None:
-        with self._lock:
-            if not self.is_waiting:
-                return
-            self.is_waiting = False
-        if self.vm.name is None:
-            logger.warning(
-                "The name of this VM is unknown, so sinks with scope 'mine' receive every event. Set vm.name."
-            )

@@ -214,13 +214,13 @@ class Poller:
     def poll_once(self) -> float:
         """Poll once. Return the number of seconds from the start of this poll to the next poll."""
         started = self._clock.monotonic()
-        result, delay = PollResult.OK.value, self._interval_seconds
+        result, backoff_seconds = PollResult.OK.value, 0.0
         try:
             self._process(self._imds.scheduled_events(), asked_at=started)
             self._recovered()
         except ImdsError as error:
             result = _reason(error)
-            delay = self._failed(error)
+            backoff_seconds = self._failed(error)
         except Exception as error:  # noqa: BLE001  # logged with its traceback; the poll survives every error
             result = PollResult.ERROR.value
             self._report.problem(
@@ -228,8 +228,12 @@ class Poller:
             )
         self._publish_active_events()
         self._metrics.polled(result, duration_seconds=self._clock.monotonic() - started)
+        return max(self._seconds_between_polls, backoff_seconds)
+
+    @property
+    def _seconds_between_polls(self) -> float:
         is_confirming = self._tracker is not None and self._tracker.has_unconfirmed
-        return min(delay, _CONFIRMING_SECONDS) if is_confirming and not self._failures else delay
+        return min(self._interval_seconds, _CONFIRMING_SECONDS) if is_confirming else self._interval_seconds
 
     def _recovered(self) -> None:
         self.refused_answer = None
@@ -245,9 +249,7 @@ class Poller:
         self._report.problem("imds", logging.WARNING, str(error), kind=_reason(error))
         status = error.status if isinstance(error, ImdsStatus) else None
         retry_after = error.retry_after_seconds if isinstance(error, ImdsStatus) else None
-        is_confirming = self._tracker is not None and self._tracker.has_unconfirmed
-        interval = min(self._interval_seconds, _CONFIRMING_SECONDS) if is_confirming else self._interval_seconds
-        return poll_delay(interval, failures=self._failures, status=status, retry_after=retry_after)
+        return poll_delay(self._seconds_between_polls, failures=self._failures, status=status, retry_after=retry_after)
 
     def _process(self, document: Document, *, asked_at: float) -> None:
         instant = self._clock.instant()
@@ -346,8 +348,7 @@ class Poller:
             stored.document,
             history=self._event_row,
             last_good_at=None if good_at is None else parse_time(good_at),
-            booted=has_booted(stored.get("boot_id"), self._boot_id),
-            booted_at=self._booted_at,
+            booted_at=self._booted_at if has_booted(stored.get("boot_id"), self._boot_id) else None,
             gap_seconds=self.gap_seconds,
         )
 

@@ -80,7 +80,7 @@ class Agent:
         self.tracker = self._start(**fields)
 
     def _start(self, **fields: Any) -> DocumentTracker:
-        values = {"history": self.history, "last_good_at": NOW, "booted": False, "gap_seconds": 10.0, **fields}
+        values = {"history": self.history, "last_good_at": NOW, "gap_seconds": 10.0, **fields}
         return DocumentTracker(self.stored, **values)
 
     def restart(self, **fields: Any) -> None:

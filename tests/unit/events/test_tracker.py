@@ -230,14 +230,14 @@ def test_an_absence_after_a_silence_is_inferred_by_either_clock():
 
 def test_a_boot_ends_only_events_that_no_response_showed_after_it():
     past = event(not_before=NOW - timedelta(hours=1))
-    known = {"last_good_at": NOW - timedelta(hours=2), "booted": True, "booted_at": NOW}
+    known = {"last_good_at": NOW - timedelta(hours=2), "booted_at": NOW}
     assert Agent(document(past), **known).feed(*[GONE] * 5) == [(5, "completed", "boot_id")]
     assert Agent(document(past), **known).feed(document(past), *[GONE] * 5) == [(6, "ended", "unknown")]
 
 
 def test_an_agent_that_is_stopped_while_a_boot_is_unconfirmed_still_proves_the_boot():
     past = event(not_before=NOW - timedelta(hours=1))
-    known = {"last_good_at": NOW - timedelta(hours=2), "booted": True, "booted_at": NOW}
+    known = {"last_good_at": NOW - timedelta(hours=2), "booted_at": NOW}
     agent = Agent(document(past), **known)
     agent.feed(GONE, GONE)
     assert not agent.tracker.is_settled(at(2))

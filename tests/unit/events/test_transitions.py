@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 import pytest
-from document_kit import DOCUMENTS, SOON, VM, changes_between, document, event, same_content
+from document_kit import DOCUMENTS, NOW, SOON, VM, changes_between, document, event, same_content
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -80,7 +80,7 @@ def test_another_order_of_resources_and_another_spelling_of_a_time_are_no_change
         ("Scheduled", None, {"has_gap": True}, ("ended", "unknown")),
         ("Scheduled", 2, {"approved": frozenset({"A-1"})}, ("ended", "unknown")),
         ("Scheduled", 2, {"observed_at": SOON}, ("ended", "unknown")),
-        ("Scheduled", 2, {"booted": True}, ("ended", "unknown")),
+        ("Scheduled", 2, {"booted_at": NOW}, ("ended", "unknown")),
         ("Scheduled", 2, {"seconds_since_good": 86399.0, "has_gap": True}, ("canceled", "inferred")),
         ("Scheduled", 2, {"seconds_since_good": 86400.0, "has_gap": True}, ("ended", "unknown")),
         ("Paused", 2, {}, ("ended", "unknown")),
@@ -104,7 +104,7 @@ def test_an_absence_is_classified_by_the_known_facts(status, incarnation, known,
 )
 def test_a_boot_proves_that_a_reboot_or_redeploy_of_this_vm_happened_and_no_other_event(fields, known, expected):
     before = document(event(**fields))
-    known = {"booted": True, "has_gap": True, "observed_at": SOON + timedelta(hours=1), "booted_at": SOON, **known}
+    known = {"has_gap": True, "observed_at": SOON + timedelta(hours=1), "booted_at": SOON, **known}
     assert the_change(before, document(incarnation=3), **known) == expected
 
 
@@ -123,7 +123,7 @@ def test_a_boot_before_not_before_proves_nothing_unless_this_agent_approved(
     booted_before_not_before, approved, expected
 ):
     """The user's own reboot in the notice time: the event is still to come, or was called off for it."""
-    known = {"booted": True, "has_gap": True, "booted_at": SOON - booted_before_not_before, "approved": approved}
+    known = {"has_gap": True, "booted_at": SOON - booted_before_not_before, "approved": approved}
     for observed_at in (SOON - timedelta(minutes=1), SOON + timedelta(hours=1)):
         assert the_change(document(event()), document(incarnation=2), observed_at=observed_at, **known) == expected
 
