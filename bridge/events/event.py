@@ -152,7 +152,7 @@ EVENT_SOURCES = ("Platform", "User")
 
 
 def check_spelling(value: str) -> None:
-    """Raise ValueError with the correct name if a known event type or source has the wrong case."""
+    """Raise ValueError if a known event type or source has the wrong case."""
     for right in (*EVENT_TYPES, *EVENT_SOURCES):
         if value != right and value.casefold() == right.casefold():
             raise ValueError(f"{right!r}, which is Azure's spelling")

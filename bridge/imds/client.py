@@ -120,34 +120,28 @@ class ImdsClient:
 
     def _negotiated(self) -> Document:
         """Return the document under the newest version that IMDS supports."""
-        is_attempt = self.api_version == STABLE_VERSION
-        deadline_seconds = self.deadline_seconds
-        end = time.monotonic() + deadline_seconds
-        try:
-            document = self._preview(min(deadline_seconds, _ATTEMPT_SECONDS) if is_attempt else deadline_seconds)
-        except ImdsError as error:
-            is_refused = isinstance(error, ImdsStatus) and error.status in _REFUSALS
-            if not (is_attempt or is_refused):
-                raise
-            if is_attempt:
+        is_daily_attempt = self.api_version == STABLE_VERSION
+        end = time.monotonic() + self.deadline_seconds
+        for _ in range(1 if is_daily_attempt else 2):
+            seconds = max(end - time.monotonic(), _LEAST_SECONDS)
+            try:
+                document = self._poll(PREVIEW_VERSION, min(seconds, _ATTEMPT_SECONDS) if is_daily_attempt else seconds)
+            except ImdsError as error:
+                is_refused = isinstance(error, ImdsStatus) and error.status in _REFUSALS
+                if not (is_daily_attempt or is_refused):
+                    raise
+            else:
+                self._refused_at = None
+                break
+        else:
+            if is_daily_attempt:
                 self._refused_at = self._clock()
             document = self._poll(STABLE_VERSION, max(end - time.monotonic(), _LEAST_SECONDS))
             self._refused_at = self._clock()
-        else:
-            self._refused_at = None
         if self.api_version != document.api_version:
             logger.info("The api-version of Scheduled Events is now %s.", document.api_version)
             self.api_version = document.api_version
         return document
-
-    def _preview(self, deadline_seconds: float) -> Document:
-        end = time.monotonic() + deadline_seconds
-        try:
-            return self._poll(PREVIEW_VERSION, deadline_seconds)
-        except ImdsStatus as error:
-            if error.status not in _REFUSALS or self.api_version == STABLE_VERSION:
-                raise
-        return self._poll(PREVIEW_VERSION, max(end - time.monotonic(), _LEAST_SECONDS))
 
     def _poll(self, version: str, deadline_seconds: float) -> Document:
         response = self._send(self._poll_connection, "GET", _events_path(version), deadline_seconds=deadline_seconds)

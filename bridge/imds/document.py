@@ -14,8 +14,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from contextlib import suppress
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
 from typing import Any
+
+import msgspec
 
 from bridge import strict_json
 from bridge.errors import DocumentInvalid
@@ -31,20 +35,6 @@ _MAX_DEPTH = 64
 _INT64 = range(-(2**63), 2**63)
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-
-_ZONE = r"(?P<zone>Z|UTC?|GMT|[+-][0-9]{2}(?::?[0-9]{2})?)"
-_ISO_8601 = re.compile(
-    r"(?P<year>[0-9]{4})-(?P<month>[0-9]{2})-(?P<day>[0-9]{2})[T ]"
-    r"(?P<hour>[0-9]{2}):(?P<minute>[0-9]{2})(?::(?P<second>[0-9]{2})(?:[.,](?P<fraction>[0-9]{1,9}))?)?"
-    rf"\s?{_ZONE}?",
-    re.IGNORECASE,
-)
-_RFC_1123 = re.compile(
-    r"(?:[A-Za-z]{3,9}\s?,?\s+)?(?P<day>[0-9]{1,2})\s+(?P<month>[A-Za-z]{3})\s+(?P<year>[0-9]{4})\s+"
-    rf"(?P<hour>[0-9]{{2}}):(?P<minute>[0-9]{{2}})(?::(?P<second>[0-9]{{2}}))?\s+{_ZONE}",
-    re.IGNORECASE,
-)
-_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 
 
 def parse_document(body: bytes, *, api_version: str = "") -> Document:
@@ -111,29 +101,31 @@ def parse_attested(body: bytes) -> str:
 def parse_not_before(text: str) -> datetime | None:
     """Return the time in *text* in UTC, or None if *text* is empty or not a time.
 
-    Azure uses the format of RFC 1123, and older API versions use ISO 8601. A time without a zone is in UTC, and the
-    year 1 means that no time is set. The parser ignores the weekday, because an example in Microsoft's documentation
-    has a wrong weekday.
+    Azure uses the format of RFC 1123, and older API versions use ISO 8601. An ISO 8601 time without a zone is in UTC,
+    and the year 1 means that no time is set. The parser ignores the weekday, because an example in Microsoft's
+    documentation has a wrong weekday.
     """
-    match = _ISO_8601.fullmatch(text.strip()) or _RFC_1123.fullmatch(text.strip())
-    if match is None:
-        return None
-    part = match.groupdict()
-    month = part["month"].lower()
+    moment = _iso_8601(text.strip()) or _rfc_1123(text)
     try:
-        moment = datetime(
-            int(part["year"]),
-            int(month) if month.isdigit() else _MONTHS.index(month) + 1,
-            int(part["day"]),
-            int(part["hour"]),
-            int(part["minute"]),
-            int(part["second"] or 0),
-            int(((part.get("fraction") or "") + "000000")[:6]),
-            tzinfo=timezone(_utc_offset(part["zone"] or "Z")),
-        ).astimezone(timezone.utc)
-    except (ValueError, OverflowError):
+        moment = None if moment is None else moment.astimezone(timezone.utc)
+    except OverflowError:
         return None
-    return moment if moment.year > 1 else None
+    return moment if moment is not None and moment.year > 1 else None
+
+
+def _iso_8601(text: str) -> datetime | None:
+    with suppress(msgspec.ValidationError):
+        moment = msgspec.convert(text, datetime)
+        return moment if moment.tzinfo is not None else moment.replace(tzinfo=timezone.utc)
+    return None
+
+
+def _rfc_1123(text: str) -> datetime | None:
+    with suppress(ValueError, OverflowError):
+        moment = parsedate_to_datetime(text)
+        # The library returns no zone if the zone is unknown, and reads the year 0001 as 2001 (RFC 5322, section 4.3).
+        return moment if moment.tzinfo is not None and " 0001 " not in text else None
+    return None
 
 
 def _json_object(body: bytes, what: str) -> dict[str, Any]:
@@ -254,13 +246,3 @@ def _tags(value: dict[str, Any]) -> dict[str, str]:
         for tag in (tags if isinstance(tags, list) else [])
         if isinstance(tag, dict) and isinstance(tag.get("name"), str) and isinstance(tag.get("value"), str)
     }
-
-
-def _utc_offset(zone: str) -> timedelta:
-    if zone[0] not in "+-":
-        return timedelta(0)
-    hours, minutes = int(zone[1:3]), int(zone[3:].lstrip(":") or 0)
-    if minutes > 59:  # noqa: PLR2004 - an hour has sixty
-        raise ValueError(f"no such zone: {zone}")
-    offset = timedelta(hours=hours, minutes=minutes)
-    return -offset if zone[0] == "-" else offset
