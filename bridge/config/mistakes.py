@@ -7,8 +7,8 @@ the message suggests the most similar valid key. The agent reports all errors at
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 from msgspec import inspect as types
 
@@ -17,19 +17,6 @@ from bridge.text import nearest
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _LISTS = (types.VarTupleType, types.ListType, types.SetType, types.FrozenSetType)
-
-
-class Problem(NamedTuple):
-    """One error. Its message consists of *before*, *path*, and *text*."""
-
-    path: str
-    text: str
-    before: str = ""
-
-
-def wrong(path: str, value: object, wanted: str, hint: str = "") -> Problem:
-    """Return the problem for a key at *path* that has *value* instead of *wanted*."""
-    return Problem(path, f" is {shown(path, value)}, but must be {wanted}.{hint}")
 
 
 class Problems:
@@ -42,47 +29,39 @@ class Problems:
     def __len__(self) -> int:
         return len(self.sentences)
 
-    def extend(self, problems: Iterable[Problem]) -> None:
-        """Add *problems*, and mention the table that contains their keys."""
+    def add(self, path: str, text: str, *, before: str = "") -> None:
+        """Add a message that consists of *before*, *path*, the table of the key, and *text*."""
         about = f" ({self.whose})" if self.whose else ""
-        self.sentences += [f"{problem.before}{problem.path}{about}{problem.text}" for problem in problems]
+        self.sentences.append(f"{before}{path}{about}{text}")
 
     def quote(self, path: str, sentence: str) -> None:
         """Add a problem with the complete sentence *sentence* about *path*."""
-        self.extend([Problem(path, f": {sentence}")])
+        self.add(path, f": {sentence}")
 
     def wrong(self, path: str, value: object, wanted: str, hint: str = "") -> None:
         """Report that the key at *path* has *value* instead of *wanted*."""
-        self.extend([wrong(path, value, wanted, hint)])
+        self.add(path, f" is {shown(path, value)}, but must be {wanted}.{hint}")
+
+    def wrong_type(self, path: str, value: object, wanted: Any, core: Any) -> None:
+        """Report a value of the wrong type. *core* is the type in ``Annotated``."""
+        choices = _choices(types.type_info(core)) if not is_secret_name(path) else []
+        self.wrong(path, value, in_words(wanted), nearest(value, choices) if isinstance(value, str) else "")
+
+    def unknown(self, path: str, key: str, known: Sequence[str]) -> None:
+        """Report an unknown *key* in *path*. *known* lists the valid keys."""
+        name = key.lower().replace("-", "_")
+        outside = [each for each in known if each.endswith(("_file", "_env")) and name in each]
+        if outside and is_secret_name(name):
+            hint = f" Did you mean {' or '.join(outside)}? The configuration must not contain the secret itself."
+        else:
+            hint = nearest(key, known) or f" Valid keys: {', '.join(known)}."
+        self.add(f"`{join(path, key)}`", f".{hint}", before="Unknown key ")
 
 
 def join(path: str, key: str) -> str:
     """Return the path of *key* in the table *path*, with quotes where TOML requires quotes."""
     quoted = key if _BARE_KEY.fullmatch(key) else repr(key[:MAX_SHOWN])
     return f"{path}.{quoted}" if path else quoted
-
-
-def missing(path: str, wanted: Any) -> Problem:
-    """Return the problem for a missing key *path*, whose type is *wanted*."""
-    return Problem(path, f" is missing. It must be {in_words(wanted)}.")
-
-
-def unknown(path: str, key: str, known: Sequence[str]) -> Problem:
-    """Return the problem for an unknown *key* in *path*. *known* lists the valid keys."""
-    name = key.lower().replace("-", "_")
-    outside = [each for each in known if each.endswith(("_file", "_env")) and name in each]
-    if outside and is_secret_name(name):
-        hint = f" Did you mean {' or '.join(outside)}? The configuration must not contain the secret itself."
-    else:
-        hint = nearest(key, known) or f" Valid keys: {', '.join(known)}."
-    return Problem(f"`{join(path, key)}`", f".{hint}", before="Unknown key ")
-
-
-def wrong_type(path: str, value: object, wanted: Any, core: Any) -> Problem:
-    """Return the problem for a value of the wrong type. *core* is the type in ``Annotated``."""
-    info = types.type_info(core)
-    choices = _choices(info) if isinstance(value, str) and not is_secret_name(path) else []
-    return wrong(path, value, in_words(wanted), nearest(value, choices) if isinstance(value, str) else "")
 
 
 def in_words(wanted: Any) -> str:

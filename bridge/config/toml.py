@@ -16,7 +16,7 @@ from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
-from bridge.config.mistakes import Problem, Problems, join, missing, unknown, wrong, wrong_type
+from bridge.config.mistakes import Problems, in_words, join
 from bridge.errors import BridgeError
 
 _StructT = TypeVar("_StructT", bound=msgspec.Struct)
@@ -59,58 +59,48 @@ def convert(
 
     If the table has mistakes, add them to *problems* and return None.
 
-    A ValueError or TypeError from ``__post_init__`` is reported as an error in the table. *stricter* overrides the
-    declared types of fields. ``__post_init__`` runs even if these fields are invalid, so it must not depend on them.
+    If all keys are valid, ``__post_init__`` checks the keys that depend on each other. Its ValueError or TypeError is
+    reported as an error in the table. *stricter* overrides the declared types of fields.
     """
-    made, found = _convert_table(table, struct, path, stricter)
-    problems.extend(found)
-    return made
-
-
-def _convert_table(
-    table: object, struct: type[_StructT], path: str, stricter: Mapping[str, Any] = _NONE
-) -> tuple[_StructT | None, list[Problem]]:
+    before = len(problems)
     if not isinstance(table, Mapping):
         brackets = "one pair of brackets" if isinstance(table, list) else "a header"
-        return None, [wrong(path, table, f"one table. Write it with {brackets}: [{path}]")]
-    wanted = {field.name: field.type for field in msgspec.structs.fields(struct)} | dict(stricter)
-    required = [field.name for field in msgspec.structs.fields(struct) if field.required]
-    found = [missing(join(path, name), wanted[name]) for name in required if name not in table]
-    is_complete = not found
-    values = {}
-    for name in [each for each in wanted if each in table]:
-        value, mistakes = convert_value(table[name], wanted[name], join(path, name))
-        found += mistakes
-        if not mistakes:
-            values[name] = value
-        elif name not in stricter or name in required:
-            is_complete = False
+        problems.wrong(path, table, f"one table. Write it with {brackets}: [{path}]")
+        return None
+    fields = msgspec.structs.fields(struct)
+    wanted = {field.name: field.type for field in fields} | dict(stricter)
+    for field in fields:
+        if field.required and field.name not in table:
+            problems.add(join(path, field.name), f" is missing. It must be {in_words(wanted[field.name])}.")
+    values = {
+        name: _convert_value(table[name], kind, join(path, name), problems)
+        for name, kind in wanted.items()
+        if name in table
+    }
     made = None
-    if is_complete:
+    if len(problems) == before:
         try:
             made = struct(**values)
         except (ValueError, TypeError, BridgeError) as exc:
-            found.append(Problem(path, f": {str(exc) or type(exc).__name__}"))
-    found += [unknown(path, key, tuple(wanted)) for key in table if key not in wanted]
-    return (None if found else made), found
+            problems.quote(path, str(exc) or type(exc).__name__)
+    for key in table:
+        if key not in wanted:
+            problems.unknown(path, key, tuple(wanted))
+    return made if len(problems) == before else None
 
 
-def convert_value(value: object, wanted: Any, path: str) -> tuple[Any, list[Problem]]:
-    """Return *value* converted to *wanted*, and its problems. With problems, return None."""
+def _convert_value(value: object, wanted: Any, path: str, problems: Problems) -> Any:
+    """Return *value* converted to *wanted*. If it has problems, add them and return None."""
     core = _core(wanted)
     if isinstance(core, type) and issubclass(core, msgspec.Struct):
-        return _convert_table(value, core, path)
-    inner, arguments = typing.get_origin(core), typing.get_args(core)
-    found: list[Problem] = []
-    if inner is dict and isinstance(value, Mapping):
-        items = {key: convert_value(item, arguments[1], join(path, key)) for key, item in value.items()}
-        found = [problem for _, problems in items.values() for problem in problems]
-        value = {key: item for key, (item, _) in items.items()}
-    elif inner in (tuple, list, frozenset, set) and isinstance(value, list):
-        parts = [convert_value(item, arguments[0], f"{path}[{n}]") for n, item in enumerate(value)]
-        found = [problem for _, problems in parts for problem in problems]
-        value = [item for item, _ in parts]
-    return (None, found) if found else _converted(value, wanted, path)
+        return convert(value, core, path, problems)
+    before = len(problems)
+    outer, arguments = typing.get_origin(core), typing.get_args(core)
+    if outer is dict and isinstance(value, Mapping):
+        value = {key: _convert_value(item, arguments[1], join(path, key), problems) for key, item in value.items()}
+    elif outer in (tuple, list, frozenset, set) and isinstance(value, list):
+        value = [_convert_value(item, arguments[0], f"{path}[{n}]", problems) for n, item in enumerate(value)]
+    return _checked(value, wanted, path, problems) if len(problems) == before else None
 
 
 def _core(wanted: Any) -> Any:
@@ -128,16 +118,18 @@ def _checks(wanted: Any) -> Iterator[Check]:
         yield from (each for each in wanted.__metadata__ if isinstance(each, Check))
 
 
-def _converted(value: object, wanted: Any, path: str) -> tuple[Any, list[Problem]]:
+def _checked(value: object, wanted: Any, path: str, problems: Problems) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
-        return None, [wrong(path, value, "a finite number")]
+        problems.wrong(path, value, "a finite number")
+        return None
     try:
         made = msgspec.convert(value, wanted)
-    except msgspec.ValidationError:
-        return None, [wrong_type(path, value, wanted, _core(wanted))]
-    try:
         for check in _checks(wanted):
             check.rule(made)
+    except msgspec.ValidationError:
+        problems.wrong_type(path, value, wanted, _core(wanted))
     except ValueError as exc:
-        return None, [wrong(path, value, *exc.args)]
-    return made, []
+        problems.wrong(path, value, *exc.args)
+    else:
+        return made
+    return None
