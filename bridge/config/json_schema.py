@@ -6,7 +6,7 @@ express every rule, such as two mutually exclusive keys, use `check-config` to f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -25,7 +25,7 @@ def configuration_schema() -> dict[str, Any]:
     sinks = {name: cls.Config for name, cls in _classes().items()}
     structs = [TopSettings, *sinks.values()]
     roots, defs = msgspec.json.schema_components(structs, ref_template=f"{_DEFS}{{name}}")
-    for struct in _structs_of(defs, structs):
+    for struct in set(_structs(msgspec.inspect.multi_type_info(structs))):
         _close(defs[struct.__name__], struct)
     for each in defs.values():
         each["description"] = " ".join(each.get("description", "").split())
@@ -55,24 +55,14 @@ def _classes() -> dict[str, Any]:
     return found
 
 
-def _structs_of(defs: Mapping[str, Any], roots: list[type[msgspec.Struct]]) -> list[type[msgspec.Struct]]:
-    found: dict[str, type[msgspec.Struct]] = {}
-    waiting = list(roots)
-    while waiting:
-        struct = waiting.pop()
-        if struct.__name__ in found:
-            continue
-        found[struct.__name__] = struct
-        for field in msgspec.structs.fields(struct):
-            waiting += _structs_in(msgspec.inspect.type_info(field.type))
-    return [struct for name, struct in found.items() if name in defs]
-
-
-def _structs_in(info: Any) -> list[type[msgspec.Struct]]:
-    if isinstance(info, msgspec.inspect.StructType):
-        return [info.cls]
-    inner = [*getattr(info, "types", ()), *filter(None, [getattr(info, "item_type", None)])]
-    return [struct for each in inner for struct in _structs_in(each)]
+def _structs(types: Iterable[Any]) -> Iterator[type[msgspec.Struct]]:
+    """Yield every struct in *types*, and every struct in the fields of these structs."""
+    for each in types:
+        if isinstance(each, msgspec.inspect.StructType):
+            yield each.cls
+            yield from _structs(field.type for field in each.fields)
+        yield from _structs(getattr(each, "types", ()))  # a union
+        yield from _structs([each.item_type] if hasattr(each, "item_type") else [])  # a list
 
 
 def _close(schema: dict[str, Any], struct: type[msgspec.Struct]) -> None:

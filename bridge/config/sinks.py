@@ -28,13 +28,10 @@ from bridge.errors import ConfigurationError
 from bridge.events.event import check_spelling
 from bridge.events.record import Transition
 from bridge.http.lean_requests import import_requests
-from bridge.sink import Sink, SinkConfig, how_to_install
+from bridge.sink import Sink, SinkConfig
 from bridge.text import nearest
 
 GROUP = "scheduled_events_bridge.sinks"
-
-#: Maps each package to the extra that installs the package.
-EXTRAS = {"apprise": "apprise", "jinja2": "template", "aiohttp": "websocket"}
 
 #: Types that do not use requests. An agent with no other sink never imports it.
 _TYPES_WITHOUT_REQUESTS = frozenset({"command", "eventlog", "file", "otlp", "stdout", "webhook"})
@@ -109,9 +106,9 @@ def _check_labels(sink: SinkSettings, labels: Mapping[str, str], path: str, mist
         mistakes.quote(path, str(error))
 
 
-def _default_name(type_name: object) -> str:
+def _default_name(type_name: str) -> str:
     """Return the type with a dot for a colon: ``module:Class`` becomes ``module.Class``."""
-    return type_name.replace(":", ".") if isinstance(type_name, str) else ""
+    return type_name.replace(":", ".")
 
 
 def _sink(table: Mapping[str, Any], path: str, mistakes: Problems) -> SinkSettings | None:
@@ -147,7 +144,17 @@ def sink_class(type_name: str) -> type[Sink]:
 
     Raises ConfigurationError if the class does not exist, cannot be imported, or is not a sink.
     """
-    found = _attribute(type_name, type_name if ":" in type_name else _target(type_name))
+    module_name, _, class_name = (type_name if ":" in type_name else _target(type_name)).partition(":")
+    if not all(part.isidentifier() for part in (*module_name.split("."), class_name)):
+        raise ConfigurationError(
+            f"{shown('type', type_name)} is not a sink type. Write the name of an installed type "
+            f"({', '.join(installed())}), or 'module:Class', for example 'acme.sinks:PagerSink'."
+        )
+    module = _module(type_name, module_name)
+    if not hasattr(module, class_name):
+        hint = nearest(class_name, dir(module))
+        raise ConfigurationError(f"Sink type {type_name!r}: {module_name!r} has no class {class_name!r}.{hint}")
+    found: object = getattr(module, class_name)
     if not (isinstance(found, type) and issubclass(found, Sink)):
         raise ConfigurationError(
             f"Sink type {type_name!r} is {found!r}, which is not a subclass of bridge.sink.Sink. "
@@ -162,30 +169,13 @@ def sink_class(type_name: str) -> type[Sink]:
 
 
 def _target(type_name: str) -> str:
-    targets = {f"{each.module}:{each.attr}" for each in entry_points(group=GROUP) if each.name == type_name}
-    if not targets:
-        names = installed()
-        listed = ", ".join(names) or "none (install scheduled-events-bridge as a package)"
-        raise ConfigurationError(
-            f"No sink type is called {shown('type', type_name)}.{nearest(type_name, names)} Known types: {listed}."
-        )
-    return min(targets)
-
-
-def _attribute(type_name: str, target: str) -> object:
-    module_name, _, path = target.partition(":")
-    if not all(part.isidentifier() for part in (*module_name.split("."), *path.split("."))):
-        raise ConfigurationError(
-            f"{shown('type', type_name)} is not a sink type. Write the name of an installed type "
-            f"({', '.join(installed())}), or 'module:Class', for example 'acme.sinks:PagerSink'."
-        )
-    found: object = _module(type_name, module_name)
-    for part in path.split("."):
-        if not hasattr(found, part):
-            hint = nearest(part, dir(found))
-            raise ConfigurationError(f"Sink type {type_name!r}: {module_name!r} has no class {path!r}.{hint}")
-        found = getattr(found, part)
-    return found
+    for entry in entry_points(group=GROUP, name=type_name):
+        return f"{entry.module}:{entry.attr}"
+    names = installed()
+    listed = ", ".join(names) or "none (install scheduled-events-bridge as a package)"
+    raise ConfigurationError(
+        f"No sink type is called {shown('type', type_name)}.{nearest(type_name, names)} Known types: {listed}."
+    )
 
 
 def _module(type_name: str, module_name: str) -> object:
@@ -209,8 +199,7 @@ def _missing(type_name: str, module_name: str, missing: str) -> ConfigurationErr
             f"Install its package into {sys.prefix}, or add its directory to PYTHONPATH."
         )
     package = missing.partition(".")[0]
-    extra = EXTRAS.get(package)
-    how = how_to_install(extra) if extra else f"Install the package that provides {package!r} into {sys.prefix}"
     return ConfigurationError(
-        f"Sink type {type_name!r} needs the Python package {package!r}, which is not installed. {how}."
+        f"Sink type {type_name!r} needs the Python package {package!r}, which is not installed. "
+        f"Install the package that provides {package!r} into {sys.prefix}."
     )
