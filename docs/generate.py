@@ -28,8 +28,8 @@ from bridge.cli.commands import commands
 from bridge.cli.help import EXAMPLES
 from bridge.cli.init import recipe
 from bridge.config.json_schema import configuration_schema
-from bridge.config.settings import VmSettings, documented
-from bridge.events.event import ScheduledEvent, encode
+from bridge.config.settings import documented
+from bridge.events.event import ScheduledEvent, VmIdentity, encode
 from bridge.events.record import Approval, DowntimeParts, Impact, Pause, TimelineEntry, TransitionRecord, json_schema
 from bridge.testing.records import sample_record
 
@@ -40,7 +40,7 @@ _WIDTH = 104
 _STRUCTS: dict[str, type[msgspec.Struct]] = {
     "record": TransitionRecord,
     "event": ScheduledEvent,
-    "vm": VmSettings,
+    "vm": VmIdentity,
     "approval": Approval,
     "impact": Impact,
     "pause": Pause,

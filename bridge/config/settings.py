@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from contextlib import suppress
 from datetime import date
 from itertools import pairwise
 from pathlib import Path
@@ -46,15 +47,10 @@ def _endpoint(value: str) -> None:
 
 
 def _api_version(value: str) -> None:
-    if value == "auto":
-        return
-    known = f"one of auto, {', '.join(API_VERSIONS)}, or a later date as YYYY-MM-DD"
-    if not re.fullmatch(r"\d{4}-\d{2}-\d{2}", value, re.ASCII) or value < API_VERSIONS[0]:
-        raise ValueError(known)
-    try:
-        date.fromisoformat(value)
-    except ValueError:
-        raise ValueError(known) from None
+    with suppress(ValueError):
+        if value == "auto" or date.fromisoformat(value).isoformat() == value >= API_VERSIONS[0]:
+            return
+    raise ValueError(f"one of auto, {', '.join(API_VERSIONS)}, or a later date as YYYY-MM-DD")
 
 
 def _listen(value: str) -> None:
@@ -65,11 +61,6 @@ def _listen(value: str) -> None:
         if value.startswith(":"):
             hint = f' To listen on every address, write "0.0.0.0{value}".'
         raise ValueError('"host:port", such as "127.0.0.1:9464" or "[::1]:9464", or "" for none', hint)
-
-
-def _address(listen: str) -> tuple[str, int] | None:
-    host, _, port = listen.rpartition(":")
-    return (host.strip("[]"), int(port)) if listen else None
 
 
 def _is_address(host: str) -> bool:
@@ -113,32 +104,11 @@ class ImdsSettings(msgspec.Struct, frozen=True, kw_only=True):
 class VmSettings(VmIdentity, frozen=True, kw_only=True):
     """``[vm]``: settings that override the VM identity in the instance document."""
 
-    name: _Text | None = None
-    """The VM's name in Resources. For every key of this table, the default comes from the metadata service."""
-    vm_id: _Text | None = None
-    """The vmId, a UUID."""
-    resource_id: _Text | None = None
-    """The ARM resource id, /subscriptions/..."""
-    subscription_id: _Text | None = None
-    """The subscription, a UUID."""
-    resource_group: _Text | None = None
-    """The resource group."""
-    location: _Text | None = None
-    """The region, such as westeurope."""
-    scale_set: _Text | None = None
-    """The name of the scale set that the VM belongs to."""
-    zone: _Text | None = None
-    """The availability zone."""
-    placement_group_id: _Text | None = None
-    """The placement group of the scale set."""
-    size: _Text | None = None
-    """The size of the VM, such as Standard_D2s_v5."""
-    fault_domain: _Text | None = None
-    """The fault domain of the VM, a number as text."""
-    update_domain: _Text | None = None
-    """The update domain of the VM, a number as text."""
-    tags: dict[str, str] = msgspec.field(default_factory=dict)
-    """The tags of the VM. Each value is text."""
+    def __post_init__(self) -> None:
+        """Raise ValueError if a text is empty."""
+        for name in self.__struct_fields__:
+            if getattr(self, name) == "":
+                raise ValueError(f"{name} is empty. Write a value, or remove the key.")
 
 
 class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,20 +128,25 @@ class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How long the command `events` shows delivered records, in seconds. The default is 7 days."""
 
 
-class StatusSettings(msgspec.Struct, frozen=True, kw_only=True):
+class _Listener(msgspec.Struct, frozen=True, kw_only=True):
+    listen: Annotated[str, Check(_listen)] = ""
+
+    @property
+    def address(self) -> tuple[str, int] | None:
+        """Return the host (IPv6 without brackets) and the port, or None if the listener is off."""
+        host, _, port = self.listen.rpartition(":")
+        return (host.strip("[]"), int(port)) if self.listen else None
+
+
+class StatusSettings(_Listener, frozen=True, kw_only=True):
     """``[status]``: the pages /healthz, /readyz, and /metrics."""
 
     listen: Annotated[str, Check(_listen)] = "127.0.0.1:9464"
     """Address (or localhost) and port of health and metrics. Port 0 selects a free port and logs it. "" turns the
     pages off. The variable $SCHEDULED_EVENTS_BRIDGE_STATUS_LISTEN overrides this key."""
 
-    @property
-    def address(self) -> tuple[str, int] | None:
-        """Return the host (IPv6 without brackets) and the port, or None if the pages are off."""
-        return _address(self.listen)
 
-
-class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
+class ServingSettings(_Listener, frozen=True, kw_only=True):
     """``[serving]``: the health page of this VM for load balancers, `/serving`."""
 
     listen: Annotated[str, Check(_listen)] = ""
@@ -188,11 +163,6 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Minimum expected duration, in seconds, of events that take the VM out. An unknown duration matches."""
     after_seconds: _DurationOrZero = 60.0
     """How long the VM stays out of service, in seconds, after an ending whose evidence is inferred or unknown."""
-
-    @property
-    def address(self) -> tuple[str, int] | None:
-        """Return the host and the port, or None if the page is off."""
-        return _address(self.listen)
 
 
 class HeartbeatSettings(msgspec.Struct, frozen=True, kw_only=True):

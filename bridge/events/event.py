@@ -95,18 +95,31 @@ class VmIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """The identity of a VM, as reported by the instance document. Unknown fields are null."""
 
     name: str | None = None
+    """The VM's name in Resources."""
     vm_id: str | None = None
+    """The vmId, a UUID."""
     resource_id: str | None = None
+    """The ARM resource id, /subscriptions/..."""
     subscription_id: str | None = None
+    """The subscription, a UUID."""
     resource_group: str | None = None
+    """The resource group."""
     location: str | None = None
+    """The region, such as westeurope."""
     scale_set: str | None = None
+    """The name of the scale set that the VM belongs to."""
     zone: str | None = None
+    """The availability zone."""
     placement_group_id: str | None = None
+    """The placement group of the scale set."""
     size: str | None = None
+    """The size of the VM, such as Standard_D2s_v5."""
     fault_domain: str | None = None
+    """The fault domain of the VM, a number as text."""
     update_domain: str | None = None
+    """The update domain of the VM, a number as text."""
     tags: dict[str, str] = {}
+    """The tags of the VM. Each value is text."""
 
     def with_overrides(self, configured: VmIdentity) -> VmIdentity:
         """Return this identity, in which the values that *configured* contains replace the others."""

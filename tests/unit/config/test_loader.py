@@ -151,7 +151,7 @@ def test_all_mistakes_of_a_file_come_at_once(mistakes_of: Refuse) -> None:
         ('[status]\nlisten = "vm.example.net:9464"', "The host is an address or localhost"),
         ("[heartbeat]\ninterval_seconds = 0.5", "must be 0 for none, or at least 1"),
         ('[labels]\n"my team" = []', "labels.'my team' is an empty list, but must be text in quotes."),
-        ('[vm]\nname = ""', "vm.name is '', but must be text that is not empty."),
+        ('[vm]\nname = ""', "vm: name is empty. Write a value, or remove the key."),
         ("[[imds]]\n", "Write it with one pair of brackets: [imds]"),
         ("dry_run = true", "Unknown key `dry_run`. Valid keys: stop_grace_seconds, imds, vm, labels, state,"),
         ('[sinks]\ntype = "stdout"', "Write each with two pairs of brackets: [[sinks]]"),
