@@ -15,7 +15,6 @@ import click
 
 from bridge.cli.help import EPILOG, GroupedCommands, add_examples
 from bridge.cli.options import (
-    DIRECTORY,
     FILE,
     config,
     log_options,
@@ -292,8 +291,7 @@ def init() -> None:
 
 
 @commands.command(short_help="Create a key pair for signing decisions.")
-@click.argument("private_file", required=False, type=FILE)
-@option("--directory", type=DIRECTORY, help="Write decisions.key and decisions.key.pub to this directory.")
+@click.argument("private_file", type=FILE)
 @option("--kid", help="The ID of the key in decisions.  [default: the name of the file]")
 @option("--approver", default="portal", help="The approver who signs with the key.")
 @runs("decide.keygen")

@@ -19,14 +19,12 @@ import msgspec
 
 from bridge.approval.signing import DecisionSigner, generate_key
 from bridge.clock import format_time, utc_now
-from bridge.config.trusted_keys import MAX_NAME_CHARACTERS
+from bridge.config.trusted_keys import name_mistakes
 from bridge.errors import BridgeError
 from bridge.events.event import ScheduledEvent, VmIdentity, normal_name
 from bridge.events.record import TransitionRecord, Verdict, decode_record
 from bridge.imds.document import parse_document
 from bridge.text import one_line
-
-_DEFAULT_KEY_NAME = "decisions.key"
 
 
 class Sighting(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,27 +41,19 @@ class Sighting(msgspec.Struct, frozen=True, kw_only=True):
         return not self.is_over and self.event.event_status == "Scheduled"
 
 
-def keygen(private_file: Path | None, directory: Path | None, kid: str | None, approver: str) -> None:
+def keygen(private_file: Path, kid: str | None, approver: str) -> None:
     """Create a key pair, and print the configuration for VMs that trust the key."""
-    if private_file is not None and directory is not None:
-        raise click.UsageError("Use either PRIVATE_FILE or --directory, not both.")
-    private_key_file = private_file or (directory or Path()) / _DEFAULT_KEY_NAME
-    kid = kid or private_key_file.stem
-    for option, name in (("--kid", kid), ("--approver", approver)):
-        if not (1 <= len(name) <= MAX_NAME_CHARACTERS and name.isprintable() and (name.isascii() or name is approver)):
-            raise click.UsageError(
-                f"{name[:40]!r} is not a valid name. Set {option} to at most {MAX_NAME_CHARACTERS} printable ASCII "
-                "characters."
-            )
-    pair = generate_key(private_key_file)
-    public = pair.public_key_file.absolute()
+    kid = kid or private_file.stem
+    for mistake in name_mistakes(kid=kid, approver=approver):
+        raise click.UsageError(mistake)
+    pair = generate_key(private_file)
     click.echo("# The private key, which only you can read. Keep it where decisions are signed:")
     click.echo(f"#   {pair.private_key_file.absolute()}")
     click.echo("# Every VM gets the public key and these lines:")
     click.echo("[[approval.remote.keys]]")
     click.echo(f"kid = {_toml(kid)}")
     click.echo(f"approver = {_toml(approver)}")
-    click.echo(f"public_key_file = {_toml(str(public))}")
+    click.echo(f"public_key_file = {_toml(str(pair.public_key_file.absolute()))}")
 
 
 def _toml(text: str) -> str:
@@ -71,16 +61,8 @@ def _toml(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def print_decisions(event_file: BinaryIO, *, vm_id: str | None, for_all: bool, **options: Any) -> None:
-    """Print one signed decision per line."""
-    if for_all and vm_id is not None:
-        raise click.UsageError("Use either --all or --vm-id, not both.")
-    for token in decide(event_file.read(), vm_id=vm_id, for_all=for_all, **options):
-        click.echo(token)
-
-
-def decide(
-    content: bytes,
+def print_decisions(
+    event_file: BinaryIO,
     *,
     event_id: str | None,
     vm_id: str | None,
@@ -91,14 +73,16 @@ def decide(
     decision: str,
     reason: str | None,
     valid_seconds: float,
-) -> list[str]:
-    """Sign decisions on an event, print a summary, and return the signed tokens.
+) -> None:
+    """Sign decisions on an event. Print one token per line, and a summary.
 
-    *content* is a Scheduled Events document, or contains transition records or CloudEvents in JSON Lines format. If
-    *for_all* is true, the function signs a decision for each VM in *content* that can still follow it. Otherwise, it
-    signs a decision only for *vm_id* or, by default, for the only VM in *content*.
+    *event_file* is a Scheduled Events document, or contains transition records or CloudEvents in JSON Lines format. If
+    *for_all* is true, the function signs a decision for each VM in the file that can still follow it. Otherwise, it
+    signs a decision only for *vm_id* or, by default, for the only VM in the file.
     """
-    found = _sightings(content.removeprefix(codecs.BOM_UTF8))
+    if for_all and vm_id is not None:
+        raise click.UsageError("Use either --all or --vm-id, not both.")
+    found = _sightings(event_file.read().removeprefix(codecs.BOM_UTF8))
     event_id = event_id or _only_event(found)
     of_event = [each for each in found if each.event.event_id == event_id]
     if not of_event:
@@ -113,7 +97,8 @@ def decide(
     _summarize(chosen, decision, until=now + timedelta(seconds=valid_seconds))
     if for_all:
         _report_unknown_vms(of_event)
-    return tokens
+    for token in tokens:
+        click.echo(token)
 
 
 def _one_vm(sightings: Sequence[Sighting], vm_id: str | None) -> Sighting:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -43,26 +44,18 @@ class TrustedKey:
         self.kid = kid
         self.approver = approver
         self.public_key_file = Path(public_key_file)
-        self._file = ChangingFile(self.public_key_file, bytes)
-        self._loaded: tuple[bytes, PublicKey] | None = None
-
-    def __repr__(self) -> str:
-        return f"TrustedKey(kid={self.kid!r}, approver={self.approver!r}, public_key_file='{self.public_key_file}')"
+        self._file = ChangingFile(self.public_key_file, partial(_public_key, path=self.public_key_file))
 
     def load(self) -> PublicKey:
         """Return the current key. Raises KeyUnusable, or KeyMissing if the file does not exist."""
         try:
-            content = self._file.value()
+            return self._file.value()
         except OSError as error:
             kind = KeyMissing if isinstance(error, FileNotFoundError) else KeyUnusable
             raise kind(
                 f"The public key file {self.public_key_file} of kid '{self.kid}' cannot be read: {error.strerror}. "
                 "Put a public key in PEM there, and give the agent read access to the file."
             ) from error
-        loaded = self._loaded
-        if loaded is None or loaded[0] is not content:  # the same object until the file changes
-            self._loaded = loaded = content, _public_key(content, self.public_key_file)
-        return loaded[1]
 
 
 def key_mistakes(keys: Sequence[TrustedKey]) -> tuple[str, ...]:
@@ -77,7 +70,7 @@ def key_mistakes(keys: Sequence[TrustedKey]) -> tuple[str, ...]:
     ]
     owners: dict[str, TrustedKey] = {}
     for key in keys:
-        mistakes.extend(_name_mistakes(key))
+        mistakes.extend(name_mistakes(kid=key.kid, approver=key.approver))
         try:
             first = owners.setdefault(key.load().sha256, key)
         except KeyUnusable:  # `unusable_keys` reports it
@@ -101,16 +94,17 @@ def unusable_keys(keys: Sequence[TrustedKey]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _name_mistakes(key: TrustedKey) -> list[str]:
+def name_mistakes(*, kid: str, approver: str) -> list[str]:
+    """Return a sentence for each invalid name."""
     mistakes = []
-    if not 1 <= len(key.kid) <= MAX_NAME_CHARACTERS or not (key.kid.isascii() and key.kid.isprintable()):
-        mistakes.append(f"kid {key.kid[:40]!r} is not 1 to {MAX_NAME_CHARACTERS} printable ASCII characters.")
-    if not 1 <= len(key.approver) <= MAX_NAME_CHARACTERS or not key.approver.isprintable():
-        mistakes.append(f"approver {key.approver[:40]!r} is not 1 to {MAX_NAME_CHARACTERS} printable characters.")
+    if not 1 <= len(kid) <= MAX_NAME_CHARACTERS or not (kid.isascii() and kid.isprintable()):
+        mistakes.append(f"kid {kid[:40]!r} is not 1 to {MAX_NAME_CHARACTERS} printable ASCII characters.")
+    if not 1 <= len(approver) <= MAX_NAME_CHARACTERS or not approver.isprintable():
+        mistakes.append(f"approver {approver[:40]!r} is not 1 to {MAX_NAME_CHARACTERS} printable characters.")
     return mistakes
 
 
-def _public_key(pem: bytes, path: Path) -> PublicKey:
+def _public_key(pem: bytes, *, path: Path) -> PublicKey:
     from cryptography.exceptions import UnsupportedAlgorithm  # noqa: PLC0415 - see the TYPE_CHECKING above
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey  # noqa: PLC0415
     from cryptography.hazmat.primitives.serialization import load_pem_public_key  # noqa: PLC0415

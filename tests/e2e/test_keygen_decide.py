@@ -69,7 +69,7 @@ def _accepted(token, tmp_path, *, vm_id=VM.vm_id):
 
 
 def test_keygen_prints_lines_that_a_configuration_takes_as_they_are(call, tmp_path):
-    code, out, err = call("keygen", "--directory", tmp_path, "--kid", "ops-2026", "--approver", "night shift")
+    code, out, err = call("keygen", tmp_path / "decisions.key", "--kid", "ops-2026", "--approver", "night shift")
     assert (code, err) == (0, "")
     remote = read(tomllib.loads(f'[approval.remote]\nurl = "https://portal.example.net"\n{out}')).approval.remote
     [key] = remote.keys
@@ -94,9 +94,7 @@ def test_keygen_never_overwrites(call, tmp_path, existing):
     assert (tmp_path / existing).read_text() == "precious"
 
 
-@pytest.mark.parametrize(
-    "arguments", [("a.key", "--directory", "."), ("a.key", "--kid", "schlüssel"), ("a.key", "--approver", "a\nb")]
-)
+@pytest.mark.parametrize("arguments", [(), ("a.key", "--kid", "schlüssel"), ("a.key", "--approver", "a\nb")])
 def test_keygen_refuses_wrong_usage_before_it_writes(call, tmp_path, arguments):
     code, out, _ = call("keygen", *arguments)
     assert (code, out) == (2, "")
