@@ -15,13 +15,12 @@ terminal.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import queue
 import sys
 import threading
 import time
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from datetime import datetime, timezone
 from json import dumps
 from typing import Any, TextIO
@@ -49,7 +48,6 @@ _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asc
 
 _COLOURS = {"DEBUG": "2", "INFO": "32", "WARNING": "33", "ERROR": "31", "CRITICAL": "1;31"}
 _PRIORITIES = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
-_DEEPEST = 6
 
 
 def configure(*, form: str = "auto", level: int | str = logging.INFO, stream: TextIO | None = None) -> None:
@@ -73,13 +71,12 @@ def configure(*, form: str = "auto", level: int | str = logging.INFO, stream: Te
     handler = QueuedHandler(stream)
     if form == "auto":
         form = "text" if is_terminal else "journal" if is_journal(stream) else "json"
-    handler.setFormatter(
-        JsonFormatter()
-        if form == "json"
-        else JournalFormatter()
-        if form == "journal"
-        else LineFormatter(colour=is_terminal and _wants_colour())
-    )
+    if form == "json":
+        handler.setFormatter(JsonFormatter())
+    elif form == "journal":
+        handler.setFormatter(JournalFormatter())
+    else:
+        handler.setFormatter(LineFormatter(colour=is_terminal and _wants_colour()))
     root.addHandler(handler)
     root.setLevel(level)
     for name, lowest in _QUIETED.items():
@@ -268,12 +265,12 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
         }
         for key, value in extra_fields(record).items():
-            line[f"{key}_" if key in line else key] = _plain(value)
+            line[f"{key}_" if key in line else key] = value
         if record.exc_info and record.exc_info[0]:
             line["exception"] = self.formatException(record.exc_info)
         if record.stack_info:
             line["stack"] = record.stack_info
-        return dumps(line, separators=(",", ":"))
+        return dumps(line, separators=(",", ":"), default=str)
 
 
 class LineFormatter(logging.Formatter):
@@ -303,32 +300,22 @@ class JournalFormatter(logging.Formatter):
 
 
 def _lines(formatter: logging.Formatter, record: logging.LogRecord) -> list[str]:
-    given = {key: _plain(value) for key, value in extra_fields(record).items()}
-    fields = "".join(f" {key}={_shown(value)}" for key, value in given.items() if value not in (None, "", [], {}))
+    given = extra_fields(record).items()
+    fields = "".join(f" {key}={_shown(value)}" for key, value in given if value not in (None, "", [], (), {}))
     lines = [escaped(record.getMessage() + fields)]
     if record.exc_info and record.exc_info[0]:
         lines += ["  " + escaped(part) for part in formatter.formatException(record.exc_info).split("\n")]
     return lines
 
 
-def _shown(plain: object) -> str:
-    """Return *plain* as JSON, without list brackets and without quotes for one word."""
-    if isinstance(plain, list):
-        return ",".join(map(_shown, plain))
-    is_word = isinstance(plain, str) and " " not in plain and bool(plain)
-    return str(plain) if is_word else dumps(plain, ensure_ascii=False)
+def _shown(value: object) -> str:
+    """Return *value* as JSON, without list brackets and without quotes for one word."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(_shown, value))
+    is_word = isinstance(value, str) and " " not in value and bool(value)
+    return str(value) if is_word else dumps(value, ensure_ascii=False, default=str)
 
 
 def extra_fields(record: logging.LogRecord) -> dict[str, Any]:
     """Return the fields of *record* that came from ``extra``."""
     return {key: value for key, value in vars(record).items() if key not in _STANDARD_FIELDS}
-
-
-def _plain(value: object, depth: int = 0) -> Any:
-    if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
-        return value
-    if isinstance(value, Mapping) and depth < _DEEPEST:
-        return {str(key): _plain(item, depth + 1) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset) and depth < _DEEPEST:
-        return [_plain(item, depth + 1) for item in value]
-    return str(value)
