@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from operator import itemgetter
 from pathlib import Path
@@ -235,11 +235,13 @@ def read_events(
 ) -> EventsPage:
     """Return the newest records between *after* and *before*, including history in the file."""
     in_memory = source.read(
-        lambda state: [(row.sequence, row.body) for row in state.records.rows.values() if after < row.sequence < before]
+        lambda state: {row.sequence: row.body for row in state.records.rows.values() if after < row.sequence < before}
     )
+    stored = (row for row in _stored(source.file, after=after, before=before) if row[0] not in in_memory)
+    newest_first = heapq.merge(sorted(in_memory.items(), reverse=True), stored, key=itemgetter(0), reverse=True)
     found: list[TransitionRecord] = []
     last = size = 0
-    for sequence, body in _newest_first(in_memory, _stored(source.file, after=after, before=before)):
+    for sequence, body in newest_first:
         if len(found) >= limit or size > PAGE_BYTES:
             return EventsPage(records=tuple(found), next_before=last)
         record = decode_record(body)
@@ -247,16 +249,6 @@ def read_events(
             found.append(record)
             last, size = sequence, size + len(body)
     return EventsPage(records=tuple(found), next_before=None)
-
-
-def _newest_first(
-    in_memory: Iterable[tuple[int, bytes]], stored: Iterable[tuple[int, bytes]]
-) -> Iterator[tuple[int, bytes]]:
-    last = None
-    for sequence, body in heapq.merge(sorted(in_memory, reverse=True), stored, key=itemgetter(0), reverse=True):
-        if sequence != last:
-            yield sequence, body
-        last = sequence
 
 
 def _stored(file: Path | None, *, after: int = FIRST, before: int = LAST) -> Iterator[tuple[int, bytes]]:

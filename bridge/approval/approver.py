@@ -220,7 +220,6 @@ class Approver:
     def run_once(self) -> float:
         """Run all due steps. Return the seconds until the next run."""
         self._outbox.created_at()  # corrects a creation time in the future
-        self._recorder.write_refusals(self._incarnation)
         self.files.why_disabled()  # logs a change
         self._recorder.refuse(self._inbox.receive_waiting(self._events))
         self._note_portal_read()
@@ -228,6 +227,7 @@ class Approver:
         if answer is not None and self._clock.instant().seconds_since(answer.instant) <= FRESH_SECONDS:
             self._follow(answer)
         state = self._outbox.read(approvals.read_state)
+        self._write(Changes(), state.stream_id)  # the records about refusals that are due
         self._wants_answer = (
             self._rules.is_waiting
             or any(each.state is not DecisionStage.ON_HOLD for each in state.decisions)

@@ -10,9 +10,8 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
-from functools import partial
 
 import msgspec
 
@@ -47,7 +46,7 @@ class ApprovalRecorder:
         self._refusals: dict[str, _Refusals] = {}
 
     def refuse(self, refusals: Sequence[ApprovalRecord]) -> None:
-        """Count *refusals*, so that `write` or `write_refusals` can write their records later."""
+        """Count *refusals*, so that `write` can write their records later."""
         with self._lock:
             for refusal in refusals:
                 known = self._refusals.setdefault(refusal.approval.result, _Refusals())
@@ -55,30 +54,14 @@ class ApprovalRecorder:
                 known.count += 1
 
     def write(self, changes: Changes, stream_id: str, incarnation: Incarnation) -> None:
-        """Write *changes* and their records in one change of the outbox."""
+        """Write *changes*, their records, and the due records about refusals in one change."""
         self.refuse(changes.refusals)
-        store = partial(
-            approvals.write_changes,
-            stream_id=stream_id,
-            approvals=changes.approvals,
-            decisions=changes.decisions,
-        )
-        self._append([*changes.records, *self._due()], incarnation, first=store)
+        outcomes = [*changes.records, *self._due()]
+        if changes.is_empty and not outcomes:
+            return
 
-    def write_refusals(self, incarnation: Incarnation) -> None:
-        """Write the records about refusals that are due."""
-        if outcomes := self._due():
-            self._append(outcomes, incarnation)
-
-    def _append(
-        self,
-        outcomes: Sequence[ApprovalRecord],
-        incarnation: Incarnation,
-        *,
-        first: Callable[[State], object] = lambda _state: None,
-    ) -> None:
         def build(state: State) -> list[TransitionRecord]:
-            first(state)
+            approvals.write_changes(state, stream_id, approvals=changes.approvals, decisions=changes.decisions)
             return [_new_record(state, outcome, incarnation, self._outbox.clock.now()) for outcome in outcomes]
 
         self._report(self._outbox.append(build))
