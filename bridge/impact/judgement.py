@@ -51,38 +51,28 @@ class Verdict(str, Enum):
     UNDECIDED = "undecided"
 
 
-class Lateness(msgspec.Struct, frozen=True, kw_only=True):
-    """A delay of the sampler's timer, and its meaning."""
-
-    verdict: Verdict
-    seconds: float
-
-
-def lateness(after: Reading, *, late_seconds: float, rate: float | None, counted: Reading, cpus: int) -> Lateness:
+def judge_delay(after: Reading, *, late_seconds: float, rate: float | None, counted: Reading, cpus: int) -> Verdict:
     """Return the cause of a timer that ended at *after*, *late_seconds* late.
 
     *rate* is the usual number of context switches per second. *counted* is an earlier reading that contains a count of
     context switches.
     """
     if late_seconds < MIN_LATE_SECONDS:
-        return Lateness(verdict=Verdict.ON_TIME, seconds=0.0)
+        return Verdict.ON_TIME
     expected = None if rate is None else rate * late_seconds
-    verdict = Verdict.UNDECIDED
     if expected is not None and counted.context_switches is not None and after.context_switches is not None:
         usual = (rate or 0.0) * max(after.raw - counted.raw - late_seconds, 0.0)
         moved = after.context_switches - counted.context_switches - usual
         burst, noise = _burst(cpus), _NOISE * usual
         if moved >= max(_RUNNING * expected, 2 * burst) + noise:
-            verdict = Verdict.STALLED
-        elif moved <= max(_STILL * expected, burst) + noise and expected >= max(4 * burst, noise / _MAX_NOISE):
-            verdict = Verdict.PAUSED
-    if verdict is Verdict.UNDECIDED and late_seconds < _MIN_UNDECIDED_SECONDS:
-        return Lateness(verdict=Verdict.ON_TIME, seconds=0.0)
-    return Lateness(verdict=verdict, seconds=late_seconds)
+            return Verdict.STALLED
+        if moved <= max(_STILL * expected, burst) + noise and expected >= max(4 * burst, noise / _MAX_NOISE):
+            return Verdict.PAUSED
+    return Verdict.UNDECIDED if late_seconds >= _MIN_UNDECIDED_SECONDS else Verdict.ON_TIME
 
 
 def resolution_seconds(rate: float | None, cpus: int) -> float:
-    """Return the shortest pause that `lateness` can distinguish from a stalled agent."""
+    """Return the shortest pause that `judge_delay` can distinguish from a stalled agent."""
     if not rate:
         return _MIN_UNDECIDED_SECONDS
     return min(max(MIN_LATE_SECONDS, 4 * _burst(cpus) / rate), _MIN_UNDECIDED_SECONDS)

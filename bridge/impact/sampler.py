@@ -14,19 +14,17 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
-from typing import Protocol
 
 import msgspec
 
 from bridge.impact.judgement import (
     MIN_LATE_SECONDS,
-    Lateness,
     Reading,
     Step,
     Verdict,
     confirmed,
     date_step,
-    lateness,
+    judge_delay,
     resolution_seconds,
     steps_between,
 )
@@ -58,18 +56,6 @@ class Interruption(msgspec.Struct, frozen=True, kw_only=True):
     source: str = "timer"
     resolution_seconds: float = 0.0
     reason: str | None = None
-
-
-class Clocks(Protocol):
-    """Reads the clocks of a machine."""
-
-    def raw(self) -> float:
-        """Return CLOCK_MONOTONIC_RAW."""
-        ...
-
-    def read(self) -> Reading:
-        """Return all clocks and the number of context switches."""
-        ...
 
 
 class SystemClocks:
@@ -118,7 +104,7 @@ class Sampler:
         self,
         *,
         on_pause: Callable[[float], None] = lambda _seconds: None,
-        clocks: Clocks | None = None,
+        clocks: SystemClocks | None = None,
         cpus: int | None = None,
     ) -> None:
         self._on_pause = on_pause
@@ -204,8 +190,17 @@ class Sampler:
         now = self._read()
         with self._lock:
             last = self._readings[-1]
-            late = lateness(now, late_seconds=late_seconds, rate=self._rate(), counted=last, cpus=self._cpus)
-            self._note(late, began_at=self._real(self._raw))
+            verdict = judge_delay(now, late_seconds=late_seconds, rate=self._rate(), counted=last, cpus=self._cpus)
+            if verdict is not Verdict.ON_TIME:
+                self._add(
+                    Interruption(
+                        began_at=self._real(self._raw),
+                        verdict=verdict,
+                        late_seconds=late_seconds,
+                        resolution_seconds=self.resolution_seconds,
+                        reason=_UNDECIDED if verdict is Verdict.UNDECIDED else None,
+                    )
+                )
             for step in steps_between(last, now):
                 self._step(step, last.real)
             self._raw = now.raw
@@ -220,18 +215,6 @@ class Sampler:
             return None
         return (last.context_switches - first.context_switches) / (last.raw - first.raw)
 
-    def _note(self, late: Lateness, *, began_at: float) -> None:
-        if late.verdict is not Verdict.ON_TIME:
-            self._add(
-                Interruption(
-                    began_at=began_at,
-                    verdict=late.verdict,
-                    late_seconds=late.seconds,
-                    resolution_seconds=self.resolution_seconds,
-                    reason=_UNDECIDED if late.verdict is Verdict.UNDECIDED else None,
-                )
-            )
-
     def _step(self, step: Step, began_at: float) -> None:
         """Report a step that a second clock confirms.
 
@@ -242,15 +225,7 @@ class Sampler:
             best = min(same, key=lambda each: ("ptp_hyperv", "realtime", "date_header").index(each.source))
             for each in same[1:]:
                 self._steps.remove(each)
-            self._add(
-                Interruption(
-                    began_at=began_at,
-                    verdict=Verdict.PAUSED,
-                    step_seconds=best.seconds,
-                    source=best.source,
-                    resolution_seconds=best.resolution_seconds,
-                )
-            )
+            self._add(_of_step(best, Verdict.PAUSED, began_at))
         else:
             self._steps.append(step)
 
@@ -280,7 +255,8 @@ class Sampler:
     def interruptions(self, *, since: float) -> list[Interruption]:
         """Return the interruptions that began at *since* (Unix seconds) or later."""
         with self._lock:
-            lone = [self._lone(step) for step in self._steps if step.source != "realtime"]
+            steps = [step for step in self._steps if step.source != "realtime"]
+            lone = [_of_step(step, Verdict.UNDECIDED, self._real(step.raw), reason=_ONE_CLOCK) for step in steps]
             return [each for each in (*self._found, *lone) if each.began_at >= since]
 
     def _real(self, raw: float) -> float:
@@ -288,12 +264,13 @@ class Sampler:
         last = self._readings[-1]
         return last.real + raw - last.raw
 
-    def _lone(self, step: Step) -> Interruption:
-        return Interruption(
-            began_at=self._real(step.raw),
-            verdict=Verdict.UNDECIDED,
-            step_seconds=step.seconds,
-            source=step.source,
-            resolution_seconds=step.resolution_seconds,
-            reason=_ONE_CLOCK,
-        )
+
+def _of_step(step: Step, verdict: Verdict, began_at: float, *, reason: str | None = None) -> Interruption:
+    return Interruption(
+        began_at=began_at,
+        verdict=verdict,
+        step_seconds=step.seconds,
+        source=step.source,
+        resolution_seconds=step.resolution_seconds,
+        reason=reason,
+    )
