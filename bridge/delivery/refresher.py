@@ -30,7 +30,7 @@ def find_refreshes(state: State, sink: str, *, now: float, every_seconds: float)
 def _current(state: State, sink: str) -> Iterator[Delivery]:
     for event in state.events.rows.values():
         delivery = state.deliveries.rows.get((event.sinks.get(sink, 0), sink))
-        is_newest = event.ended_at is None and event.key not in state.queue(sink).by_event
+        is_newest = event.ended_at is None and event.key not in state.queues[sink].by_event
         if is_newest and delivery is not None and delivery.state is DeliveryState.DELIVERED:
             yield delivery
 

@@ -272,7 +272,7 @@ class DeliveryWorker:
 
     @property
     def _has_pending(self) -> bool:
-        return self._outbox.read(lambda state: bool(state.queue(self.name).pending))
+        return self._outbox.read(lambda state: bool(state.queues[self.name].pending))
 
     def _clear_attention_if_idle(self) -> None:
         """Clear needs_attention if the sink has no pending records, except after status 410."""
@@ -401,7 +401,7 @@ def _urgency(
     state: State, sink: str, events: Iterable[str], *, now: float
 ) -> tuple[bool, float | None, dict[str, float]]:
     """Return whether a row is urgent, the next NotBefore of all rows, and that of each event."""
-    queue = state.queue(sink)
+    queue = state.queues[sink]
     ahead = (row.not_before for row in queue.pending.values() if row.not_before is not None and row.not_before > now)
     soonest = min(ahead, default=None)
     by_event: dict[str, float] = {}

@@ -57,17 +57,10 @@ def expire(state: State, sink: str, *, now: float, older_than: float) -> int:
 
     Returns the number of expired records.
     """
-    old = [row for row in state.queue(sink).pending.values() if row.aged_from < older_than]
+    old = [row for row in state.queues[sink].pending.values() if row.aged_from < older_than]
     for row in old:
         change_state(state, row, DeliveryState.EXPIRED, now=now)
     return len(old)
-
-
-def replace_older(state: State, sink: str, record: RecordRow, *, now: float) -> None:
-    """Expire the event's older pending records for a `current_state_only` sink."""
-    for row in list(state.queue(sink).of_event(record.event_key)):
-        if row.sequence < record.sequence:
-            _replace(state, row, now=now)
 
 
 def retry(
@@ -89,7 +82,7 @@ def retry(
         pending = msgspec.structs.replace(
             row,
             state=DeliveryState.PENDING,
-            urgent=row.urgent or any(each.urgent for each in state.queue(row.sink).of_event(row.event_key)),
+            urgent=row.urgent or any(each.urgent for each in state.queues[row.sink].of_event(row.event_key)),
             changed_at=now,
             aged_from=now if sequences is None else row.aged_from,
             error=None,
@@ -110,19 +103,17 @@ def discard(state: State, sink: str, *, states: Collection[DeliveryState], recor
     return len(rows)
 
 
-def expire_outdated(state: State, sinks: Iterable[str], *, now: float) -> None:
+def expire_outdated(state: State, sinks: Iterable[str]) -> None:
     """Expire pending records of *sinks* (`current_state_only`) that a newer record replaces."""
     for sink in sinks:
-        for row in list(state.queue(sink).pending.values()):
+        for row in list(state.queues[sink].pending.values()):
             event = state.events.rows.get(row.event_key)
             newest = 0 if event is None else event.last_state_sequence or 0
             if row.sequence < newest and (newest, sink) in state.deliveries.rows:
-                _replace(state, row, now=now)
-
-
-def _replace(state: State, row: Delivery, *, now: float) -> None:
-    state.count(row.sink, event_over=1)
-    change_state(state, row, DeliveryState.EXPIRED, now=now, error="A newer record of the event replaced it.")
+                state.count(sink, event_over=1)
+                replaced_at = state.records.rows[newest].observed_at
+                error = "A newer record of the event replaced it."
+                change_state(state, row, DeliveryState.EXPIRED, now=replaced_at, error=error)
 
 
 def move(state: State, old: str, new: str, *, now: float, current_state_only: Collection[str] = ()) -> int:
@@ -142,7 +133,7 @@ def move(state: State, old: str, new: str, *, now: float, current_state_only: Co
                 told = {**event.sinks, new: max(row.sequence, event.sinks.get(new, 0))}
                 state.put_event(msgspec.structs.replace(event, sinks=told))
         change_state(state, row, DeliveryState.DISCARDED, now=now)
-    expire_outdated(state, {new}.intersection(current_state_only), now=now)
+    expire_outdated(state, {new}.intersection(current_state_only))
     return moved
 
 
@@ -197,7 +188,7 @@ def needed_records(
     state: State, sink: str | None, states: Collection[DeliveryState] = NEEDED, *, record_id: str | None = None
 ) -> list[Delivery]:
     """Return the rows in *states*, ordered by sink and sequence. None matches all rows."""
-    queues = state.queues.values() if sink is None else [state.queue(sink)]
+    queues = state.queues.values() if sink is None else [state.queues[sink]]
     rows = [row for queue in queues for row in (*queue.pending.values(), *queue.parked.values()) if row.state in states]
     if record_id is not None:
         rows = [row for row in rows if state.records.rows[row.sequence].id == record_id]

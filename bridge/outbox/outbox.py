@@ -245,7 +245,7 @@ class Outbox:
                 current_state_only=frozenset(current_state_only),
             )
             records.add_sinks(state, self._context)
-            deliveries.expire_outdated(state, self._context.current_state_only, now=self.clock.timestamp())
+            deliveries.expire_outdated(state, self._context.current_state_only)
         self.on_due()
 
     def move(self, old: str, new: str) -> int:
@@ -285,7 +285,7 @@ class Outbox:
         with self._lock:
             state = self._state
             after = -math.inf if self.is_trusted else state.loaded_through
-            chosen = list(choose(DueRows(state.queue(sink), after=after, through=self._advance_due())))
+            chosen = list(choose(DueRows(state.queues[sink], after=after, through=self._advance_due())))
             self._sending[sink] = frozenset(row.sequence for row in chosen)
             return chosen
 

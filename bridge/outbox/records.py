@@ -52,20 +52,18 @@ def append(
 ) -> list[TransitionRecord]:
     """Give each record an ID and a sequence, store it with its deliveries, and return it."""
     added = []
-    stream_id = state.get("stream_id") or ""
     for each in new:
         sequence = state.next_sequence
         state.put("next_sequence", str(sequence + 1))
         placed = msgspec.structs.replace(
             each,
-            stream_id=stream_id,
+            stream_id=state.get("stream_id") or "",
             sequence=sequence,
             active_event_ids=active_event_ids,
             vm=context.vm,
             labels=context.labels,
         )
-        content = "" if each.event is None else repeat_key(each.transition, each.event)
-        known = EventRow(key="") if each.event is None else event(state, each.event.key)
+        known, content = event(state, each.event_key), repeat_key(each.transition, each.event)
         record = _with_ids(placed, known.counts.get(content, 0))
         if record.transition.is_ending:
             record = msgspec.structs.replace(record, timeline=known.timeline)
@@ -79,9 +77,14 @@ def append(
         state.records.put(row)
         if record.impact is not None:
             state.put(LAST_ENDING, row.body.decode())
-        _note_event(state, record, row, content)
-        _route(state, record, row, context)
+        sinks = () if context.router is None else tuple(context.router(record, context.vm.name, known.sinks))
+        for sink in sinks:
+            state.put_delivery(deliveries.new_delivery(row, record, sink))
+        if record.event is not None:
+            _note_event(state, record, row, content, sinks)
+        state.settle(sequence)
         added.append(record)
+    deliveries.expire_outdated(state, context.current_state_only)
     for key in {record.event_key for record in added if record.is_urgent}:
         deliveries.make_event_urgent(state, key)
     return added
@@ -98,7 +101,10 @@ def add_sinks(state: State, context: RecordContext) -> None:
         row = state.records.rows.get(known.last_state_sequence or 0)
         if known.ended_at is None and row is not None:
             names = [name for name in context.router(row.record, context.vm.name, ()) if name in new]
-            _add_deliveries(state, names, row.record, row, context)
+            for name in names:
+                state.put_delivery(deliveries.new_delivery(row, row.record, name))
+            sinks = {**known.sinks, **dict.fromkeys(names, row.sequence)}
+            state.put_event(msgspec.structs.replace(known, sinks=sinks))
 
 
 def _with_ids(record: TransitionRecord, n: int) -> TransitionRecord:
@@ -119,60 +125,31 @@ def _with_ids(record: TransitionRecord, n: int) -> TransitionRecord:
     )
 
 
-def _note_event(state: State, record: TransitionRecord, row: RecordRow, content: str) -> None:
-    if record.event is None:
-        return
-    is_state = record.approval is None
-    is_ending = record.transition.is_ending
-    # Only a record that Azure caused can begin or end an event.
-    known = state.events.rows.get(row.event_key) or EventRow(
-        key=row.event_key, ended_at=None if is_state else row.observed_at
+def _note_event(state: State, record: TransitionRecord, row: RecordRow, content: str, sinks: Sequence[str]) -> None:
+    entry = TimelineEntry(
+        transition=record.transition,
+        observed_at=record.observed_at,
+        decision_id=None if record.approval is None else record.approval.decision_id,
     )
+    is_started = record.event is not None and record.event.event_status == "Started"
+    known = state.events.rows.get(row.event_key) or EventRow(key=row.event_key, ended_at=row.observed_at)
     known = msgspec.structs.replace(
         known,
-        was_started=known.was_started or record.event.event_status == "Started",
+        was_started=known.was_started or is_started,
         counts={**known.counts, content: known.counts.get(content, 0) + 1},
-        timeline=(*known.timeline[: _MOST_TIMELINE_ENTRIES - 1], _timeline_entry(record)),
+        timeline=(*known.timeline[: _MOST_TIMELINE_ENTRIES - 1], entry),
     )
-    if is_state:
+    if record.approval is None:  # only a record that Azure caused can begin or end an event
+        is_ending = record.transition.is_ending
         known = msgspec.structs.replace(
             known,
             ended_at=row.observed_at if is_ending else None,
             has_ended=known.has_ended or is_ending,
             last_state_sequence=row.sequence,
+            sinks={} if is_ending else {**known.sinks, **dict.fromkeys(sinks, row.sequence)},
             timeline=() if is_ending else known.timeline,
         )
     state.put_event(known)
-
-
-def _timeline_entry(record: TransitionRecord) -> TimelineEntry:
-    return TimelineEntry(
-        transition=record.transition,
-        observed_at=record.observed_at,
-        decision_id=None if record.approval is None else record.approval.decision_id,
-    )
-
-
-def _route(state: State, record: TransitionRecord, row: RecordRow, context: RecordContext) -> None:
-    if context.router is not None:
-        names = context.router(record, context.vm.name, event(state, row.event_key).sinks)
-        _add_deliveries(state, list(names), record, row, context)
-        state.settle(row.sequence)
-
-
-def _add_deliveries(
-    state: State, sinks: Sequence[str], record: TransitionRecord, row: RecordRow, context: RecordContext
-) -> None:
-    is_state = record.event is not None and record.approval is None
-    for sink in dict.fromkeys(sinks):
-        if sink in context.current_state_only and is_state:
-            deliveries.replace_older(state, sink, row, now=row.observed_at)
-        state.put_delivery(deliveries.new_delivery(row, record, sink))
-    known = state.events.rows.get(row.event_key)
-    if known is not None and is_state:
-        is_over = known.ended_at is not None and record.transition.is_ending
-        told = {} if is_over else {**known.sinks, **dict.fromkeys(sinks, row.sequence)}
-        state.put_event(msgspec.structs.replace(known, sinks=told))
 
 
 def start_empty(state: State, now: datetime) -> None:

@@ -9,6 +9,7 @@ other records are history, which is kept only in the outbox file.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, Generic, TypeVar
@@ -155,7 +156,7 @@ class State:
         self.tables: dict[str, _Table[Any, Any]] = {
             name: table for name, table in vars(self).items() if isinstance(table, _Table)
         }
-        self.queues: dict[str, SinkQueue] = {}
+        self.queues: defaultdict[str, SinkQueue] = defaultdict(SinkQueue)
         self.needed_bytes = 0
         """The size of the bodies of all pending and parked records, in bytes."""
         self.loaded_through = 0
@@ -181,10 +182,10 @@ class State:
             else:
                 shared = {"event_key": record.event_key, "body": record.body}
                 self.deliveries.rows[key] = whole = msgspec.structs.replace(delivery, **shared)
-                self.queue(delivery.sink).update(whole)
+                self.queues[delivery.sink].update(whole)
         self.needed_bytes = sum(len(row.body) for row in self.records.rows.values() if self._is_needed(row))
         for name in self.sinks.rows.keys() | self.queues.keys():  # rows of a damaged file can be missing
-            row, queue = self.sinks.rows.get(name) or SinkRow(name=name), self.queue(name)
+            row, queue = self.sinks.rows.get(name) or SinkRow(name=name), self.queues[name]
             counted = msgspec.structs.replace(row, pending=len(queue.pending), parked=len(queue.parked))
             if counted != row:
                 self.sinks.put(counted)
@@ -234,20 +235,13 @@ class State:
         """Return the sequence of the next record."""
         return int(self.get("next_sequence") or 1)
 
-    def queue(self, sink: str) -> SinkQueue:
-        """Return the queue of *sink*."""
-        queue = self.queues.get(sink)
-        if queue is None:
-            queue = self.queues[sink] = SinkQueue()
-        return queue
-
     def put_delivery(self, row: Delivery) -> None:
         """Add or replace a delivery, and update the delivery counts of its sink."""
         record = self.records.rows.get(row.sequence)
         before = self.deliveries.rows.get((row.sequence, row.sink))
         self.needed_bytes -= self._needed_bytes(record)
         self.deliveries.put(row)
-        self.queue(row.sink).update(row)
+        self.queues[row.sink].update(row)
         self.needed_bytes += self._needed_bytes(record)
         if before is None:
             self.count(row.sink, **{row.state.value: 1})
