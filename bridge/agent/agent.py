@@ -141,7 +141,7 @@ class Agent:
             directory,
             self.outbox,
             readiness=self.health.report,
-            sinks=lambda: tuple(sink.name for sink in self._settings.sinks),
+            sinks=self._sink_names,
             on_retry=self.pool.resume,
             on_decision=self.approvals.wake,
             is_approving=lambda: self._settings.approval is not None,
@@ -155,7 +155,7 @@ class Agent:
             metrics=self.metrics,
             directory=self._directory,
             loop_watches=self._loop_watches,
-            sinks=lambda: [sink.name for sink in self._settings.sinks],
+            sinks=self._sink_names,
         )
         health.polled = self.poller
         health.vm_name = self.vm_name
@@ -167,6 +167,9 @@ class Agent:
         """Return this VM's name, or None while the name is unknown."""
         return self.identity.vm.name
 
+    def _sink_names(self) -> tuple[str, ...]:
+        return tuple(sink.name for sink in self._settings.sinks)
+
     def _loop_watches(self) -> Mapping[str, LoopWatch]:
         loops = {"poll": self.poller.loop_watch, "main": self._loop_watch}
         return {**loops, **self.pool.loop_watches, **self.approvals.loop_watches}
@@ -175,7 +178,7 @@ class Agent:
 
     def start(self, stop: Callable[[], bool] = lambda: False) -> None:
         """Load the outbox, and start the threads. Return early if *stop* returns True."""
-        self.metrics.watch_outbox(self.health.outbox)
+        self.metrics.watch_outbox(self.outbox, self._sink_names)
         self.metrics.watch_vm(self.vm_name)
         self._control.open()
         self._health_server.open()

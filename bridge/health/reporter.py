@@ -23,8 +23,9 @@ from bridge.health.readiness import (
     why_sink_is_not_ready,
 )
 from bridge.health.server import Response
-from bridge.metrics.metrics import CONTENT_TYPE, Metrics, OutboxReading, own_version
+from bridge.metrics.metrics import CONTENT_TYPE, Metrics, own_version
 from bridge.outbox import deliveries
+from bridge.outbox.deliveries import OutboxTotals
 from bridge.outbox.outbox import Outbox
 from bridge.system.threads import LoopWatch
 
@@ -96,7 +97,7 @@ class HealthReporter:
 
     def report(self) -> Readiness:
         """Return the state of the agent, which is the body of /readyz."""
-        polled, reading, saver = self.polled, self.outbox(), self._outbox.saver
+        polled, totals, saver = self.polled, self._outbox.read(deliveries.totals), self._outbox.saver
         silent = None if polled is None else polled.silent_seconds
         reasons = why_polling_is_not_ready(
             silent,
@@ -106,7 +107,7 @@ class HealthReporter:
         behind = saver.behind_reason
         if behind is not None:
             reasons.append(f"The outbox is not saved: {behind}")
-        sinks = {name: self._sink(name, reading) for name in reading.totals.sinks}
+        sinks = {name: self._sink(name, totals) for name in totals.sinks}
         for name in self._sinks():
             reasons += why_sink_is_not_ready(name, sinks[name]) if name in sinks else []
         good_at = None if polled is None else polled.good_at
@@ -114,10 +115,10 @@ class HealthReporter:
             status="not_ready" if reasons else "ready",
             reasons=tuple(reasons),
             version=own_version(),
-            stream_id=reading.totals.stream_id,
+            stream_id=totals.stream_id,
             state_directory=directory_text(self._directory),
             outbox_behind=behind,
-            outbox_behind_seconds=round(reading.behind_seconds, 3),
+            outbox_behind_seconds=round(saver.behind_seconds, 3),
             vm=self.vm_name(),
             imds=self.imds(),
             configuration=self.configuration(),
@@ -128,23 +129,10 @@ class HealthReporter:
             sinks=sinks,
         )
 
-    def outbox(self) -> OutboxReading:
-        """Return the current counts and the size of the outbox."""
-        outbox = self._outbox
-        return OutboxReading(
-            totals=outbox.read(deliveries.totals),
-            now=outbox.clock.timestamp(),
-            configured=frozenset(self._sinks()),
-            used_bytes=outbox.saver.used_bytes,
-            max_bytes=outbox.max_bytes,
-            max_pending_bytes=outbox.max_pending_bytes,
-            behind_seconds=outbox.saver.behind_seconds,
-            new_files=outbox.saver.file_changes,
-        )
-
-    def _sink(self, name: str, reading: OutboxReading) -> SinkReadiness:
+    def _sink(self, name: str, totals: OutboxTotals) -> SinkReadiness:
+        now = self._outbox.clock.timestamp()
         return SinkReadiness(
-            **reading.totals.sinks[name].counts,
-            oldest_pending_seconds=round(reading.oldest_pending_seconds(name), 3),
+            **totals.sinks[name].counts,
+            oldest_pending_seconds=round(max(now - totals.oldest_pending_at.get(name, now), 0.0), 3),
             needs_attention=self._metrics.needs_attention(name),
         )

@@ -1,4 +1,4 @@
 """Defines the agent's metrics.
 
-Other packages use `Metrics` and `OutboxReading` from `metrics`.
+The public modules are `metrics` and `otlp_push`.
 """

@@ -8,54 +8,46 @@ from __future__ import annotations
 
 import re
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
-import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from bridge.clock import Clock
 from bridge.events.event import Document, Incarnation, names_vm
+from bridge.outbox import deliveries
 from bridge.outbox.deliveries import OutboxTotals
+from bridge.outbox.outbox import Outbox
 
 PREFIX = "scheduled_events_bridge_"
 
 _SCHEDULED = "Scheduled"
 
 
-class OutboxReading(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of the outbox at one scrape."""
+class ChannelMetrics:
+    """Metrics for the connection to the ops portal. `Metrics.approval_channel` creates them."""
 
-    totals: OutboxTotals
-    now: float
-    """Unix seconds."""
-    configured: frozenset[str] = frozenset()
-    """The names of the configured sinks. The outbox can also contain other sinks."""
-    used_bytes: int = 0
-    max_bytes: int = 0
-    max_pending_bytes: int = 0
-    behind_seconds: float = 0.0
-    new_files: int = 0
+    is_up = False
+    last_answer_at = 0.0
 
-    def oldest_pending_seconds(self, sink: str) -> float:
-        """Return the age of the oldest pending record of *sink* in seconds; 0 if none."""
-        return max(self.now - self.totals.oldest_pending_at.get(sink, self.now), 0.0)
+    def answered(self, timestamp_seconds: float) -> None:
+        """Record the Unix time of a good response from the portal."""
+        self.is_up, self.last_answer_at = True, timestamp_seconds
 
-
-OutboxReader = Callable[[], OutboxReading]
+    def failed(self) -> None:
+        """Record that the portal gave no good response."""
+        self.is_up = False
 
 
 class StateCollector(Collector):
-    """Reports the events in the last document, and whether this VM's name is known."""
+    """Reports the events in the last document, the VM's name, and the connection to the portal."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.document: Document | None = None
         self.vm_name: Callable[[], str | None] = lambda: None
-
-    def describe(self) -> Iterable[Metric]:
-        """Return nothing, because Prometheus calls this method before the values can be read."""
-        return ()
+        self.channel: ChannelMetrics | None = None
+        """None if no portal is configured. Otherwise, an agent without a portal would seem to have a failing one."""
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of one scrape."""
@@ -76,9 +68,15 @@ class StateCollector(Collector):
         yield incarnation
         yield active
         yield self._ahead(document)
-        known = GaugeMetricFamily(f"{PREFIX}identity_known", "1 if the name of this VM is known, otherwise 0.")
-        known.add_metric([], self.vm_name() is not None)
-        yield known
+        yield _gauge("identity_known", "1 if the name of this VM is known, otherwise 0.", self.vm_name() is not None)
+        channel = self.channel
+        if channel is not None:
+            yield _gauge("approval_channel_up", "1 if the ops portal responds correctly, otherwise 0.", channel.is_up)
+            yield _gauge(
+                "approval_channel_last_answer_timestamp_seconds",
+                "Unix time of the last good response of the ops portal.",
+                channel.last_answer_at,
+            )
 
     def _ahead(self, document: Document | None) -> Metric:
         ahead = GaugeMetricFamily(
@@ -122,81 +120,76 @@ class OutboxCollector(Collector):
     }
 
     def __init__(self) -> None:
-        self.read: OutboxReader | None = None
-
-    def describe(self) -> Iterable[Metric]:
-        """Return nothing, because Prometheus calls this method before the values can be read."""
-        return ()
+        self.outbox: Outbox | None = None
+        self.configured: Callable[[], Collection[str]] = tuple
+        """Returns the names of the configured sinks. The outbox can also contain other sinks."""
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of one scrape."""
-        if self.read is not None:
-            reading = self.read()
-            yield from self._of_sinks(reading)
-            yield from self._of_outbox(reading)
+        if self.outbox is not None:
+            totals = self.outbox.read(deliveries.totals)
+            yield from self._of_sinks(totals, self.outbox.clock.timestamp())
+            yield from _of_outbox(self.outbox, totals)
 
-    def _of_sinks(self, reading: OutboxReading) -> Iterator[Metric]:
-        sinks = reading.totals.sinks
+    def _of_sinks(self, totals: OutboxTotals, now: float) -> Iterator[Metric]:
+        sinks, oldest, configured = totals.sinks, totals.oldest_pending_at, self.configured()
         for field, text in self._COUNTERS.items():
             counts = {name: getattr(row, field) for name, row in sinks.items()}
-            yield _by_sink(CounterMetricFamily(f"{PREFIX}sink_{field}_total", text, labels=["sink"]), counts)
+            yield _by_sink(CounterMetricFamily, f"sink_{field}_total", text, counts)
         for field, text in self._GAUGES.items():
             counts = {name: getattr(row, field) for name, row in sinks.items()}
-            yield _by_sink(GaugeMetricFamily(f"{PREFIX}sink_{field}_records", text, labels=["sink"]), counts)
-        yield _expired_by_reason(reading.totals)
+            yield _by_sink(GaugeMetricFamily, f"sink_{field}_records", text, counts)
+        expired = CounterMetricFamily(
+            f"{PREFIX}sink_expired_by_reason_total",
+            "Expired records by reason: age (max_age_seconds), or event_over (a newer record replaced the record).",
+            labels=["sink", "reason"],
+        )
+        for name, row in sinks.items():
+            expired.add_metric([name, "age"], row.expired - row.event_over)
+            expired.add_metric([name, "event_over"], row.event_over)
+        yield expired
         yield _by_sink(
-            GaugeMetricFamily(
-                f"{PREFIX}sink_oldest_pending_age_seconds",
-                "Age of the oldest pending record in seconds. 0 without pending records.",
-                labels=["sink"],
-            ),
-            {name: reading.oldest_pending_seconds(name) for name in sinks},
+            GaugeMetricFamily,
+            "sink_oldest_pending_age_seconds",
+            "Age of the oldest pending record in seconds. 0 without pending records.",
+            {name: max(now - oldest.get(name, now), 0.0) for name in sinks},
         )
         yield _by_sink(
-            GaugeMetricFamily(
-                f"{PREFIX}sink_configured", "1 if the sink is in the configuration, otherwise 0.", labels=["sink"]
-            ),
-            {name: name in reading.configured for name in sinks},
-        )
-
-    def _of_outbox(self, reading: OutboxReading) -> Iterator[Metric]:
-        gauges = {
-            "outbox_behind_seconds": (
-                "Seconds since the outbox fell behind. 0 if everything is saved.",
-                reading.behind_seconds,
-            ),
-            "outbox_bytes": ("Bytes that the outbox uses on disk, including history.", reading.used_bytes),
-            "outbox_max_bytes": ("Limit of outbox_bytes (state.max_bytes).", reading.max_bytes),
-            "outbox_pending_bytes": ("Bytes of undelivered records in memory.", reading.totals.needed_bytes),
-            "outbox_max_pending_bytes": (
-                "Limit of outbox_pending_bytes (state.max_pending_bytes).",
-                reading.max_pending_bytes,
-            ),
-        }
-        for name, (text, value) in gauges.items():
-            yield GaugeMetricFamily(f"{PREFIX}{name}", text, value=value)
-        yield CounterMetricFamily(
-            f"{PREFIX}outbox_new_files_total",
-            "Files that the agent replaced: damaged, changed by another program, or from another machine.",
-            value=reading.new_files,
+            GaugeMetricFamily,
+            "sink_configured",
+            "1 if the sink is in the configuration, otherwise 0.",
+            {name: name in configured for name in sinks},
         )
 
 
-def _expired_by_reason(totals: OutboxTotals) -> Metric:
-    family = CounterMetricFamily(
-        f"{PREFIX}sink_expired_by_reason_total",
-        "Expired records by reason: age (max_age_seconds), or event_over (a newer record replaced the record).",
-        labels=["sink", "reason"],
+def _of_outbox(outbox: Outbox, totals: OutboxTotals) -> Iterator[Metric]:
+    saver = outbox.saver
+    yield _gauge(
+        "outbox_behind_seconds", "Seconds since the outbox fell behind. 0 if everything is saved.", saver.behind_seconds
     )
-    for name, row in totals.sinks.items():
-        family.add_metric([name, "age"], row.expired - row.event_over)
-        family.add_metric([name, "event_over"], row.event_over)
-    return family
+    yield _gauge("outbox_bytes", "Bytes that the outbox uses on disk, including history.", saver.used_bytes)
+    yield _gauge("outbox_max_bytes", "Limit of outbox_bytes (state.max_bytes).", outbox.max_bytes)
+    yield _gauge("outbox_pending_bytes", "Bytes of undelivered records in memory.", totals.needed_bytes)
+    yield _gauge(
+        "outbox_max_pending_bytes",
+        "Limit of outbox_pending_bytes (state.max_pending_bytes).",
+        outbox.max_pending_bytes,
+    )
+    yield CounterMetricFamily(
+        f"{PREFIX}outbox_new_files_total",
+        "Files that the agent replaced: damaged, changed by another program, or from another machine.",
+        value=saver.file_changes,
+    )
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"{PREFIX}{name}", text, value=value)
 
 
 def _by_sink(
-    family: CounterMetricFamily | GaugeMetricFamily, values: Mapping[str, float]
-) -> CounterMetricFamily | GaugeMetricFamily:
+    kind: type[CounterMetricFamily | GaugeMetricFamily], name: str, text: str, values: Mapping[str, float]
+) -> Metric:
+    family = kind(f"{PREFIX}{name}", text, labels=["sink"])
     for sink, value in values.items():
         family.add_metric([sink], value)
     return family

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import platform
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from prometheus_client import (
     CollectorRegistry,
@@ -25,9 +25,10 @@ from bridge.clock import REAL_CLOCK, Clock
 from bridge.events.event import Document
 from bridge.events.otel_resource import own_version
 from bridge.events.record import Transition
-from bridge.metrics.collectors import PREFIX, OutboxCollector, OutboxReader, OutboxReading, StateCollector
+from bridge.metrics.collectors import PREFIX, ChannelMetrics, OutboxCollector, StateCollector
+from bridge.outbox.outbox import Outbox
 
-__all__ = ["CONTENT_TYPE", "PREFIX", "ChannelMetrics", "Metrics", "OutboxReading", "SinkMetrics", "own_version"]
+__all__ = ["CONTENT_TYPE", "PREFIX", "ChannelMetrics", "Metrics", "SinkMetrics", "own_version"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -47,7 +48,8 @@ class SinkMetrics:
         self._latencies = latencies
         self._retries = retries
         self._need = need
-        self._by_reason: dict[str, Counter] = {}
+        self.reasons: set[str] = set()
+        """All reasons that were counted so far."""
         self.needs_attention = False
 
     def sent(self, duration_seconds: float) -> None:
@@ -60,42 +62,13 @@ class SinkMetrics:
 
     def retried(self, reason: str) -> None:
         """Count a failed attempt that the agent repeats. *reason* is from a small fixed set."""
-        child = self._by_reason.get(reason)
-        if child is None:
-            child = self._by_reason[reason] = self._retries.labels(self._name, reason)
-        child.inc()
-
-    @property
-    def reasons(self) -> tuple[str, ...]:
-        """Return all reasons that were counted so far."""
-        return tuple(self._by_reason)
+        self.reasons.add(reason)
+        self._retries.labels(self._name, reason).inc()
 
     def set_needs_attention(self, *, needed: bool) -> None:
         """Set whether someone must act before this sink can deliver."""
         self.needs_attention = needed
         self._need.set(1 if needed else 0)
-
-
-class ChannelMetrics:
-    """Metrics for the connection to the ops portal. `Metrics.approval_channel` creates them."""
-
-    def __init__(self, *, up: Gauge, last_answer: Gauge) -> None:
-        self._up = up
-        self._last_answer = last_answer
-
-    def answered(self, timestamp_seconds: float) -> None:
-        """Record the Unix time of a good response from the portal."""
-        self._up.set(1)
-        self._last_answer.set(timestamp_seconds)
-
-    def failed(self) -> None:
-        """Record that the portal gave no good response."""
-        self._up.set(0)
-
-    def forget(self, registry: CollectorRegistry) -> None:
-        """Remove these metrics from *registry*."""
-        for gauge in (self._up, self._last_answer):
-            registry.unregister(gauge)
 
 
 class Metrics:
@@ -110,7 +83,6 @@ class Metrics:
         ProcessCollector(registry=self.registry)
         self._lock = threading.Lock()
         self._sinks: dict[str, SinkMetrics] = {}
-        self._channel: ChannelMetrics | None = None
         self._make_poll_metrics()
         self._make_sink_metrics()
         self._info = self._gauge("build_info", "1. The labels contain the running versions.", "version", "python")
@@ -128,9 +100,8 @@ class Metrics:
         self.registry.register(self._outbox)
 
     def _make_poll_metrics(self) -> None:
-        polls = self._counter("polls", "Polls of the metadata service, by result.", "result")
-        self._polls = polls
-        self._polls_by_result = {"ok": polls.labels("ok")}
+        self._polls = self._counter("polls", "Polls of the metadata service, by result.", "result")
+        self._good_polls = self._polls.labels("ok")
         self._poll_durations = Histogram(
             f"{PREFIX}poll_duration_seconds",
             "Duration of one poll in seconds.",
@@ -145,12 +116,7 @@ class Metrics:
         )
         self._last_good = self._gauge("last_good_poll_timestamp_seconds", "Unix time of the last good response.")
         records = self._counter("records", "Transition records, by transition.", "transition")
-        self._approvals = self._counter(
-            "approvals",
-            "Approval outcomes, by source and result.",
-            "source",
-            "result",
-        )
+        self._approvals = self._counter("approvals", "Approval outcomes, by source and result.", "source", "result")
         self._approved_waiting = self._gauge(
             "approved_waiting_seconds",
             "Age in seconds of the oldest accepted approval whose event is still Scheduled. 0 without one.",
@@ -191,10 +157,7 @@ class Metrics:
 
     def polled(self, result: str, *, duration_seconds: float) -> None:
         """Count one poll. *result* is ``ok`` or one of a few fixed error names."""
-        child = self._polls_by_result.get(result)
-        if child is None:
-            child = self._polls_by_result[result] = self._polls.labels(result)
-        child.inc()
+        (self._good_polls if result == "ok" else self._polls.labels(result)).inc()
         self._poll_durations.observe(duration_seconds)
 
     def paused(self, seconds: float) -> None:
@@ -255,21 +218,14 @@ class Metrics:
                 self._retries.remove(name, reason)
 
     def approval_channel(self) -> ChannelMetrics:
-        """Return the metrics of the connection to the ops portal, always the same object.
+        """Return the metrics of the connection to the ops portal, always the same object."""
+        if self._state.channel is None:
+            self._state.channel = ChannelMetrics()
+        return self._state.channel
 
-        The metrics exist only if a portal is configured. Otherwise, an agent without a portal would seem to have a
-        failing portal.
-        """
-        with self._lock:
-            if self._channel is None:
-                self._channel = ChannelMetrics(
-                    up=self._gauge("approval_channel_up", "1 if the ops portal responds correctly, otherwise 0."),
-                    last_answer=self._gauge(
-                        "approval_channel_last_answer_timestamp_seconds",
-                        "Unix time of the last good response of the ops portal.",
-                    ),
-                )
-            return self._channel
+    def forget_approval_channel(self) -> None:
+        """Remove the metrics of a portal that is no longer configured."""
+        self._state.channel = None
 
     def watch_vm(self, name: Callable[[], str | None]) -> None:
         """Set the function that returns the name of this VM, or None if the name is unknown."""
@@ -284,16 +240,9 @@ class Metrics:
         self.is_reload_successful = is_right
         self._reloaded.set(is_right)
 
-    def forget_approval_channel(self) -> None:
-        """Remove the metrics of a portal that is no longer configured."""
-        with self._lock:
-            channel, self._channel = self._channel, None
-        if channel is not None:
-            channel.forget(self.registry)
-
-    def watch_outbox(self, read: OutboxReader) -> None:
-        """Use *read* once for each scrape to read the outbox."""
-        self._outbox.read = read
+    def watch_outbox(self, outbox: Outbox, configured: Callable[[], Collection[str]]) -> None:
+        """Report the state of *outbox*. *configured* returns the names of the configured sinks."""
+        self._outbox.outbox, self._outbox.configured = outbox, configured
 
     def exposition(self) -> bytes:
         """Return all metrics in the text format of Prometheus (`CONTENT_TYPE`)."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 
 import doc_pages
+from listed_outbox import ListedOutbox
 from prometheus_client.core import Metric
 
 from bridge.errors import RetryReason
 from bridge.events.event import Document
 from bridge.events.record import Transition
-from bridge.metrics.metrics import PREFIX, Metrics, OutboxReading
-from bridge.outbox.deliveries import OutboxTotals
-from bridge.outbox.rows import SinkRow
+from bridge.metrics.metrics import PREFIX, Metrics
 from bridge.polling.poller import PollResult
 from bridge.testing.records import sample_event
 from bridge.testing.simulator.control import Control
@@ -55,8 +54,7 @@ def _exported():
     sink.sent(0.1)
     sink.delivered(0.1)
     sink.retried("timeout")
-    totals = OutboxTotals(sinks={"a": SinkRow(name="a")}, oldest_pending_at={}, needed_bytes=0, stream_id=None)
-    metrics.watch_outbox(lambda: OutboxReading(totals=totals, now=0.0))
+    metrics.watch_outbox(ListedOutbox(), tuple)
     return list(metrics.registry.collect())
 
 

@@ -6,7 +6,6 @@ from outbox_kit import append
 
 from bridge.events.event import Document
 from bridge.events.record import Approval
-from bridge.health.reporter import HealthReporter
 
 
 @pytest.fixture
@@ -26,10 +25,7 @@ def sent(box):
 
 def expired_by_reason(bench):
     """Return the expired records by reason, from one scrape."""
-    reporter = HealthReporter(
-        outbox=bench.outbox, metrics=bench.metrics, directory=bench.directory, loop_watches=dict, sinks=lambda: ["s"]
-    )
-    bench.metrics.watch_outbox(reporter.outbox)
+    bench.metrics.watch_outbox(bench.outbox, lambda: ["s"])
     found = {reason: bench.sample("sink_expired_by_reason_total", reason=reason) for reason in ("age", "event_over")}
     assert bench.sample("sink_expired_total") == sum(found.values())
     return found

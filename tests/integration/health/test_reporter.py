@@ -52,7 +52,7 @@ def overview(tmp_path, metrics, loop_watches, time):
         sinks=lambda: ["webhook"],
     )
     seen.polled = Polled()
-    metrics.watch_outbox(seen.outbox)
+    metrics.watch_outbox(outbox, lambda: ["webhook"])
     yield seen
     outbox.close()
 

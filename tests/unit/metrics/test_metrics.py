@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import re
 from datetime import datetime, timezone
-from typing import Any
 
 import pytest
+from listed_outbox import CLOCK, NOW, ListedOutbox
 from prometheus_client.parser import text_string_to_metric_families
 
-from bridge.clock import Clock
 from bridge.events.event import Document, ScheduledEvent
-from bridge.metrics.metrics import PREFIX, Metrics, OutboxReading
-from bridge.outbox.deliveries import OutboxTotals
-from bridge.outbox.rows import SinkRow
+from bridge.metrics.metrics import PREFIX, Metrics
 
-NOW = 1_800_000_000.0
-CLOCK = Clock(now=lambda: datetime.fromtimestamp(NOW, timezone.utc))
 LABELS = {"sink", "reason", "transition", "event_type", "event_status", "result", "version", "python", "le"}
 
 
@@ -32,13 +27,6 @@ def samples(metrics: Metrics) -> dict[str, float]:
 
 def event(event_type: str = "Freeze", event_status: str = "Scheduled", event_id: str | None = None) -> ScheduledEvent:
     return ScheduledEvent(event_type=event_type, event_status=event_status, event_id=event_id)
-
-
-def reading(row: SinkRow, **fields: Any) -> OutboxReading:
-    totals = OutboxTotals(
-        sinks={row.name: row}, oldest_pending_at={row.name: NOW - 1.5}, needed_bytes=5, stream_id="stream"
-    )
-    return OutboxReading(totals=totals, now=NOW, **fields)
 
 
 @pytest.fixture
@@ -111,18 +99,11 @@ def test_portal_that_is_forgotten_leaves_no_series_and_may_come_back(metrics: Me
 
 
 def test_totals_of_one_scrape_come_from_one_snapshot(metrics: Metrics) -> None:
-    calls = []
-
-    def read() -> OutboxReading:
-        calls.append(1)
-        n = len(calls)
-        states = {"delivered": n, "pending": 2 * n, "parked": 3, "evicted": 4, "discarded": 5, "expired": 6}
-        return reading(SinkRow(name="a", **states))
-
-    metrics.watch_outbox(read)
+    outbox = ListedOutbox(delivered=1, pending=2, parked=3, evicted=4, discarded=5, expired=6)
+    metrics.watch_outbox(outbox, tuple)
     for scrape in (1, 2):
         seen = samples(metrics)
-        assert len(calls) == scrape
+        assert outbox.reads == scrape
         states = (
             "delivered_total",
             "pending_records",
@@ -136,7 +117,7 @@ def test_totals_of_one_scrape_come_from_one_snapshot(metrics: Metrics) -> None:
 
 
 def test_expired_records_are_counted_by_reason(metrics: Metrics) -> None:
-    metrics.watch_outbox(lambda: reading(SinkRow(name="a", expired=3, event_over=1)))
+    metrics.watch_outbox(ListedOutbox(expired=3, event_over=1), tuple)
     seen = samples(metrics)
     assert seen['sink_expired_by_reason_total{reason="age",sink="a"}'] == 2
     assert seen['sink_expired_by_reason_total{reason="event_over",sink="a"}'] == 1
@@ -177,7 +158,7 @@ def test_next_not_before_counts_down_to_the_soonest_event_of_this_vm() -> None:
 def test_names_and_labels_keep_to_the_rules(metrics: Metrics) -> None:
     metrics.good_poll(1.0, Document(events=(event(event_id="C7061BAC"),)))
     metrics.sink("a").retried("timeout")
-    metrics.watch_outbox(lambda: reading(SinkRow(name="a")))
+    metrics.watch_outbox(ListedOutbox(), tuple)
     text = metrics.exposition().decode()
     assert "C7061BAC" not in text
     assert "_created" not in text

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from listed_outbox import ListedOutbox
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality
 from prometheus_client.parser import text_string_to_metric_families
 
 from bridge.events.otel_resource import unix_nanoseconds
 from bridge.events.record import Transition
-from bridge.metrics.metrics import Metrics, OutboxReading
+from bridge.metrics.metrics import Metrics
 from bridge.metrics.otlp_encoding import encode, rejection
-from bridge.outbox.deliveries import OutboxTotals
-from bridge.outbox.rows import SinkRow
 
 CREATED_AT = "2026-01-01T00:00:00.000Z"
 
@@ -23,9 +22,8 @@ def busy_metrics():
     metrics.recorded(Transition.STARTED)
     metrics.sink("hook").sent(0.3)
     metrics.sink("hook").retried("timeout")
-    totals = OutboxTotals(sinks={"hook": SinkRow(name="hook", delivered=2, pending=1)})
     metrics.watch_vm(lambda: "vm_0")
-    metrics.watch_outbox(lambda: OutboxReading(totals=totals, now=1.0))
+    metrics.watch_outbox(ListedOutbox("hook", delivered=2, pending=1), tuple)
     return metrics
 
 
