@@ -128,7 +128,17 @@ class Agent:
         self.approvals = ApprovalService(self.outbox, self.metrics, vm=lambda: self.identity.vm, directory=directory)
         self._push: MetricsPush | None = None
         self._loop_watch = LoopWatch()
-        self.health = self._new_health_reporter()
+        self.health = HealthReporter(
+            outbox=self.outbox,
+            metrics=self.metrics,
+            directory=directory,
+            loop_watches=self._loop_watches,
+            sinks=self._sink_names,
+            imds=self.poller,
+            imds_endpoint=lambda: self.imds.endpoint,
+            vm_name=self.vm_name,
+            configuration=lambda: str(self._settings.file.absolute()) if self._settings.file else "",
+        )
         self._serving = Serving(self.outbox, self.poller, settings=settings.serving, vm_name=self.vm_name)
         if settings.serving.address is not None:
             self.poller.on_records = self._serving.observe
@@ -148,20 +158,6 @@ class Agent:
         )
         self._control = ControlServer(directory, source.answer)
         self._notifier = SystemdNotifier(os.environ)
-
-    def _new_health_reporter(self) -> HealthReporter:
-        health = HealthReporter(
-            outbox=self.outbox,
-            metrics=self.metrics,
-            directory=self._directory,
-            loop_watches=self._loop_watches,
-            sinks=self._sink_names,
-        )
-        health.polled = self.poller
-        health.vm_name = self.vm_name
-        health.imds = lambda: self.imds.endpoint
-        health.configuration = lambda: str(self._settings.file.absolute()) if self._settings.file else ""
-        return health
 
     def vm_name(self) -> str | None:
         """Return this VM's name, or None while the name is unknown."""

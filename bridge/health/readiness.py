@@ -3,12 +3,36 @@
 from __future__ import annotations
 
 import os
+from datetime import datetime
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
+from bridge.events.event import Document
+
 #: A sink is stuck if its oldest pending record is older than this.
 STUCK_SECONDS = 300.0
+
+
+class ImdsState(Protocol):
+    """The attributes of `bridge.polling.poller.Poller` that the pages use."""
+
+    good_at: datetime | None
+    refused_answer: str | None
+    """What was wrong with the last response, or None if IMDS did not respond."""
+
+    @property
+    def silent_seconds(self) -> float | None:
+        """Return the seconds since the last good response, or None before the first good response."""
+
+    @property
+    def gap_seconds(self) -> float:
+        """Return the longest time without a good response that does not count as silence."""
+
+    @property
+    def document(self) -> Document | None:
+        """Return the tracked document, or None while it is unknown."""
 
 
 def directory_text(directory: Path) -> str:
@@ -61,23 +85,16 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
         return self.status == "ready"
 
 
-def why_polling_is_not_ready(
-    silent_seconds: float | None, *, gap_seconds: float, refused_answer: str | None = None
-) -> list[str]:
-    """Return a sentence if no good response arrived within *gap_seconds*, or none arrived yet.
-
-    *silent_seconds* is the time since the last valid response from IMDS, or None before the first one. *refused_answer*
-    describes what was wrong with the last response, or is None if IMDS did not respond.
-    """
+def why_polling_is_not_ready(imds: ImdsState) -> list[str]:
+    """Return a sentence if the last good response is too long ago, or if none arrived yet."""
+    silent_seconds, refused = imds.silent_seconds, imds.refused_answer
     if silent_seconds is None:
-        return [
-            "IMDS has not responded yet." if refused_answer is None else f"IMDS returned no document: {refused_answer}"
-        ]
-    if silent_seconds <= gap_seconds:
+        return ["IMDS has not responded yet." if refused is None else f"IMDS returned no document: {refused}"]
+    if silent_seconds <= imds.gap_seconds:
         return []
-    if refused_answer is None:
+    if refused is None:
         return [f"The last response from IMDS was {silent_seconds:.0f} s ago."]
-    return [f"The last good response from IMDS was {silent_seconds:.0f} s ago: {refused_answer}"]
+    return [f"The last good response from IMDS was {silent_seconds:.0f} s ago: {refused}"]
 
 
 def why_sink_is_not_ready(name: str, sink: SinkReadiness) -> list[str]:

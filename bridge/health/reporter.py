@@ -8,14 +8,13 @@ to all sinks. Use /readyz to detect a bad configuration early in a rollout.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from datetime import datetime
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
 from bridge.clock import format_time
 from bridge.health.readiness import (
+    ImdsState,
     Readiness,
     SinkReadiness,
     directory_text,
@@ -32,22 +31,6 @@ from bridge.system.threads import LoopWatch
 _UNAVAILABLE = 503
 
 
-class Polled(Protocol):
-    """The attributes of the poller that the health pages use."""
-
-    @property
-    def silent_seconds(self) -> float | None:
-        """Return the seconds since the last good response, or None before the first good response."""
-
-    @property
-    def gap_seconds(self) -> float:
-        """Return the longest time without a good response that does not make the agent unready."""
-
-    good_at: datetime | None
-    refused_answer: str | None
-    """The error in the last response, see `bridge.polling.poller.Poller`."""
-
-
 class HealthReporter:
     """Collects the state of the agent. All methods are thread-safe and return immediately."""
 
@@ -59,16 +42,20 @@ class HealthReporter:
         directory: Path,
         loop_watches: Callable[[], Mapping[str, LoopWatch]],
         sinks: Callable[[], Collection[str]],
+        imds: ImdsState,
+        imds_endpoint: Callable[[], str],
+        vm_name: Callable[[], str | None],
+        configuration: Callable[[], str],
     ) -> None:
         self._outbox = outbox
         self._metrics = metrics
         self._directory = directory
         self._loop_watches = loop_watches
         self._sinks = sinks
-        self.polled: Polled | None = None
-        self.vm_name: Callable[[], str | None] = lambda: None
-        self.imds: Callable[[], str] = lambda: ""
-        self.configuration: Callable[[], str] = lambda: ""
+        self._imds = imds
+        self._imds_endpoint = imds_endpoint
+        self._vm_name = vm_name
+        self._configuration = configuration
 
     @property
     def pages(self) -> Mapping[str, Callable[[], Response]]:
@@ -97,20 +84,15 @@ class HealthReporter:
 
     def report(self) -> Readiness:
         """Return the state of the agent, which is the body of /readyz."""
-        polled, totals, saver = self.polled, self._outbox.read(deliveries.totals), self._outbox.saver
-        silent = None if polled is None else polled.silent_seconds
-        reasons = why_polling_is_not_ready(
-            silent,
-            gap_seconds=0.0 if polled is None else polled.gap_seconds,
-            refused_answer=None if polled is None else polled.refused_answer,
-        )
+        imds, totals, saver = self._imds, self._outbox.read(deliveries.totals), self._outbox.saver
+        silent, good_at = imds.silent_seconds, imds.good_at
+        reasons = why_polling_is_not_ready(imds)
         behind = saver.behind_reason
         if behind is not None:
             reasons.append(f"The outbox is not saved: {behind}")
         sinks = {name: self._sink(name, totals) for name in totals.sinks}
         for name in self._sinks():
             reasons += why_sink_is_not_ready(name, sinks[name]) if name in sinks else []
-        good_at = None if polled is None else polled.good_at
         return Readiness(
             status="not_ready" if reasons else "ready",
             reasons=tuple(reasons),
@@ -119,9 +101,9 @@ class HealthReporter:
             state_directory=directory_text(self._directory),
             outbox_behind=behind,
             outbox_behind_seconds=round(saver.behind_seconds, 3),
-            vm=self.vm_name(),
-            imds=self.imds(),
-            configuration=self.configuration(),
+            vm=self._vm_name(),
+            imds=self._imds_endpoint(),
+            configuration=self._configuration(),
             configuration_rejected=not self._metrics.is_reload_successful,
             last_good_poll_at=None if good_at is None else format_time(good_at),
             last_good_poll_seconds_ago=None if silent is None else round(silent, 3),

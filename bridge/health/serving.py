@@ -16,17 +16,16 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Protocol
 
 from bridge.clock import REAL_CLOCK, Clock
 from bridge.config.settings import ServingSettings
-from bridge.events.event import Document, ScheduledEvent, names_vm
+from bridge.events.event import ScheduledEvent, names_vm
 from bridge.events.record import Evidence, TransitionRecord
 from bridge.events.transitions import is_over
+from bridge.health.readiness import ImdsState
 from bridge.health.server import Response
 from bridge.logs import ThrottledLog
 from bridge.outbox.outbox import Outbox
-from bridge.outbox.state import State
 
 logger = logging.getLogger(__name__)
 
@@ -36,36 +35,20 @@ _PROOF = frozenset({Evidence.OBSERVED, Evidence.BOOT_ID})
 _IN_SERVICE = "No event takes this VM out of service."
 
 
-class Watched(Protocol):
-    """The attributes of the poller that the decision uses."""
-
-    @property
-    def silent_seconds(self) -> float | None:
-        """Return the seconds since the last good response, or None before the first good response."""
-
-    @property
-    def gap_seconds(self) -> float:
-        """Return the longest period without a good response that does not count as silence."""
-
-    @property
-    def document(self) -> Document | None:
-        """Return the tracked document, or None while it is unknown."""
-
-
 class Serving:
     """Responds to /serving. All methods are thread-safe and return immediately."""
 
     def __init__(
         self,
         outbox: Outbox,
-        watched: Watched,
+        imds: ImdsState,
         *,
         settings: ServingSettings,
         vm_name: Callable[[], str | None],
         clock: Clock = REAL_CLOCK,
     ) -> None:
         self._outbox = outbox
-        self._watched = watched
+        self._imds = imds
         self._settings = settings
         self._vm_name = vm_name
         self._clock = clock
@@ -101,7 +84,7 @@ class Serving:
     def out_of_service_reason(self) -> str | None:
         """Return the reason why the VM is out of service, or None if it is in service."""
         with self._lock:
-            out, document = self._read(), self._watched.document
+            out, document = self._read(), self._imds.document
             active = {} if document is None else {each.key: each for each in document.events if not is_over(each)}
             if not self._is_silent:
                 for event in active.values():
@@ -110,15 +93,12 @@ class Serving:
                 if document is not None:
                     self._note_ends(out, active)
             self._write(out)
-            if not out:
-                self._log.recovered("silence", "IMDS responds again. Its events decide whether the VM is in service.")
-                return None
-            if self._is_given_up([active.get(key) for key in out]):
+            if out and self._is_given_up([active.get(key) for key in out]):
                 message = "IMDS was silent for an hour after an event was due. The VM returns to service. Check IMDS."
                 self._log.problem("silence", logging.ERROR, message)
                 return None
             self._log.recovered("silence", "IMDS responds again. Its events decide whether the VM is in service.")
-            return self._reason(*next(iter(out.items())), active)
+            return self._reason(*next(iter(out.items())), active) if out else None
 
     def _note_ends(self, out: dict[str, float | None], active: dict[str, ScheduledEvent]) -> None:
         now = self._clock.timestamp()
@@ -132,12 +112,12 @@ class Serving:
 
     @property
     def _silent_seconds(self) -> float:
-        silent = self._watched.silent_seconds
+        silent = self._imds.silent_seconds
         return self._clock.monotonic() - self._started_at if silent is None else silent
 
     @property
     def _is_silent(self) -> bool:
-        return self._watched.silent_seconds is None or self._silent_seconds > self._watched.gap_seconds
+        return self._imds.silent_seconds is None or self._silent_seconds > self._imds.gap_seconds
 
     def _is_given_up(self, events: Sequence[ScheduledEvent | None]) -> bool:
         due = self._clock.now() - timedelta(seconds=LONGEST_SILENCE_SECONDS)
@@ -176,9 +156,5 @@ class Serving:
         value = json.dumps(out) if out else None
         if value == self._outbox.read(lambda state: state.get(_STATE_KEY)):
             return
-        self._outbox.change(_put, value)
+        self._outbox.change(lambda state: state.put(_STATE_KEY, value))
         logger.info("/serving: %s", f"{len(out)} events take this VM out of service." if out else _IN_SERVICE)
-
-
-def _put(state: State, value: str | None) -> None:
-    state.put(_STATE_KEY, value)

@@ -16,7 +16,7 @@ from bridge.system.threads import LoopWatch
 from bridge.testing.simulator.clock import ManualClock
 
 
-class Polled:
+class Imds:
     def __init__(self):
         self.silent_seconds = 0.4
         self.gap_seconds = 10.0
@@ -35,12 +35,17 @@ def loop_watches(time):
 
 
 @pytest.fixture
+def imds():
+    return Imds()
+
+
+@pytest.fixture
 def metrics():
     return Metrics()
 
 
 @pytest.fixture
-def overview(tmp_path, metrics, loop_watches, time):
+def overview(tmp_path, metrics, loop_watches, time, imds):
     outbox = Outbox(tmp_path, clock=time.clock)
     assert outbox.wait_loaded(10)
     outbox.configure(RouteAll("webhook", "old"), ["webhook", "old"], labels={})
@@ -50,8 +55,11 @@ def overview(tmp_path, metrics, loop_watches, time):
         directory=tmp_path,
         loop_watches=lambda: loop_watches,
         sinks=lambda: ["webhook"],
+        imds=imds,
+        imds_endpoint=lambda: "http://imds",
+        vm_name=lambda: "vm1",
+        configuration=lambda: "",
     )
-    seen.polled = Polled()
     metrics.watch_outbox(outbox, lambda: ["webhook"])
     yield seen
     outbox.close()
@@ -82,8 +90,8 @@ def test_loop_that_is_stuck_makes_it_unhealthy_until_it_turns(overview, loop_wat
     assert overview.healthz().status == 200
 
 
-def test_no_peers_fault_makes_it_unhealthy(overview, metrics, time):
-    overview.polled.silent_seconds = 1e6
+def test_no_peers_fault_makes_it_unhealthy(overview, imds, metrics, time):
+    imds.silent_seconds = 1e6
     metrics.sink("webhook").set_needs_attention(needed=True)
     append(overview._outbox, "heartbeat")
     time.advance(1e6)
@@ -92,7 +100,6 @@ def test_no_peers_fault_makes_it_unhealthy(overview, metrics, time):
 
 
 def test_agent_is_ready_when_it_sees_and_every_sink_takes(overview):
-    overview.vm_name = lambda: "vm1"
     report = ready(overview)
     assert report["reasons"] == []
     assert (report["last_good_poll_at"], report["last_good_poll_seconds_ago"]) == ("2026-11-20T11:00:00.000Z", 0.4)
@@ -104,19 +111,19 @@ def test_agent_is_ready_when_it_sees_and_every_sink_takes(overview):
     ("silent_seconds", "reason"),
     [(None, "IMDS has not responded yet."), (10.5, "The last response from IMDS was 10 s ago."), (9.9, None)],
 )
-def test_agent_that_does_not_see_is_not_ready(overview, silent_seconds, reason):
-    overview.polled.silent_seconds = silent_seconds
+def test_agent_that_does_not_see_is_not_ready(overview, imds, silent_seconds, reason):
+    imds.silent_seconds = silent_seconds
     assert ready(overview)["reasons"] == [reason] * bool(reason)
 
 
 @pytest.mark.parametrize("silent_seconds", [None, 35.0])
-def test_answer_that_is_no_document_is_named_as_the_reason(overview, silent_seconds):
-    overview.polled.silent_seconds = silent_seconds
-    overview.polled.refused_answer = "GET http://imds: The answer is larger than 4 MiB."
+def test_answer_that_is_no_document_is_named_as_the_reason(overview, imds, silent_seconds):
+    imds.silent_seconds = silent_seconds
+    imds.refused_answer = "GET http://imds: The answer is larger than 4 MiB."
     [reason] = ready(overview)["reasons"]
     assert "IMDS" in reason
     assert "larger than 4 MiB" in reason
-    overview.polled.silent_seconds = 0.4
+    imds.silent_seconds = 0.4
     assert ready(overview)["reasons"] == []
 
 
