@@ -92,7 +92,7 @@ class HealthServer:
         self._next_try = self._monotonic() + _RETRY_SECONDS
         host, port = self._address
         try:
-            self._server = self._started()
+            server = _Server(host, port, self._pages, accepts_any_host=self._accepts_any_host)
         except OSError as error:
             self._log.problem(
                 "listen",
@@ -101,20 +101,11 @@ class HealthServer:
                 f"without {', '.join(self._pages)}, and tries again. Free the port, or set another port.",
             )
             return
+        options = {"poll_interval": _WAKE_SECONDS}
+        threading.Thread(target=server.serve_forever, kwargs=options, name="status", daemon=True).start()
+        self._server = server
         self._log.recovered("listen", f"The agent listens on {self._setting} again.")
         logger.info("%s: listening.", self._setting, extra={"listen": f"{host}:{self.port}"})
-
-    def _started(self) -> _Server:
-        server = _Server(*self._address, self._pages, accepts_any_host=self._accepts_any_host)
-        serving = threading.Thread(
-            target=server.serve_forever, kwargs={"poll_interval": _WAKE_SECONDS}, name="status", daemon=True
-        )
-        try:
-            serving.start()
-        except RuntimeError as error:
-            server.server_close()
-            raise OSError(str(error)) from error
-        return server
 
     def close(self) -> None:
         """Stop listening and close all connections."""
@@ -169,9 +160,8 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     def cut_all(self) -> None:
         with self._lock:
-            cut = list(self._open)
-        for request in cut:
-            _cut(request)
+            for request in self._open:
+                _cut(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002  # socketserver's signature
         # It is normal that a client disconnects early, so do not log an error.

@@ -50,33 +50,14 @@ class DeadlineSession(requests.Session):
         cert: str | tuple[str, str] | None = None,
         **parts: Any,
     ) -> requests.Response:
-        """Send a request. *parts* are more arguments of `requests.Request`, such as headers."""
-        request = requests.Request(method.upper(), url, **parts)
-        return self.send(
-            self.prepare_request(request),
-            deadline_seconds=deadline_seconds,
-            max_body_bytes=max_body_bytes,
-            proxies=proxies,
-            verify=verify,
-            cert=cert,
-        )
+        """Send a request, and return the response regardless of its status.
 
-    def send(  # type: ignore[override] # likewise
-        self,
-        request: requests.PreparedRequest,
-        *,
-        deadline_seconds: float,
-        max_body_bytes: int = MAX_BODY_BYTES,
-        proxies: Mapping[str, str] | None = None,
-        verify: bool | str | None = None,
-        cert: str | tuple[str, str] | None = None,
-    ) -> requests.Response:
-        """Send *request*, and return the response regardless of its status.
-
-        Raises DeadlineExceeded at the deadline, ResponseUnread, and the exceptions of `requests.Session.send`.
+        *parts* are more arguments of `requests.Request`, such as headers. Raises DeadlineExceeded at the deadline,
+        ResponseUnread, and the exceptions of `requests.Session.send`.
         """
         if not 0 < deadline_seconds < math.inf:
             raise ValueError(f"deadline_seconds is {deadline_seconds}; a call needs a positive, finite deadline.")
+        request = self.prepare_request(requests.Request(method.upper(), url, **parts))
         call = Call(self, deadline_seconds)
         try:
             with call:

@@ -40,7 +40,7 @@ class ChannelMetrics:
 
 
 class StateCollector(Collector):
-    """Reports the events in the last document, the VM's name, and the connection to the portal."""
+    """Reports the events of the last document, and the connection to the portal."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
