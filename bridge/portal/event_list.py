@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from urllib.parse import urlencode
 
 import msgspec
+from msgspec.structs import asdict, replace
 from sqlalchemy import Connection
 from starlette.requests import Request
 
@@ -19,20 +20,10 @@ from bridge.portal.fleet import EventSummary, State
 from bridge.portal.form_fields import group_of, text_of
 from bridge.portal.requests import RequestRefused
 from bridge.portal.sentences import STATE_WORDS, effect_of
-from bridge.portal.store.events import (
-    DECISIONS,
-    EventFilter,
-    EventPage,
-    list_events,
-    summaries_of,
-    visible_keys,
-)
+from bridge.portal.store.events import DECISIONS, EventFilter, EventPage, list_events, summaries_of, visible_keys
 from bridge.portal.store.open_events import (
-    Collapsed,
-    EventCounts,
     Line,
     LinePage,
-    Wave,
     collapsed,
     count_open,
     filter_values,
@@ -47,70 +38,45 @@ ANNOUNCED = (State.SCHEDULED, State.OTHER)
 OVER = (State.COMPLETED, State.CANCELED, State.ENDED)
 PAGE = 50
 _FEW = 10
-_NO_EVENTS = EventPage(events=(), total=0, first=1, cursor=None)
 _HOUR = timedelta(hours=1)
 _OF_WAVE = {"waiting": "waiting for an approver"}
 
 
-class LineView(msgspec.Struct, frozen=True, kw_only=True):
-    """The texts of one line in the list."""
-
-    event: EventSummary
-    wave: Wave | None
-    state: str
-    until: datetime | None
-    """NotBefore of an announced event."""
-    effect: str
-    where: str
-    decision: str
-    kind: str
-    """The decision as one word: ``undecided``, ``held``, ``waiting``, ``approved``, or ``refused``."""
-    next_event: str
-    next_at: str | None
-    """The time that follows the text of `next_event`."""
-    is_selectable: bool
-
-    @property
-    def names(self) -> str:
-        """Return the first names in Resources, and the number of others: "app-1, app-2 +3"."""
-        if self.wave is not None:
-            return f"{self.wave.vms} VMs"
-        return self.event.names_text
-
-    @property
-    def note(self) -> str:
-        """Return the number of VMs in each state, and the number of VMs with a different report."""
-        if self.wave is not None:
-            return ""
-        states = [f"{number} {STATE_WORDS[State(name)]}" for name, number in self.event.counts.items() if number]
-        other = [f"{self.event.differing} differ"] if self.event.differing else []
-        return ", ".join([*(states if len(states) > 1 else []), *other])
-
-
-def view_of_line(line: Line, *, now: datetime, required: int) -> LineView:
-    """Return the texts of *line*."""
+def _row(line: Line, *, now: datetime, required: int) -> dict[str, object]:
+    """Return the values of one line for the template."""
     event, wave = line.event, line.wave
     at = None if event.not_before is None else parse_time(event.not_before)
     left = at - now if at is not None and event.state is State.SCHEDULED else None
     kind, decision = _decision(line, required)
     next_event, next_at = _next(event, kind, left)
-    if wave is not None and next_at is not None:
-        next_event = "Azure starts the first at"
-    places = (event.region, *(() if wave is not None else (event.resource_group, event.scale_set)))
-    is_decidable = event.state is State.SCHEDULED and event.event_id is not None and not _is_advisory(event)
-    return LineView(
-        event=event,
-        wave=wave,
-        state=STATE_WORDS[event.state],
-        until=None if left is None else at,
-        effect=effect_of(event.event_type, None if wave is not None else event.duration_seconds),
-        where=", ".join(filter(None, places)) + ("" if wave is None or at is None else f", {at:%H}:00 to {at:%H}:59"),
-        decision=decision,
-        kind=kind,
-        next_event=next_event,
-        next_at=next_at,
-        is_selectable=is_decidable,
-    )
+    names, note, seconds = event.names_text, _note(event), event.duration_seconds
+    places = [event.region, event.resource_group, event.scale_set]
+    if wave is not None:
+        names, note, seconds = f"{wave.vms} VMs", "", None
+        places = [event.region, "" if at is None else f"{at:%H}:00 to {at:%H}:59"]
+        next_event = next_event if next_at is None else "Azure starts the first at"
+    return {
+        "event": event,
+        "wave": wave,
+        "names": names,
+        "note": note,
+        "state": STATE_WORDS[event.state],
+        "until": None if left is None else at,
+        "effect": effect_of(event.event_type, seconds),
+        "where": ", ".join(filter(None, places)),
+        "kind": kind,
+        "decision": decision,
+        "next_event": next_event,
+        "next_at": next_at,
+        "is_selectable": event.state is State.SCHEDULED and event.event_id is not None and not _is_advisory(event),
+    }
+
+
+def _note(event: EventSummary) -> str:
+    """Return the number of VMs in each state, and the number of VMs with a different report."""
+    states = [f"{number} {STATE_WORDS[State(name)]}" for name, number in event.counts.items() if number]
+    other = [f"{event.differing} differ"] if event.differing else []
+    return ", ".join([*(states if len(states) > 1 else []), *other])
 
 
 def _decision(line: Line, required: int) -> tuple[str, str]:
@@ -183,18 +149,15 @@ class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     def filter(self, person: Person) -> EventFilter:
         """Return the filter for the database, within the scope of *person*."""
-        places = [
-            *([f"region:{self.region.casefold()}"] if self.region else []),
-            *([f"subscription:{self.subscription.casefold()}"] if self.subscription else []),
-            *([self.group] if self.group else []),
-        ]
+        region = f"region:{self.region.casefold()}" if self.region else ""
+        subscription = f"subscription:{self.subscription.casefold()}" if self.subscription else ""
         return EventFilter(
             text=self.q,
             types=(self.type,) if self.type else (),
             states=(State(self.state),) if self.state else (),
             decision=self.decision or None,
             is_soon=bool(self.soon),
-            groups=tuple(places),
+            groups=tuple(filter(None, (region, subscription, self.group))),
             scope=person.scope,
             sole_vm_key=self.vm or None,
             wave=self.wave or None,
@@ -207,61 +170,47 @@ class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     def values(self, **changes: str) -> dict[str, str]:
         """Return the filters that are set, with *changes*."""
-        values = {**msgspec.structs.asdict(self), **changes}
+        values = {**asdict(self), **changes}
         return {name: value for name, value in values.items() if value}
-
-
-class EventList(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of the first page."""
-
-    page: LinePage
-    lines: list[LineView]
-    counts: EventCounts
-    """The number of announced events for each filter of the header."""
-    collapsed: list[Collapsed]
-    started: list[LineView]
-    started_total: int
-    over: list[LineView]
-    menus: dict[str, list[str]]
 
 
 def read_list(
     connection: Connection, query: ListQuery, person: Person, *, now: datetime, required: int, cursor: str | None
-) -> EventList:
-    """Read one page of announced events, and a few started and recently ended events.
+) -> dict[str, object]:
+    """Return the values of the first page: announced events, and a few started and recently ended events.
 
     If the filter contains a state, the page lists only the events in this state.
     """
     at, wanted = format_time(now), query.filter(person)
-    announced = msgspec.structs.replace(wanted, states=wanted.states or ANNOUNCED)
-    is_over = bool(query.state) and not State(query.state).is_open
-    if is_over:
-        page = _past_lines(connection, announced, now=at, cursor=cursor)
+    announced = replace(wanted, states=wanted.states or ANNOUNCED)
+    if query.state and not State(query.state).is_open:
+        past = list_events(connection, announced, now=at, limit=PAGE, cursor=cursor)
+        lines = tuple(map(_line_of, past.events))
+        page = LinePage(lines=lines, total=past.total, events=past.total, first=past.first, cursor=past.cursor)
     else:  # these filters look for single events, which a wave would hide
         has_waves = not (query.q or query.decision or query.soon)
         page = list_lines(connection, announced, now=at, limit=PAGE, cursor=cursor, has_waves=has_waves)
-    any_decision = msgspec.structs.replace(wanted, decision=None, is_soon=False)
-    started = list_lines(connection, msgspec.structs.replace(any_decision, states=(State.STARTED,)), now=at, limit=_FEW)
-    over = _NO_EVENTS
+    any_decision = replace(wanted, decision=None, is_soon=False)
+    started = list_lines(connection, replace(any_decision, states=(State.STARTED,)), now=at, limit=_FEW)
+    over: list[Line] = []
     if not query.state and cursor is None:
-        over = list_events(connection, msgspec.structs.replace(any_decision, states=OVER), now=at, limit=PAGE)
-    oldest = format_time(now - _HOUR)
-    recent = [each for each in over.events if each.observed_at >= oldest][:_FEW]
+        ended = list_events(connection, replace(any_decision, states=OVER), now=at, limit=PAGE).events
+        oldest = format_time(now - _HOUR)
+        over = [_line_of(each) for each in ended if each.observed_at >= oldest][:_FEW]
 
-    def views(lines: Iterable[Line]) -> list[LineView]:
-        return [view_of_line(each, now=now, required=required) for each in lines]
+    def rows(lines: Iterable[Line]) -> list[dict[str, object]]:
+        return [_row(each, now=now, required=required) for each in lines]
 
-    whole = msgspec.structs.replace(any_decision, states=ANNOUNCED)
-    return EventList(
-        page=page,
-        lines=views(page.lines),
-        counts=count_open(connection, whole, now=at),
-        collapsed=collapsed(connection, announced, now=at),
-        started=[] if query.state or cursor else views(started.lines),
-        started_total=started.events,
-        over=views(map(_line_of, recent)),
-        menus=_menus(connection, person),
-    )
+    return {
+        "page": page,
+        "lines": rows(page.lines),
+        "counts": count_open(connection, replace(any_decision, states=ANNOUNCED), now=at),
+        "collapsed": collapsed(connection, announced, now=at),
+        "started": [] if query.state or cursor else rows(started.lines),
+        "started_total": started.events,
+        "over": rows(over),
+        "menus": _menus(connection, person),
+    }
 
 
 def read_selection(
@@ -281,24 +230,18 @@ def read_selection(
     return EventPage(events=shown, total=total + len(found), first=1, cursor=None)
 
 
-def _past_lines(connection: Connection, wanted: EventFilter, *, now: str, cursor: str | None) -> LinePage:
-    page = list_events(connection, wanted, now=now, limit=PAGE, cursor=cursor)
-    lines = tuple(map(_line_of, page.events))
-    return LinePage(lines=lines, total=page.total, events=page.total, first=page.first, cursor=page.cursor)
-
-
 def _line_of(event: EventSummary) -> Line:
     return Line(event=event, decision=None, decided_by="", needed=0, is_refused=False, wave=None)
 
 
 def _menus(connection: Connection, person: Person) -> dict[str, list[str]]:
     """Return the values of the filter menus, from the groups of the open events."""
-    found = {
-        prefix: filter_values(connection, prefix, scope=person.scope)
+    regions, subscriptions, groups, labels = (
+        filter_values(connection, prefix, scope=person.scope)
         for prefix in ("region:", "subscription:", "resource_group:", "labels.")
-    }
+    )
     return {
-        "region": [each.partition(":")[2] for each in found["region:"]],
-        "subscription": [each.partition(":")[2] for each in found["subscription:"]],
-        "group": found["resource_group:"] + found["labels."],
+        "region": [each.removeprefix("region:") for each in regions],
+        "subscription": [each.removeprefix("subscription:") for each in subscriptions],
+        "group": groups + labels,
     }
