@@ -46,12 +46,12 @@ def history(view: EventView, records: Iterable[TransitionRecord]) -> list[Histor
     """Return the changes by Azure, verdicts, decisions, and outcomes by time."""
     verdicts = [
         HistoryEntry(
-            at=each.verdict.made_at,
-            text=each.sentence,
-            note=f"“{each.verdict.reason}”" if each.verdict.reason else "",
-            is_past=each.verdict.withdrawn_at is not None,
+            at=each.made_at,
+            text=view.sentence(each),
+            note=f"“{each.reason}”" if each.reason else "",
+            is_past=each.withdrawn_at is not None,
         )
-        for each in view.verdicts
+        for each in view.details.verdicts
     ]
     decisions = [
         HistoryEntry(

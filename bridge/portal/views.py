@@ -47,15 +47,6 @@ class Buttons(msgspec.Struct, frozen=True, kw_only=True):
     why_not: str = ""
 
 
-class VerdictView(msgspec.Struct, frozen=True, kw_only=True):
-    """A verdict of one person."""
-
-    verdict: Verdict
-    sentence: str
-    withdrawing: str | None
-    """The effect of a withdrawal, or None if this person cannot withdraw the verdict."""
-
-
 class EventView(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """An event as one person sees it."""
 
@@ -203,7 +194,7 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             return why_not
         if ruling.outcome is Outcome.APPROVED and self._has_approval(Stage.FOLLOWED, Stage.QUEUED, Stage.RECEIVED):
             return ""
-        unreachable = "" if self.kid is None else why_unreachable(event, self.agents, self.kid)
+        unreachable = why_unreachable(event, self.agents, self.kid or "")
         if unreachable:
             return f"{NO_AGENT}: {unreachable}."
         if ruling.outcome is Outcome.WAITING and self.person.key in {each.person_key for each in ruling.verdicts}:
@@ -213,22 +204,11 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def _has_approval(self, *stages: Stage) -> bool:
         """Return whether an approval in one of *stages* has an effect."""
-        approvals = [each for each in self.progress if each.choice is Choice.APPROVE and not each.is_past]
+        approvals = (each for each in self.progress if each.choice is Choice.APPROVE and not each.is_past)
         return any(each.stage in stages for each in approvals)
 
-    @cached_property
-    def verdicts(self) -> list[VerdictView]:
-        """Return the verdicts of all people."""
-        return [
-            VerdictView(
-                verdict=each,
-                sentence=f"{each.user_name} {self._verb(each)}",
-                withdrawing=self._withdrawing(each),
-            )
-            for each in self.details.verdicts
-        ]
-
-    def _withdrawing(self, verdict: Verdict) -> str | None:
+    def withdrawing(self, verdict: Verdict) -> str | None:
+        """Return the effect of a withdrawal, or None if this person cannot withdraw *verdict*."""
         event, person, at = self.event, self.person, format_time(self.now)
         if verdict.withdrawn_at is not None or event.state is not State.SCHEDULED or self.kid is None:
             return None
@@ -245,7 +225,8 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             effect = f"leaves the event held until {lifting(needed)}"
         return f"{effect}. If no one acts, Azure starts it {clock_text(event)}. For {these(self.vms)}"
 
-    def _verb(self, verdict: Verdict) -> str:
+    def sentence(self, verdict: Verdict) -> str:
+        """Return who decided, and whether *verdict* still has an effect."""
         is_hold, is_withdrawn = verdict.choice is Choice.HOLD, verdict.withdrawn_at is not None
         is_undecided = self.event.state is State.SCHEDULED and self.accepted is None
         verb, note = "held it" if is_hold else "approved it", ""
@@ -260,7 +241,7 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         is_too_late = not is_withdrawn if is_hold else is_withdrawn
         if self.accepted is not None and is_too_late and (is_hold or verdict in self.accepted.verdicts):
             note += f" too late: posted to Azure at {self.accepted.clock}"
-        return verb + note
+        return f"{verdict.user_name} {verb}{note}"
 
     @property
     def impact(self) -> str:
