@@ -1,19 +1,35 @@
-"""The read-only JSON API for events, agents, and audit entries."""
+"""The JSON API for events, agents, audit entries, and verdicts.
+
+A program reads with a token of `[readers]`. To submit or withdraw a verdict, a request needs a session cookie, a valid
+``Origin``, and the session's CSRF token in ``X-CSRF-Token``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from functools import partial
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from bridge.portal.authentication import Authenticator
+from bridge.portal.deciding import DEFAULT_VALID_SECONDS
 from bridge.portal.fleet import State
-from bridge.portal.form_fields import cursor_of, group_of, key_of
-from bridge.portal.requests import RequestRefused, error_answer, headers_of, json_answer, whole_number
+from bridge.portal.requests import (
+    RequestRefused,
+    cursor_of,
+    error_answer,
+    group_of,
+    headers_of,
+    json_answer,
+    json_of,
+    key_of,
+    whole_number,
+)
 from bridge.portal.site import Site
 from bridge.portal.store.audit import entries
 from bridge.portal.store.events import (
@@ -26,8 +42,10 @@ from bridge.portal.store.events import (
     records_of,
 )
 from bridge.portal.store.open_events import collapsed, list_open
-from bridge.portal.store.verdicts import UNKNOWN_EVENT
+from bridge.portal.store.verdicts import UNKNOWN_EVENT, AcceptedVerdict, VerdictRefused
 from bridge.portal.store.vms import ListedVm, VmFilter, list_vms
+from bridge.portal.users import Person
+from bridge.portal.verdicts import Choice
 
 _LINES = "application/jsonl"
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
@@ -36,10 +54,21 @@ _STATES = ("open", "over", "all")
 _OVER = (State.COMPLETED, State.CANCELED, State.ENDED)
 _LARGEST = 2**53 - 1
 _MOST_VMS = 10_000
+_CSRF_HEADER = "x-csrf-token"
+_MOST_VALID_SECONDS = 86_400
+
+
+class _Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    verdict: Choice
+    digest: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    reason: str = ""
+    confirm: Annotated[tuple[str, ...], Meta(max_length=10_000)] = ()
+    """The unconfirmed names in Resources that the person confirms."""
+    valid_seconds: Annotated[float, Meta(gt=0, le=_MOST_VALID_SECONDS)] = DEFAULT_VALID_SECONDS
 
 
 def routes(site: Site, authenticator: Authenticator, root: str) -> list[Route]:
-    """Return the routes below *root*, which require the token of `[readers]`."""
+    """Return the routes below *root*."""
 
     def for_readers(answer: Callable[[Site, Request], Awaitable[Response]]) -> Callable[[Request], Any]:
         async def checked(request: Request) -> Response:
@@ -55,6 +84,8 @@ def routes(site: Site, authenticator: Authenticator, root: str) -> list[Route]:
         Route(f"{root}/agents", for_readers(_agents), name="agents"),
         Route(f"{root}/audit", for_readers(_audit), name="audit"),
         Route(f"{root}/export.jsonl", for_readers(_export), name="export"),
+        Route(f"{root}/events/{{key}}/verdicts", partial(_post_verdict, site), methods=["POST"], name="verdict"),
+        Route(f"{root}/verdicts/{{verdict_id}}", partial(_withdraw, site), methods=["DELETE"], name="withdraw"),
     ]
 
 
@@ -136,3 +167,44 @@ def _state(request: Request) -> str:
     if state not in _STATES:
         raise RequestRefused(400, f"state must be one of {', '.join(_STATES)}.")
     return state
+
+
+async def verdict_refused(_request: Request, error: VerdictRefused) -> Response:
+    """Return the reason and the current event."""
+    event = None if error.event is None else msgspec.to_builtins(error.event)
+    return json_answer({"error": str(error), "event": event}, status=error.status)
+
+
+async def _post_verdict(site: Site, request: Request) -> Response:
+    """``POST /events/{key}/verdicts``: store a verdict (201), or refuse it (409)."""
+    person = await _person_of(site, request)
+    wanted, key = await json_of(request, _Verdict), request.path_params["key"]
+    [result] = await site.verdict_service.submit(
+        person,
+        wanted.verdict,
+        {key: wanted.digest},
+        reason=wanted.reason,
+        valid_seconds=wanted.valid_seconds,
+        confirmed={key: wanted.confirm},
+    )
+    if isinstance(result, VerdictRefused):
+        raise result
+    return _stored(result, status=201)
+
+
+async def _withdraw(site: Site, request: Request) -> Response:
+    """``DELETE /verdicts/{id}``: withdraw a verdict (200), or refuse (409)."""
+    person = await _person_of(site, request)
+    return _stored(await site.verdict_service.withdraw(person, request.path_params["verdict_id"]), status=200)
+
+
+async def _person_of(site: Site, request: Request) -> Person:
+    headers = headers_of(request)
+    person = await site.users.person_of(request)
+    site.users.check_change(headers, person, headers.get(_CSRF_HEADER, ""))
+    return person
+
+
+def _stored(taken: AcceptedVerdict, *, status: int) -> Response:
+    shown = {"outcome": taken.ruling.outcome.value, "needed": taken.ruling.needed, "sent_to": taken.sent_to}
+    return json_answer({"verdict_id": taken.verdict.verdict_id, **shown}, status=status)

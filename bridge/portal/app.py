@@ -15,7 +15,7 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from bridge.approval.signing import DecisionSigner
 from bridge.clock import Clock
 from bridge.logs import ThrottledLog
-from bridge.portal import api, pages, verdicts_api
+from bridge.portal import api, pages
 from bridge.portal.agent_exchange import AgentExchange
 from bridge.portal.agents import AgentRoutes
 from bridge.portal.authentication import Authenticator
@@ -37,8 +37,8 @@ from bridge.portal.site import Site
 from bridge.portal.store.database import StoreThreads, StoreUnavailable
 from bridge.portal.store.event_details import approvers_here
 from bridge.portal.store.verdicts import VerdictRefused
-from bridge.portal.two_person_rule import too_few
 from bridge.portal.users import Users
+from bridge.portal.verdicts import too_few
 
 logger = logging.getLogger(__name__)
 
@@ -117,14 +117,13 @@ class Application:
             404: self._not_found,
             405: _not_allowed,
             RequestRefused: _refused,
-            VerdictRefused: verdicts_api.verdict_refused,
+            VerdictRefused: api.verdict_refused,
             StoreUnavailable: self._unavailable,
             Exception: _failed,
         }
         self._site = self._new_site()
         routes = [
             *self._machine_routes(authenticator),
-            *verdicts_api.routes(self._site, _ROOT),
             *pages.routes(self._site),
         ]
         starlette = Starlette(routes=routes, exception_handlers=handlers)

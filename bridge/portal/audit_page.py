@@ -14,9 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from bridge.portal.audit_export import FORMATS, header, lines
-from bridge.portal.form_fields import KEY, MOST_ROWS, key_of
 from bridge.portal.rendering import SECURITY_HEADERS
-from bridge.portal.requests import RequestRefused, whole_number
+from bridge.portal.requests import KEY, MOST_ROWS, RequestRefused, key_of, whole_number
 from bridge.portal.site import Site
 from bridge.portal.store.audit import PAGE, AuditFilter, list_entries
 from bridge.portal.store.events import summaries_of

@@ -4,7 +4,7 @@ When a person submits verdicts, a single database transaction checks the person'
 and stores the verdicts and the signed decisions. After the transaction, the portal sends the decisions to the agents
 that have an open poll. An approval fails if the event has changed since the person loaded the page.
 
-The portal signs an approval only if at least one connected agent would act on it. `bridge.portal.two_person_rule`
+The portal signs an approval only if at least one connected agent would act on it. `bridge.portal.verdicts`
 determines how many people must approve.
 """
 

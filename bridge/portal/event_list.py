@@ -17,8 +17,7 @@ from starlette.requests import Request
 from bridge.clock import format_time, parse_time
 from bridge.events.event import ADVISORY_EVENT_TYPES
 from bridge.portal.fleet import EventSummary, State
-from bridge.portal.form_fields import group_of, text_of
-from bridge.portal.requests import RequestRefused
+from bridge.portal.requests import RequestRefused, group_of, text_of
 from bridge.portal.sentences import STATE_WORDS, effect_of
 from bridge.portal.store.events import DECISIONS, EventFilter, EventPage, list_events, summaries_of, visible_keys
 from bridge.portal.store.open_events import (

@@ -18,9 +18,8 @@ from starlette.responses import Response
 
 from bridge.clock import format_time
 from bridge.portal.connected_agents import AgentReport, Connection
-from bridge.portal.form_fields import MOST_ROWS, Form, text_of
 from bridge.portal.login import redirect
-from bridge.portal.requests import RequestRefused, whole_number
+from bridge.portal.requests import MOST_ROWS, Form, RequestRefused, text_of, whole_number
 from bridge.portal.site import Site
 from bridge.portal.store.vms import VmFilter, bind_name, count_vms, keys_of_vms, list_vms
 from bridge.portal.users import AccessDenied, Person

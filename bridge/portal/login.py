@@ -15,10 +15,9 @@ from bridge.clock import Clock
 from bridge.errors import BridgeError, SecretUnavailable
 from bridge.logs import ThrottledLog
 from bridge.portal.addresses import address_of
-from bridge.portal.form_fields import Form, form_of, one, own_page
 from bridge.portal.oidc import LoginRefused
 from bridge.portal.rendering import SECURITY_HEADERS, Renderer
-from bridge.portal.requests import RequestRefused, headers_of
+from bridge.portal.requests import Form, RequestRefused, form_of, headers_of, one, own_page
 from bridge.portal.server_sent_events import LiveUpdates
 from bridge.portal.store.database import StoreUnavailable
 from bridge.portal.user_names import LOCAL, issuer_of

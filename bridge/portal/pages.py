@@ -22,10 +22,9 @@ from bridge.portal import audit_page, fleet_page, timeline_page
 from bridge.portal.event_list import ListQuery, read_list, read_selection
 from bridge.portal.fleet import EventState
 from bridge.portal.fleet_page import count_agents
-from bridge.portal.form_fields import DIGEST, KEY, Form, cursor_of, key_of, one
 from bridge.portal.history import history
 from bridge.portal.login import redirect
-from bridge.portal.requests import RequestRefused, whole_number
+from bridge.portal.requests import DIGEST, KEY, Form, RequestRefused, cursor_of, key_of, one, whole_number
 from bridge.portal.sentences import STATE_WORDS, differences, how_many, lifting, these, vm_names
 from bridge.portal.site import Site
 from bridge.portal.store.event_details import EventDetails, event_details_of, event_with_digest, record_of

@@ -18,10 +18,9 @@ from starlette.types import Receive, Scope, Send
 from bridge.clock import Clock
 from bridge.logs import ThrottledLog
 from bridge.portal.connected_agents import ConnectedAgents
-from bridge.portal.form_fields import KEY
 from bridge.portal.http_limits import CONNECTION
 from bridge.portal.rendering import SECURITY_HEADERS
-from bridge.portal.requests import error_answer
+from bridge.portal.requests import KEY, error_answer
 from bridge.portal.store.database import StoreThreads, StoreUnavailable
 from bridge.portal.store.event_details import Marks, marks, open_events_of_vms, subjects_after
 from bridge.portal.users import AccessDenied, Person, Users

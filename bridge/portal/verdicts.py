@@ -1,15 +1,33 @@
-"""Defines the verdicts of people on events.
+"""The verdicts of people on events, and the two-person rule that combines them into a ruling.
 
-A verdict is one person's choice to approve or hold an event. The module `two_person_rule` combines the verdicts into a
-ruling, and the module `deciding` turns the ruling into signed decisions.
+A verdict is one person's choice to approve or hold an event. The module `deciding` turns the ruling into signed
+decisions. With the two-person rule, `people.required_approvals` different people must approve an event.
+
+These rules apply to the verdicts on one event:
+
+- One person is enough for a hold. While a person holds the event, no one can approve it. The person who holds the event
+  can withdraw the hold alone. Other people can lift the hold if as many people consent as an approval requires. The
+  consent of each person counts for an hour.
+- An approval counts until it expires or is withdrawn, and only for the version of the event that the approver saw.
+- An approval does not count if its user is disabled or is no longer an approver.
+- All spellings of a name count as one person.
+- If an event needs more than one person, only people of the same issuer count together. Otherwise, one person with a
+  local account and an account of the OpenID Connect provider could approve twice.
+
+Agents cannot check this rule, because the portal signs a single decision with its own key on behalf of all approvers.
+The agent's setting `required_approvals` is a separate rule that counts the approvers of different signing keys
+(`bridge.approval.two_person_rule`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Container, Iterable
 from enum import Enum
 
 import msgspec
+
+from bridge.portal.user_names import issuer_of
 
 WITHDRAW_HOLD = "Withdraw the hold to approve the event."
 NO_KEY = "This portal has no key. Sign the decision with `decide --to`, and the portal forwards it."
@@ -83,3 +101,59 @@ def reason_of(ruling: Ruling) -> str:
         for each in ruling.verdicts
     )
     return said if len(said) <= _MOST_CHARACTERS else f"{said[: _MOST_CHARACTERS - 1]}…"
+
+
+def counting(verdicts: Iterable[Verdict], barred: Container[str]) -> tuple[Verdict, ...]:
+    """Return all holds, and the approvals of people whose keys are not in *barred*."""
+    return tuple(each for each in verdicts if each.choice is Choice.HOLD or each.person_key not in barred)
+
+
+def rule(verdicts: Iterable[Verdict], *, digest: str, at: str, required: int) -> Ruling:
+    """Return the ruling at the time *at* on the version *digest* of an event.
+
+    *required* is the number of people who must approve.
+    """
+    standing = sorted(
+        (each for each in verdicts if each.withdrawn_at is None), key=lambda each: (each.made_at, each.verdict_id)
+    )
+    holds = tuple(each for each in standing if each.choice is Choice.HOLD)
+    if holds:
+        return Ruling(outcome=Outcome.HELD, verdicts=holds, needed=0)
+    newest = {
+        each.person_key: each
+        for each in standing
+        if each.choice is Choice.APPROVE and each.digest == digest and at < each.expires_at
+    }
+    approvals = tuple(sorted(newest.values(), key=lambda each: (each.made_at, each.verdict_id)))
+    needed = max(0, required - most_of_one_issuer(each.person_key for each in approvals))
+    if not approvals:
+        return Ruling(outcome=Outcome.UNDECIDED, verdicts=(), needed=needed)
+    return Ruling(outcome=Outcome.WAITING if needed else Outcome.APPROVED, verdicts=approvals, needed=needed)
+
+
+def lift(verdict: Verdict, by: Lift, barred: Container[str], *, at: str, required: int) -> tuple[tuple[Lift, ...], int]:
+    """Return the lifts of *verdict*, and how many more people must agree to withdraw it.
+
+    The lifts include *by* and the earlier lifts that count at the time *at*. No one else must agree to the withdrawal
+    of an approval, or of the person's own hold.
+    """
+    earlier = (each for each in verdict.lifts if at < each.expires_at and each.person_key not in barred)
+    lifts = {**{each.person_key: each for each in earlier}, by.person_key: by}
+    is_free = by.person_key == verdict.person_key or verdict.choice is not Choice.HOLD
+    return tuple(lifts.values()), 0 if is_free else max(0, required - most_of_one_issuer(lifts))
+
+
+def most_of_one_issuer(keys: Iterable[str]) -> int:
+    """Return the largest number of people who have the same issuer."""
+    return max(Counter(map(issuer_of, set(keys))).values(), default=0)
+
+
+def too_few(required: int, approvers: int | None) -> str:
+    """Return a warning if fewer people can approve than the rule requires.
+
+    Otherwise, return "".
+    """
+    if approvers is None or approvers >= required:
+        return ""
+    people = "person" if required == 1 else "different people"
+    return f"{required} {people} must approve, and only {approvers} can. Add approvers with `portal users`."

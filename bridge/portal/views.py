@@ -27,9 +27,20 @@ from bridge.portal.fleet import EventState, State, undecidable
 from bridge.portal.sentences import STATE_WORDS, clock_text, effect_of, how_many, lifting, these, vm_names
 from bridge.portal.signing import NO_AGENT, why_unreachable
 from bridge.portal.store.event_details import EventDetails
-from bridge.portal.two_person_rule import lift, rule, too_few
 from bridge.portal.users import Person
-from bridge.portal.verdicts import NO_KEY, WITHDRAW_HOLD, Choice, Lift, Outcome, Ruling, Verdict, people_of
+from bridge.portal.verdicts import (
+    NO_KEY,
+    WITHDRAW_HOLD,
+    Choice,
+    Lift,
+    Outcome,
+    Ruling,
+    Verdict,
+    lift,
+    people_of,
+    rule,
+    too_few,
+)
 
 _SENTENCES = {
     State.STARTED: "Azure has started the event. The event is over when Azure no longer reports it to the VMs.",

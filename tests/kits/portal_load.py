@@ -39,7 +39,7 @@ from bridge.backoff import full_jitter
 from bridge.clock import REAL_CLOCK
 from bridge.portal.agent_tokens import AgentTokens
 from bridge.portal.fleet import key_of_event_id
-from bridge.portal.form_fields import FORM
+from bridge.portal.requests import FORM
 
 #: The wait that an agent requests by default.
 WAIT_SECONDS = 30

@@ -19,8 +19,7 @@ from bridge.portal.store.database import in_parts
 from bridge.portal.store.events import events_of, records_of
 from bridge.portal.store.users import all_users, barred_people
 from bridge.portal.store.vms import vm_names
-from bridge.portal.two_person_rule import counting, most_of_one_issuer
-from bridge.portal.verdicts import Choice, Lift, Verdict
+from bridge.portal.verdicts import Choice, Lift, Verdict, counting, most_of_one_issuer
 from bridge.portal.vm_state import vm_key
 
 _OUTCOMES = tuple(each.value for each in (Transition.APPROVED, Transition.APPROVAL_REFUSED, Transition.APPROVAL_FAILED))

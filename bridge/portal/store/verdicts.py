@@ -33,8 +33,18 @@ from bridge.portal.store.events import event_of, events_of
 from bridge.portal.store.fold import lock_known_events
 from bridge.portal.store.users import barred_people
 from bridge.portal.store.vms import vms_of_groups
-from bridge.portal.two_person_rule import counting, lift, rule
-from bridge.portal.verdicts import WITHDRAW_HOLD, Choice, Lift, Outcome, Ruling, Verdict, people_of
+from bridge.portal.verdicts import (
+    WITHDRAW_HOLD,
+    Choice,
+    Lift,
+    Outcome,
+    Ruling,
+    Verdict,
+    counting,
+    lift,
+    people_of,
+    rule,
+)
 
 UNKNOWN_EVENT = "No record reports this event."
 _CHANGED = "The event has changed since you loaded the page."
