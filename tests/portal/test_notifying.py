@@ -174,7 +174,7 @@ def test_an_agent_that_reconnects_after_a_restart_of_the_portal_causes_no_notifi
             is_connected=True,
             received_index=0,
             body='{"reported":{}}',
-            stored_at=at,
+            polled_at=at,
         )
         for vm in (0, 1)
     ]
