@@ -176,9 +176,10 @@ class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
 def read_list(
     connection: Connection, query: ListQuery, person: Person, *, now: datetime, required: int, cursor: str | None
 ) -> dict[str, object]:
-    """Return the values of the first page: announced events, and a few started and recently ended events.
+    """Return the values of the first page for its template.
 
-    If the filter contains a state, the page lists only the events in this state.
+    The page lists announced events, and a few started and recently ended events. If the filter contains a state, the
+    page lists only the events in this state.
     """
     at, wanted = format_time(now), query.filter(person)
     announced = replace(wanted, states=wanted.states or ANNOUNCED)

@@ -1,4 +1,4 @@
-"""The verdicts of people on events, and the two-person rule that combines them into a ruling.
+"""Defines the verdicts of people on events, and combines them by the two-person rule.
 
 A verdict is one person's choice to approve or hold an event. The module `deciding` turns the ruling into signed
 decisions. With the two-person rule, `people.required_approvals` different people must approve an event.
