@@ -39,7 +39,7 @@ from bridge.events.record import Verdict
 from bridge.text import EXCERPT_CHARACTERS, one_line
 
 if TYPE_CHECKING:
-    from jwt.algorithms import Algorithm
+    from jwt import PyJWS
 
 ALGORITHM = "EdDSA"
 TOKEN_TYPE = "scheduled-events-decision+jwt"  # noqa: S105 - no secret: the ``typ`` of the header
@@ -229,15 +229,16 @@ def _pinned_key(header: dict[str, Any], keys: Sequence[TrustedKey]) -> TrustedKe
 
 
 @functools.lru_cache(maxsize=1)
-def _algorithm() -> Algorithm:
+def jws() -> PyJWS:
+    """Return the object that signs and verifies tokens, with the only valid algorithm."""
     from jwt import PyJWS  # noqa: PLC0415 - imports cryptography, which only approvals need
 
-    return PyJWS(algorithms=[ALGORITHM]).get_algorithm_by_name(ALGORITHM)
+    return PyJWS(algorithms=[ALGORITHM])
 
 
 def _signed_payload(token: str, key: TrustedKey, public_key: PublicKey) -> bytes:
     signed, _, signature = token.rpartition(".")
-    if _algorithm().verify(signed.encode("ascii"), public_key.key, _decoded(signature)):
+    if jws().get_algorithm_by_name(ALGORITHM).verify(signed.encode("ascii"), public_key.key, _decoded(signature)):
         return _decoded(signed.partition(".")[2])
     raise RefusedDecision(
         RefusalReason.FORGED, f"A decision has an invalid signature for the key '{key.kid}' ({key.public_key_file})."

@@ -15,9 +15,6 @@ from decimal import Decimal
 
 from bridge.events.event import ScheduledEvent
 
-# RFC 8785 section 3.2.2.3 serializes numbers as JavaScript does, and larger integers are not exact in JavaScript.
-_LARGEST_EXACT = 2**53 - 1
-
 
 def digest(event: ScheduledEvent) -> str:
     """Return the SHA-256 of *event* in canonical form, as 64 lower-case hexadecimal digits."""
@@ -30,34 +27,15 @@ def canonical_json(event: ScheduledEvent) -> bytes:
     ``NotBefore`` is the unparsed text from Azure (``not_before_raw``). Unknown values are null. ``Resources`` contains
     no duplicates and is sorted by UTF-16 code units, as JavaScript sorts strings.
     """
-    # The keys are in the order of RFC 8785.
-    members = {
-        "DurationInSeconds": _number(event.duration_seconds),
-        "EventId": _text(event.event_id),
-        "EventSource": _text(event.event_source),
-        "EventType": _text(event.event_type),
-        "NotBefore": _text(event.not_before_raw),
-        "Resources": _list(event.resources),
+    resources, seconds = event.resources, event.duration_seconds
+    members = {  # in the order of RFC 8785
+        # Like JavaScript, RFC 8785 section 3.2.2.3 writes an integer as the shortest text of its double.
+        "DurationInSeconds": None if seconds is None else int(Decimal(repr(float(seconds)))),
+        "EventId": event.event_id,
+        "EventSource": event.event_source,
+        "EventType": event.event_type,
+        "NotBefore": event.not_before_raw,
+        "Resources": None if resources is None else sorted(set(resources), key=lambda name: name.encode("utf-16-be")),
     }
-    return ("{" + ",".join(f'"{name}":{value}' for name, value in members.items()) + "}").encode()
-
-
-def _text(value: str | None) -> str:
     # With ensure_ascii=False, json.dumps escapes the same characters as RFC 8785 section 3.2.2.2.
-    return "null" if value is None else json.dumps(value, ensure_ascii=False)
-
-
-def _list(names: tuple[str, ...] | None) -> str:
-    if names is None:
-        return "null"
-    by_utf16_code_units = sorted(set(names), key=lambda name: name.encode("utf-16-be"))
-    return "[" + ",".join(map(_text, by_utf16_code_units)) + "]"
-
-
-def _number(value: int | None) -> str:
-    if value is None:
-        return "null"
-    if abs(value) <= _LARGEST_EXACT:
-        return str(value)
-    # Python adds ".0" to whole numbers below 1e16, and JavaScript does not.
-    return format(Decimal(repr(float(value))), "f").removesuffix(".0")
+    return json.dumps(members, ensure_ascii=False, separators=(",", ":")).encode()

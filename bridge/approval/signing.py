@@ -6,7 +6,6 @@ module rejects a private key file that other users can read.
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import stat
@@ -22,6 +21,7 @@ from bridge.approval.decision_token import (
     TOKEN_TYPE,
     ClaimsMalformed,
     RefusedDecision,
+    jws,
     read_claims,
     read_header,
 )
@@ -32,7 +32,6 @@ from bridge.events.record import Verdict
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from jwt import PyJWS
 
 _PRIVATE_MODE, _PUBLIC_MODE = 0o600, 0o644
 _KEY_FORM = "Ed25519 private key in PEM without a passphrase. `keygen` creates such a key."
@@ -125,19 +124,12 @@ class DecisionSigner:
         return _signed(payload, kid=self.kid, key=self._key)
 
 
-@functools.lru_cache(maxsize=1)
-def _jws() -> PyJWS:
-    from jwt import PyJWS  # noqa: PLC0415
-
-    return PyJWS(algorithms=[ALGORITHM])
-
-
 def _signed(payload: bytes, *, kid: str, key: Ed25519PrivateKey) -> str:
     try:
         read_claims(payload, kid=kid, approver="", key_sha256="")
     except ClaimsMalformed as error:
         raise SigningFailed(f"No agent would accept this decision: {error}. PROTOCOL.md lists the claims.") from error
-    token = _jws().encode(payload, key, ALGORITHM, headers={"typ": TOKEN_TYPE, "kid": kid})
+    token = jws().encode(payload, key, ALGORITHM, headers={"typ": TOKEN_TYPE, "kid": kid})
     try:
         read_header(token)
     except RefusedDecision as error:
