@@ -114,14 +114,6 @@ class Source:
         return function(self, **decoded)
 
 
-class LastError(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest error of a sink."""
-
-    message: str
-    at: float
-    """Unix seconds."""
-
-
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """The response to `read_status`. All values are from the same moment."""
 
@@ -131,8 +123,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     last_good_at: str | None
     newest_record_at: float | None
     totals: OutboxTotals
-    last_errors: dict[str, LastError]
-    """For each sink, the newest error of its pending and parked records."""
+    last_errors: dict[str, tuple[str, float]]
+    """For each sink, the newest error of its pending and parked records, and its time in Unix seconds."""
     last_transitions: dict[str, TransitionRecord]
     """The newest record that Azure caused for each active event, by event key."""
     last_ending: TransitionRecord | None
@@ -189,10 +181,9 @@ def read_status(source: Source) -> Status:
     return source.read(status)
 
 
-def _last_error(state: State, sink: str) -> LastError | None:
-    rows = [row for row in deliveries.needed_records(state, sink) if row.error is not None]
-    newest = max(rows, key=lambda row: row.changed_at, default=None)
-    return None if newest is None else LastError(message=newest.error or "", at=newest.changed_at)
+def _last_error(state: State, sink: str) -> tuple[str, float] | None:
+    errors = [(row.error, row.changed_at) for row in deliveries.needed_records(state, sink) if row.error is not None]
+    return max(errors, key=itemgetter(1), default=None)
 
 
 class RecordFilter(msgspec.Struct, frozen=True, kw_only=True):

@@ -133,7 +133,7 @@ def _known_at(answer: Status) -> str | None:
     moments = [
         answer.newest_record_at,
         None if answer.last_good_at is None else parse_time(answer.last_good_at).timestamp(),
-        *(error.at for error in answer.last_errors.values()),
+        *(at for _, at in answer.last_errors.values()),
     ]
     return max((_time(moment) for moment in moments if moment is not None), default=None)
 
@@ -166,15 +166,16 @@ def _sinks(answer: Status, configuration: ConfigurationReport, now: datetime) ->
     totals, configured = answer.totals, configuration.sinks if answer.sinks is None else answer.sinks
     live = {} if answer.readiness is None else answer.readiness.sinks
     for name in dict.fromkeys([*(configured or ()), *totals.sinks]):
-        row, error = totals.sinks.get(name) or SinkRow(name=name), answer.last_errors.get(name)
+        row = totals.sinks.get(name) or SinkRow(name=name)
+        last_error, last_error_at = answer.last_errors.get(name, (None, None))
         oldest_at = totals.oldest_pending_at.get(name)
         yield SinkReport(
             name=name,
             configured=None if configured is None else name in configured,
             **row.counts,
             oldest_pending_seconds=0.0 if oldest_at is None else round(max(now.timestamp() - oldest_at, 0.0), 3),
-            last_error=None if error is None else error.message,
-            last_error_at=None if error is None else _time(error.at),
+            last_error=last_error,
+            last_error_at=None if last_error_at is None else _time(last_error_at),
             needs_attention=live[name].needs_attention if name in live else None,
         )
 
