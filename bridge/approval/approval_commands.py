@@ -28,7 +28,6 @@ from bridge.config.approval import RemoteSettings, RuleSettings
 from bridge.events.environment import environment_of
 from bridge.events.event import encode
 from bridge.events.record import ApprovalResult, Transition, TransitionRecord
-from bridge.logs import ThrottledLog
 from bridge.outbox.rows import ApprovalStage, ApprovalState, DecisionStage, PendingApproval
 from bridge.system.run_and_kill import Ending, Finished, Runner
 from bridge.system.threads import run_daemon
@@ -84,7 +83,6 @@ class ApprovalCommands:
         self._is_closed = False
         self._commands: list[_Command] = []
         """The commands whose results `take` has not returned yet."""
-        self._log = ThrottledLog(logger)
 
     @property
     def is_full(self) -> bool:
@@ -99,32 +97,29 @@ class ApprovalCommands:
     def start(self, approval: PendingApproval, settings: CommandSettings, record: TransitionRecord) -> None:
         """Start the command of *settings* before *approval* is posted.
 
-        The command reads *record*, the event's last record, from standard input.
+        The command reads *record*, the event's last record, from standard input. Raises RuntimeError if no thread can
+        start.
         """
-        runner, owner = Runner(), _owner(settings)
+        runner = Runner()
         rule = settings.name if isinstance(settings, RuleSettings) else ""
         with self._lock:
             if self._is_closed:
                 return
-            try:
-                finished = run_daemon(
-                    f"approval:command:{rule or 'remote'}",
-                    runner.run,
-                    settings.command or (),
-                    deadline_seconds=settings.command_timeout_seconds,
-                    stdin=encode(record) + b"\n",
-                    environment=environment_of(record, rule=rule),
-                    without=self._unset,
-                )
-            except RuntimeError as error:
-                self._log.problem(owner, logging.ERROR, f"The command of {owner} cannot run: {error}.")
-                return
+            finished = run_daemon(
+                f"approval:command:{rule or 'remote'}",
+                runner.run,
+                settings.command or (),
+                deadline_seconds=settings.command_timeout_seconds,
+                stdin=encode(record) + b"\n",
+                environment=environment_of(record, rule=rule),
+                without=self._unset,
+            )
             command = _Command(
                 approval=approval, settings=settings, runner=runner, finished=finished, began_at=time.monotonic()
             )
             self._commands = [*self._commands, command]
         finished.add_done_callback(lambda _: self._wake())
-        logger.info("The command of %s runs.", owner, extra={"event_id": approval.event_id})
+        logger.info("The command of %s runs.", _owner(settings), extra={"event_id": approval.event_id})
 
     def take(self, state: ApprovalState, *, now: float) -> Changes:
         """Return new results. Skip approvals that were withdrawn or ended while the command ran."""

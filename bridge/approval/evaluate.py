@@ -20,7 +20,7 @@ import msgspec
 
 from bridge.approval.changes import ApprovalRecord, Changes, approval_record, refusal_of
 from bridge.approval.document_index import DocumentIndex
-from bridge.approval.holds import newest_holds, wins_over_approval, wins_over_decision
+from bridge.approval.holds import newest_holds, wins_over
 from bridge.approval.refusal_reasons import EXPLAINED, RefusalReason
 from bridge.approval.two_person_rule import sufficient_decisions
 from bridge.clock import CLOCK_SKEW_SECONDS
@@ -131,7 +131,7 @@ class _Step:
             return
         if why is not None:
             self._refuse(decision, why)
-        elif wins_over_decision(self._holds.get(decision.event_id), decision):
+        elif wins_over(self._holds.get(decision.event_id), decision.issued_at):
             self._refuse(decision, RefusalReason.SUPERSEDED)
         else:
             self.result.update_decisions([decision.arrival], DecisionStage.WAITING)
@@ -167,7 +167,7 @@ class _Step:
         why = self._why_over(decision.key)
         if why is None and self._context.trust(decision) is Trust.REVOKED:
             why = RefusalReason.UNKNOWN_KEY
-        if why is None and wins_over_decision(self._holds.get(decision.event_id), decision):
+        if why is None and wins_over(self._holds.get(decision.event_id), decision.issued_at):
             why = RefusalReason.SUPERSEDED
         if why is None and self._context.is_expired(decision):
             why = RefusalReason.TOO_FEW_APPROVERS
@@ -257,7 +257,7 @@ class _Step:
             self._end(approval, RefusalReason.EXPIRED, "It was not accepted before exp or NotBefore.")
         elif (why := self._why_not_trusted(approval)) is not None:
             self._withdraw_untrusted(approval, why)
-        elif wins_over_approval(self._holds.get(approval.event_id), approval):
+        elif wins_over(self._holds.get(approval.event_id), approval.oldest_issued_at):
             self._withdraw_held(approval, self._holds[approval.event_id])
         elif approval.state is ApprovalStage.DRAINING and approval.arrivals and not self._context.has_command:
             self._move(approval, ApprovalStage.WANTED)  # the configuration was changed

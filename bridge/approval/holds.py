@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from bridge.events.record import Verdict
-from bridge.outbox.rows import OPEN_DECISIONS, PendingApproval, StoredDecision
+from bridge.outbox.rows import OPEN_DECISIONS, StoredDecision
 
 
 def newest_holds(decisions: Iterable[StoredDecision]) -> dict[str, StoredDecision]:
@@ -27,12 +27,6 @@ def newest_holds(decisions: Iterable[StoredDecision]) -> dict[str, StoredDecisio
     return newest
 
 
-def wins_over_decision(hold: StoredDecision | None, decision: StoredDecision) -> bool:
-    """Return whether *hold* was issued at the same time as the approve *decision* or later."""
-    return hold is not None and decision.issued_at <= hold.issued_at
-
-
-def wins_over_approval(hold: StoredDecision | None, approval: PendingApproval) -> bool:
-    """Return whether *hold* withdraws *approval*. Every hold withdraws the approval of a rule."""
-    issued_at = approval.oldest_issued_at
+def wins_over(hold: StoredDecision | None, issued_at: int | None) -> bool:
+    """Return whether *hold* overrides an approve decision, or a rule if *issued_at* is None."""
     return hold is not None and (issued_at is None or issued_at <= hold.issued_at)

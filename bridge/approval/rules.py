@@ -140,10 +140,8 @@ def _matches(rule: RuleSettings, event: ScheduledEvent, vm_name: str | None) -> 
 
 def _lasts(rule: RuleSettings, duration_seconds: int | None) -> bool:
     low, high = rule.min_duration_seconds, rule.max_duration_seconds
-    if low is None and high is None:
-        return True
     if duration_seconds is None:  # Azure sent -1, which means unknown
-        return False
+        return low is None and high is None
     return (low is None or duration_seconds >= low) and (high is None or duration_seconds <= high)
 
 
