@@ -15,9 +15,9 @@ import sys
 def main() -> None:
     """Run the command and exit."""
     if "run" in sys.argv[1:]:
-        from bridge.cli.signals import exit_on_stop_while_importing  # noqa: PLC0415  # before the slow imports
+        from bridge.cli.signals import exit_on_stop_signal  # noqa: PLC0415  # before the slow imports
 
-        exit_on_stop_while_importing()
+        exit_on_stop_signal()
         gc.disable()  # collections take a tenth of the startup time and free nothing
     from bridge.cli import commands  # noqa: PLC0415  # a package imports nothing until it is used
 

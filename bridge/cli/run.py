@@ -22,7 +22,7 @@ import click
 
 from bridge import logs
 from bridge.agent.agent import Agent
-from bridge.cli.signals import RunSignals
+from bridge.cli.signals import RELOAD_SIGNALS, STOP_SIGNALS, SignalEvents, ignore_signals
 from bridge.config.loader import Settings, find_config, load, service_directory, state_directory
 from bridge.config.secret_keys import readable_secrets
 from bridge.errors import BridgeError, ConfigurationError, StateDirectoryError
@@ -47,17 +47,18 @@ def run_agent(settings: Settings, *, log_format: str, log_level: str, allow_seco
     logs.configure(form=log_format, level=log_level.upper())
     # Keep the path. If the file is deleted later, a reload then reports an error instead of using the defaults.
     config = find_config(click.get_current_context().params["path"], os.environ)
-    signals = RunSignals()
+    signals, stop, reload_wanted = SignalEvents(), threading.Event(), threading.Event()
+    signals.set_on(RELOAD_SIGNALS, reload_wanted)
     directory = state_directory(settings, os.environ)
     if not allow_second_agent:
         _refuse_second_agent(settings, directory)
     agent = Agent(settings, directory)
-    signals.wake(agent.turn)
-    stop = signals.stop
+    signals.set_on(RELOAD_SIGNALS, reload_wanted, agent.turn)
+    signals.set_on(STOP_SIGNALS, stop, agent.turn)
     began_to_stop_at = math.inf
     try:
         agent.start(stop.is_set)
-        turns = run_daemon("turns", _run_turns, agent, config, stop, signals.reload_wanted)
+        turns = run_daemon("turns", _run_turns, agent, config, stop, reload_wanted)
         agent.feed_watchdog()
         while not stop.wait(min(agent.feed_within_seconds or _LONGEST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS)):
             agent.feed_watchdog()
@@ -66,7 +67,7 @@ def run_agent(settings: Settings, *, log_format: str, log_level: str, allow_seco
             turns.result()  # raises the error that ended the thread
     finally:
         agent.stop(spent_seconds=max(time.monotonic() - began_to_stop_at, 0.0))
-        signals.ignore()
+        ignore_signals()
 
 
 def _refuse_second_agent(settings: Settings, directory: Path) -> None:

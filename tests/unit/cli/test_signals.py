@@ -11,7 +11,7 @@ STRIKE = """
 import random, signal, threading, time
 from bridge.cli.signals import SignalEvents
 event = threading.Event()
-SignalEvents().set_on(signal.SIGALRM, event)
+SignalEvents().set_on([signal.SIGALRM], event)
 end, came = time.monotonic() + 3, 0
 while time.monotonic() < end:
     signal.setitimer(signal.ITIMER_REAL, random.uniform(0.00001, 0.0002))
@@ -34,7 +34,7 @@ ELSEWHERE = """
 import _thread, signal, sys, threading, time
 from bridge.cli.signals import SignalEvents
 event, other_has_ended = threading.Event(), threading.Event()
-SignalEvents().set_on(signal.SIGUSR1, event)
+SignalEvents().set_on([signal.SIGUSR1], event)
 def send_to_itself():
     time.sleep(0.5)
     if sys.argv[1] == "signal":
