@@ -305,7 +305,7 @@ def keygen() -> None:
 
 @commands.command("portal-check", short_help="Check a portal against the protocol.")
 @click.argument("url")
-@option("--vm-id", required=True, help="The vmId of a VM that the portal knows, preferably a test VM.")
+@option("--vm-id", required=True, type=click.UUID, help="The vmId of a VM that the portal knows, preferably a test VM.")
 @option("--token-file", type=FILE, help="The VM's bearer token for the portal.")
 @option("--token-env", help="An environment variable with this token.")
 @option("--attested", is_flag=True, help="Authenticate with an attested document of this VM instead.")

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import click
+import msgspec
 
 from bridge.cli.terminal import Colour, styled, wrapped
 from bridge.config.approval import RemoteSettings
@@ -35,7 +36,7 @@ _PERSON = "person"
 def portal_check(
     *,
     url: str,
-    vm_id: str,
+    vm_id: uuid.UUID,
     imds: str,
     public_key: Path | None,
     kid: str | None,
@@ -59,7 +60,7 @@ def portal_check(
         raise click.UsageError(mistake)
     settings = CheckSettings(
         remote=_remote({"url": url, "credential": "attested" if attested else None, **remote}),
-        vm_id=_vm_id(vm_id),
+        vm_id=str(vm_id),
         keys=keys,
         records_url=records_url,
         decider=_decider(decision_by, decision_seconds),
@@ -78,13 +79,6 @@ def portal_check(
     is_decided = decision_by is None or results[Requirement.NEWS] is not Result.NOT_TRIED
     is_met = is_decided and Result.NOT_MET not in results.values()
     return ExitCode.OK if is_met else ExitCode.FAILED
-
-
-def _vm_id(text: str) -> str:
-    try:
-        return str(uuid.UUID(text))
-    except ValueError:
-        raise click.UsageError(f"--vm-id {text!r} is not a vmId. A vmId is a UUID.") from None
 
 
 def _remote(table: Mapping[str, object]) -> RemoteSettings:
@@ -107,11 +101,7 @@ def _decider(decision_by: str | None, seconds: float) -> Decider | None:
     arguments = shlex.split(decision_by)
     if not arguments:
         raise click.UsageError("--decision-by is empty. Set --decision-by to a command or to `person`.")
-
-    def decide(verdict: Verdict, record: TransitionRecord) -> None:
-        _run(arguments, verdict, record, seconds=seconds)
-
-    return Decider(decide=decide, is_command=True, timeout_seconds=seconds)
+    return Decider(decide=partial(_run, arguments, seconds=seconds), is_command=True, timeout_seconds=seconds)
 
 
 def _ask_a_person(verdict: Verdict, record: TransitionRecord) -> None:
@@ -150,12 +140,5 @@ def _show(finding: Finding) -> None:
 
 def _members(finding: Finding) -> dict[str, object]:
     sentence = finding.requirement.value
-    return {
-        "section": sentence.section,
-        "requirement": finding.requirement.key,
-        "result": finding.result.value,
-        "text": sentence.text,
-        "detail": finding.detail,
-        "asked": finding.asked,
-        "answered": finding.answered,
-    }
+    about = {"section": sentence.section, "text": sentence.text, "requirement": finding.requirement.key}
+    return {**msgspec.structs.asdict(finding), **about}

@@ -18,8 +18,6 @@ from concurrent.futures import wait as wait_for
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import click
-
 from bridge import logs
 from bridge.agent.agent import Agent
 from bridge.cli.signals import RELOAD_SIGNALS, STOP_SIGNALS, SignalEvents, ignore_signals
@@ -45,8 +43,6 @@ def run_agent(settings: Settings, *, log_format: str, log_level: str, allow_seco
     error if the system service already runs an agent on this VM, unless *allow_second_agent* is true.
     """
     logs.configure(form=log_format, level=log_level.upper())
-    # Keep the path. If the file is deleted later, a reload then reports an error instead of using the defaults.
-    config = find_config(click.get_current_context().params["path"], os.environ)
     signals, stop, reload_wanted = SignalEvents(), threading.Event(), threading.Event()
     signals.set_on(RELOAD_SIGNALS, reload_wanted)
     directory = state_directory(settings, os.environ)
@@ -58,7 +54,7 @@ def run_agent(settings: Settings, *, log_format: str, log_level: str, allow_seco
     began_to_stop_at = math.inf
     try:
         agent.start(stop.is_set)
-        turns = run_daemon("turns", _run_turns, agent, config, stop, reload_wanted)
+        turns = run_daemon("turns", _run_turns, agent, settings.file, stop, reload_wanted)
         agent.feed_watchdog()
         while not stop.wait(min(agent.feed_within_seconds or _LONGEST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS)):
             agent.feed_watchdog()

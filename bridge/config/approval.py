@@ -8,8 +8,8 @@ file, and ignores decisions signed with the key.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from collections import Counter
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -183,8 +183,9 @@ def read_approval(table: object, mistakes: Problems) -> ApprovalSettings | None:
     """
     before = len(mistakes)
     settings = convert(table, ApprovalSettings, "approval", mistakes)
-    if isinstance(table, Mapping):
-        _names(table.get("rules"), mistakes)
+    for name, count in Counter(() if settings is None else (rule.name for rule in settings.rules)).items():
+        if count > 1:
+            mistakes.quote("approval.rules", f"The name {name!r} occurs {count} times. Give each rule a unique name.")
     if settings is not None and settings.remote is not None:
         for sentence in key_mistakes(settings.remote.trusted_keys()):
             mistakes.quote("approval.remote.keys", sentence)
@@ -195,12 +196,3 @@ def read_approval(table: object, mistakes: Problems) -> ApprovalSettings | None:
         for key, sentence in found:
             mistakes.quote(f"approval.remote.{key}", sentence)
     return settings if len(mistakes) == before else None
-
-
-def _names(rules: Any, mistakes: Problems) -> None:
-    seen: dict[str, str] = {}
-    for number, rule in enumerate(rules if isinstance(rules, list | tuple) else ()):
-        name = rule.get("name") if isinstance(rule, Mapping) else None
-        path = f"approval.rules[{number}]"
-        if isinstance(name, str) and seen.setdefault(name, path) != path:
-            mistakes.quote(path, f"{seen[name]} has the same name, {name!r}. Give each rule a unique name.")

@@ -13,7 +13,6 @@ import msgspec
 
 from bridge.config.settings import TopSettings, documented
 from bridge.config.sinks import base_rules, installed, sink_class
-from bridge.errors import ConfigurationError
 from bridge.sink import SinkConfig
 
 SCHEMA_ID = "https://scheduled-events-bridge.invalid/schemas/configuration.v1.json"
@@ -22,7 +21,7 @@ _DEFS = "#/$defs/"
 
 def configuration_schema() -> dict[str, Any]:
     """Return the schema of the complete file, including the installed sinks."""
-    sinks = {name: cls.Config for name, cls in _classes().items()}
+    sinks = {name: sink_class(name).Config for name in installed()}
     structs = [TopSettings, *sinks.values()]
     roots, defs = msgspec.json.schema_components(structs, ref_template=f"{_DEFS}{{name}}")
     for struct in set(_structs(msgspec.inspect.multi_type_info(structs))):
@@ -43,16 +42,6 @@ def configuration_schema() -> dict[str, Any]:
         "title": "The configuration of the Scheduled Events Bridge",
         "$defs": defs,
     }
-
-
-def _classes() -> dict[str, Any]:
-    found = {}
-    for name in installed():
-        try:
-            found[name] = sink_class(name)
-        except ConfigurationError:
-            continue
-    return found
 
 
 def _structs(types: Iterable[Any]) -> Iterator[type[msgspec.Struct]]:

@@ -93,7 +93,7 @@ def read(table: Mapping[str, Any]) -> Settings:
     variables = secret_variables(table) | CREDENTIAL_VARIABLES
     return Settings(
         **values,
-        sinks=tuple(_withholding(sink, variables) for sink in sinks),
+        sinks=tuple(_without_secrets(sink, variables) for sink in sinks),
         has_default_sinks=not table.get("sinks"),
         secret_variables=variables,
         secret_files=secret_files(table),
@@ -106,7 +106,7 @@ def _top(table: Mapping[str, Any], mistakes: Problems) -> TopSettings | None:
     return convert(rest, TopSettings, "", mistakes, stricter={"sinks": Any})
 
 
-def _withholding(sink: SinkSettings, variables: frozenset[str]) -> SinkSettings:
+def _without_secrets(sink: SinkSettings, variables: frozenset[str]) -> SinkSettings:
     config = sink.sink_class.withholding(sink.config, variables)
     return msgspec.structs.replace(sink, config=config)
 
@@ -142,34 +142,36 @@ def find_config(explicit: Path | None, environ: Mapping[str, str], *, windows: b
 
     Return None if no file exists. Raises ConfigurationError if the requested file does not exist.
     """
-    variable = environ.get(CONFIG_VARIABLE, "")
+    variable = environ.get(CONFIG_VARIABLE)
     asked = explicit or (Path(variable) if variable else None)
-    if asked is None:
-        system = _system_config(environ, windows=windows)
-        return system if _exists(system) else None
-    if not _exists(asked):
+    file = asked or _system_config(environ, windows=windows)
+    try:
+        exists = file.exists()
+    except OSError:
+        exists = True  # The directory is unreadable. Reading the file reports this error, while the defaults hide it.
+    if asked is not None and not exists:
         who = "--config" if explicit else f"${CONFIG_VARIABLE}"
         raise ConfigurationError(
             f"The configuration {asked}, named by {who}, does not exist. Create it, or select another file."
         )
-    return asked
+    return file if exists else None
 
 
 def _system_config(environ: Mapping[str, str], *, windows: bool) -> Path:
-    return (_program_data(environ) / _OURS if windows else Path("/etc", _OURS)) / "config.toml"
+    return (_program_data(environ) if windows else Path("/etc", _OURS)) / "config.toml"
 
 
-def configuration_in_words(file: Path | None, environ: Mapping[str, str], *, windows: bool = _WINDOWS) -> str:
+def configuration_in_words(file: Path | None, environ: Mapping[str, str]) -> str:
     """Return the path of *file*. If *file* is None, return the locations that contain no file."""
     if file is not None:
         return str(file.absolute())
-    system = _system_config(environ, windows=windows)
+    system = _system_config(environ, windows=_WINDOWS)
     return f"none, so the defaults; looked for --config, ${CONFIG_VARIABLE} and {system}"
 
 
-def service_directory(*, windows: bool = _WINDOWS) -> Path:
+def service_directory(environ: Mapping[str, str] = os.environ, *, windows: bool = _WINDOWS) -> Path:
     """Return the state directory of the agent that runs as a service of this machine."""
-    return _program_data({}) / _OURS / "state" if windows else Path("/var/lib", _OURS)
+    return _program_data(environ) / "state" if windows else Path("/var/lib", _OURS)
 
 
 def directory_despite_errors(explicit: Path | None) -> Path | None:
@@ -180,14 +182,6 @@ def directory_despite_errors(explicit: Path | None) -> Path | None:
     """
     directory = service_directory()
     return directory if explicit is None and directory.exists() else None
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:
-        # The directory is unreadable. Reading the file reports this error, while the defaults would hide it.
-        return True
 
 
 def state_directory(
@@ -207,10 +201,8 @@ def state_directory(
     given = environ.get("STATE_DIRECTORY", "").split(";" if windows else ":")[0]
     if given:
         return Path(given)
-    if windows:
-        return _program_data(environ) / _OURS / "state"
-    if is_root if is_root is not None else _runs_the_service():
-        return service_directory(windows=False)
+    if windows or (is_root if is_root is not None else _runs_the_service()):
+        return service_directory(environ, windows=windows)
     home = Path(environ.get("XDG_STATE_HOME", ""))
     # The specification requires programs to ignore a relative path.
     return (home if home.is_absolute() else _home(environ) / ".local/state") / _OURS
@@ -236,4 +228,4 @@ def _home(environ: Mapping[str, str]) -> Path:
 
 
 def _program_data(environ: Mapping[str, str]) -> Path:
-    return Path(environ.get("PROGRAMDATA") or environ.get("ProgramData") or r"C:\ProgramData")
+    return Path(environ.get("PROGRAMDATA") or r"C:\ProgramData", _OURS)

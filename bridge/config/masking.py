@@ -11,7 +11,8 @@ import re
 from collections.abc import Mapping
 from urllib.parse import parse_qsl, urlsplit
 
-SECRET = "<secret>"  # noqa: S105
+from bridge.system.secrets import MASK
+
 MAX_SHOWN = 80
 
 _SECRET_NAME = re.compile(
@@ -40,7 +41,7 @@ def shown(path: str, value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if is_secret_name(path):
-        return SECRET
+        return MASK
     if isinstance(value, str):
         return _text(value)
     return f"{value:.12g}" if isinstance(value, float) else str(value)[:MAX_SHOWN]
@@ -67,7 +68,7 @@ def has_secret(url: str) -> bool:
 
 def _text(value: str) -> str:
     if _SECRET_VALUE.match(value):
-        return SECRET
+        return MASK
     url = _URL.fullmatch(value)
     if url is not None:
         # The host of a URL with an unknown scheme can also be a secret.

@@ -74,7 +74,7 @@ def read_sinks(
         given = table.get("name", table.get("type"))
         if isinstance(given, str) and given:
             mistakes.whose = f"sink {shown('name', given)}"
-            first = names.setdefault(_default_name(given), path)
+            first = names.setdefault(given.replace(":", "."), path)
             if first != path:
                 mistakes.quote(path, f'{first} has the same name. Give each sink a unique name, with name = "...".')
         sink = _sink(table, path, mistakes)
@@ -106,11 +106,6 @@ def _check_labels(sink: SinkSettings, labels: Mapping[str, str], path: str, mist
         mistakes.quote(path, str(error))
 
 
-def _default_name(type_name: str) -> str:
-    """Return the type with a dot for a colon: ``module:Class`` becomes ``module.Class``."""
-    return type_name.replace(":", ".")
-
-
 def _sink(table: Mapping[str, Any], path: str, mistakes: Problems) -> SinkSettings | None:
     type_name = table.get("type")
     if not isinstance(type_name, str):
@@ -122,7 +117,7 @@ def _sink(table: Mapping[str, Any], path: str, mistakes: Problems) -> SinkSettin
     except ConfigurationError as exc:
         mistakes.quote(join(path, "type"), str(exc))
         return None
-    keys = {"name": _default_name(type_name)} | {key: value for key, value in table.items() if key != "type"}
+    keys = {"name": type_name.replace(":", ".")} | {key: value for key, value in table.items() if key != "type"}
     config = convert(keys, cls.Config, path, mistakes, stricter=base_rules(cls.Config))
     return None if config is None else SinkSettings(type_name=type_name, sink_class=cls, config=config)
 
@@ -184,22 +179,12 @@ def _module(type_name: str, module_name: str) -> object:
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as exc:
-        raise _missing(type_name, module_name, exc.name or module_name) from exc
+        raise ConfigurationError(
+            f"Sink type {type_name!r}: the module {exc.name or module_name!r} does not exist. "
+            f"Install its package into {sys.prefix}, or add its directory to PYTHONPATH."
+        ) from exc
     except Exception as exc:  # a third-party module can raise anything during its import
         raise ConfigurationError(
             f"Sink type {type_name!r} cannot be used: importing {module_name!r} failed with "
             f"{type(exc).__name__}: {exc}. Correct that module, or remove the sink from the configuration."
         ) from exc
-
-
-def _missing(type_name: str, module_name: str, missing: str) -> ConfigurationError:
-    if module_name == missing or module_name.startswith(f"{missing}."):
-        return ConfigurationError(
-            f"Sink type {type_name!r}: the module {missing!r} does not exist. "
-            f"Install its package into {sys.prefix}, or add its directory to PYTHONPATH."
-        )
-    package = missing.partition(".")[0]
-    return ConfigurationError(
-        f"Sink type {type_name!r} needs the Python package {package!r}, which is not installed. "
-        f"Install the package that provides {package!r} into {sys.prefix}."
-    )

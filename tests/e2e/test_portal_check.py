@@ -153,7 +153,7 @@ def test_json_is_one_requirement_a_line(serve, check):
     ("url", "arguments", "said"),
     [
         ("https://portal.invalid", (), "Missing option '--vm-id'"),
-        ("https://portal.invalid", ("--vm-id", "web-0"), "--vm-id 'web-0' is not a vmId. A vmId is a UUID."),
+        ("https://portal.invalid", ("--vm-id", "web-0"), "'web-0' is not a valid UUID."),
         ("http://portal.invalid", ("--vm-id", VM_ID), "Use plain http only for a loopback address"),
         ("ftp://127.0.0.1", ("--vm-id", VM_ID), "url is 'ftp://', but must be"),
         ("https://portal.invalid", ("--vm-id", VM_ID, "--token-file", "a", "--token-env", "B"), "are both set"),

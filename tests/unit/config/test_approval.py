@@ -92,7 +92,7 @@ def test_portal_is_read_with_its_keys(keys):
         (_rule(name=""), "approval.rules[0].name is '', but must be 1 to 64 characters"),
         (_rule(action="aprove"), "Did you mean 'approve'?"),
         ("[[approval.rules]]\nname = 'x'", "approval.rules[0].action is missing."),
-        (_rule() + _rule(name="s") + _rule(), "approval.rules[2]: approval.rules[0] has the same name, 'r'."),
+        (_rule() + _rule(name="s") + _rule(), "approval.rules: The name 'r' occurs 2 times."),
         (_rule("event_types = []"), "approval.rules[0].event_types is an empty list"),
         (_rule('event_types = ["freeze"]'), "must be 'Freeze', which is Azure's spelling."),
         (_rule("max_duration_seconds = -1"), "must be a number at least 0"),

@@ -85,7 +85,7 @@ def test_missing_module_class_and_misspelling_are_told_apart(package: str) -> No
 
 
 def test_missing_package_is_named(package: str) -> None:
-    assert "needs the Python package 'acme_sdk_that_is_nowhere'" in message(f"{package}_lonely:Good")
+    assert "the module 'acme_sdk_that_is_nowhere' does not exist" in message(f"{package}_lonely:Good")
 
 
 @pytest.mark.usefixtures("package")
