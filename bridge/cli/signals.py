@@ -55,8 +55,8 @@ def set_by_signals() -> threading.Event:
 
 
 def exit_on_stop_signal() -> None:
-    """Exit with 0 on a stop signal, because service managers treat other codes as a failure. Ignore SIGHUP."""
-    for number in STOP_SIGNALS:
+    """Exit with 0 on a stop signal, and ignore SIGHUP."""
+    for number in STOP_SIGNALS:  # service managers treat other exit codes as a failure
         signal.signal(number, lambda *_: os._exit(0))
     for number in RELOAD_SIGNALS:
         signal.signal(number, lambda *_: None)
