@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from functools import lru_cache
 
@@ -73,31 +73,39 @@ class Version(msgspec.Struct, frozen=True):
     """The normalized names in Resources."""
 
 
-class View(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest record of one event from one VM."""
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of a VM's report that the API shows."""
 
-    event_key: str
     vm_key: str
-    event_id: str | None
-    position: Position
     record_id: str
     state: State
-    """The state in the record. A newer record of the VM can end the event (`is_listed_as_ended`)."""
     evidence: Evidence
     observed_at: str
+    digest: str
+    """Digest of the event as this VM reports it. A decision for this VM must contain this digest."""
+    affects_this_vm: bool | None
+    measured: str | None = None
+    """The measured impact in words, or None."""
+    is_member: bool = False
+    """Whether the version that the portal shows contains the name of the VM in Resources."""
+
+
+class View(Report, frozen=True, kw_only=True):
+    """The newest record of one event from one VM.
+
+    `state` is the state in the record. A newer record of the VM can end the event (`is_listed_as_ended`).
+    """
+
+    event_key: str
+    event_id: str | None
+    position: Position
     first_observed_at: str
     """The earliest `observed_at` of the VM's records of the event."""
-    digest: str
     variant: str
-    affects_this_vm: bool | None
     owned_name: str | None = None
     """The normalized name that the VM owns."""
     is_named: bool = False
     """Whether the version that the VM reports contains this name in Resources."""
-    is_member: bool = False
-    """Whether the version that the portal shows contains this name in Resources."""
-    measured: str | None = None
-    """The measured impact in words, or None."""
     is_listed_as_ended: bool = False
     """Whether the VM's newest list of active events does not contain the event."""
 
@@ -107,28 +115,26 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         return State.ENDED if self.state.is_open and self.is_listed_as_ended else self.state
 
 
-class VmOfEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest report of an event from one VM."""
+class VmOfEvent(Report, frozen=True, kw_only=True):
+    """The newest report of an event from one VM, and the VM. `state` is the current state."""
 
-    vm_key: str
     name: str | None
     vm: VmIdentity
     groups: tuple[str, ...]
-    state: State
-    evidence: Evidence
-    observed_at: str
-    record_id: str
-    digest: str
-    """Digest of the event as this VM reports it. A decision for this VM must contain this digest."""
     description: str | None
-    affects_this_vm: bool | None
-    measured: str | None
-    """The measured impact in words, or None."""
-    is_member: bool
     is_confirmed: bool
     """Whether the VM owns its name, is named in Resources, and has sent a record recently."""
     agrees: bool
     """False if this report differs from the event that the portal shows."""
+
+
+class VersionCounts(msgspec.Struct, kw_only=True):
+    """The number of VMs that report a version of an event."""
+
+    digest: str
+    members: int = 0
+    """The VMs that own a name in the Resources of this version."""
+    reporters: int = 0
 
 
 class EventSummary(msgspec.Struct, kw_only=True):
@@ -144,8 +150,8 @@ class EventSummary(msgspec.Struct, kw_only=True):
     duration_seconds: int | None = None
     not_before: str | None = None
     """NotBefore of the shown version, or the last known NotBefore of a started event."""
-    description: str | None = None
-    """None if the members report different descriptions."""
+    shown_description: str | None = None
+    has_one_description: bool = True
     names: tuple[str, ...] = ()
     """The first names in Resources."""
     names_count: int = 0
@@ -159,11 +165,18 @@ class EventSummary(msgspec.Struct, kw_only=True):
     """The number of members in each `State`."""
     reporters: dict[str, int] = {}
     """The number of all VMs that report the event, in each `State`."""
+    versions: dict[str, VersionCounts] = {}
+    """The versions that VMs report, by `Version.variant`."""
     differing: int = 0
     """The number of VMs that report a different version."""
     ending: tuple[int, str] = (-1, "ended")
     sole_vm_key: str | None = None
     """The only VM that reports the event, or None."""
+
+    @property
+    def description(self) -> str | None:
+        """Return the description, or None if the members report different descriptions."""
+        return self.shown_description if self.has_one_description else None
 
     @property
     def counts(self) -> dict[str, int]:
@@ -188,10 +201,31 @@ class EventSummary(msgspec.Struct, kw_only=True):
             return None
         return without_nul(f"{self.event_type}|{self.region or ''}|{self.not_before[:_HOUR_CHARACTERS]}")
 
+    def chosen(self, followed: str | None) -> str:
+        """Return the version to show.
+
+        After a tie, show the version *followed*, which a member reported after the shown version.
+        """
+        votes: dict[str, tuple[int, int]] = {}
+        for each in self.versions.values():
+            members, reporters = votes.get(each.digest, (0, 0))
+            votes[each.digest] = members + each.members, reporters + each.reporters
+        best = max(votes, key=lambda digest: (votes[digest], digest == self.digest, digest))
+        new = self.versions.get(followed or "")
+        if new is not None and votes[new.digest] == votes[best]:
+            best = new.digest
+        shown = {name: each for name, each in self.versions.items() if each.digest == best}
+        return max(shown, key=lambda name: (shown[name].members, shown[name].reporters, name == self.variant, name))
+
     def settle(self) -> None:
-        """Compute the state from the counts."""
+        """Compute the state, and compare the versions."""
         counts = self.counts
         self.state = next((each for each in _OPEN if counts.get(each.value)), State(self.ending[1]))
+        shown = [each for each in self.versions.values() if each.digest == self.digest and each.reporters > 0]
+        has_members = any(each.members for each in shown)
+        agreeing = [each for each in shown if each.members or not has_members]
+        self.has_one_description = len(agreeing) == 1  # versions with one digest differ in the description only
+        self.differing = sum(self.reporters.values()) - sum(each.reporters for each in agreeing)
 
 
 class EventState(msgspec.Struct, frozen=True, kw_only=True):
@@ -248,39 +282,15 @@ def version_of(event: ScheduledEvent) -> Version:
 
     Results are cached, because most VMs of an event report the same version.
     """
-    return _version(
-        event.event_id,
-        event.event_type,
-        event.not_before_raw,
-        event.resources,
-        event.duration_seconds,
-        event.event_source,
-        event.description,
-    )
+    return _version(msgspec.json.encode(msgspec.structs.replace(event, event_status="", extra={})))
 
 
 @lru_cache(maxsize=8)
-def _version(  # noqa: PLR0917  # lru_cache needs hashable arguments
-    event_id: str | None,
-    event_type: str | None,
-    not_before_raw: str | None,
-    resources: tuple[str, ...] | None,
-    duration_seconds: int | None,
-    event_source: str | None,
-    description: str | None,
-) -> Version:
-    event = ScheduledEvent(
-        event_id=event_id,
-        event_type=event_type,
-        event_status="",
-        not_before_raw=not_before_raw,
-        resources=resources,
-        duration_seconds=duration_seconds,
-        event_source=event_source,
-    )
+def _version(encoded: bytes) -> Version:
+    event = msgspec.json.decode(encoded, type=ScheduledEvent)
     found = digest(event)
-    variant = hashlib.sha256(f"{found}\0{description}".encode("utf-8", "replace")).hexdigest()[:_KEY_CHARACTERS]
-    return Version(found, variant, frozenset(normal_name(each) for each in resources or ()))
+    variant = hashlib.sha256(f"{found}\0{event.description}".encode()).hexdigest()[:_KEY_CHARACTERS]
+    return Version(found, variant, frozenset(normal_name(each) for each in event.resources or ()))
 
 
 def undecidable_because(event: ScheduledEvent, state: State) -> str | None:
@@ -337,21 +347,34 @@ def count_view(summary: EventSummary, view: View, change: int) -> None:
     state = view.current
     for counts in (summary.reporters, *([summary.members] if view.is_member else [])):
         counts[state.value] = counts.get(state.value, 0) + change
-    if change > 0 and (view.is_member or not any(summary.members.values())):
-        is_first = not summary.first_observed_at
-        summary.first_observed_at = (
-            view.first_observed_at if is_first else min(summary.first_observed_at, view.first_observed_at)
-        )
+    version = summary.versions.setdefault(view.variant, VersionCounts(digest=view.digest))
+    version.reporters += change
+    version.members += change if view.is_named else 0
+    if change < 0:
+        return
+    summary.sole_vm_key = view.vm_key if sum(summary.reporters.values()) == 1 else None
+    if view.is_member or not any(summary.members.values()):
+        first = summary.first_observed_at or view.first_observed_at
+        summary.first_observed_at = min(first, view.first_observed_at)
         summary.observed_at = max(summary.observed_at, view.observed_at)
         if not state.is_open:
             evidence = view.evidence if not view.state.is_open else Evidence.UNKNOWN
             summary.ending = max(summary.ending, (_EVIDENCE_RANK[evidence], state.value))
 
 
+def count_again(summary: EventSummary, views: Iterable[View]) -> None:
+    """Replace the counts in *summary* by the counts of *views*, which are all views of the event."""
+    summary.members, summary.reporters, summary.versions, summary.ending = {}, {}, {}, (-1, "ended")
+    summary.first_observed_at = summary.observed_at = ""
+    for view in sorted(views, key=lambda view: not view.is_member):
+        count_view(summary, view, 1)
+
+
 def show_version(summary: EventSummary, event: ScheduledEvent, vm: VmIdentity) -> None:
     """Update *summary* with the fields of *event* (the shown version) and of *vm*."""
     summary.event_id, summary.event_type, summary.event_source = event.event_id, event.event_type, event.event_source
     summary.duration_seconds = event.duration_seconds
+    summary.shown_description = None if event.description is None else without_nul(event.description)
     if event.not_before is not None:
         summary.not_before = format_time(event.not_before)
     names = tuple(dict.fromkeys(event.resources or ()))

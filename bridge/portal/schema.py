@@ -59,7 +59,6 @@ vms = Table(
     Column("vm_key", Text, primary_key=True),
     Column("name", Text),
     Column("name_key", Text),
-    Column("region", Text),
     Column("resource_group", Text),
     Column("subscription", Text),
     Column("groups", Text),
@@ -95,15 +94,6 @@ inventory = Table(
     Index(None, "name"),
 )
 
-#: The time at which the first record of each stream arrived.
-streams = Table(
-    "streams",
-    metadata,
-    Column("vm_key", Text, primary_key=True),
-    Column("stream_id", Text, primary_key=True),
-    Column("first_received_at", String(24), nullable=False),
-)
-
 #: The newest report of an event from each VM (`bridge.portal.fleet.View`).
 event_vms = Table(
     "event_vms",
@@ -121,15 +111,12 @@ event_vms = Table(
     Index(None, "received_at"),
 )
 
-#: The distinct versions of an event that VMs report, with the number of VMs that report each version.
+#: The distinct versions of an event that VMs report.
 event_variants = Table(
     "event_variants",
     metadata,
     Column("event_key", String(32), primary_key=True),
     Column("variant", String(32), primary_key=True),
-    Column("digest", String(64), nullable=False),
-    Column("members", BigInteger, nullable=False),
-    Column("reporters", BigInteger, nullable=False),
     Column("description", Text),
     Column("body", Text, nullable=False),
 )

@@ -26,6 +26,8 @@ _TIME_SHIFT, _VERSION_7 = 80, 7
 _MOST_GROUPS = 64
 #: A VM without heartbeats is confirmed for this time after its last record.
 _CONFIRMED_SECONDS = 600.0
+#: Each start of an agent begins a stream. Only a stream that was created with a wrong clock needs its arrival.
+_MOST_STREAMS = 16
 #: The limits for the interval of heartbeats. A delayed heartbeat must not end the confirmation.
 _SHORTEST_HEARTBEAT_SECONDS, _LONGEST_HEARTBEAT_SECONDS = 30.0, 3_600.0
 
@@ -50,6 +52,8 @@ class VmState(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_at: str | None = None
     heartbeat_seconds: float | None = None
     """The time between the last two heartbeats."""
+    streams: dict[str, str] = {}
+    """The arrival of the first record of each of the newest streams."""
 
     @property
     def name_key(self) -> str | None:
@@ -80,12 +84,23 @@ def vm_key(record: TransitionRecord) -> str:
     return vm_id.lower() if vm_id else f"stream:{record.stream_id.lower()}"
 
 
-def vm_after(known: VmState | None, record: TransitionRecord, *, first_received_at: str, received_at: str) -> VmState:
+def vm_after(known: VmState | None, record: TransitionRecord, *, received_at: str) -> VmState:
     """Return the state of the VM after *record*, even if the record is late or a duplicate."""
-    position = position_of(record, first_received_at)
-    new = _vm_state_of(record, position, received_at)
-    if known is None:
-        known = new
+    streams = {} if known is None else known.streams
+    if record.stream_id not in streams:
+        streams = dict([*streams.items(), (record.stream_id, received_at)][-_MOST_STREAMS:])
+    position = position_of(record, streams[record.stream_id])
+    new = VmState(
+        vm_key=vm_key(record),
+        position=position,
+        observed_at=reported_at(record, received_at),
+        vm=record.vm,
+        labels=record.labels,
+        name=record.vm.name or None,
+        listed_at=None if record.active_event_ids is None else position,
+        active_event_ids=tuple(sorted(set(record.active_event_ids or ()))),
+    )
+    known = known or new
     newest = max(known, new, key=lambda each: each.position)
     listed = max(known, new, key=lambda each: each.listed_at or _FIRST)
     heartbeat_at, seconds = known.heartbeat_at, known.heartbeat_seconds
@@ -101,6 +116,7 @@ def vm_after(known: VmState | None, record: TransitionRecord, *, first_received_
         active_event_ids=listed.active_event_ids,
         heartbeat_at=heartbeat_at,
         heartbeat_seconds=seconds,
+        streams=streams,
     )
 
 
@@ -142,17 +158,3 @@ def _stream_milliseconds(stream_id: str, first_received_at: str) -> int:
     except ValueError:
         return received
     return min(stream.int >> _TIME_SHIFT, received) if stream.version == _VERSION_7 else received
-
-
-def _vm_state_of(record: TransitionRecord, position: Position, received_at: str) -> VmState:
-    has_list = record.active_event_ids is not None
-    return VmState(
-        vm_key=vm_key(record),
-        position=position,
-        observed_at=reported_at(record, received_at),
-        vm=record.vm,
-        labels=record.labels,
-        name=record.vm.name or None,
-        listed_at=position if has_list else None,
-        active_event_ids=tuple(sorted(set(record.active_event_ids or ()))),
-    )

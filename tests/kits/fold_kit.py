@@ -25,9 +25,9 @@ def received(records: Any) -> list[ReceivedRecord]:
     return [ReceivedRecord(record, encode(record).decode()) for record in records]
 
 
-def add(store: Store, *records: TransitionRecord, at: str = ARRIVAL) -> tuple[str, ...]:
-    """Store *records*, which arrive at the time *at*. Return the keys of the changed events."""
-    return store.write(add_records, received(records), at)
+def add(store: Store, *records: TransitionRecord, at: str = ARRIVAL) -> None:
+    """Store *records*, which arrive at the time *at*."""
+    store.write(add_records, received(records), at)
 
 
 def all_events(store: Store, *, now: str = ARRIVAL) -> dict[str, EventState]:

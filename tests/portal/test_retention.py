@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from fleet_records import NOW, fleet_record
+from fleet_records import NOW, fleet_record, stream_id_of
 from fold_kit import ARRIVAL, add, all_events
 from sqlalchemy import func, select
 
@@ -12,12 +12,13 @@ from bridge.clock import format_time
 from bridge.events.record import Transition
 from bridge.portal.audit import NewEntry, first_fault
 from bridge.portal.fleet import key_of_event_id
-from bridge.portal.schema import decisions, event_vms, records, streams, verdicts, vms
+from bridge.portal.schema import decisions, event_vms, records, verdicts, vms
 from bridge.portal.settings import LimitSettings
 from bridge.portal.store.audit import add_entries, all_entries, count
 from bridge.portal.store.decisions import NewDecision, add_decisions
 from bridge.portal.store.ingest import ReceivedRecord, add_records
 from bridge.portal.store.retention import delete_old, trim_vms
+from bridge.portal.store.vms import VmFilter, list_vms
 
 
 def rows(store, table):
@@ -67,14 +68,12 @@ def test_decisions_and_verdicts_of_deleted_events_are_deleted(store):
     assert (rows(store, decisions), rows(store, verdicts)) == (1, 1)
 
 
-def test_invented_streams_of_a_vm_count_toward_its_storage(store):
-    limits = LimitSettings(record_bytes=16_384, open_events=2)
+def test_invented_streams_of_a_vm_do_not_accumulate(store):
     for stream in range(40):
-        record = fleet_record(0, stream=stream, transition=Transition.HEARTBEAT)
         at = format_time(NOW + timedelta(seconds=stream))
-        store.write(add_records, [ReceivedRecord(record, "x")], at, limits)
-    store.write(trim_vms, most_bytes=limits.vm_bytes)
-    assert rows(store, streams) == 0
+        add(store, fleet_record(0, stream=stream, transition=Transition.HEARTBEAT), at=at)
+    [listed] = store.read(list_vms, VmFilter()).vms
+    assert list(listed.vm.streams) == [stream_id_of(0, stream) for stream in range(24, 40)]
 
 
 def test_vm_beyond_its_storage_loses_its_oldest_records_and_no_open_event(store):

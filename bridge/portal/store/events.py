@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
+from typing import Any
 
 import msgspec
 from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
 
 from bridge.clock import format_time, parse_time
+from bridge.events.record import Evidence
 from bridge.portal.fleet import (
     EventState,
     EventSummary,
+    Report,
     State,
     View,
     VmOfEvent,
@@ -134,26 +137,25 @@ def event_of(connection: Connection, key: str, *, now: str) -> EventState | None
 def events_of(connection: Connection, keys: Iterable[str], *, now: str) -> dict[str, EventState]:
     """Return the known events with *keys*, including the views of their VMs."""
     summaries = summaries_of(connection, keys)
-    versions: dict[tuple[str, str], tuple[str, str | None, str]] = {}
+    versions: dict[tuple[str, str], tuple[str | None, str]] = {}
     views: dict[str, list[VmOfEvent]] = {key: [] for key in summaries}
     groups: dict[str, list[str]] = {key: [] for key in summaries}
     for part in in_parts(list(summaries)):
         for row in connection.execute(select(event_variants).where(event_variants.c.event_key.in_(part))):
-            versions[row.event_key, row.variant] = row.digest, row.description, row.body
+            versions[row.event_key, row.variant] = row.description, row.body
         query = select(event_vms.c.event_key, event_vms.c.body, vms.c.body.label("vm"), vms.c.groups)
         query = query.add_columns(vms.c.confirmed_until).join(vms, vms.c.vm_key == event_vms.c.vm_key)
         query = query.where(event_vms.c.event_key.in_(part)).order_by(vms.c.name, vms.c.vm_key)
         for row in connection.execute(query):
             summary = summaries[row.event_key]
             view = _view_of(row.body)
-            description = versions[row.event_key, view.variant][1]
-            of_vm = _vm_of_event(view, _vm_of(row.vm), row.groups, description, is_fresh=row.confirmed_until > now)
-            views[row.event_key].append(msgspec.structs.replace(of_vm, agrees=view.digest == summary.digest))
+            description = versions[row.event_key, view.variant][0]
+            views[row.event_key].append(_vm_of_event(view, row, description, digest=summary.digest, now=now))
         names = select(event_groups).where(event_groups.c.event_key.in_(part)).order_by(event_groups.c.name)
         for row in connection.execute(names):
             groups[row.event_key].append(row.name)
     return {
-        key: _state_of(summary, versions[key, summary.variant][2], views[key], groups[key])
+        key: _state_of(summary, versions[key, summary.variant][1], views[key], groups[key])
         for key, summary in summaries.items()
     }
 
@@ -222,23 +224,18 @@ def _past_cursor(text: str) -> tuple[int, str, str]:
     return int(parts[0]), parts[1], parts[2]
 
 
-def _vm_of_event(view: View, vm: VmState, groups: str, description: str | None, *, is_fresh: bool) -> VmOfEvent:
+def _vm_of_event(view: View, row: Any, description: str | None, *, digest: str, now: str) -> VmOfEvent:
+    vm = _vm_of(row.vm)
+    reported = {name: getattr(view, name) for name in Report.__struct_fields__}
+    current = {"state": view.current, "evidence": view.evidence if view.current is view.state else Evidence.UNKNOWN}
     return VmOfEvent(
-        vm_key=view.vm_key,
+        **{**reported, **current},
         name=vm.name,
         vm=vm.vm,
-        groups=tuple(filter(None, groups.split("\n"))),
-        state=view.current,
-        evidence=view.evidence if view.current is view.state else view.evidence.UNKNOWN,
-        observed_at=view.observed_at,
-        record_id=view.record_id,
-        digest=view.digest,
+        groups=tuple(filter(None, row.groups.split("\n"))),
         description=description,
-        affects_this_vm=view.affects_this_vm,
-        measured=view.measured,
-        is_member=view.is_member,
-        is_confirmed=view.is_member and is_fresh,
-        agrees=True,
+        is_confirmed=view.is_member and row.confirmed_until > now,
+        agrees=view.digest == digest,
     )
 
 

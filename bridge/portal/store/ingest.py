@@ -6,7 +6,7 @@ affected events, sorted by key. Because all transactions use this order, they ca
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -25,21 +25,12 @@ from bridge.portal.schema import (
     names,
     properties,
     records,
-    streams,
     vms,
 )
 from bridge.portal.settings import LimitSettings
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.database import in_parts, insert, upsert
-from bridge.portal.store.fold import (
-    Change,
-    apply_changes,
-    count_again,
-    event_of_variant,
-    lock_known_events,
-    store_views,
-    views_of_vms,
-)
+from bridge.portal.store.fold import Change, apply_changes, event_of_variant, lock_events, views_of_vms
 from bridge.portal.vm_state import VmState, groups_of, places_of, position_of, reported_at, vm_after, vm_key
 from bridge.text import one_line, without_nul
 
@@ -47,7 +38,7 @@ INVENTORY = "inventory"
 """The row of `properties` with the hash of the loaded inventory."""
 _OUTCOMES = frozenset({Transition.APPROVED, Transition.APPROVAL_REFUSED, Transition.APPROVAL_FAILED})
 _REFUSED = frozenset({Transition.APPROVAL_REFUSED, Transition.APPROVAL_FAILED})
-#: The estimated size of the database rows for a record, without its text, and for a new stream.
+#: The estimated size of the database rows for a record, without its text.
 ROW_BYTES = 1_024
 _MOST_HASHES = 100
 _THIN = "-thin"
@@ -66,8 +57,11 @@ class _Vm(msgspec.Struct, kw_only=True):
     name_key: str | None = None
     owns_name: bool = False
     groups: tuple[str, ...] = ()
+    heard_at: str = ""
     open_events: int = 0
     stored_bytes: int = 0
+    is_relisted: bool = False
+    """Whether the list of active events changed."""
     must_settle: bool = False
     """Whether the name or the groups changed, so that the events of the VM must be counted again."""
 
@@ -77,59 +71,70 @@ def add_records(
     received: Sequence[ReceivedRecord],
     received_at: str,
     limits: LimitSettings = LimitSettings(),  # noqa: B008  # frozen
-) -> tuple[str, ...]:
-    """Store *received* and return the keys of the events that changed.
+) -> None:
+    """Store *received*, and update the VMs and the events.
 
     A record that is already stored can still update the state, because an agent that has lost its local state sends the
     same record again in a newer stream.
     """
-    keys = sorted({vm_key(each.record) for each in received})
-    lock_vms(connection, keys)
-    known = _known_vms(connection, keys)
+    known = lock_vms(connection, sorted({vm_key(each.record) for each in received}))
     new = _stored(connection, received, received_at, known, limits)
-    first_received = _first_received(connection, received, received_at)
-    for (key, _), first_received_at in first_received.items():
-        known[key].stored_bytes += ROW_BYTES if first_received_at == received_at else 0
-    relisted: set[str] = set()
     for each in received:
-        _add_to_vm(known[vm_key(each.record)], each.record, first_received, received_at, relisted)
-    settle(connection, known, at=received_at)
-    views = _views(connection, received, known, relisted)
-    changes = _changes(connection, received, known, views, first_received, received_at, limits)
-    groups = {key: vm.groups for key, vm in known.items()}
-    rows = [_vm_row(key, vm, received_at) for key, vm in known.items() if vm.state is not None]
-    upsert(connection, vms, rows)
-    others = {view.event_key for key, vm in known.items() if vm.must_settle for view in _open_views(connection, key)}
+        vm = known[vm_key(each.record)]
+        if each.record.transition is not Transition.TEST:
+            before = vm.state
+            vm.state = vm_after(before, each.record, received_at=received_at)
+            listed = before is not None and (before.listed_at, before.active_event_ids)
+            vm.is_relisted |= listed != (vm.state.listed_at, vm.state.active_event_ids)
+            vm.heard_at = received_at
     outcomes = [record for record in new if record.transition in _OUTCOMES]
     of_outcomes = {event_key(each.event, each.vm) for each in outcomes if each.event is not None}
-    lock_known_events(connection, sorted({each.new.event_key for each in changes} | others | of_outcomes))
-    changed = apply_changes(connection, changes, groups=groups)
-    count_again(connection, sorted(others))
+    _update(connection, known, received, at=received_at, limits=limits, also_locked=of_outcomes)
     for record in outcomes:
         _mark_refusal(connection, record)
     add_entries(connection, [_outcome(record) for record in outcomes], at=received_at)
-    return changed
 
 
-def lock_vms(connection: Connection, keys: Sequence[str]) -> None:
-    """Lock the rows of the sorted *keys*. Create the rows that do not exist."""
+def settle_again(connection: Connection, keys: Sequence[str], *, at: str) -> None:
+    """Update the names and groups of the VMs *keys*, which must be sorted, and then their open events."""
+    _update(connection, lock_vms(connection, keys), (), at=at)
+
+
+def _update(
+    connection: Connection,
+    known: Mapping[str, _Vm],
+    received: Sequence[ReceivedRecord],
+    *,
+    at: str,
+    limits: LimitSettings = LimitSettings(),  # noqa: B008  # frozen
+    also_locked: Collection[str] = (),
+) -> None:
+    _settle(connection, known, at=at)
+    views = _views(connection, received, known)
+    changes = _changes(connection, received, known, views, at, limits)
+    upsert(connection, vms, [_vm_row(key, vm, vm.state) for key, vm in known.items() if vm.state is not None])
+    again = {view.event_key for view in views.values() if view.current.is_open and known[view.vm_key].must_settle}
+    lock_events(connection, sorted({each.new.event_key for each in changes}.union(again, also_locked)))
+    apply_changes(connection, changes, recount=again)
+
+
+def lock_vms(connection: Connection, keys: Sequence[str]) -> dict[str, _Vm]:
+    """Lock the rows of the sorted *keys*, and create the rows that do not exist. Return the VMs."""
     connection.execute(insert(connection, vms).on_conflict_do_nothing(), [{"vm_key": key} for key in keys])
-    for part in in_parts(keys):
-        connection.execute(select(vms.c.vm_key).where(vms.c.vm_key.in_(part)).order_by(vms.c.vm_key).with_for_update())
-
-
-def _known_vms(connection: Connection, keys: Sequence[str]) -> dict[str, _Vm]:
     found = {key: _Vm() for key in keys}
     for part in in_parts(keys):
-        for row in connection.execute(select(vms).where(vms.c.vm_key.in_(part), vms.c.body.is_not(None))):
-            found[row.vm_key] = _Vm(
-                state=_vm_of(row.body),
-                name_key=row.name_key,
-                owns_name=row.name_key is not None and not row.is_conflict,
-                groups=tuple(filter(None, row.groups.split("\n"))),
-                open_events=row.open_events,
-                stored_bytes=row.stored_bytes,
-            )
+        query = select(vms).where(vms.c.vm_key.in_(part)).order_by(vms.c.vm_key).with_for_update()
+        for row in connection.execute(query):
+            if row.body is not None:
+                found[row.vm_key] = _Vm(
+                    state=_vm_of(row.body),
+                    name_key=row.name_key,
+                    owns_name=row.name_key is not None and not row.is_conflict,
+                    groups=tuple(filter(None, row.groups.split("\n"))),
+                    heard_at=row.heard_at,
+                    open_events=row.open_events,
+                    stored_bytes=row.stored_bytes,
+                )
     return found
 
 
@@ -177,53 +182,22 @@ def _row(each: ReceivedRecord, received_at: str) -> dict[str, Any]:
     }
 
 
-def _first_received(
-    connection: Connection, received: Sequence[ReceivedRecord], received_at: str
-) -> dict[tuple[str, str], str]:
-    found = sorted({(vm_key(each.record), each.record.stream_id) for each in received})
-    rows = [{"vm_key": key, "stream_id": stream, "first_received_at": received_at} for key, stream in found]
-    connection.execute(insert(connection, streams).on_conflict_do_nothing(), rows)
-    first: dict[tuple[str, str], str] = {}
-    for part in in_parts(found):
-        is_one = tuple_(streams.c.vm_key, streams.c.stream_id).in_(part)
-        first |= {
-            (row.vm_key, row.stream_id): row.first_received_at
-            for row in connection.execute(select(streams).where(is_one))
-        }
-    return first
-
-
-def _add_to_vm(
-    vm: _Vm, record: TransitionRecord, first: Mapping[tuple[str, str], str], received_at: str, relisted: set[str]
-) -> None:
-    if record.transition is Transition.TEST:
-        return
-    key, before = vm_key(record), vm.state
-    vm.state = vm_after(before, record, first_received_at=first[key, record.stream_id], received_at=received_at)
-    if before is None or (before.listed_at, before.active_event_ids) != (vm.state.listed_at, vm.state.active_event_ids):
-        relisted.add(key)
-
-
-def settle(connection: Connection, known: Mapping[str, _Vm], *, at: str) -> None:
+def _settle(connection: Connection, known: Mapping[str, _Vm], *, at: str) -> None:
     """Bind names to VMs, and determine the groups of each VM."""
-    has_inventory = connection.execute(select(properties.c.value).where(properties.c.name == INVENTORY)).first()
-    listed: dict[str, tuple[str, tuple[str, ...]]] = {}
-    taken: dict[str, str] = {}
     states = {key: vm.state for key, vm in known.items() if vm.state is not None}
-    if has_inventory is not None:
-        listed, taken = _inventory_of(connection, states)
+    has_inventory = connection.execute(select(properties.c.value).where(properties.c.name == INVENTORY)).first()
+    listed, taken = _inventory_of(connection, states) if has_inventory else ({}, {})
     claims: dict[str, str] = {}
     for key, reported in states.items():
         vm = known[key]
         before = vm.name_key, vm.groups
-        state = msgspec.structs.replace(reported, name=listed[key][0]) if key in listed else reported
-        vm.state = state
-        own = listed[key][1] if key in listed else () if has_inventory else groups_of(state)
-        vm.groups = tuple(without_nul(each) for each in (*own, *places_of(state)))
-        vm.name_key = vm.name_key or state.name_key
+        name, groups = listed.get(key, (reported.name, () if has_inventory else groups_of(reported)))
+        vm.state = states[key] = msgspec.structs.replace(reported, name=name)
+        vm.groups = tuple(without_nul(each) for each in (*groups, *places_of(reported)))
+        vm.name_key = vm.name_key or vm.state.name_key
         if vm.name_key is not None and vm.name_key != before[0]:
             claims[vm.name_key] = min(key, claims.get(vm.name_key, key))
-        vm.must_settle = vm.must_settle or before[1] != vm.groups or before[0] != vm.name_key
+        vm.must_settle = before != (vm.name_key, vm.groups)
     if claims:
         rows = [{"name_key": name, "vm_key": key, "bound_at": at} for name, key in sorted(claims.items())]
         connection.execute(insert(connection, names).on_conflict_do_nothing(), rows)
@@ -236,26 +210,8 @@ def settle(connection: Connection, known: Mapping[str, _Vm], *, at: str) -> None
         vm = known[key]
         owner = key if key in listed else taken.get(normal_name(state.name or ""))
         owns = (owner or owners.get(vm.name_key or "")) == key
-        vm.must_settle = vm.must_settle or owns != vm.owns_name
+        vm.must_settle |= owns != vm.owns_name
         vm.owns_name = owns
-
-
-def settle_again(connection: Connection, keys: Sequence[str], *, at: str) -> None:
-    """Update the names and groups of the VMs *keys*, and then their open events."""
-    lock_vms(connection, keys)
-    known = _known_vms(connection, keys)
-    settle(connection, known, at=at)
-    moved = {key: vm for key, vm in known.items() if vm.must_settle and vm.state is not None}
-    views = {key: _open_views(connection, key) for key in moved}
-    events_of_all = sorted({view.event_key for of_vm in views.values() for view in of_vm})
-    lock_known_events(connection, events_of_all)
-    changed = []
-    for key, vm in moved.items():
-        changed += [_with_name(connection, view, None, vm) for view in views[key]]
-        columns = _vm_columns(key, vm)
-        connection.execute(vms.update().where(vms.c.vm_key == key).values(**columns))
-    store_views(connection, changed)
-    count_again(connection, events_of_all)
 
 
 def _inventory_of(
@@ -275,7 +231,7 @@ def _inventory_of(
 
 
 def _views(
-    connection: Connection, received: Sequence[ReceivedRecord], known: Mapping[str, _Vm], relisted: set[str]
+    connection: Connection, received: Sequence[ReceivedRecord], known: Mapping[str, _Vm]
 ) -> dict[tuple[str, str], View]:
     """Return the stored views that the records can change."""
     pairs = sorted(
@@ -288,13 +244,12 @@ def _views(
     found: list[View] = []
     for part in in_parts(pairs):
         found += views_of_vms(connection, tuple_(event_vms.c.event_key, event_vms.c.vm_key).in_(part))
-    of_all = sorted(relisted | {key for key, vm in known.items() if vm.must_settle})
+    of_all = sorted(key for key, vm in known.items() if vm.is_relisted or vm.must_settle)
     for keys in in_parts(of_all):
         found += views_of_vms(connection, event_vms.c.vm_key.in_(keys) & event_vms.c.is_open.is_(True))
-    for key in sorted(relisted):
-        state = known[key].state
-        ids = [without_nul(each) for each in (() if state is None else state.active_event_ids)]
-        for some in in_parts(ids):
+    for key, vm in known.items():
+        ids = vm.state.active_event_ids if vm.is_relisted and vm.state is not None else ()
+        for some in in_parts([without_nul(each) for each in ids]):
             found += views_of_vms(connection, (event_vms.c.vm_key == key) & event_vms.c.event_id.in_(some))
     return {(view.event_key, view.vm_key): view for view in found}
 
@@ -304,7 +259,6 @@ def _changes(  # noqa: PLR0917  # one call
     received: Sequence[ReceivedRecord],
     known: Mapping[str, _Vm],
     before: Mapping[tuple[str, str], View],
-    first_received: Mapping[tuple[str, str], str],
     received_at: str,
     limits: LimitSettings,
 ) -> list[Change]:
@@ -312,15 +266,16 @@ def _changes(  # noqa: PLR0917  # one call
     reported: dict[tuple[str, str], ScheduledEvent] = {}
     for each in received:
         record = each.record
-        if record.event is None or not record.transition.is_by_azure:
+        state = known[vm_key(record)].state
+        if record.event is None or state is None or not record.transition.is_by_azure:
             continue
-        key = event_key(record.event, record.vm), vm_key(record)
-        position = position_of(record, first_received[key[1], record.stream_id])
+        key = event_key(record.event, record.vm), state.vm_key
+        position = position_of(record, state.streams.get(record.stream_id, received_at))
         view = view_after(after.get(key), record, record.event, position, reported_at(record, received_at))
         if view.position == position:
             reported[key] = record.event
         after[key] = view
-    others = _reported_by_others(connection, [key for key in reported if key not in before])
+    others = _reported_by_others(connection, {event for event, vm in reported if (event, vm) not in before})
     changes = []
     for key, view in sorted(after.items()):
         vm, old = known[key[1]], before.get(key)
@@ -340,7 +295,7 @@ def _changes(  # noqa: PLR0917  # one call
             vm.open_events += new.current.is_open - (0 if old is None else old.current.is_open)
             if old is None or old.variant != new.variant:
                 vm.stored_bytes += ROW_BYTES
-            changes.append(Change(old=old, new=new, event=event, is_thin=is_thin))
+            changes.append(Change(old=old, new=new, groups=vm.groups, event=event, is_thin=is_thin))
     return changes
 
 
@@ -355,15 +310,11 @@ def _with_name(connection: Connection, view: View, event: ScheduledEvent | None,
     return msgspec.structs.replace(view, owned_name=name, is_named=is_named)
 
 
-def _reported_by_others(connection: Connection, keys: Iterable[tuple[str, str]]) -> set[str]:
+def _reported_by_others(connection: Connection, keys: Collection[str]) -> set[str]:
     found: set[str] = set()
-    for part in in_parts(sorted({event for event, _ in keys})):
+    for part in in_parts(sorted(keys)):
         found |= set(connection.execute(select(events.c.event_key).where(events.c.event_key.in_(part))).scalars())
     return found
-
-
-def _open_views(connection: Connection, key: str) -> list[View]:
-    return views_of_vms(connection, (event_vms.c.vm_key == key) & event_vms.c.is_open.is_(True))
 
 
 def _mark_refusal(connection: Connection, record: TransitionRecord) -> None:
@@ -395,31 +346,21 @@ def _outcome(record: TransitionRecord) -> NewEntry:
     )
 
 
-def _vm_row(key: str, vm: _Vm, received_at: str) -> dict[str, Any]:
-    assert vm.state is not None  # noqa: S101  # the caller checks
-    return {
-        "vm_key": key,
-        **_vm_columns(key, vm),
-        "heard_at": received_at,
-        "confirmed_until": vm.state.confirmed_until(received_at),
-        "open_events": max(0, vm.open_events),
-        "stored_bytes": vm.stored_bytes,
-    }
-
-
-def _vm_columns(key: str, vm: _Vm) -> dict[str, Any]:
-    state = vm.state
-    assert state is not None  # noqa: S101  # the caller checks
+def _vm_row(key: str, vm: _Vm, state: VmState) -> dict[str, Any]:
     name = state.name or key
     search = (name, key, state.vm.location or "", state.vm.resource_group or "", *vm.groups)
     return {
+        "vm_key": key,
         "name": without_nul(name).casefold(),
         "name_key": vm.name_key,
-        "region": without_nul((state.vm.location or "").casefold()),
         "resource_group": without_nul((state.vm.resource_group or "").casefold()),
         "subscription": without_nul((state.vm.subscription_id or "").casefold()),
         "groups": "\n".join(["", *vm.groups, ""]),
         "search": without_nul("\n".join(search)).casefold(),
         "is_conflict": not vm.owns_name and vm.name_key is not None,
+        "heard_at": vm.heard_at,
+        "confirmed_until": state.confirmed_until(vm.heard_at),
+        "open_events": max(0, vm.open_events),
+        "stored_bytes": vm.stored_bytes,
         "body": msgspec.json.encode(state).decode(),
     }

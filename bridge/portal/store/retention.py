@@ -5,8 +5,8 @@ from __future__ import annotations
 from sqlalchemy import Connection, delete, exists, func, select, update
 
 from bridge.clock import parse_time
-from bridge.portal.schema import decisions, event_vms, events, names, records, streams, verdicts, vms
-from bridge.portal.store.fold import count_again
+from bridge.portal.schema import decisions, event_vms, events, names, records, verdicts, vms
+from bridge.portal.store.fold import apply_changes
 from bridge.portal.store.ingest import ROW_BYTES
 
 #: A transaction that deletes more rows would block the records of agents for too long.
@@ -27,7 +27,7 @@ def delete_old(connection: Connection, *, before: str) -> bool:
     silent = select(vms.c.vm_key).where(vms.c.heard_at < before).order_by(vms.c.vm_key).limit(_ROWS)
     gone = list(connection.execute(silent.with_for_update()).scalars())
     if gone:
-        for table in (names, streams, vms):
+        for table in (names, vms):
             connection.execute(delete(table).where(table.c.vm_key.in_(gone)))
     expired = _delete_of_deleted_events(connection, before)
     return _ROWS in (len(old), views, len(gone), expired)
@@ -54,7 +54,7 @@ def _delete_of_deleted_events(connection: Connection, before: str) -> int:
 
 
 def trim_vms(connection: Connection, *, most_bytes: int) -> None:
-    """Delete old records, streams, and ended events of VMs with more than *most_bytes*."""
+    """Delete old records and ended events of VMs with more than *most_bytes*."""
     over = select(vms.c.vm_key).where(vms.c.stored_bytes >= most_bytes).order_by(vms.c.vm_key).limit(_ROWS)
     for key in list(connection.execute(over.with_for_update()).scalars()):
         size = func.coalesce(func.sum(func.length(records.c.body) + ROW_BYTES), 0)
@@ -70,8 +70,6 @@ def trim_vms(connection: Connection, *, most_bytes: int) -> None:
             count -= views
             if not rows and not views:
                 break
-        kept = select(records.c.stream_id).where(records.c.vm_key == key)
-        connection.execute(delete(streams).where(streams.c.vm_key == key, streams.c.stream_id.not_in(kept)))
         new = stored + count * ROW_BYTES
         connection.execute(update(vms).where(vms.c.vm_key == key).values(stored_bytes=new))
 
@@ -82,5 +80,5 @@ def _delete_views(connection: Connection, where: object) -> int:
     for row in rows:
         is_row = (event_vms.c.event_key == row.event_key) & (event_vms.c.vm_key == row.vm_key)
         connection.execute(delete(event_vms).where(is_row))
-    count_again(connection, sorted({row.event_key for row in rows}))
+    apply_changes(connection, (), recount={row.event_key for row in rows})
     return len(rows)

@@ -30,7 +30,7 @@ from bridge.portal.store.decisions import (
 )
 from bridge.portal.store.event_details import verdicts_of
 from bridge.portal.store.events import event_of, events_of
-from bridge.portal.store.fold import lock_known_events
+from bridge.portal.store.fold import lock_events
 from bridge.portal.store.users import barred_people
 from bridge.portal.store.vms import vms_of_groups
 from bridge.portal.verdicts import (
@@ -96,7 +96,7 @@ def add_verdicts(
     """
     at, names = format_time(now), confirmed or {}
     keys = sorted({each.event_key for each in new})
-    lock_known_events(connection, keys)
+    lock_events(connection, keys)
     found, said = events_of(connection, keys, now=at), _counting(connection, keys)
     accepted: list[tuple[AcceptedVerdict, Sequence[NewDecision]]] = []
     results: list[AcceptedVerdict | VerdictRefused] = []
@@ -150,7 +150,7 @@ def withdraw(
     if key is None:
         raise VerdictRefused("This verdict does not exist.", status=404)
     at = format_time(now)
-    lock_known_events(connection, [key])
+    lock_events(connection, [key])
     event = _allowed(connection, event_of(connection, key, now=at), allow)
     verdict = next(each for each in verdicts_of(connection, [key]) if each.verdict_id == verdict_id)
     lifts, needed = lift(verdict, by, barred_people(connection), at=at, required=required)
