@@ -41,7 +41,7 @@ from bridge.portal.store.events import (
     records_by_id,
     records_of,
 )
-from bridge.portal.store.open_events import collapsed, list_open
+from bridge.portal.store.open_events import collapsed, list_lines
 from bridge.portal.store.verdicts import UNKNOWN_EVENT, AcceptedVerdict, VerdictRefused
 from bridge.portal.store.vms import ListedVm, VmFilter, list_vms
 from bridge.portal.users import Person
@@ -93,7 +93,7 @@ async def _events(site: Site, request: Request) -> Response:
     limit = whole_number(request.query_params, "limit", PAGE, lowest=1, highest=_MOST)
     state, group, cursor, now = _state(request), group_of(request), cursor_of(request), site.now()
     wanted = EventFilter(groups=(group,) if group else (), states=_OVER if state == "over" else ())
-    listing = list_open if state == "open" else list_events
+    listing = partial(list_lines, has_waves=False) if state == "open" else list_events
     page = await site.store.read(listing, wanted, now=now, limit=limit, cursor=cursor)
     alone = await site.store.read(collapsed, wanted, now=now) if state == "open" else []
     events = await site.store.read(events_of, page.keys, now=now)

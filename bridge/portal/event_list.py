@@ -19,16 +19,8 @@ from bridge.events.event import ADVISORY_EVENT_TYPES
 from bridge.portal.fleet import EventSummary, State
 from bridge.portal.requests import RequestRefused, group_of, text_of
 from bridge.portal.sentences import STATE_WORDS, effect_of
-from bridge.portal.store.events import DECISIONS, EventFilter, EventPage, list_events, summaries_of, visible_keys
-from bridge.portal.store.open_events import (
-    Line,
-    LinePage,
-    collapsed,
-    count_open,
-    filter_values,
-    list_lines,
-    list_open,
-)
+from bridge.portal.store.events import DECISIONS, EventFilter, Line, list_events, summaries_of, visible_keys
+from bridge.portal.store.open_events import collapsed, count_open, filter_values, list_lines
 from bridge.portal.users import Person
 from bridge.text import without_nul
 
@@ -184,9 +176,7 @@ def read_list(
     at, wanted = format_time(now), query.filter(person)
     announced = replace(wanted, states=wanted.states or ANNOUNCED)
     if query.state and not State(query.state).is_open:
-        past = list_events(connection, announced, now=at, limit=PAGE, cursor=cursor)
-        lines = tuple(map(_line_of, past.events))
-        page = LinePage(lines=lines, total=past.total, events=past.total, first=past.first, cursor=past.cursor)
+        page = list_events(connection, announced, now=at, limit=PAGE, cursor=cursor)
     else:  # these filters look for single events, which a wave would hide
         has_waves = not (query.q or query.decision or query.soon)
         page = list_lines(connection, announced, now=at, limit=PAGE, cursor=cursor, has_waves=has_waves)
@@ -194,9 +184,9 @@ def read_list(
     started = list_lines(connection, replace(any_decision, states=(State.STARTED,)), now=at, limit=_FEW)
     over: list[Line] = []
     if not query.state and cursor is None:
-        ended = list_events(connection, replace(any_decision, states=OVER), now=at, limit=PAGE).events
+        ended = list_events(connection, replace(any_decision, states=OVER), now=at, limit=PAGE).lines
         oldest = format_time(now - _HOUR)
-        over = [_line_of(each) for each in ended if each.observed_at >= oldest][:_FEW]
+        over = [each for each in ended if each.event.observed_at >= oldest][:_FEW]
 
     def rows(lines: Iterable[Line]) -> list[dict[str, object]]:
         return [_row(each, now=now, required=required) for each in lines]
@@ -215,23 +205,18 @@ def read_list(
 
 def read_selection(
     connection: Connection, waves: Iterable[str], keys: Sequence[str], person: Person, *, now: str, limit: int
-) -> EventPage:
-    """Return the announced events in *waves* or with *keys*, within the scope of *person*."""
+) -> tuple[list[EventSummary], int]:
+    """Return announced events in *waves* or with *keys* that *person* may see, and their number."""
     found: dict[str, EventSummary] = {}
     total = 0
     for wave in waves:
         wanted = EventFilter(wave=without_nul(wave), scope=person.scope)
-        page = list_open(connection, wanted, now=now, limit=limit)
-        found |= {each.key: each for each in page.events}
-        total += page.total - len(page.events)
+        page = list_lines(connection, wanted, now=now, limit=limit)
+        found |= {each.event.key: each.event for each in page.lines}
+        total += page.total - len(page.lines)
     visible = visible_keys(connection, keys, person.scope)
     found |= {key: each for key, each in summaries_of(connection, visible).items() if each.state is State.SCHEDULED}
-    shown = tuple(found.values())[:limit]
-    return EventPage(events=shown, total=total + len(found), first=1, cursor=None)
-
-
-def _line_of(event: EventSummary) -> Line:
-    return Line(event=event, decision=None, decided_by="", needed=0, is_refused=False, wave=None)
+    return list(found.values())[:limit], total + len(found)
 
 
 def _menus(connection: Connection, person: Person) -> dict[str, list[str]]:

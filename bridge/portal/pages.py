@@ -140,8 +140,8 @@ async def chosen(site: Site, request: Request, person: Person) -> Response:
         raise RequestRefused(400, "The URL must contain a verdict and the keys of events.")
     waves, now = request.query_params.getlist("wave"), site.now()
     if waves and verdict == Choice.HOLD.value:
-        page = await site.store.read(read_selection, waves, keys, person, now=now, limit=_MOST_HELD)
-        return site.login.page(request, person, "wave.html", page=page)
+        events, total = await site.store.read(read_selection, waves, keys, person, now=now, limit=_MOST_HELD)
+        return site.login.page(request, person, "wave.html", events=events, total=total)
     found = await site.store.read(event_details_of, keys, now=now)
     views = [_view(site, details, person) for details in found if person.may_see(details.event)]
     possible = [view for view in views if getattr(view.buttons, verdict)]

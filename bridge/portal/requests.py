@@ -31,7 +31,7 @@ MOST_ROWS = 10**9
 KEY = re.compile("[0-9a-f]{32}")
 DIGEST = re.compile("[0-9a-f]{64}")
 _GROUP = re.compile(r"(resource_group|labels\.[^:\n]{1,256}):[^\n]{0,1024}")
-_CURSOR = re.compile("([0-9T:.Z-]{1,24}~)?[0-9]{1,9}~([01]~)?[0-9T:.Z-]{1,24}~[0-9a-f]{32}")
+_CURSOR = re.compile("[0-9]{1,9}(~[0-9T:.Z-]{1,24}~[01])?~[0-9T:.Z-]{1,24}~[0-9a-f]{32}")
 #: The pages to which a login can redirect.
 _NEXT = re.compile(r"/(timeline|agents|audit|events/[0-9a-f]{32})?")
 

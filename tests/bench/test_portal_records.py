@@ -22,7 +22,7 @@ from bridge.events.record import Transition
 from bridge.portal.fleet import State
 from bridge.portal.store.database import Store
 from bridge.portal.store.events import EventFilter, list_events
-from bridge.portal.store.open_events import collapsed, count_open, list_lines, list_open
+from bridge.portal.store.open_events import collapsed, count_open, list_lines
 from bridge.portal.store.vms import VmFilter, list_vms
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(600)]
@@ -133,10 +133,10 @@ def test_pages_of_a_fleet_take_little_cpu(store, figure):
         add(store, fleet_record(vm, sequence=PAST + 1, event_id=f"open-{number}", resources=(f"vm_{vm}",), **fields))
     scoped = EventFilter(scope=("labels.team:t3",))
     queries = {
-        "open": lambda c: list_open(c, EventFilter(), now=ARRIVAL, limit=50),
+        "open": lambda c: list_lines(c, EventFilter(), now=ARRIVAL, limit=50, has_waves=False),
         "lines": lambda c: list_lines(c, EventFilter(), now=ARRIVAL, limit=50),
-        "open in scope": lambda c: list_open(c, scoped, now=ARRIVAL, limit=50),
-        "open by text": lambda c: list_open(c, EventFilter(text="vm_77"), now=ARRIVAL, limit=50),
+        "open in scope": lambda c: list_lines(c, scoped, now=ARRIVAL, limit=50),
+        "open by text": lambda c: list_lines(c, EventFilter(text="vm_77"), now=ARRIVAL, limit=50),
         "counts": lambda c: count_open(c, EventFilter(), now=ARRIVAL),
         "collapsed": lambda c: collapsed(c, EventFilter(), now=ARRIVAL),
         "a week of past events": lambda c: list_events(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
+from functools import partial
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -23,7 +24,7 @@ from bridge.portal.store.audit import entries
 from bridge.portal.store.database import Store, StoreUnavailable, epoch
 from bridge.portal.store.events import EventFilter, list_events
 from bridge.portal.store.ingest import ReceivedRecord, add_records
-from bridge.portal.store.open_events import list_open
+from bridge.portal.store.open_events import list_lines
 
 AT = "2026-11-20T11:30:00.000Z"
 
@@ -166,19 +167,19 @@ def test_events_are_listed_page_by_page_and_by_state_and_group(store):
         for number in range(50)
     ]
     store.write(add_records, received(records), AT)
-    for listing in (list_events, list_open):
+    for listing in (list_events, partial(list_lines, has_waves=False)):
         seen, cursor = [], None
         while True:
             page = store.read(listing, EventFilter(), now=AT, limit=7, cursor=cursor)
             assert (page.total, page.first) == (50, len(seen) + 1)
-            seen += [event.event_id for event in page.events]
+            seen += [line.event.event_id for line in page.lines]
             cursor = page.cursor
             if cursor is None:
                 break
         assert sorted(seen) == sorted(record.event.event_id for record in records)
 
     def total(**wanted):
-        return store.read(list_open, EventFilter(**wanted), now=AT, limit=1).total
+        return store.read(list_lines, EventFilter(**wanted), now=AT, limit=1).events
 
     assert total(groups=("labels.team:a%b_c",)) == 17
     assert total(groups=("labels.team:a%",)) == 0

@@ -33,7 +33,6 @@ from bridge.portal.vm_state import VmState
 
 PAGE = 100
 _SOON = timedelta(minutes=10)
-_PAST_PARTS, MOST_DIGITS = 3, 9
 _summary_of = msgspec.json.Decoder(EventSummary).decode
 _view_of = msgspec.json.Decoder(View).decode
 _vm_of = msgspec.json.Decoder(VmState).decode
@@ -65,20 +64,50 @@ class EventFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Only the announced events of this wave (`Wave.key`)."""
 
 
-class EventPage(msgspec.Struct, frozen=True, kw_only=True):
-    """One page of events, with its place in the whole list."""
+class Wave(msgspec.Struct, frozen=True, kw_only=True):
+    """Announced events of one type, region, and hour."""
 
-    events: tuple[EventSummary, ...]
+    key: str
+    """The value of `EventFilter.wave`."""
+    events: int
+    vms: int
+    """The total number of names in the Resources of these events."""
+    decisions: dict[str, int]
+    """The number of events for each value of `DECISIONS`. A value without events is left out."""
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the first page: one event, or one wave."""
+
+    event: EventSummary
+    """The event, or the event of the wave that Azure starts first."""
+    decision: str | None = None
+    """One of `DECISIONS` except ``refused``, or None if the event is no longer announced and was never held."""
+    decided_by: str = ""
+    """The names of the people behind the decision."""
+    needed: int = 0
+    """The number of people who must still approve."""
+    is_refused: bool = False
+    wave: Wave | None = None
+
+
+class LinePage(msgspec.Struct, frozen=True, kw_only=True):
+    """One page of lines, with its place in the whole list."""
+
+    lines: tuple[Line, ...]
     total: int
+    """The number of lines in the whole list."""
+    events: int
+    """The number of events in the whole list."""
     first: int
-    """The position of the first event of this page in the whole list, counted from 1."""
+    """The position of the first line of this page in the whole list, counted from 1."""
     cursor: str | None
     """The cursor of the next page, or None on the last page."""
 
     @property
     def keys(self) -> list[str]:
         """Return the keys of the events."""
-        return [each.key for each in self.events]
+        return [each.event.key for each in self.lines]
 
 
 def list_events(
@@ -90,7 +119,7 @@ def list_events(
     cursor: str | None = None,
     since: str | None = None,
     until: str | None = None,
-) -> EventPage:
+) -> LinePage:
     """Return a page of open and past events, newest first, from *since* to *until*."""
     where = [*conditions(wanted, now=now), events.c.body.is_not(None)]
     where += [events.c.first_observed_at >= since] if since is not None else []
@@ -98,7 +127,7 @@ def list_events(
     total = int(connection.execute(select(func.count()).select_from(events).where(*where)).scalar_one())
     first = 1
     if cursor is not None:
-        first, at, key = _past_cursor(cursor)
+        first, at, key = cursor_parts(cursor, 3)
         is_same = (events.c.first_observed_at == at) & (events.c.event_key > key)
         where.append(or_(events.c.first_observed_at < at, is_same))
     query = select(events.c.body).where(*where).order_by(events.c.first_observed_at.desc(), events.c.event_key)
@@ -106,7 +135,8 @@ def list_events(
     page, following = found[:limit], None
     if len(found) > limit:
         following = f"{first + len(page)}~{page[-1].first_observed_at}~{page[-1].key}"
-    return EventPage(events=tuple(page), total=total, first=first, cursor=following)
+    lines = tuple(Line(event=each) for each in page)
+    return LinePage(lines=lines, total=total, events=total, first=first, cursor=following)
 
 
 def summaries_of(connection: Connection, keys: Iterable[str]) -> dict[str, EventSummary]:
@@ -217,11 +247,12 @@ def is_decision(decision: str, now: str) -> ColumnElement[bool]:
     return and_(events.c.decision == decision, is_valid)
 
 
-def _past_cursor(text: str) -> tuple[int, str, str]:
+def cursor_parts(text: str, count: int) -> tuple[Any, ...]:
+    """Return the position and the other parts of a cursor, which has *count* parts (`form_fields.cursor_of`)."""
     parts = text.split("~")
-    if len(parts) != _PAST_PARTS or not parts[0].isdecimal() or len(parts[0]) > MOST_DIGITS:
+    if len(parts) != count:
         raise RequestRefused(400, "The cursor must come from an earlier page.")
-    return int(parts[0]), parts[1], parts[2]
+    return int(parts[0]), *parts[1:]
 
 
 def _vm_of_event(view: View, row: Any, description: str | None, *, digest: str, now: str) -> VmOfEvent:

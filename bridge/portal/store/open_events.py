@@ -16,16 +16,17 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, case, func, or_, select
 
 from bridge.portal.fleet import EventSummary
-from bridge.portal.requests import RequestRefused
 from bridge.portal.schema import event_groups, events, vms
 from bridge.portal.store.database import escaped_like, in_parts
 from bridge.portal.store.events import (
     DECISIONS,
-    MOST_DIGITS,
     PAGE,
     EventFilter,
-    EventPage,
+    Line,
+    LinePage,
+    Wave,
     conditions,
+    cursor_parts,
     is_decision,
     is_soon,
 )
@@ -34,7 +35,6 @@ from bridge.portal.store.events import (
 _MOST_ALONE = 2
 #: A wave with at least this number of events has one line.
 _LEAST_OF_WAVE = 5
-_CURSOR_PARTS = 5
 _REVERSED = str.maketrans("0123456789", "9876543210")
 _summary_of = msgspec.json.Decoder(EventSummary).decode
 
@@ -63,62 +63,12 @@ class Numbers(msgspec.Struct, frozen=True, kw_only=True):
     counts: EventCounts
 
 
-class Wave(msgspec.Struct, frozen=True, kw_only=True):
-    """Announced events of one type, region, and hour."""
-
-    key: str
-    """The value of `EventFilter.wave`."""
-    events: int
-    vms: int
-    """The total number of names in the Resources of these events."""
-    decisions: dict[str, int]
-    """The number of events for each value of `DECISIONS`. A value without events is left out."""
-
-
-class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of the first page: one event, or one wave."""
-
-    event: EventSummary
-    """The event, or the event of the wave that Azure starts first."""
-    decision: str | None
-    """One of `DECISIONS` except ``refused``, or None if the event is no longer announced and was never held."""
-    decided_by: str
-    """The names of the people behind the decision."""
-    needed: int
-    """The number of people who must still approve."""
-    is_refused: bool
-    wave: Wave | None
-
-
-class LinePage(msgspec.Struct, frozen=True, kw_only=True):
-    """One page of lines, with its place in the whole list."""
-
-    lines: tuple[Line, ...]
-    total: int
-    """The number of lines in the whole list."""
-    events: int
-    """The number of events in the whole list."""
-    first: int
-    """The position of the first line of this page in the whole list, counted from 1."""
-    cursor: str | None
-    """The cursor of the next page, or None on the last page."""
-
-
 class Collapsed(msgspec.Struct, frozen=True, kw_only=True):
     """A VM that is the only reporter of more than two open events."""
 
     vm_key: str
     name: str
     count: int
-
-
-def list_open(
-    connection: Connection, wanted: EventFilter, *, now: str, limit: int = PAGE, cursor: str | None = None
-) -> EventPage:
-    """Return a page of open events in the order in which Azure starts them."""
-    page = list_lines(connection, wanted, now=now, limit=limit, cursor=cursor, has_waves=False)
-    found = tuple(each.event for each in page.lines)
-    return EventPage(events=found, total=page.total, first=page.first, cursor=page.cursor)
 
 
 def list_lines(
@@ -135,7 +85,9 @@ def list_lines(
     A wave of at least five events is shown as one line, unless *wanted* selects the wave. The cursor contains the time
     at which the first page was read, so that all pages have the same order.
     """
-    at, first, place = (now, 1, None) if cursor is None else _open_cursor(cursor)
+    at, first, place = now, 1, None
+    if cursor is not None:
+        first, at, *place = cursor_parts(cursor, 5)
     where = [*conditions(wanted, now=now), events.c.is_open.is_(True), is_not_collapsed(wanted)]
     decision = case(*((is_decision(each, now), each) for each in DECISIONS[:-1]), else_=None)
     columns = (events.c.event_key, events.c.sort_at, events.c.wave, events.c.vm_count, decision.label("decision"))
@@ -144,11 +96,11 @@ def list_lines(
     lines: dict[str, list[Any]] = {}
     for row in sorted(rows, key=lambda row: _place(row, at)):
         lines.setdefault(row.wave if sizes[row.wave] >= _LEAST_OF_WAVE else row.event_key, []).append(row)
-    left = [each for each in lines.values() if place is None or _place(each[0], at) > place]
+    left = [each for each in lines.values() if place is None or _place(each[0], at) > tuple(place)]
     shown = _lines_of(connection, left[:limit])
     following = None
     if len(left) > limit:
-        following = "~".join([at, str(first + limit), *_place(left[limit - 1][0], at)])
+        following = "~".join([str(first + limit), at, *_place(left[limit - 1][0], at)])
     return LinePage(lines=shown, total=len(lines), events=len(rows), first=first, cursor=following)
 
 
@@ -242,11 +194,3 @@ def filter_values(connection: Connection, prefix: str, *, scope: tuple[str, ...]
     matches = event_groups.c.name.like(f"{escaped_like(prefix)}%", escape="\\")
     query = select(event_groups.c.name).distinct().where(matches, event_groups.c.event_key.in_(is_open))
     return list(connection.execute(query.order_by(event_groups.c.name).limit(limit)).scalars())
-
-
-def _open_cursor(text: str) -> tuple[str, int, tuple[str, str, str]]:
-    parts = text.split("~")
-    if len(parts) != _CURSOR_PARTS or not parts[1].isdecimal() or len(parts[1]) > MOST_DIGITS:
-        raise RequestRefused(400, "The cursor must come from an earlier page.")
-    at, first, is_past, sort_at, key = parts
-    return at, int(first), (is_past, sort_at, key)
