@@ -142,7 +142,10 @@ def _kept(event: ScheduledEvent, *, is_thin: bool) -> ScheduledEvent:
 
 
 def _choose(connection: Connection, event: _Event, *, must_count: bool) -> None:
-    """Choose the version of the event to show. If its digest changes, determine the members again."""
+    """Choose the version of the event to show.
+
+    If its digest changes, determine the members again.
+    """
     summary = event.summary
     of_event = event_vms.c.event_key == summary.key
     if must_count:
@@ -168,7 +171,10 @@ def _choose(connection: Connection, event: _Event, *, must_count: bool) -> None:
 
 
 def _groups_of(connection: Connection, summary: EventSummary) -> set[str]:
-    """Delete the groups of the event, and return the groups of its members, or of all VMs if it has no member."""
+    """Delete the groups of the event, and return its current groups.
+
+    These are the groups of its members, or of all VMs if it has no member.
+    """
     connection.execute(delete(event_groups).where(event_groups.c.event_key == summary.key))
     query = select(vms.c.groups).distinct().join(event_vms, event_vms.c.vm_key == vms.c.vm_key)
     query = query.where(event_vms.c.event_key == summary.key)

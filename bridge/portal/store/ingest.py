@@ -96,7 +96,7 @@ def add_records(
 
 
 def settle_again(connection: Connection, keys: Sequence[str], *, at: str) -> None:
-    """Update the names and groups of the VMs *keys*, which must be sorted, and then their open events."""
+    """Update the names and groups of the VMs with the sorted *keys*, and their open events."""
     _update(connection, lock_vms(connection, keys), (), at=at)
 
 
@@ -119,7 +119,7 @@ def _update(
 
 
 def lock_vms(connection: Connection, keys: Sequence[str]) -> dict[str, _Vm]:
-    """Lock the rows of the sorted *keys*, and create the rows that do not exist. Return the VMs."""
+    """Lock the rows of the sorted *keys*, create missing rows, and return the VMs."""
     connection.execute(insert(connection, vms).on_conflict_do_nothing(), [{"vm_key": key} for key in keys])
     found = {key: _Vm() for key in keys}
     for part in in_parts(keys):
