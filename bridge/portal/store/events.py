@@ -248,7 +248,7 @@ def is_decision(decision: str, now: str) -> ColumnElement[bool]:
 
 
 def cursor_parts(text: str, count: int) -> tuple[Any, ...]:
-    """Return the position and the other parts of a cursor that `form_fields.cursor_of` accepted."""
+    """Return the position and the other parts of a cursor that `requests.cursor_of` accepted."""
     parts = text.split("~")
     if len(parts) != count:
         raise RequestRefused(400, "The cursor must come from an earlier page.")
