@@ -206,7 +206,7 @@ def read_list(
 def read_selection(
     connection: Connection, waves: Iterable[str], keys: Sequence[str], person: Person, *, now: str, limit: int
 ) -> tuple[list[EventSummary], int]:
-    """Return announced events in *waves* or with *keys* that *person* may see, and their number."""
+    """Return announced events in *waves* or with *keys*, and their number."""
     found: dict[str, EventSummary] = {}
     total = 0
     for wave in waves:
