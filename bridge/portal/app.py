@@ -29,7 +29,7 @@ from bridge.portal.metrics import PortalMetrics
 from bridge.portal.notifying import NotificationSender
 from bridge.portal.pending_decisions import PendingDecisions
 from bridge.portal.poll import PREFIX, LongPoll
-from bridge.portal.requests import RequestRefused, error_answer
+from bridge.portal.requests import RETRY_AFTER_SECONDS, RequestRefused, error_answer
 from bridge.portal.server_sent_events import LiveUpdates
 from bridge.portal.settings import PortalSettings
 from bridge.portal.signing import PortalKey
@@ -116,8 +116,7 @@ class Application:
         handlers: dict[Any, Any] = {
             404: self._not_found,
             405: _not_allowed,
-            RequestRefused: _refused,
-            VerdictRefused: api.verdict_refused,
+            RequestRefused: self._refused,
             StoreUnavailable: self._unavailable,
             Exception: _failed,
         }
@@ -223,16 +222,27 @@ class Application:
         )
 
     async def _not_found(self, request: Request, _error: Exception) -> Response:
-        is_page = "text/html" in request.headers.get("accept", "") and not request.url.path.startswith(_ROOT)
+        is_page = "text/html" in request.headers.get("accept", "") and _is_page(request)
         return await self._site.login.not_found(request) if is_page else error_answer(404, _NOTHING_HERE)
 
-    async def _unavailable(self, _request: Request, error: Exception) -> Response:
+    async def _refused(self, request: Request, error: Any) -> Response:
+        if _is_page(request):
+            return self._site.login.refused(request, error)
+        if isinstance(error, VerdictRefused):
+            return await api.verdict_refused(request, error)
+        return error_answer(error.status, str(error), ends=error.status in _CLOSING)
+
+    async def _unavailable(self, request: Request, error: Exception) -> Response:
         self._log.problem("store", logging.ERROR, f"A request failed, because the database is not available: {error}")
-        return error_answer(503, "The database is not available.")
+        if not _is_page(request):
+            return error_answer(503, "The database is not available.")
+        answer = self._site.login.problem(request, 503, "The database is not available. Try again in a moment.")
+        answer.headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
+        return answer
 
 
-async def _refused(_request: Request, error: Any) -> Response:
-    return error_answer(error.status, str(error), ends=error.status in _CLOSING)
+def _is_page(request: Request) -> bool:
+    return not request.url.path.startswith((_ROOT, "/live", "/static"))
 
 
 async def _not_allowed(_request: Request, error: Any) -> Response:

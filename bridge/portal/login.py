@@ -1,9 +1,11 @@
-"""Serves login and error pages, and requires login for other pages."""
+"""Serves login and error pages, and requires login for other pages.
+
+`bridge.portal.app` converts the exceptions of all routes to responses.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import quote
@@ -12,18 +14,16 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from bridge.clock import Clock
-from bridge.errors import BridgeError, SecretUnavailable
-from bridge.logs import ThrottledLog
+from bridge.errors import BridgeError
 from bridge.portal.addresses import address_of
 from bridge.portal.oidc import LoginRefused
+from bridge.portal.oidc_sessions import OidcSessions
 from bridge.portal.rendering import SECURITY_HEADERS, Renderer
 from bridge.portal.requests import Form, RequestRefused, form_of, headers_of, one, own_page
 from bridge.portal.server_sent_events import LiveUpdates
 from bridge.portal.store.database import StoreUnavailable
 from bridge.portal.user_names import LOCAL, issuer_of
 from bridge.portal.users import COOKIE, AccessDenied, Person, Users, masked, new_session_id
-
-logger = logging.getLogger(__name__)
 
 _SEE_OTHER = 303
 _LOGIN_COOKIE = "__Host-scheduled-events-login"
@@ -38,29 +38,26 @@ class LoginPages:
         self._users = users
         self._live = live
         self._clock = clock
-        self._log = ThrottledLog(logger, clock=clock)
         self.renderer = Renderer()
 
     def requires_login(self, answer: Answer) -> Callable[[Request], Awaitable[Response]]:
-        """Return a handler that calls *answer* for a logged-in person, or redirects to the login."""
+        """Return a handler that calls *answer* for a logged-in person."""
 
         async def page(request: Request) -> Response:
-            return await self._guarded(request, lambda person: answer(request, person))
+            person = request.state.person = await self._users.person_of(request)
+            return await answer(request, person)
 
         return page
 
     def accepts_form(self, answer: Callable[[Request, Person, Form], Awaitable[Response]]) -> Any:
         """Return a handler that checks the session and the form, and then calls *answer*."""
 
-        async def page(request: Request) -> Response:
-            async def work(person: Person) -> Response:
-                form = await form_of(request)
-                self._users.check_change(headers_of(request), person, one(form, "csrf"))
-                return await answer(request, person, form)
+        async def page(request: Request, person: Person) -> Response:
+            form = await form_of(request)
+            self._users.check_change(headers_of(request), person, one(form, "csrf"))
+            return await answer(request, person, form)
 
-            return await self._guarded(request, work)
-
-        return page
+        return self.requires_login(page)
 
     async def login_form(self, request: Request) -> Response:
         """``GET /login``: show the login form."""
@@ -82,8 +79,6 @@ class LoginPages:
             return self._login_page(request, own_page(one(form, "next")), why=str(error), status=error.status)
         except RequestRefused as error:
             return self._login_page(request, "/", why=str(error), status=error.status)
-        except StoreUnavailable as error:
-            return self._unavailable(request, error)
         answer = redirect(own_page(one(form, "next")))
         _set_cookie(answer, session_id, int(self._users.session.total_seconds()))
         return answer
@@ -91,11 +86,9 @@ class LoginPages:
     async def oidc_start(self, request: Request) -> Response:
         """``GET /login/oidc``: redirect to the identity provider."""
         wanted, secret = own_page(request.query_params.get("next", "")), new_session_id()
-        if self._users.oidc is None:
-            return self._problem(request, None, 404, "OpenID Connect is not configured.")
         try:
-            answer = redirect(await self._users.oidc.authorization_url(secret))
-        except (LoginRefused, SecretUnavailable) as error:
+            answer = redirect(await self._oidc.authorization_url(secret))
+        except LoginRefused as error:
             return self._oidc_refused(request, error)
         _set_cookie(answer, f"{secret}.{wanted}", _LOGIN_SECONDS, name=_LOGIN_COOKIE)
         return answer
@@ -104,10 +97,8 @@ class LoginPages:
         """``GET /login/callback``: finish the login and start a session with a new ID."""
         secret, _, wanted = request.cookies.get(_LOGIN_COOKIE, "").partition(".")
         session_id = new_session_id()
-        if self._users.oidc is None:
-            return self._problem(request, None, 404, "OpenID Connect is not configured.")
         try:
-            user, columns = await self._users.oidc.finish(
+            user, columns = await self._oidc.finish(
                 secret,
                 state=request.query_params.get("state", ""),
                 code=request.query_params.get("code", ""),
@@ -115,27 +106,23 @@ class LoginPages:
             )
             old = request.cookies.get(COOKIE, "")
             await self._users.begin_session(user, old_session_id=old, session_id=session_id, **columns)
-        except (LoginRefused, AccessDenied, SecretUnavailable) as error:
+        except (LoginRefused, AccessDenied) as error:
             return self._oidc_refused(request, error)
-        except StoreUnavailable as error:
-            return self._unavailable(request, error)
         answer = redirect(own_page(wanted))
         _set_cookie(answer, session_id, int(self._users.session.total_seconds()))
         _set_cookie(answer, "", 0, name=_LOGIN_COOKIE)
         return answer
 
+    @property
+    def _oidc(self) -> OidcSessions:
+        if self._users.oidc is None:
+            raise RequestRefused(404, "OpenID Connect is not configured.")
+        return self._users.oidc
+
     def _oidc_refused(self, request: Request, error: BridgeError) -> Response:
-        is_secret = isinstance(error, SecretUnavailable)
-        if is_secret:
-            self._log.problem("secret", logging.ERROR, str(error))
-        why = "The portal cannot read its secrets." if is_secret else str(error)
-        answer = self._login_page(request, "/", why=why, status=403)
+        answer = self._login_page(request, "/", why=str(error), status=403)
         _set_cookie(answer, "", 0, name=_LOGIN_COOKIE)
         return answer
-
-    async def logged_out(self, request: Request, *, url: str | None) -> Response:
-        """Return the login page with a link to the logout page of the identity provider."""
-        return self._login_page(request, "/", provider_logout=url)
 
     async def logout(self, request: Request, person: Person, _form: Form) -> Response:
         """``POST /logout``: end the session and its `/live` streams."""
@@ -144,31 +131,23 @@ class LoginPages:
         answer = redirect("/login")
         if self._users.oidc is not None and issuer_of(person.key) != LOCAL:
             with contextlib.suppress(LoginRefused):
-                answer = await self.logged_out(request, url=await self._users.oidc.logout_url())
+                url = await self._users.oidc.logout_url()
+                answer = self._login_page(request, "/", provider_logout=url)
         _set_cookie(answer, "", 0)
         return answer
 
-    async def _guarded(self, request: Request, work: Callable[[Person], Awaitable[Response]]) -> Response:
-        person = None
-        try:
-            person = await self._users.person_of(request)
-            return await work(person)
-        except AccessDenied as error:
-            is_unknown = error.status == 401  # noqa: PLR2004
-            if is_unknown and request.method in {"GET", "HEAD"} and "part" not in request.query_params:
-                return redirect(f"/login?next={quote(own_page(request.url.path), safe='')}")
-            return self._problem(request, person, error.status, str(error))
-        except RequestRefused as error:
-            return self._problem(request, person, error.status, str(error))
-        except StoreUnavailable as error:
-            return self._unavailable(request, error, person)
+    def refused(self, request: Request, error: RequestRefused) -> Response:
+        """Return the page for a refused request, or redirect an unknown person to the login."""
+        is_unknown = error.status == 401  # noqa: PLR2004
+        if is_unknown and request.method in {"GET", "HEAD"} and "part" not in request.query_params:
+            return redirect(f"/login?next={quote(own_page(request.url.path), safe='')}")
+        return self.problem(request, error.status, str(error))
 
     async def not_found(self, request: Request) -> Response:
         """Return the page for an unknown address."""
-        person = None
         with contextlib.suppress(AccessDenied, StoreUnavailable):
-            person = await self._users.person_of(request)
-        return self._problem(request, person, 404, "This address does not exist.")
+            request.state.person = await self._users.person_of(request)
+        return self.problem(request, 404, "This address does not exist.")
 
     def page(
         self, request: Request, person: Person | None, template: str, *, status: int = 200, **more: Any
@@ -196,16 +175,12 @@ class LoginPages:
         }
         return self.page(request, None, "login.html", status=status, **values)
 
-    def _problem(self, request: Request, person: Person | None, status: int, why: str) -> Response:
+    def problem(self, request: Request, status: int, why: str) -> Response:
+        """Return the page for an error."""
+        person = getattr(request.state, "person", None)
         answer = self.page(request, person, "problem.html", status=status, why=why)
         if request.method == "POST":
             answer.headers["Connection"] = "close"  # the portal does not read the rest of the body
-        return answer
-
-    def _unavailable(self, request: Request, error: StoreUnavailable, person: Person | None = None) -> Response:
-        self._log.problem("store", logging.ERROR, f"A page cannot be shown: {error}")
-        answer = self._problem(request, person, 503, "The database is not available. Try again in a moment.")
-        answer.headers["Retry-After"] = "2"
         return answer
 
 

@@ -26,7 +26,7 @@ from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
 
 from bridge.clock import Clock
-from bridge.errors import BridgeError
+from bridge.errors import BridgeError, SecretUnavailable
 from bridge.http.session import DeadlineSession
 from bridge.logs import ThrottledLog
 from bridge.portal.settings import OidcSettings
@@ -169,7 +169,11 @@ class OidcProvider:
             return jwt.decode(token, self._read_keys(_AGAIN_SECONDS), algorithms=_ALGORITHMS)
 
     def _tokens(self, form: dict[str, str]) -> dict[str, Any]:
-        secret = self._settings.client_secret().value() or ""
+        try:
+            secret = self._settings.client_secret().value() or ""
+        except SecretUnavailable as error:
+            self._log.problem("secret", logging.ERROR, str(error))
+            raise LoginRefused("The portal cannot read its secrets.") from error
         client = quote(self._settings.client_id, safe=""), quote(secret, safe="")
         return self._json("POST", self._endpoint("token_endpoint"), data=form, auth=client)
 
