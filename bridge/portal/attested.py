@@ -153,7 +153,7 @@ class DocumentVerifier:
             verifier.verify(signer, [*others, *self._intermediates.available()])
         except Exception:  # noqa: BLE001  # an unreadable subject raises another error
             try:
-                self._intermediates.fetch_for(signer, others)
+                self._intermediates.fetch_for(signer)
                 verifier.verify(signer, [*others, *self._intermediates.available()])
             except Exception as error:
                 raise DocumentRefused(

@@ -3,9 +3,9 @@
 A signer's certificate contains the URL of its issuer's certificate (caIssuers). The URL could come from an attacker, so
 the portal uses it only if it starts with a configured URL and has no query.
 
-The portal keeps each downloaded certificate for a day and retries a failed download after five minutes. It downloads at
-most ten certificates per minute, because an attacker could send many forged documents. Downloaded certificates are
-never trusted as roots.
+The portal downloads a certificate only if a document has no chain to a trusted root. It requests the same URL at most
+once in five minutes, and at most ten certificates per minute, because an attacker could send many forged documents.
+Downloaded certificates are never trusted as roots.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import requests
 from asn1crypto import pem
 from asn1crypto.x509 import Certificate
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.x509.oid import AuthorityInformationAccessOID
 
 from bridge.clock import Clock
@@ -36,9 +35,10 @@ logger = logging.getLogger(__name__)
 
 MAX_CERTIFICATE_BYTES = 16 * 1024
 _DEADLINE_SECONDS = 3.0
-_KEPT_SECONDS, _FAILED_SECONDS = 86_400.0, 300.0
+_AGAIN_SECONDS = 300.0
 _MOST_KEPT = 64
 _MOST_FETCHES, _FETCHES_SECONDS = 10, 60.0
+#: Some intermediate certificates need the certificate of a Microsoft root that another root has signed.
 _MOST_STEPS = 3
 _MOST_ADDRESSES = 2
 _OK = 200
@@ -75,7 +75,7 @@ class IntermediateCertificates:
         self._known = tuple(known)
         self._lock = threading.Lock()
         self._fetched: dict[str, tuple[float, x509.Certificate | None]] = {}
-        """For each URL, the time until which the result is valid, and the certificate or None."""
+        """For each URL, the time of the next download, and the last certificate or None."""
         self._fetched_at: deque[float] = deque(maxlen=_MOST_FETCHES)
         self._log = ThrottledLog(logger, clock=clock)
 
@@ -84,47 +84,31 @@ class IntermediateCertificates:
         fetched = [certificate for _, certificate in list(self._fetched.values()) if certificate is not None]
         return (*self._known, *fetched)
 
-    def fetch_for(self, certificate: x509.Certificate, others: Sequence[x509.Certificate] = ()) -> None:
-        """Download the intermediate certificates of *certificate* that are not in *others*."""
+    def fetch_for(self, certificate: x509.Certificate) -> None:
+        """Download the certificates of the issuer of *certificate*, and of its issuers."""
+        certificates = [certificate]
         for _ in range(_MOST_STEPS):
-            here = (*others, *self.available())
-            issuer = next((each for each in here if _has_issued(each, certificate)), None)
-            if issuer is None:
-                issuer = self._fetched_issuer(certificate)
-            if issuer is None or issuer.issuer == issuer.subject:
-                return
-            certificate = issuer
-
-    def _fetched_issuer(self, certificate: x509.Certificate) -> x509.Certificate | None:
-        for address in _issuer_addresses(certificate):
-            url = next(filter(None, (_below(base, address) for base in self._base_urls)), None)
-            found = None if url is None else self._certificate_at(url)
-            if found is not None and _has_issued(found, certificate):
-                return found
-        return None
+            addresses = [address for each in certificates for address in _issuer_addresses(each)]
+            urls = [url for address in addresses for base in self._base_urls if (url := _below(base, address))]
+            with self._lock:
+                certificates = [found for url in urls if (found := self._certificate_at(url)) is not None]
 
     def _certificate_at(self, url: str) -> x509.Certificate | None:
-        """Return the certificate at *url*, or None if it is unavailable.
-
-        Only one download runs at a time.
-        """
-        with self._lock:
-            now = self._clock.monotonic()
-            until, kept = self._fetched.get(url, (float("-inf"), None))
-            is_too_much = len(self._fetched_at) == _MOST_FETCHES and now - self._fetched_at[0] < _FETCHES_SECONDS
-            if now < until or is_too_much:
-                return kept
-            self._fetched_at.append(now)
-            try:
-                kept, seconds = _fetch(url), _KEPT_SECONDS
-            except BridgeError as error:
-                self._log.problem("fetch", logging.WARNING, str(error))
-                seconds = _FAILED_SECONDS  # keep a certificate from an earlier download
-            self._fetched.pop(url, None)
-            self._fetched[url] = (now + seconds, kept)
-            while len(self._fetched) > _MOST_KEPT:
-                del self._fetched[next(iter(self._fetched))]
-            return kept
+        now = self._clock.monotonic()
+        again_at, found = self._fetched.get(url, (float("-inf"), None))
+        is_too_much = len(self._fetched_at) == _MOST_FETCHES and now - self._fetched_at[0] < _FETCHES_SECONDS
+        if now < again_at or is_too_much:
+            return found
+        self._fetched_at.append(now)
+        try:
+            found = _fetch(url)
+        except BridgeError as error:  # keep a certificate from an earlier download
+            self._log.problem("fetch", logging.WARNING, str(error))
+        self._fetched.pop(url, None)
+        self._fetched[url] = now + _AGAIN_SECONDS, found
+        while len(self._fetched) > _MOST_KEPT:
+            del self._fetched[next(iter(self._fetched))]
+        return found
 
 
 def azure_roots() -> tuple[x509.Certificate, ...]:
@@ -151,14 +135,6 @@ def certificates_in(path: Path) -> tuple[x509.Certificate, ...]:
         raise ConfigurationError(f"The certificates {path} cannot be read: {error.strerror or error}.") from error
     except ValueError as error:
         raise ConfigurationError(f"{path} contains no readable certificates in PEM format.") from error
-
-
-def _has_issued(issuer: x509.Certificate, certificate: x509.Certificate) -> bool:
-    try:
-        certificate.verify_directly_issued_by(issuer)
-    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
-        return False
-    return True
 
 
 def _fetch(url: str) -> x509.Certificate:

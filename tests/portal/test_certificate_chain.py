@@ -48,6 +48,17 @@ def test_what_is_missing_is_fetched_once(clock, shelf, azure, encoding):
     assert asked(shelf) == ["/certs/ca%2001.crt"]
 
 
+def test_certificates_of_further_issuers_are_fetched(clock, shelf, azure):
+    certificates = {
+        "/certs/ca.crt": azure.signer("ca", at=f"{shelf.base}/cross.crt"),
+        "/certs/cross.crt": azure.intermediate,
+    }
+    shelf.reply(lambda request: Answer(body=certificates[request.path].public_bytes(Encoding.DER)))
+    found = intermediates(clock, shelf)
+    found.fetch_for(azure.signer(NAME, at=f"{shelf.base}/ca.crt"))
+    assert found.available() == tuple(certificates.values())
+
+
 def test_a_day_later_it_is_fetched_again_and_yesterdays_is_better_than_none(clock, shelf, azure):
     found, signer = intermediates(clock, shelf), azure.signer(NAME, at=f"{shelf.base}/ca.crt")
     found.fetch_for(signer)
@@ -57,13 +68,6 @@ def test_a_day_later_it_is_fetched_again_and_yesterdays_is_better_than_none(cloc
     found.fetch_for(stranger)
     assert found.available() == (azure.intermediate,)
     assert len(shelf.requests) == 2
-
-
-def test_what_is_known_or_in_the_document_is_not_fetched(clock, shelf, azure):
-    signer = azure.signer(NAME, at=f"{shelf.base}/ca.crt")
-    intermediates(clock, shelf, known=(azure.intermediate,)).fetch_for(signer)
-    intermediates(clock, shelf).fetch_for(signer, [azure.intermediate])
-    assert not shelf.requests
 
 
 @pytest.mark.parametrize(
