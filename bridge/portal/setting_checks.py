@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from urllib.parse import urlsplit
+from collections.abc import Callable
 
+from bridge.config.toml import Check, check_url
 from bridge.http.failures import is_loopback
 from bridge.portal.grants import scope_group
 
@@ -32,13 +33,17 @@ AUTHORITIES_URLS = ("https://www.microsoft.com/pkiops/certs", "https://www.micro
 
 def authorities_url(value: str) -> None:
     """Raise ValueError unless *value* is a URL with a path."""
-    try:
-        parts = urlsplit(value)
-        is_usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and bool(parts.path.strip("/"))
-    except ValueError:
-        is_usable = False
-    if not is_usable or "@" in value or "?" in value or "#" in value:
-        raise ValueError(f"an address with a path, such as {AUTHORITIES_URLS[0]}")
+    wanted = f"an address with a path, such as {AUTHORITIES_URLS[0]}"
+    if not check_url(value, wanted).path.strip("/"):
+        raise ValueError(wanted)
+
+
+def issuer(value: str) -> None:
+    """Raise ValueError unless *value* is the URL of a provider."""
+    wanted = "an https URL, such as https://login.example.net/realms/ops"
+    parts = check_url(value, wanted)
+    if parts.scheme != "https" and not is_loopback(parts.hostname or ""):
+        raise ValueError(wanted)
 
 
 def uuid(value: str) -> None:
@@ -47,37 +52,18 @@ def uuid(value: str) -> None:
         raise ValueError("the id of a subscription, a UUID")
 
 
-def address(value: str) -> None:
-    """Raise ValueError unless *value* is an IP address."""
-    try:
-        ipaddress.ip_address(value)
-    except ValueError:
-        raise ValueError('an IP address, such as "127.0.0.1"') from None
+def _accepted_by(parse: Callable[[str], object], wanted: str) -> Check:
+    """Return a check whose values are the texts that *parse* accepts."""
+
+    def rule(value: str) -> None:
+        try:
+            parse(value)
+        except ValueError:
+            raise ValueError(wanted) from None
+
+    return Check(rule)
 
 
-def network(value: str) -> None:
-    """Raise ValueError unless *value* is an IP address or a network."""
-    try:
-        ipaddress.ip_network(value)
-    except ValueError:
-        raise ValueError('an IP address or a network, such as "10.1.0.0/24"') from None
-
-
-def scope(value: str) -> None:
-    """Raise ValueError unless *value* is a group of VMs."""
-    try:
-        scope_group(value)
-    except ValueError:
-        raise ValueError("resource_group:NAME or labels.NAME:VALUE") from None
-
-
-def issuer(value: str) -> None:
-    """Raise ValueError unless *value* is the URL of a provider."""
-    try:
-        parts = urlsplit(value)
-        is_safe = parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or ""))
-        is_usable = is_safe and bool(parts.hostname) and value.isprintable() and " " not in value
-    except ValueError:
-        is_usable = False
-    if not is_usable or "@" in value or "?" in value or "#" in value:
-        raise ValueError("an https URL, such as https://login.example.net/realms/ops")
+ADDRESS = _accepted_by(ipaddress.ip_address, 'an IP address, such as "127.0.0.1"')
+NETWORK = _accepted_by(ipaddress.ip_network, 'an IP address or a network, such as "10.1.0.0/24"')
+SCOPE = _accepted_by(scope_group, "resource_group:NAME or labels.NAME:VALUE")

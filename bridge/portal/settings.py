@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from bridge.config.approval import KeySettings
+from bridge.config.loader import parsed
 from bridge.config.mistakes import Problems
 from bridge.config.secret_keys import readable_secrets, secret_files
 from bridge.config.toml import Check, convert
@@ -23,11 +23,6 @@ from bridge.portal.grants import Grant, Role, scope_group
 from bridge.portal.notify_settings import NotifySettings
 from bridge.portal.setting_checks import AUTHORITIES_URLS
 from bridge.system.secrets import Secret
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
 
 CONFIG_VARIABLE = "SCHEDULED_EVENTS_PORTAL_CONFIG"
 SYSTEM_CONFIG = Path("/etc/scheduled-events-portal/portal.toml")
@@ -201,7 +196,7 @@ class OidcGroup(msgspec.Struct, frozen=True, kw_only=True):
     """The value in the claim `groups_claim`. For Entra ID, the object ID of the group."""
     role: Role
     """viewer, approver, or operator."""
-    scope: tuple[Annotated[str, Check(setting_checks.scope)], ...] = ()
+    scope: tuple[Annotated[str, setting_checks.SCOPE], ...] = ()
     """The VMs for which the role applies, as `resource_group:NAME` or `labels.NAME:VALUE`. Default: all VMs."""
 
     def grant(self) -> Grant:
@@ -257,7 +252,7 @@ class PeopleSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A session also ends after this time without a request. Automatic updates of an open page do not count."""
     oidc: OidcSettings | None = None
     """OpenID Connect. With this table, local users can log in only from `local_login_from`."""
-    local_login_from: tuple[Annotated[str, Check(setting_checks.network)], ...] = ()
+    local_login_from: tuple[Annotated[str, setting_checks.NETWORK], ...] = ()
     """The addresses or networks from which local users can log in when `oidc` is set, such as `10.1.0.0/24`."""
     origin: _Text | None = None
     """The origin of the portal in a browser, such as `https://portal.example.net`. Default: from the Host header. Set
@@ -265,7 +260,7 @@ class PeopleSettings(msgspec.Struct, frozen=True, kw_only=True):
     proxy_header: _Text | None = None
     """The header with the name of the user whom a proxy has authenticated, such as `X-Forwarded-User` of oauth2-proxy.
     The proxy must remove this header from incoming requests."""
-    proxy_addresses: tuple[Annotated[str, Check(setting_checks.address)], ...] = ()
+    proxy_addresses: tuple[Annotated[str, setting_checks.ADDRESS], ...] = ()
     """The addresses of the proxies. The portal accepts `proxy_header` only from these addresses. To count wrong
     passwords for each client, the portal also reads the `X-Forwarded-For` header from these addresses."""
     proxy_role: Literal["viewer", "approver"] = "viewer"
@@ -391,16 +386,7 @@ def read(table: Mapping[str, Any]) -> PortalSettings:
 
 def load(path: Path) -> PortalSettings:
     """Return the settings of the file at *path*. Raise ConfigurationError with all errors."""
-    try:
-        table = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
-    except OSError as error:
-        raise ConfigurationError(
-            f"The portal's configuration {path} cannot be read: {error.strerror or error}. Fix the file, or set "
-            "another file with --config."
-        ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise ConfigurationError(f"The portal's configuration {path} is not valid TOML: {error}.") from error
-    return read(table)
+    return read(parsed(path))
 
 
 def find(explicit: Path | None, environ: Mapping[str, str] = os.environ) -> Path:

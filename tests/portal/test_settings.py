@@ -90,7 +90,7 @@ def test_a_mistake_about_the_database_is_said_without_its_password(table, words)
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"[agents", "is not valid TOML"), (b"\xff", "is not valid TOML"), (None, "cannot be read")],
+    [(b"[agents", "is not valid TOML"), (b"\xff", "is not UTF-8 text"), (None, "cannot be read")],
 )
 def test_a_file_that_cannot_be_read_is_named(tmp_path, content, message):
     path = tmp_path / "portal.toml"
