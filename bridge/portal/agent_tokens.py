@@ -20,7 +20,6 @@ import re
 import secrets as chance
 import uuid
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import jwt
 
@@ -75,12 +74,6 @@ class Challenges:
         return -_SKEW_SECONDS <= self._clock.timestamp() - made_at <= CHALLENGE_SECONDS
 
 
-class _Read(NamedTuple):
-    vm_id: str
-    issued_at: int
-    expires_at: int
-
-
 class AgentTokens:
     """Issues and verifies agent tokens. *secrets* returns the newest secret first."""
 
@@ -107,33 +100,24 @@ class AgentTokens:
             raise TokenRefused("The token is too long.")
         for secret in self._secrets():
             try:
-                read = _verified(token, secret)
+                claims = jwt.decode(
+                    token,
+                    _key(secret),
+                    algorithms=[_ALGORITHM],
+                    audience=_AUDIENCE,
+                    # PyJWT would compare the times with the clock of the system.
+                    options={"require": ["sub", "iat", "exp"], "verify_exp": False, "verify_iat": False},
+                )
+                vm_id, issued_at, expires_at = str(uuid.UUID(claims["sub"])), int(claims["iat"]), int(claims["exp"])
             except jwt.InvalidSignatureError:
                 continue
-            if not read.issued_at - _SKEW_SECONDS <= self._clock.timestamp() < read.expires_at:
+            except (jwt.PyJWTError, AttributeError, TypeError, ValueError, RecursionError) as error:
+                raise TokenRefused("The token is invalid.") from error
+            until = min(expires_at, issued_at + TOKEN_SECONDS)
+            if not issued_at - _SKEW_SECONDS <= self._clock.timestamp() < until:
                 raise TokenRefused("The token has expired.")
-            return read.vm_id
+            return vm_id
         raise TokenRefused("The token is invalid.")
-
-
-def _verified(token: str, secret: str) -> _Read:
-    try:
-        claims = jwt.decode(
-            token,
-            _key(secret),
-            algorithms=[_ALGORITHM],
-            audience=_AUDIENCE,
-            # `vm_id_of` checks the times with the portal's clock.
-            options={"require": ["sub", "iat", "exp"], "verify_exp": False, "verify_iat": False},
-        )
-    except jwt.InvalidSignatureError:
-        raise
-    except (jwt.PyJWTError, ValueError, RecursionError) as error:
-        raise TokenRefused("The token is invalid.") from error
-    subject, issued_at, expires_at = claims["sub"], claims["iat"], claims["exp"]
-    if not (isinstance(subject, str) and isinstance(issued_at, int) and isinstance(expires_at, int)):
-        raise TokenRefused("The token is invalid.")
-    return _Read(str(uuid.UUID(subject)), issued_at, min(expires_at, issued_at + TOKEN_SECONDS))
 
 
 def _mac(secret: str, said: bytes) -> bytes:

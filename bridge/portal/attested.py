@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any, Literal, NamedTuple
 
+import msgspec
 from asn1crypto import cms
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -88,12 +89,16 @@ class _Signed(NamedTuple):
     """For each certificate, the DER encoding of its issuer's name, and the certificate."""
 
 
-class _Content(NamedTuple):
+class _Times(msgspec.Struct, frozen=True, rename="camel"):
+    created_on: str
+    expires_on: str
+
+
+class _Content(msgspec.Struct, frozen=True, rename="camel"):
     nonce: str
     subscription_id: str
     vm_id: str
-    created_at: datetime
-    expires_at: datetime
+    time_stamp: _Times
 
 
 class DocumentVerifier:
@@ -133,9 +138,12 @@ class DocumentVerifier:
             _check_signature(signed, signer)
         self._check_chain(signer, _name_of(signer), [each for _, each in signed.bag])
         with _malformed("content"):
-            content = _content(signed.content)
-        is_fresh = self._check_nonce(content.nonce)
-        self._check_times(content)
+            content = msgspec.convert(strict_json.loads(signed.content.decode("utf-8")), _Content)
+            created_at, expires_at = _moment(content.time_stamp.created_on), _moment(content.time_stamp.expires_on)
+        is_fresh = self._challenges.is_fresh(content.nonce)
+        if not is_fresh and self._nonce == "required":
+            raise DocumentRefused(DocumentRefusal.OLD_NONCE, "The nonce is not a recent challenge of this portal.")
+        self._check_times(created_at, expires_at)
         if content.subscription_id.lower() not in self._subscriptions:
             raise DocumentRefused(DocumentRefusal.SUBSCRIPTION_NOT_LISTED, "The subscription is not listed.")
         vm_id = _vm_id(content.vm_id)
@@ -160,17 +168,11 @@ class DocumentVerifier:
                     DocumentRefusal.UNTRUSTED, "The signer's certificate has no chain to a trusted root."
                 ) from error
 
-    def _check_nonce(self, nonce: str) -> bool:
-        is_fresh = self._challenges.is_fresh(nonce)
-        if not is_fresh and self._nonce == "required":
-            raise DocumentRefused(DocumentRefusal.OLD_NONCE, "The nonce is not a recent challenge of this portal.")
-        return is_fresh
-
-    def _check_times(self, content: _Content) -> None:
+    def _check_times(self, created_at: datetime, expires_at: datetime) -> None:
         now = self._clock.now()
-        if content.created_at > now + timedelta(seconds=_SKEW_SECONDS):
+        if created_at > now + timedelta(seconds=_SKEW_SECONDS):
             raise DocumentRefused(DocumentRefusal.NOT_YET_VALID, "The document is from the future. Check the clocks.")
-        if now - content.created_at > timedelta(seconds=MAX_AGE_SECONDS) or now >= content.expires_at:
+        if now - created_at > timedelta(seconds=MAX_AGE_SECONDS) or now >= expires_at:
             message = f"The document is more than {MAX_AGE_SECONDS} s old, or has expired."
             raise DocumentRefused(DocumentRefusal.TOO_OLD, message)
 
@@ -290,14 +292,6 @@ def _name_of(certificate: x509.Certificate) -> str:
         raise DocumentRefused(
             DocumentRefusal.WRONG_NAME, "The signer's certificate is not for metadata.azure.com or its regional names."
         ) from error
-
-
-def _content(text: bytes) -> _Content:
-    found = strict_json.loads(text.decode("utf-8"))
-    nonce, subscription_id, vm_id, times = (found[key] for key in ("nonce", "subscriptionId", "vmId", "timeStamp"))
-    if not all(isinstance(each, str) for each in (nonce, subscription_id, vm_id)):
-        raise TypeError
-    return _Content(nonce, subscription_id, vm_id, _moment(times["createdOn"]), _moment(times["expiresOn"]))
 
 
 def _moment(text: str) -> datetime:

@@ -81,19 +81,16 @@ class OidcProvider:
 
     def authorization_url(self, attempt: LoginAttempt) -> str:
         """Return the URL of the provider's login page."""
-        parameters = {
-            "scope": " ".join(self._settings.scopes),
-            "nonce": attempt.nonce,
-            "code_challenge": create_s256_code_challenge(attempt.verifier),
-            "code_challenge_method": "S256",
-        }
         url: str = prepare_grant_uri(
             self._endpoint("authorization_endpoint"),
             client_id=self._settings.client_id,
             response_type="code",
             redirect_uri=self._redirect_uri,
+            scope=" ".join(self._settings.scopes),
             state=attempt.state,
-            **parameters,
+            nonce=attempt.nonce,
+            code_challenge=create_s256_code_challenge(attempt.verifier),
+            code_challenge_method="S256",
         )
         return url
 
