@@ -14,7 +14,7 @@ import hmac
 import logging
 import secrets
 from binascii import unhexlify
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any
@@ -203,25 +203,25 @@ class Users:
         if self._proxy_header is not None and self._proxy_header in headers and address in self._proxies:
             return await self._proxied(headers[self._proxy_header])
         session_id = cookies.get(COOKIE, "")
-        if session_id:
-            session_sha256 = _sha256(session_id)
-            found = await self._store.read(store_users.session_of, session_sha256, at=self._now())
-            if found is not None:
-                if self.oidc is not None and found.refresh_at is not None and found.refresh_at <= self._now():
-                    await self.oidc.refreshed(session_sha256, session_id, found)
-                    found = await self._store.read(store_users.session_of, session_sha256, at=self._now())
-                    if found is None:
-                        raise AccessDenied(401, "Sign in first.")
-                if is_activity:
-                    await self._note_activity(session_sha256, found)
-                return Person(
-                    key=found.user.person_key,
-                    name=found.user.user_name,
-                    grants=found.grants,
-                    csrf_token=found.csrf_token,
-                    session_sha256=session_sha256,
-                )
-        raise AccessDenied(401, "Sign in first.")
+        session_sha256 = _sha256(session_id)
+        found = await self._session_of(session_sha256) if session_id else None
+        if found is not None and self.oidc is not None and found.is_refresh_due(self._now()):
+            await self.oidc.refreshed(session_sha256, session_id, found)
+            found = await self._session_of(session_sha256)
+        if found is None:
+            raise AccessDenied(401, "Sign in first.")
+        if is_activity:
+            await self._note_activity(session_sha256, found)
+        return Person(
+            key=found.user.person_key,
+            name=found.user.user_name,
+            grants=found.grants,
+            csrf_token=found.csrf_token,
+            session_sha256=session_sha256,
+        )
+
+    async def _session_of(self, session_sha256: str) -> store_users.Session | None:
+        return await self._store.read(store_users.session_of, session_sha256, at=self._now())
 
     def check_change(self, headers: Mapping[str, str], person: Person, token: str) -> None:
         """Raise AccessDenied (403) if the Origin or CSRF token is wrong."""
@@ -244,7 +244,6 @@ class Users:
         if not self.allows_passwords(address):
             raise AccessDenied(403, "Local users cannot log in from this address.")
         try:
-            self._check_wrong(address)
             async with self._hashing.turn(address):
                 user = await self._known(user_name_in(name), password, address)
         except QueueFull:
@@ -300,19 +299,17 @@ class Users:
         return Person(key=key, name=user.user_name, grants=user.grants, csrf_token=token)
 
     async def _known(self, name: str | None, password: str, address: str) -> store_users.User:
-        self._check_wrong(address)
+        client = client_of(address)
+        if self._wrong.is_too_many(client):
+            raise AccessDenied(429, "Too many wrong passwords. Wait five minutes.")
         user = None if name is None else await self._store.read(store_users.user_of, local_key(name))
         known = user.password_hash if user is not None and user.disabled_at is None else None
         is_right = len(password) <= _LONGEST_PASSWORD and await self._is_right(known or UNUSED_HASH, password)
         if user is not None and known is not None and is_right:
             return user
-        self._wrong.note(client_of(address))
+        self._wrong.note(client)
         self._log.problem("sign-in", logging.WARNING, "A login failed, because the name or the password was wrong.")
         raise AccessDenied(401, "The name or the password is wrong.")
-
-    def _check_wrong(self, address: str) -> None:
-        if self._wrong.is_too_many(client_of(address)):
-            raise AccessDenied(429, "Too many wrong passwords. Wait five minutes.")
 
     async def _is_right(self, password_hash: str, password: str) -> bool:
         def verify() -> bool:
@@ -363,20 +360,17 @@ class _Wrong:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._times: OrderedDict[str, list[float]] = OrderedDict()
+        self._times: OrderedDict[str, deque[float]] = OrderedDict()
 
-    def is_too_many(self, whom: str) -> bool:
-        return len(self._recent(whom)) >= _MOST_WRONG
+    def is_too_many(self, client: str) -> bool:
+        times = self._times.get(client)
+        return times is not None and len(times) == _MOST_WRONG and self._clock.monotonic() - times[0] < _WRONG_SECONDS
 
-    def note(self, whom: str) -> None:
-        self._times[whom] = [*self._recent(whom), self._clock.monotonic()]
-        self._times.move_to_end(whom)
-        while len(self._times) > _MOST_REMEMBERED:
+    def note(self, client: str) -> None:
+        self._times.setdefault(client, deque(maxlen=_MOST_WRONG)).append(self._clock.monotonic())
+        self._times.move_to_end(client)
+        if len(self._times) > _MOST_REMEMBERED:
             self._times.popitem(last=False)
-
-    def _recent(self, whom: str) -> list[float]:
-        since = self._clock.monotonic() - _WRONG_SECONDS
-        return [each for each in self._times.get(whom, ()) if each > since]
 
 
 def _begin_session(connection: Connection, /, *, user: store_users.User, old_sha256: str, **session: Any) -> None:

@@ -93,6 +93,10 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     is_reduced: bool
     """Whether the last attempt to read the groups failed."""
 
+    def is_refresh_due(self, now: str) -> bool:
+        """Return whether the portal must read the groups again."""
+        return self.refresh_at is not None and self.refresh_at <= now
+
     @property
     def grants(self) -> tuple[Grant, ...]:
         """Return the grants of the user in this session."""
