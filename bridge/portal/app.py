@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -42,14 +43,6 @@ from bridge.portal.verdicts import too_few
 
 logger = logging.getLogger(__name__)
 
-
-class Follower(Protocol):
-    """A task that runs until the portal stops."""
-
-    async def follow(self) -> None:
-        """Run until the task is canceled."""
-
-
 _ROOT = "/api/v1"
 _NOTHING_HERE = "This address does not exist."
 #: The portal might not have read the bodies of the requests that it refuses with one of these statuses.
@@ -60,12 +53,7 @@ class Application:
     """The ASGI application of the public listener. Call `load` first."""
 
     def __init__(
-        self,
-        settings: PortalSettings,
-        *,
-        threads: StoreThreads,
-        metrics: PortalMetrics,
-        clock: Clock,
+        self, settings: PortalSettings, *, threads: StoreThreads, metrics: PortalMetrics, clock: Clock
     ) -> None:
         self._settings = settings
         self._threads = threads
@@ -92,12 +80,9 @@ class Application:
             for each in settings.notify
         ]
         self._agent_exchange = AgentExchange(threads, self._connected_agents, notify=self._live.check_now, clock=clock)
-        self.followers: tuple[Follower, ...] = (
-            *self._senders,
-            self.pending_decisions,
-            self._live,
-            self._agent_exchange,
-        )
+        self.tasks: list[Callable[[], Coroutine[Any, Any, None]]] = [each.follow for each in self._senders]
+        self.tasks += [self.pending_decisions.follow, self._live.follow, self._agent_exchange.follow]
+        """The functions that run until the portal cancels them."""
         authenticator = Authenticator(
             attested=None if self._agents is None else self._agents.tokens,
             agent_token=settings.agents.token(),
@@ -179,10 +164,8 @@ class Application:
             limits=self._settings.limits,
             clock=self._clock,
         )
-        self.followers = (
-            *self.followers,
-            Maintenance(self._settings, store=self._threads, vm_limits=ingest.vm_limits, clock=self._clock),
-        )
+        maintenance = Maintenance(self._settings, store=self._threads, vm_limits=ingest.vm_limits, clock=self._clock)
+        self.tasks.append(maintenance.follow)
         decisions_api = DecisionsApi(
             store=self._threads,
             pending_decisions=self.pending_decisions,

@@ -51,13 +51,20 @@ def _file_checks(settings: PortalSettings) -> Iterator[tuple[str, Callable[[], o
         if file is not None:
             yield f"agents.attested.{name}_file: ", partial(certificates_in, Path(file))
     if settings.server.cert_file is not None:
-        yield "server.cert_file: ", partial(_load_certificate, settings.server)
+        yield "", partial(load_certificate, settings.server)
     if settings.inventory.file is not None:
         yield "inventory.file: ", partial(read_inventory, Path(settings.inventory.file))
 
 
-def _load_certificate(server: ServerSettings) -> None:
-    ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(server.cert_file or "", server.key_file)
+def load_certificate(server: ServerSettings) -> None:
+    """Raise ConfigurationError unless the portal can use the certificate of *server*."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(server.cert_file or "", server.key_file)
+    except OSError as error:  # includes SSLError
+        raise ConfigurationError(
+            f"server.cert_file or server.key_file cannot be used: {error}. Both must be readable PEM files that belong "
+            "together."
+        ) from error
 
 
 def _read_database(settings: PortalSettings) -> None:

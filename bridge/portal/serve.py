@@ -15,7 +15,6 @@ import logging
 import os
 import signal
 import socket
-import ssl
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -27,12 +26,13 @@ from starlette.types import ASGIApp
 
 from bridge.clock import REAL_CLOCK, Clock, format_time
 from bridge.config.trusted_keys import unusable_keys
-from bridge.errors import BridgeError, ConfigurationError
+from bridge.errors import BridgeError
 from bridge.http.failures import is_loopback
 from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import own_version
 from bridge.portal.app import Application
 from bridge.portal.audit import NewEntry
+from bridge.portal.check_config import load_certificate
 from bridge.portal.health import Health
 from bridge.portal.http_limits import HttpLimits, LimitedHttp
 from bridge.portal.metrics import PortalMetrics
@@ -66,6 +66,7 @@ class Portal:
         self._settings = settings
         self._clock = clock
         self._limits = limits
+        self._metrics = PortalMetrics()
         self._stopping = threading.Event()
         self._wake: Callable[[], object] = lambda: None
         self.address: tuple[str, int] | None = None
@@ -80,29 +81,24 @@ class Portal:
         check_secrets(self._settings)
         for sentence in unusable_keys([key.trusted() for key in self._settings.keys]):
             logger.warning("The portal ignores a key of [[keys]]: %s", sentence)
-        store = Store.of_settings(self._settings)
-        sockets: list[socket.socket] = []
+        server = self._settings.server
+        if server.cert_file is not None:
+            load_certificate(server)
         _allow_connections()
         _collect_garbage_rarely()
-        try:
+        with contextlib.ExitStack() as stack:
+            store = stack.enter_context(contextlib.closing(Store.of_settings(self._settings)))
             before, now = store.migrate()
             if before != now:
                 logger.info("The database was migrated.", extra={"before": before, "now": now})
-            sockets += [_bound("server.listen", self._settings.server.listen)]
-            sockets += [_bound("operator.listen", self._settings.operator.listen)]
-            self.address, self.operator_address = (each.getsockname()[:2] for each in sockets)
-            metrics = PortalMetrics()
+            public = stack.enter_context(_bound("server.listen", server.listen))
+            operator = stack.enter_context(_bound("operator.listen", self._settings.operator.listen))
+            self.address, self.operator_address = public.getsockname()[:2], operator.getsockname()[:2]
             threads = StoreThreads(store)
-            app = Application(self._settings, threads=threads, metrics=metrics, clock=self._clock)
-            try:
-                _run(self._serve(app, threads, metrics, *sockets))
-            finally:
-                threads.close()
-                app.close()
-        finally:
-            for each in sockets:
-                each.close()
-            store.close()
+            app = Application(self._settings, threads=threads, metrics=self._metrics, clock=self._clock)
+            stack.callback(app.close)
+            stack.callback(threads.close)
+            _run(self._serve(app, threads, public, operator))
 
     def stop(self) -> None:
         """End `run` within five seconds."""
@@ -110,28 +106,25 @@ class Portal:
         self._wake()
 
     async def _serve(
-        self,
-        app: Application,
-        threads: StoreThreads,
-        metrics: PortalMetrics,
-        public: socket.socket,
-        operator: socket.socket,
+        self, app: Application, threads: StoreThreads, public: socket.socket, operator: socket.socket
     ) -> None:
         wanted, loop = asyncio.Event(), asyncio.get_running_loop()
         self._wake = _called_on(loop, wanted.set)
         _on_signals(loop, self.stop)
         await app.load()
         log = ThrottledLog(logger, clock=self._clock)
-        protocol = partial(LimitedHttp, limits=self._limits, metrics=metrics, log=log)
+        protocol = partial(LimitedHttp, limits=self._limits, metrics=self._metrics, log=log)
+        files = self._settings.server
+        tls = {} if files.cert_file is None else {"ssl_certfile": files.cert_file, "ssl_keyfile": files.key_file}
         servers = (
-            _Server(self._public_config(app, protocol)),
-            _Server(_config(self._operator_app(threads, metrics), protocol, {})),
+            _Server(_config(app, protocol, tls)),
+            _Server(_config(self._operator_app(threads), protocol, {})),
         )
         serving = [
             loop.create_task(server.serve(sockets=[bound]))
             for server, bound in zip(servers, (public, operator), strict=True)
         ]
-        following = [loop.create_task(each.follow()) for each in app.followers]
+        following = [loop.create_task(each()) for each in app.tasks]
         listener = threads.store.kind.listener(_called_on(loop, app.pending_decisions.notify_new))
         try:
             await threads.write(
@@ -174,28 +167,15 @@ class Portal:
         systemd.close()
         self.is_up.set()
 
-    def _operator_app(self, threads: StoreThreads, metrics: PortalMetrics) -> ASGIApp:
+    def _operator_app(self, threads: StoreThreads) -> ASGIApp:
         host, _ = address_of(self._settings.operator.listen)
         return Health(
             store=threads,
-            metrics=metrics,
+            metrics=self._metrics,
             is_local=is_loopback(host),
             is_stopping=self._stopping.is_set,
             clock=self._clock,
         ).app()
-
-    def _public_config(self, app: ASGIApp, protocol: Any) -> uvicorn.Config:
-        server = self._settings.server
-        tls = {} if server.cert_file is None else {"ssl_certfile": server.cert_file, "ssl_keyfile": server.key_file}
-        config = _config(app, protocol, tls)
-        try:
-            config.load()
-        except (OSError, ssl.SSLError) as error:
-            raise ConfigurationError(
-                f"server.cert_file or server.key_file cannot be used: {error}. Both must be readable PEM files that "
-                "belong together."
-            ) from error
-        return config
 
 
 def _called_on(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> Callable[[], None]:
