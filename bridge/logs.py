@@ -264,7 +264,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        for key, value in extra_fields(record).items():
+        for key, value in _extra_fields(record).items():
             line[f"{key}_" if key in line else key] = value
         if record.exc_info and record.exc_info[0]:
             line["exception"] = self.formatException(record.exc_info)
@@ -300,7 +300,7 @@ class JournalFormatter(logging.Formatter):
 
 
 def _lines(formatter: logging.Formatter, record: logging.LogRecord) -> list[str]:
-    given = extra_fields(record).items()
+    given = _extra_fields(record).items()
     fields = "".join(f" {key}={_shown(value)}" for key, value in given if value not in (None, "", [], (), {}))
     lines = [escaped(record.getMessage() + fields)]
     if record.exc_info and record.exc_info[0]:
@@ -316,6 +316,5 @@ def _shown(value: object) -> str:
     return str(value) if is_word else dumps(value, ensure_ascii=False, default=str)
 
 
-def extra_fields(record: logging.LogRecord) -> dict[str, Any]:
-    """Return the fields of *record* that came from ``extra``."""
+def _extra_fields(record: logging.LogRecord) -> dict[str, Any]:
     return {key: value for key, value in vars(record).items() if key not in _STANDARD_FIELDS}

@@ -157,7 +157,7 @@ class Agent:
             is_approving=lambda: self._settings.approval is not None,
         )
         self._control = ControlServer(directory, source.answer)
-        self._notifier = SystemdNotifier(os.environ)
+        self.notifier = SystemdNotifier(os.environ)
 
     def vm_name(self) -> str | None:
         """Return this VM's name, or None while the name is unknown."""
@@ -205,9 +205,7 @@ class Agent:
         self.poll_thread.start()
         self._start_push()
         count = len(self._settings.sinks)
-        self._notifier.ready(
-            f"Started with {count} sink{'' if count == 1 else 's'}. See scheduled-events-bridge status"
-        )
+        self.notifier.ready(f"Started with {count} sink{'' if count == 1 else 's'}. See scheduled-events-bridge status")
         warn_unconfigured_sinks(self._settings, self._pending())
         for sentence in readable_secrets(self._settings.secret_files):
             logger.warning("%s", sentence)
@@ -220,7 +218,7 @@ class Agent:
             now = time.monotonic()
             if stop():
                 return False
-            self._notifier.starting("Loading the outbox", _LOADING_SECONDS)
+            self.notifier.starting("Loading the outbox", _LOADING_SECONDS)
             if now >= report_at:
                 report_at = now + _LOAD_REPEAT_SECONDS
                 logger.warning(
@@ -319,19 +317,14 @@ class Agent:
     def _forget_events(self) -> None:
         self.outbox.change(retention.forget_old, time.time())
 
-    @property
-    def feed_within_seconds(self) -> float:
-        """Return the longest interval between calls of `feed_watchdog`, or 0 without a watchdog."""
-        return self._notifier.feed_within_seconds
-
     def feed_watchdog(self) -> None:
         """Notify the service manager that the agent is alive, unless polling is overdue.
 
-        Call this method from the main thread, because a hung disk can block the thread that calls `run_due`. If the
-        service manager gets no notifications, it restarts the agent.
+        Call this method from the main thread at least every `notifier.feed_within_seconds`, because a hung disk can
+        block the thread that calls `run_due`. If the service manager gets no notifications, it restarts the agent.
         """
         if not self.poller.loop_watch.late_seconds:
-            self._notifier.alive()
+            self.notifier.alive()
 
     # Reload.
 
@@ -400,7 +393,7 @@ class Agent:
         grace_seconds = 0.0 if self._is_displaced else max(self._settings.stop_grace_seconds - spent_seconds, 0.0)
         deadline = time.monotonic() + grace_seconds
         end = deadline + _END_SECONDS
-        self._notifier.stopping(self._settings.stop_grace_seconds + _STOP_MARGIN_SECONDS)
+        self.notifier.stopping(self._settings.stop_grace_seconds + _STOP_MARGIN_SECONDS)
         self._loop_watch.idle()
         self._stop_parts(deadline)
         if self._push is not None:
@@ -416,7 +409,7 @@ class Agent:
             self._push.close(_time_left(end))
         self._health_server.close()
         self._serving_server.close()
-        self._notifier.close()
+        self.notifier.close()
 
     def _stop_parts(self, deadline: float) -> None:
         self._sampler.stop()

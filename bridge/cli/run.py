@@ -56,7 +56,7 @@ def run_agent(settings: Settings, *, log_format: str, log_level: str, allow_seco
         agent.start(stop.is_set)
         turns = run_daemon("turns", _run_turns, agent, settings.file, stop, reload_wanted)
         agent.feed_watchdog()
-        while not stop.wait(min(agent.feed_within_seconds or _LONGEST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS)):
+        while not stop.wait(min(agent.notifier.feed_within_seconds or _LONGEST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS)):
             agent.feed_watchdog()
         began_to_stop_at = time.monotonic()
         if wait_for([turns], _LAST_TURN_SECONDS).done:
