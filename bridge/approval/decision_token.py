@@ -179,7 +179,8 @@ def read_header(token: str) -> dict[str, Any]:
 def read_claims(payload: bytes, *, kid: str, approver: str, key_sha256: str) -> Claims:
     """Return the claims in *payload*, which the key *kid* has signed. Raises ClaimsMalformed."""
     members = {name: value for name, value in _strict_object(payload).items() if name in _KNOWN_CLAIMS}
-    members["reason"] = _printable(members.get("reason"))
+    if isinstance(members.get("reason"), str):  # on one line, so that a line break does not invalidate a hold
+        members["reason"] = one_line(members["reason"], MAX_REASON_CHARACTERS)
     for name in ("iat", "exp", "nbf"):
         members[name] = _date(name, members.get(name))
     # These values come last, so that no member of the payload can replace them.
@@ -301,11 +302,6 @@ def _date(name: str, value: Any) -> datetime | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _LAST_SECOND:
         raise ClaimsMalformed(f"{name} is not a number of seconds since 1970")
     return _EPOCH + timedelta(seconds=value)
-
-
-def _printable(reason: Any) -> Any:
-    """Return *reason* on one line, so that a line break does not invalidate a hold."""
-    return one_line(reason, MAX_REASON_CHARACTERS) if type(reason) is str else reason
 
 
 def _strict_object(text: bytes) -> dict[str, Any]:

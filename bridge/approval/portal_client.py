@@ -115,7 +115,6 @@ class PortalClient:
         self._certificate: str | tuple[str, str] | None = remote.client_cert_file
         if remote.client_cert_file is not None and remote.client_key_file is not None:
             self._certificate = (remote.client_cert_file, remote.client_key_file)
-        self._is_closed = False
         self._token_session: DeadlineSession | None = None
         self._session = _session()
         self._proxies = {} if is_local else requests.utils.get_environ_proxies(self._url)
@@ -133,10 +132,6 @@ class PortalClient:
         token = self._credential.bearer()
         if token is not None:
             headers["Authorization"] = f"Bearer {token}"
-        if self._is_closed:
-            raise PortalFailed(
-                f"The connection to the portal at {self.origin} was closed, because the agent stops or reloads."
-            )
         if self._agent is not None:
             headers[AGENT_HEADER] = self._agent()
         response = self._request(
@@ -163,8 +158,7 @@ class PortalClient:
         self._session.close()
 
     def close(self) -> None:
-        """Cancel the current request and send no more requests."""
-        self._is_closed = True
+        """Cancel the current request, and the wait for a token."""
         self._credential.close()
         self._session.close()
         if self._token_session is not None:
