@@ -9,10 +9,10 @@ package rich is not installed, the demo prints the records as JSON lines.
 from __future__ import annotations
 
 import logging
-import sys
 import tempfile
 import threading
 import time
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +23,8 @@ from bridge import logs
 from bridge.agent.agent import Agent
 from bridge.cli.portal import library
 from bridge.cli.signals import set_by_signals
-from bridge.config.loader import Settings, SinkSettings, read
+from bridge.cli.terminal import is_terminal, say
+from bridge.config.loader import read
 from bridge.errors import BridgeError, DeliveryFailed
 from bridge.outbox import deliveries
 from bridge.testing import Change, Scenario, Simulator, load_scenario
@@ -47,8 +48,6 @@ def demo(*, with_portal: bool) -> None:
     Raises KeyboardInterrupt on a signal, BrokenPipeError if standard output is a closed pipe, and BridgeError if the
     agent did not deliver every record.
     """
-    if sys.stdout is None:
-        raise BridgeError("Standard output is closed. Run the demo with an open standard output.")
     if with_portal:
         library()  # reports a missing library
         from bridge.cli.demo_portal import run_portal_demo  # noqa: PLC0415  # the libraries of the portal
@@ -67,11 +66,11 @@ def demo(*, with_portal: bool) -> None:
 
 
 def _view(scenario: Scenario) -> JsonLines | Screen:
-    if sys.stdout.isatty():
+    if is_terminal():
         try:
             from bridge.cli.demo_view import Screen  # noqa: PLC0415  # rich is for a terminal only
         except ModuleNotFoundError:
-            sys.stderr.write("The output is JSON, because the Python package rich is not installed.\n")
+            say("The output is JSON, because the Python package rich is not installed.")
         else:
             return Screen(scenario)
     return JsonLines()
@@ -102,11 +101,11 @@ class JsonLines:
 
 def _play(scenario: Scenario, view: JsonLines | Screen, directory: Path, stop: threading.Event) -> None:
     changes: list[Change] = []
-    simulator = Simulator(scenario, speed=scenario.demo_speed)
-    simulator.world.listen(changes.append)
     is_whole = False
-    try:
-        agent = Agent(_settings(simulator.endpoint, view.sinks), directory)
+    with closing(Simulator(scenario, speed=scenario.demo_speed)) as simulator:
+        simulator.world.listen(changes.append)
+        settings = read({"imds": {"endpoint": simulator.endpoint}, "status": {"listen": ""}, "stop_grace_seconds": 1.0})
+        agent = Agent(msgspec.structs.replace(settings, sinks=view.sinks), directory)
         try:
             view.begin()
             simulator.start()
@@ -115,18 +114,11 @@ def _play(scenario: Scenario, view: JsonLines | Screen, directory: Path, stop: t
         finally:
             agent.stop()
             view.end(is_whole=is_whole)
-    finally:
-        simulator.close()
     if not is_whole and not stop.is_set():
         raise BridgeError(
             f"The simulated Azure made {len(changes)} changes, and the agent did not deliver all of them. The machine "
             "might be very busy, or standard output might be full. Run the demo again."
         )
-
-
-def _settings(endpoint: str, sinks: tuple[SinkSettings, ...]) -> Settings:
-    defaults = read({"imds": {"endpoint": endpoint}, "status": {"listen": ""}, "stop_grace_seconds": 1.0})
-    return msgspec.structs.replace(defaults, sinks=sinks)
 
 
 def _watch(

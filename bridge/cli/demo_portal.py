@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import logging
 import secrets
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+import click
 
 from bridge import logs
 from bridge.agent.agent import Agent
@@ -55,13 +56,15 @@ def run_portal_demo(directory: Path) -> None:
     with ExitStack() as stack:
         simulator = stack.enter_context(Simulator(vms=VMS, rate_limit=False))
         url, password = stack.enter_context(_portal(directory))
-        agents = [stack.enter_context(_agent(directory, vm, simulator.endpoints[vm], url)) for vm in VMS]
-        sys.stdout.write(
+        agents = [Agent(_settings(directory, simulator.endpoints[vm], f"{url}/api/v1"), directory / vm) for vm in VMS]
+        for agent in agents:
+            stack.callback(agent.stop)
+            agent.start()
+        click.echo(
             f"Simulated: Azure, and three VMs. Real: their agents, and the portal at\n\n  {url}\n\n"
             f"Sign in as {_NAME} with the password {password}, approve an event, and watch it until its end.\n"
-            "Ctrl-C ends the demo. Nothing is left behind.\n"
+            "Ctrl-C ends the demo. Nothing is left behind."
         )
-        sys.stdout.flush()
         _play(simulator, agents, stop)
     raise KeyboardInterrupt
 
@@ -99,16 +102,6 @@ def _portal(directory: Path) -> Iterator[tuple[str, str]]:
     finally:
         portal.stop()
         thread.join()
-
-
-@contextmanager
-def _agent(directory: Path, vm: str, endpoint: str, url: str) -> Iterator[Agent]:
-    agent = Agent(_settings(directory, endpoint, f"{url}/api/v1"), directory / vm)
-    try:
-        agent.start()
-        yield agent
-    finally:
-        agent.stop()
 
 
 def _settings(directory: Path, endpoint: str, url: str) -> Settings:

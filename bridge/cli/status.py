@@ -1,9 +1,6 @@
 """Implements `status`, which prints the state of the agent, its events, and its sinks.
 
 `bridge.cli.status_json` collects the data. Text is never truncated, even on a narrow terminal.
-
-If no agent is running, the command reads the outbox on disk. The exit code is 0 if the state can be read, even if the
-agent is not ready. To check whether the agent is ready, use `/readyz`.
 """
 
 from __future__ import annotations
@@ -21,8 +18,11 @@ from bridge.cli.connect import Reader
 from bridge.cli.status_json import ConfigurationReport, EventReport, SinkReport, StatusReport, build_report
 from bridge.cli.terminal import Colour, Table, ago, countdown, counted, size, styled, utc, wrapped
 from bridge.clock import parse_time, utc_now
+from bridge.config.approval import read_approval
 from bridge.config.loader import configuration_in_words, directory_despite_errors, find_config, load_top, parsed
 from bridge.config.loader import state_directory as directory_of
+from bridge.config.mistakes import Problems
+from bridge.config.trusted_keys import unusable_keys
 from bridge.errors import ConfigurationError
 from bridge.events.event import encode
 from bridge.outbox.rows import PendingApproval, StoredDecision
@@ -100,13 +100,10 @@ def _approval_files(
     if "approval" not in table:
         return (), ()
     from bridge.approval.files import agent_user, unsafe_files  # noqa: PLC0415  # only with approvals
-    from bridge.config.approval import read_approval  # noqa: PLC0415
-    from bridge.config.mistakes import Problems  # noqa: PLC0415
-    from bridge.config.trusted_keys import unusable_keys  # noqa: PLC0415
 
     problems = Problems()
     approval = read_approval(table["approval"], problems)
-    if approval is None or problems.sentences:
+    if approval is None:
         raise ConfigurationError(*problems.sentences, file=file)
     keys = approval.trusted_keys()
     unsafe = unsafe_files(keys, configuration=file, directory=directory, users={agent_user(directory)})

@@ -81,10 +81,7 @@ def key_mistakes(keys: Sequence[TrustedKey]) -> tuple[str, ...]:
 
 
 def unusable_keys(keys: Sequence[TrustedKey]) -> tuple[str, ...]:
-    """Return a sentence for each unusable key file. Decisions with such a key do not count.
-
-    The agent starts even if a key file is missing, because administrators revoke a key by deleting its file.
-    """
+    """Return a sentence for each unusable key file. Decisions with such a key do not count."""
     found = []
     for key in keys:
         try:

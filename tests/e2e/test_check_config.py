@@ -98,9 +98,9 @@ def test_all_problems_of_this_machine_are_reported_at_once(agent, check):
         ("Sink empty", "empty of secret_file is empty."),
         ("Sink variable", "The environment variable NO_SUCH_VARIABLE of bearer_token_env is empty."),
         ("Sink latin", "it is not UTF-8 text"),
-        ("Sink drain", "is not executable"),
-        ("Sink path", "No program called 'no-such-program-at-all'"),
-        ("Rule r", "nowhere does not exist. Install it, or change `command`."),
+        ("Sink drain", "no-program' is missing or not executable"),
+        ("Sink path", "The program 'no-such-program-at-all' is missing or not executable"),
+        ("Rule r", "nowhere' is missing or not executable"),
     ):
         assert [line for line in wrong if line.startswith(f"{where}: ") and said in line], (where, wrong)
     assert len(wrong) == 7

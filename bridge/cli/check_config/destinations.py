@@ -1,7 +1,6 @@
 """Tests the connections to IMDS, the portal, and the sinks (`check-config --connect`).
 
-The tests run in parallel and do not write to any destination. The first request for the Scheduled Events document turns
-on Scheduled Events for the VM, so the command requests the document only if an agent is already running.
+The tests run in parallel and do not write to any destination.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
 def try_destinations(settings: Settings, *, is_running: bool, broken: Collection[str]) -> Iterator[Tried]:
     """Yield the result of each connection test. Skip the sinks in *broken*."""
     imds_seconds = settings.imds.timeout_seconds * 2
-    trials: list[tuple[str, float, Callable[[], str]]] = []
-    trials.append(("IMDS", imds_seconds, partial(_imds, settings, is_running=is_running)))
+    imds = partial(_imds, settings, is_running=is_running)
+    trials: list[tuple[str, float, Callable[[], str]]] = [("IMDS", imds_seconds, imds)]
     remote = None if settings.approval is None else settings.approval.remote
     if remote is not None:
         limit = imds_seconds + _PORTAL_SECONDS + TOKEN_DEADLINE_SECONDS

@@ -91,11 +91,11 @@ def _secret_urls(sink: SinkSettings) -> Iterator[str]:
 
 def advice_for_root(directory: Path) -> Iterator[str]:
     """Yield the command that repeats the checks as the owner of *directory*."""
-    if sys.platform == "win32" or os.geteuid() != 0:
+    if sys.platform == "win32":
         return
     try:
-        name = pwd.getpwuid(directory.stat().st_uid).pw_name
-    except (OSError, KeyError):  # the directory is missing, or its owner has no name, as in a container
+        name = pwd.getpwuid(agent_user(directory)).pw_name
+    except KeyError:  # the owner has no name, as in a container
         return
     if name != user_name():
         yield (
@@ -149,13 +149,7 @@ def _secret(key: str, *, file: str | None = None, env: str | None = None) -> Ite
 def _program(command: Sequence[str] | None) -> Iterator[str]:
     if command is None or find_program(command[0]) is not None:
         return
-    program = command[0]
-    if not os.path.isabs(program):  # noqa: PTH117  # Path drops a leading ./
-        yield f"No program called {program!r} is in the PATH. Install it, or write its full path."
-    elif os.path.lexists(program):
-        yield f"The program {program} is not executable for {user_name()}. Change its mode, or change `command`."
-    else:
-        yield f"The program {program} does not exist. Install it, or change `command`."
+    yield f"The program {command[0]!r} is missing or not executable for {user_name()}. Install it, or change `command`."
 
 
 def _approval_files(settings: Settings, directory: Path) -> Iterator[str]:

@@ -1,13 +1,8 @@
-"""Prints the report of `check-config`: the settings in effect and the problems.
-
-If the configuration is invalid, `check-config` exits with 78 and does not print a report. If the report lists any
-problems, `check-config` exits with 1, although the agent can start despite most of them.
-"""
+"""Prints the report of `check-config`: the settings in effect and the problems."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -36,8 +31,8 @@ def check_configuration(path: Path | None, *, connect: bool) -> int:
     _show(f"State: {directory.absolute()}{runs}. IMDS: {settings.imds.endpoint}. Checked as {user_name()}.")
     file = configuration_in_words(settings.file, os.environ)
     _show(f"Configuration: {file}. This is version {version(_NAME)}.")
-    for line in _overrides(settings):
-        _show(line)
+    for key, variable in settings.overrides:
+        _show(f"From the environment: {key} is {os.environ[variable]!r} (${variable}).")
     _show(f"Sinks: {', '.join(f'{sink.name} ({sink.type_name})' for sink in settings.sinks)}.")
     if settings.has_default_sinks:
         _show("The configuration has no [[sinks]] table. `scheduled-events-bridge init --sink webhook` prints one.")
@@ -64,13 +59,6 @@ def _headline(count: int, *, connect: bool) -> str:
     if count:
         return f"The configuration is valid, but this machine has {counted(count, 'problem')}."
     return "The configuration is valid." + (" The results of the destinations follow." if connect else "")
-
-
-def _overrides(settings: Settings) -> Iterator[str]:
-    for key, variable in settings.overrides:
-        table, _, name = key.partition(".")
-        value = getattr(getattr(settings, table), name)
-        yield f"From the environment: {key} is {value!r} (${variable})."
 
 
 def _approvals(approval: ApprovalSettings | None) -> str:
