@@ -1,14 +1,9 @@
 """Decides when a sink retries, and which records it tries next.
 
-The delay between two attempts (`bridge.backoff.delivery_gap`) follows these rules:
+`bridge.backoff.delivery_gap` returns the delay between two attempts. In addition, these rules apply:
 
-- The delay is random, from 0.1 s to a limit. The limit is 1 s at first and doubles with each failure, up to 300 s.
-- While NotBefore is in the future, the limit is a quarter of the time left. This limit is at least 1 s, and at most 5 s
-  in the first minute of an outage and 15 s after that.
-- A `Retry-After` header sets a minimum delay for the whole sink, up to one hour. The minimum overrides both limits, but
-  does not apply to Preempt and Terminate events.
-- The delay of a Preempt or Terminate event is at most 2 s, even after a `Retry-After` header. A send in progress can
-  extend this delay.
+- A `Retry-After` header sets a minimum delay for the whole sink, except for Preempt and Terminate events.
+- The delay of a Preempt or Terminate event is at most 2 s. A send in progress can extend this delay.
 - After status 410, the agent sends nothing, not even Preempt and Terminate events, until a restart or `outbox retry`.
 
 If a send fails, the agent delays only records of the same event. If two sends in a row fail for different events, the
@@ -86,7 +81,7 @@ class RetrySchedule:
         self._gap = partial(delivery_gap, random=random)
         self._delays: dict[str, _Delay] = {}
         self._last_failed: frozenset[str] = frozenset()
-        self._failing_since: float | None = None
+        self._failing_since = _NEVER
         self._probes = 0
         self._probe_at: float | None = None
         self._bound_until = _LONG_AGO
@@ -204,10 +199,8 @@ class RetrySchedule:
 
         The method also ends the delays of all other failing events, but only once for each event.
         """
-        for event_key in event_keys:
-            self._delays.pop(event_key, None)
-        self._last_failed = frozenset()
-        self._failing_since = None
+        self.needed_no_request(event_keys)
+        self._last_failed, self._failing_since = frozenset(), _NEVER
         if self._probe_at is not None:
             self.resume()
         for delay in self._delays.values():
@@ -222,7 +215,7 @@ class RetrySchedule:
     def resume(self) -> None:
         """End the pause, even after status 410, so that all records can be sent immediately."""
         self._probe_at, self._bound_until, self._urgent_at = None, _LONG_AGO, _NEVER
-        self._last_failed, self._failing_since = frozenset(), None
+        self._last_failed, self._failing_since = frozenset(), _NEVER
         self._probes = 0
         self._fresh.clear()
         self.is_gone = False
@@ -245,8 +238,7 @@ class RetrySchedule:
         *has_urgent* is True if an urgent record is pending. *seconds_to_notice* is the time until the earliest future
         NotBefore of all pending records. *is_gone* is True if the response status was 410.
         """
-        if self._failing_since is None:
-            self._failing_since = now
+        self._failing_since = min(self._failing_since, now)
         for event in events:
             self._delay(event, now, retry_after)
         keys = frozenset(event.event_key for event in events)
@@ -276,7 +268,7 @@ class RetrySchedule:
             self._probe_at = min(self._probe_at, now + cap)
 
     def _outage_seconds(self, now: float) -> float:
-        return 0.0 if self._failing_since is None else now - self._failing_since
+        return max(now - self._failing_since, 0.0)
 
     def _set_urgent(self, now: float, during: SendMode, *, has_urgent: bool) -> None:
         self._urgent_was_last = during is SendMode.URGENT

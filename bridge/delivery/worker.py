@@ -361,25 +361,15 @@ class DeliveryWorker:
     def _failed(self, batch: list[Delivery], mode: SendMode, error: DeliveryFailed, *, next_step: str = "") -> None:
         self._store(batch, DeliveryState.PENDING, str(error)[:_REASON_CHARACTERS])
         self._note_failure(error, next_step=next_step)
-        urgent: dict[str, bool] = {}
-        for row in batch:
-            urgent[row.event_key] = urgent.get(row.event_key, False) or row.urgent
+        keys = dict.fromkeys(row.event_key for row in batch)
         wall = self._clock.timestamp()
-        has_urgent, soonest, notices = self._outbox.read(_urgency, self.name, urgent, now=wall)
-        events = [
-            FailedEvent(
-                event_key=key,
-                urgent=is_urgent,
-                seconds_to_not_before=notices[key] - wall if key in notices else None,
-            )
-            for key, is_urgent in urgent.items()
-        ]
+        has_urgent, seconds_to_notice, events = self._outbox.read(_urgency, self.name, keys, now=wall)
         self._schedule.failed(
             events,
             self._clock.monotonic(),
             during=mode,
             has_urgent=has_urgent,
-            seconds_to_notice=None if soonest is None else soonest - wall,
+            seconds_to_notice=seconds_to_notice,
             retry_after=error.retry_after,
             is_gone=error.gone,
         )
@@ -398,15 +388,21 @@ class DeliveryWorker:
 
 
 def _urgency(
-    state: State, sink: str, events: Iterable[str], *, now: float
-) -> tuple[bool, float | None, dict[str, float]]:
-    """Return whether a row is urgent, the next NotBefore of all rows, and that of each event."""
+    state: State, sink: str, event_keys: Iterable[str], *, now: float
+) -> tuple[bool, float | None, list[FailedEvent]]:
+    """Return whether a row is urgent, the time to the next NotBefore, and both for each event."""
     queue = state.queues[sink]
-    ahead = (row.not_before for row in queue.pending.values() if row.not_before is not None and row.not_before > now)
-    soonest = min(ahead, default=None)
-    by_event: dict[str, float] = {}
-    for key in events:
-        times = [row.not_before for row in queue.of_event(key) if row.not_before is not None and row.not_before > now]
-        if times:
-            by_event[key] = min(times)
-    return bool(queue.urgent), soonest, by_event
+
+    def seconds_to_not_before(rows: Iterable[Delivery]) -> float | None:
+        times = (row.not_before - now for row in rows if row.not_before is not None and row.not_before > now)
+        return min(times, default=None)
+
+    events = [
+        FailedEvent(
+            event_key=key,
+            urgent=any(row.urgent for row in queue.of_event(key)),
+            seconds_to_not_before=seconds_to_not_before(queue.of_event(key)),
+        )
+        for key in event_keys
+    ]
+    return bool(queue.urgent), seconds_to_not_before(queue.pending.values()), events

@@ -30,27 +30,24 @@ class Agreement:
 
     def __init__(self, *, is_needed: bool) -> None:
         self._is_needed = is_needed
-        self._shown: Document | None = None
-        self._since: Instant | None = None
+        self._keys: frozenset[str] | None = None
+        self._since = 0.0
+        """The monotonic time of the first response with these keys."""
         self._has_disagreed = False
 
     def note(self, document: Document, instant: Instant) -> None:
         """Compare *document*, a good response, with the previous good response."""
-        if not self._is_needed or document is self._shown:
+        if not self._is_needed:
             return
-        if self._shown is not None and _keys(self._shown) != _keys(document):
+        keys = frozenset(event.key for event in document.events)
+        if self._keys not in {None, keys}:
             self._is_needed = self._has_disagreed = not self._is_reached(instant)
-            self._since = instant
-        self._shown = document
-        self._since = self._since or instant
+        if self._keys != keys:
+            self._keys, self._since = keys, instant.monotonic
 
     def is_known(self, instant: Instant) -> bool:
         """Return whether the responses so far are enough to list the open events."""
         return not self._has_disagreed or self._is_reached(instant)
 
     def _is_reached(self, instant: Instant) -> bool:
-        return self._since is not None and instant.monotonic - self._since.monotonic >= _AGREEMENT_SECONDS
-
-
-def _keys(document: Document) -> set[str]:
-    return {event.key for event in document.events}
+        return instant.monotonic - self._since >= _AGREEMENT_SECONDS

@@ -72,11 +72,5 @@ def _number(value: float | None) -> str | None:
 
 
 def _joined(names: Iterable[str]) -> str:
-    fitting: list[str] = []
-    left = _MOST_NAME_CHARACTERS
-    for name in names:
-        left -= len(name) + 1
-        if left < 0:
-            break
-        fitting.append(name)
-    return ",".join(fitting)
+    text = ",".join(names)
+    return text if len(text) <= _MOST_NAME_CHARACTERS else text[: _MOST_NAME_CHARACTERS + 1].rpartition(",")[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta, timezone
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
@@ -34,13 +33,12 @@ CONVENTIONAL_LABELS = frozenset(
         "service.namespace",
     }
 )
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 def unix_nanoseconds(moment: str) -> int:
     """Return *moment*, a time in a record, in Unix nanoseconds."""
     # The protobuf field is unsigned, but a clock that was never set can show a time before 1970.
-    return max(0, (parse_time(moment) - _EPOCH) // timedelta(microseconds=1)) * 1000
+    return max(0, round(parse_time(moment).timestamp() * 1000)) * 1_000_000
 
 
 @cache

@@ -84,11 +84,7 @@ class Approvals(Protocol):
         unsettled: frozenset[str],
         tracked: Document | None,
     ) -> None:
-        """Process a good response. The poller calls this method after it has stored the changes.
-
-        The method must return quickly. *asked_at* is when the request started (monotonic seconds). *unsettled* contains
-        the keys of events with an unconfirmed change. *tracked* is the document without the unconfirmed changes.
-        """
+        """Process a good response whose changes are stored (see `Approver.observe`). Return quickly."""
 
     def wait_for_submission(self) -> None:
         """Wait up to one second for the result of the current approval request."""
