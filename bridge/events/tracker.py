@@ -131,13 +131,11 @@ class DocumentTracker:
         return self._state.document
 
     @property
-    def has_unconfirmed(self) -> bool:
-        """Return whether a change is unconfirmed. The agent then polls at least every second."""
-        return bool(self._state.candidates)
-
-    @property
     def unconfirmed(self) -> frozenset[str]:
-        """Return the keys of all events with an unconfirmed change."""
+        """Return the keys of all events with an unconfirmed change.
+
+        While a change is unconfirmed, the agent polls at least every second.
+        """
         return frozenset(candidate.event.key for candidate in self._state.candidates.values())
 
     def active_event_ids(self, instant: Instant) -> tuple[str, ...] | None:
@@ -149,7 +147,7 @@ class DocumentTracker:
 
     def is_settled(self, instant: Instant) -> bool:
         """Return whether the outbox can store the last good time and the boot identity."""
-        return not self.has_unconfirmed and not _is_recent(self._state.turned_on, instant)
+        return not self._state.candidates and not _is_recent(self._state.turned_on, instant)
 
     def observe(
         self,

@@ -13,6 +13,7 @@ records urgent events after 2 s, because Azure announces the eviction of a spot 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
@@ -127,7 +128,8 @@ class Poller:
         self.loop_watch = LoopWatch(clock)
         self._answered_at: float | None = None
         self._stop = threading.Event()
-        self._is_reconfigured = False
+        self._due = 0.0
+        """The time of the next poll."""
         self._woken = threading.Event()
         self._failures = 0
         self._saved_at = float("-inf")
@@ -166,7 +168,7 @@ class Poller:
         self._interval_seconds = poll_interval_seconds
         if self._tracker is not None:
             self._tracker.gap_seconds = self.gap_seconds
-        self._is_reconfigured = True
+        self._due = -math.inf
         self.wake()
 
     def wake(self) -> None:
@@ -176,36 +178,30 @@ class Poller:
     def run(self, stop: threading.Event) -> None:
         """Poll until *stop* is set, and then store the time of the last good response."""
         self._stop = stop
-        due = self._clock.monotonic()
+        self._due = self._clock.monotonic()
         while not stop.is_set():
             self.loop_watch.expect_call_within(self._imds.deadline_seconds)
             delay = self.poll_once()
             # After a slow poll, the next poll starts earlier, but the poller never sends several polls at once.
-            due = max(due + delay, self._clock.monotonic())
+            due = self._due = max(self._due + delay, self._clock.monotonic())
             self.loop_watch.expect_within(due - self._clock.monotonic())
-            was_reconfigured = self._sleep_until(due)
+            self._sleep()
             if self._sampler is not None:
                 self._sampler.sample_poll(self._clock.monotonic() - due)
-            if was_reconfigured:
-                due = self._clock.monotonic()
         self.loop_watch.idle()
         self._save_liveness()
 
-    def _sleep_until(self, due: float) -> bool:
-        """Wait until *due*, and return whether `reconfigure` ended the wait.
+    def _sleep(self) -> None:
+        """Wait until the next poll is due.
 
         If the disk is slow, a record can become due before it is saved. This thread then wakes the sink workers.
         """
-        while not self._is_reconfigured and not self._stop.is_set():
-            left, unsaved_left = due - self._clock.monotonic(), self._outbox.seconds_to_due()
-            if left <= 0:
-                break
+        while not self._stop.is_set() and (left := self._due - self._clock.monotonic()) > 0:
+            unsaved_left = self._outbox.seconds_to_due()
             if self._woken.wait(min(left, unsaved_left, threading.TIMEOUT_MAX)):
                 self._woken.clear()
             elif unsaved_left < left:
                 self._outbox.on_due()
-        was_reconfigured, self._is_reconfigured = self._is_reconfigured, False
-        return was_reconfigured
 
     def poll_once(self) -> float:
         """Poll once. Return the number of seconds from the start of this poll to the next poll."""
@@ -228,7 +224,7 @@ class Poller:
 
     @property
     def _seconds_between_polls(self) -> float:
-        is_confirming = self._tracker is not None and self._tracker.has_unconfirmed
+        is_confirming = self._tracker is not None and bool(self._tracker.unconfirmed)
         return min(self._interval_seconds, _CONFIRMING_SECONDS) if is_confirming else self._interval_seconds
 
     def _recovered(self) -> None:

@@ -72,7 +72,7 @@ def test_a_failed_poll_does_not_reset_the_count():
 def test_a_response_that_shows_the_event_resets_the_count():
     agent = started()
     assert agent.feed(*[GONE] * 4, document(STARTED), *[GONE] * 4) == []
-    assert agent.tracker.has_unconfirmed
+    assert agent.tracker.unconfirmed
 
 
 def test_a_restart_resets_the_count():
@@ -319,7 +319,7 @@ def test_stale_responses_end_nothing_for_ten_minutes_and_the_true_ending_is_reco
     seconds = position = 0
     while seconds < 600:
         agent.observe(stale if position and is_stale(position, chance) else TRUE, seconds)
-        seconds += 1 if agent.tracker.has_unconfirmed else interval
+        seconds += 1 if agent.tracker.unconfirmed else interval
         position += 1
     agent.observe(TRUE, seconds)
     assert agent.writes == 1
@@ -327,7 +327,7 @@ def test_stale_responses_end_nothing_for_ten_minutes_and_the_true_ending_is_reco
     ended_at = seconds = seconds + 1
     while len(agent.seen) == 1 and seconds < ended_at + 600:
         agent.observe(document(incarnation=6), seconds)
-        seconds += 1 if agent.tracker.has_unconfirmed else interval
+        seconds += 1 if agent.tracker.unconfirmed else interval
     (second, transition, evidence) = agent.seen[-1]
     came_back = not stale.events
     assert (transition, evidence) == ("completed", "inferred" if came_back else "observed")
@@ -383,4 +383,4 @@ def test_the_tracked_document_reaches_the_document_that_stays(history):
         for second in range(310):
             agent.observe(shown, position * 400 + second)
         assert same_content(agent.tracker.document, shown)
-        assert not agent.tracker.has_unconfirmed
+        assert not agent.tracker.unconfirmed
