@@ -111,11 +111,11 @@ def _close_surplus(state: State, key: tuple[str, str, str | None]) -> list[Store
     of_key = [each for each in open_decisions(state) if _key(each) == key]
     surplus = sorted(of_key, key=lambda each: (each.verdict is Verdict.HOLD, each.issued_at))
     surplus = surplus[: max(len(of_key) - MOST_OPEN_DECISIONS, 0)]
-    for each in surplus:
-        closed = DecisionUpdate(
-            arrival=each.arrival, state=DecisionStage.REFUSED, outcome="superseded", message=_SURPLUS
-        )
-        update_decisions(state, [closed])
+    updates = [
+        DecisionUpdate(arrival=each.arrival, state=DecisionStage.REFUSED, outcome="superseded", message=_SURPLUS)
+        for each in surplus
+    ]
+    update_decisions(state, updates)
     return surplus
 
 
@@ -156,8 +156,7 @@ def update_decisions(state: State, updates: Iterable[DecisionUpdate]) -> None:
     for update in updates:
         row = state.decisions.rows.get(update.arrival)
         if row is not None:
-            values = {"state": update.state, "outcome": update.outcome, "message": update.message}
-            state.decisions.put(msgspec.structs.replace(row, **values))
+            state.decisions.put(msgspec.structs.replace(row, **msgspec.structs.asdict(update)))
 
 
 def begin_attempt(

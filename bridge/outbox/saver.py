@@ -78,9 +78,9 @@ class Saver:
         self._unsaved = Changes()
         self._database: Database | None = None
         self._print: Fingerprint | None = None
-        self._began_at: float | None = None
+        self._behind_since: float | None = None
+        """When the first attempt at the current save began, or None while no save runs."""
         self._failure: str | None = None
-        self._failed_since = 0.0
         self._retry_seconds = _FIRST_RETRY_SECONDS
         self._cleaned_at = -math.inf
         self._older_bytes = 0
@@ -97,11 +97,9 @@ class Saver:
     @property
     def behind_seconds(self) -> float:
         """Return how long the disk has been failing or hanging, or 0 if the file is up to date."""
-        if self._failure is not None:
-            return time.monotonic() - self._failed_since
-        began_at = self._began_at
-        seconds = 0.0 if began_at is None else time.monotonic() - began_at
-        return seconds if seconds > BEHIND_SECONDS else 0.0
+        since = self._behind_since
+        seconds = 0.0 if since is None else time.monotonic() - since
+        return seconds if self._failure is not None or seconds > BEHIND_SECONDS else 0.0
 
     @property
     def behind_reason(self) -> str | None:
@@ -193,7 +191,7 @@ class Saver:
             self._on_loaded(loaded)
 
     def _save(self, request: int) -> bool:
-        self._began_at = time.monotonic()
+        self._behind_since = self._behind_since or time.monotonic()
         try:
             has_written = self._write()
             self._confirm(request, has_written=has_written)
@@ -201,8 +199,7 @@ class Saver:
         except Exception as error:  # noqa: BLE001  # the saver logs every error and continues
             self._failed(error)
             return False
-        finally:
-            self._began_at = None
+        self._behind_since = None
         return True
 
     def _write(self) -> bool:
@@ -254,7 +251,7 @@ class Saver:
         was_behind = self._failure is not None
         if was_behind:
             logger.info("The outbox is saved again.", extra={"directory": str(self._directory)})
-        self._failure = None
+        self._failure, self._behind_since = None, time.monotonic()
         self._retry_seconds = _FIRST_RETRY_SECONDS
         with self._turn:
             self._confirmed = request
@@ -264,7 +261,6 @@ class Saver:
 
     def _failed(self, error: Exception) -> None:
         if self._failure is None:
-            self._failed_since = time.monotonic()
             logger.error(
                 "The outbox cannot be saved. The agent continues from memory and approves nothing. %s",
                 error,
