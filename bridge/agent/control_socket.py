@@ -285,7 +285,7 @@ class ControlClient:
 
     def _denied(self) -> str:
         return (
-            f"This user may not access the agent of {self._directory}. Run the command as root, with sudo, or as the "
+            f"This user may not access an agent of {self._directory}. Run the command as root, with sudo, or as the "
             "agent's user."
         )
 

@@ -137,7 +137,10 @@ def advice(directory: Path) -> str:
     if service != directory and os.path.lexists(service):
         may_open = os.access(service, os.R_OK | os.X_OK)
         how = f"Use --state-directory {service}." if may_open else "Run the command as root, with sudo."
-        return f"The service uses the state directory {service}. {how}"
+        return (
+            f"The default state directory of the service is {service}. {how} If the service does not run, see its "
+            "journal."
+        )
     is_service = any(Path(root, _UNIT).exists() for root in ("/etc", "/usr/lib", "/lib"))
     how = "the service with `systemctl start scheduled-events-bridge`" if is_service else "the agent with `run`"
     return f"Start {how}, or use --state-directory or --config."

@@ -145,7 +145,7 @@ def _facts(report: StatusReport, now: datetime) -> list[str]:
     polled = report.last_good_poll_at
     poll = "no good poll yet" if polled is None else f"last good poll {_moment(polled, now)}"
     lines = [
-        *_fact("VM", report.vm.name or "unknown: IMDS has not responded yet"),
+        *_fact("VM", report.vm.name or "unknown: IMDS has not returned the name yet"),
         *_fact("IMDS", poll if endpoint is None else f"{endpoint}, {poll}"),
         *_fact("State", f"{state.directory}, {size(state.outbox_bytes)}{limit}"),
         *_fact("Config", file or "none: the agent uses the defaults"),
@@ -285,7 +285,7 @@ def _sinks(report: StatusReport, now: datetime) -> list[str]:
             lines += wrapped(f"last error{when}: {sink.last_error}", indent=_UNDER)
         if sink.configured is False:
             lines += wrapped(_UNCONFIGURED.format(name=one_line(sink.name)), indent=_UNDER)
-    if any(_state_of(sink) != "ok" for sink in shown):
+    if not {_state_of(sink) for sink in shown} <= {"ok", "not configured"}:
         lines += ["", *wrapped(_NEXT_STEP)]
     return lines
 

@@ -115,9 +115,10 @@ class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``[state]``: the outbox on disk."""
 
     directory: _Text | None = None
-    """The directory of the outbox. The default is $STATE_DIRECTORY, else /var/lib/scheduled-events-bridge for root, or
-    else the state home of the user. On Windows, the default is %ProgramData%\\scheduled-events-bridge\\state.
-    The variable $SCHEDULED_EVENTS_BRIDGE_STATE_DIRECTORY overrides this key."""
+    """The directory of the outbox. The default is $STATE_DIRECTORY, else /var/lib/scheduled-events-bridge for root and
+    the service, or else the state home of the user. On Windows, the default is
+    %ProgramData%\\scheduled-events-bridge\\state. The variable $SCHEDULED_EVENTS_BRIDGE_STATE_DIRECTORY overrides this
+    key."""
     max_bytes: _Bytes = 268_435_456
     """Maximum size of the outbox files in bytes: at least 1 MiB, by default 256 MiB. On a small volume, it is lower."""
     max_pending_bytes: _PendingBytes = 33_554_432

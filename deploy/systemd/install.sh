@@ -216,6 +216,7 @@ new=$opt/venvs/$(date -u +%Y%m%dT%H%M%SZ)-$$
 before=$root$opt/before-$$ # the backup that put_back restores
 in_place=no
 made_state=no
+made_config=no
 mkdir -p "$root$opt/venvs"
 old=$(readlink "$root$opt/venv" || true)
 
@@ -254,6 +255,7 @@ undo() { # runs if the script ends early
     fi
   fi
   rm -rf "$root$new" "$before" "$config.new"
+  [ "$made_config" = no ] || rm -f "$config"
   [ "$made_state" = no ] || rmdir "$state" 2>/dev/null || true
 }
 trap undo EXIT
@@ -332,9 +334,12 @@ if [ -z "$root" ] && [ ! -e "$state" ]; then
   made_state=yes
 fi
 wanted=$config
-if [ -n "$given" ] || [ ! -e "$config" ]; then
-  install -m 0644 "${given:-$here/config.toml}" "$config.new"
+if [ ! -e "$config" ]; then
+  made_config=yes
+  install -m 0644 "${given:-$here/config.toml}" "$config"
+elif [ -n "$given" ]; then
   wanted=$config.new
+  install -m 0644 "$given" "$wanted"
 fi
 # `run` would exit with 78. It works despite 1, for example if a secret is not installed yet.
 status=0
@@ -360,7 +365,8 @@ elif has_systemd && [ -n "$old" ] && [ -e "$unit" ] && ! systemctl --quiet is-en
 fi
 
 mkdir -p "$before"
-for file in "$config" "$unit" "$steps" "$sysusers"; do keep "$file"; done
+[ "$made_config" = yes ] || keep "$config"
+for file in "$unit" "$steps" "$sysusers"; do keep "$file"; done
 in_place=yes
 [ "$wanted" = "$config" ] || cmp -s "$wanted" "$config" || install -m 0644 "$wanted" "$config"
 install -m 0644 "$here/$name.sysusers.conf" "$sysusers"

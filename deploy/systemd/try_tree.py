@@ -35,6 +35,9 @@ NOT_FOR_A_SERVICE = ("bridge.cli.demo_view", "bridge.cli.demo_portal", "bridge._
 #: both states mean that the destination accepts no records. Of IMDS, only the error remains, if IMDS responded. Ages do
 #: not count. The Ansible role contains the same substitutions.
 SAME_REASON = ((r"^(Sink \S+) .*", r"\1"), (r"^[^:]*\bIMDS\b[^:]*", "IMDS"), (r"[0-9.]+ s\b", ""))
+#: The oldest record of a stuck sink has waited for five minutes, which is longer than an upgrade takes. The role also
+#: ignores this reason.
+OLDER_THAN_THE_UPGRADE = " is stuck: "
 #: The number of failures to print. If one library is missing, nearly every module fails.
 MOST_LINES = 5
 #: The modules of each extra that are imported only when they are used. The key "" applies to every agent.
@@ -86,8 +89,10 @@ def ready(seconds: float, before: list[str]) -> list[str]:
         readiness, problem = ask()
         if problem is None and readiness is None:  # without a status address, a notification to systemd is sufficient
             return []
-        if readiness is not None and not {without_details(reason) for reason in readiness.reasons} - excused:
-            return []
+        if readiness is not None:
+            counted = [reason for reason in readiness.reasons if OLDER_THAN_THE_UPGRADE not in reason]
+            if not {without_details(reason) for reason in counted} - excused:
+                return []
         if not runs():
             return ["The service does not keep running."]
         if time.monotonic() >= until:

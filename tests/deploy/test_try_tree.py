@@ -90,10 +90,20 @@ def test_reasons_of_the_running_agent_are_printed(try_tree):
         ([DEAD], [REFUSING]),
         ([REFUSING], [DEAD, REFUSING]),
         ([DEAD], []),
+        ([], [DEAD]),
         ([SILENT], [NO_POLL]),
         ([NOT_JSON], [NOT_JSON_YET]),
     ],
-    ids=["ready", "refusing", "dead, then refusing", "two reasons", "recovered", "silent IMDS", "invalid document"],
+    ids=[
+        "ready",
+        "refusing",
+        "dead, then refusing",
+        "two reasons",
+        "recovered",
+        "not stuck yet",
+        "silent IMDS",
+        "invalid",
+    ],
 )
 def test_problem_that_existed_before_does_not_prevent_an_upgrade(try_tree, tmp_path, before, after):
     (tmp_path / "before").write_text("".join(f"{reason}\n" for reason in before))
@@ -124,3 +134,6 @@ def test_installer_and_ansible_role_compare_reasons_in_the_same_way():
     assert found
     unescaped = [tuple(text.replace("\\\\", "\\") for text in pair) for pair in substitutions]
     assert tuple(unescaped) == ast.literal_eval(found[1])
+    ignored = re.search(r"OLDER_THAN_THE_UPGRADE = (.+)", PROGRAM.read_text(encoding="utf-8"))
+    assert ignored
+    assert f"reject('search', '{ast.literal_eval(ignored[1])}')" in role.read_text(encoding="utf-8")

@@ -97,7 +97,7 @@ def test_other_commands_name_the_state_directory_of_the_service(agent, config, u
     for command in (("status",), ("events",), ("approve", "A")):
         code, out, err = as_a_login(agent, *command, "--config", config, user=user)
         assert (code, out) == (1, ""), (command, err)
-        assert f"The service uses the state directory {SERVICE}. {advice}" in err
+        assert f"The default state directory of the service is {SERVICE}. {advice}" in err
 
 
 #: Runs `status` on a machine with an installed service that was never started.
