@@ -26,14 +26,13 @@ from urllib.parse import unquote
 from bridge.sink import (
     DeliveryFailed,
     Secret,
-    Sink,
     SinkConfig,
     TransitionRecord,
     escaped,
     how_to_install,
     masked,
 )
-from sinks.blocking import BlockingCalls
+from sinks.blocking import BlockingSink
 from sinks.sentence import sentence
 from sinks.severity import look_of
 
@@ -69,7 +68,7 @@ class AppriseConfig(SinkConfig, frozen=True, kw_only=True):
             raise ValueError(f"{_MISSING} {how_to_install('apprise')}.")
 
 
-class AppriseSink(Sink):
+class AppriseSink(BlockingSink):
     """Sends each record to every Apprise URL of the table."""
 
     Config: ClassVar[type[SinkConfig]] = AppriseConfig
@@ -82,19 +81,17 @@ class AppriseSink(Sink):
         return True
 
     def __init__(self, config: AppriseConfig) -> None:
-        super().__init__(config)
+        super().__init__(config, target="Apprise")
         self._secret = Secret(key="urls", file=config.urls_file, env=config.urls_env)
         self._urls: tuple[str, ...] = ()
         self._services: dict[str, Any] = {}
         self._accepted: dict[str, set[str]] = {}
         """For each recent record, the URLs that accepted it. A retry skips these URLs."""
-        self._calls = BlockingCalls(f"apprise:{config.name}", target="Apprise")
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
         """Send the record. Raise DeliveryFailed unless every service accepted the record."""
         (record,) = batch
-        work = partial(self._notify, self._current(), record)
-        self._calls.run(work, timeout_seconds=self.config.timeout_seconds)
+        self.run(partial(self._notify, self._current(), record))
 
     def _notify(self, services: dict[str, Any], record: TransitionRecord) -> None:
         accepted = self._accepted.setdefault(record.id, set())
@@ -136,10 +133,6 @@ class AppriseSink(Sink):
     def check(self) -> None:
         """Raise DeliveryFailed if a URL is not valid for Apprise. The check sends nothing."""
         self._current()
-
-    def close(self) -> None:
-        """Cancel a send in another thread."""
-        self._calls.close()
 
     def _current(self) -> dict[str, Any]:
         urls = tuple(dict.fromkeys(url for line in self._secret.values() for url in line.split()))

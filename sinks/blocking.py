@@ -1,4 +1,4 @@
-"""Enforces a deadline for calls that can block indefinitely, such as a write to a disk.
+"""Provides a base class for sinks whose calls can block indefinitely, such as a write to a disk.
 
 The calls run one at a time in a separate thread, so `send` can return at its deadline even if a call blocks. Retries do
 not start more threads. The sink recovers when the blocked call returns.
@@ -11,46 +11,44 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
-from bridge.sink import DeliveryFailed, RetryReason, run_daemon
+from bridge.sink import DeliveryFailed, RetryReason, Sink, run_daemon
 
 
-class BlockingCalls:
-    """Runs the blocking calls of one sink. Error messages contain *target*, such as a file."""
+class BlockingSink(Sink):
+    """A sink that sends in a separate thread. Error messages contain *target*, such as a file."""
 
-    def __init__(self, name: str, *, target: str) -> None:
-        self._name = name
+    def __init__(self, config: Any, *, target: str) -> None:
+        super().__init__(config)
         self._target = target
         self._last: Future[None] | None = None
         self._closed: Future[Any] = Future()
 
-    def run(self, work: Callable[[], None], *, timeout_seconds: float) -> None:
-        """Call *work* in a separate thread. Raise DeliveryFailed at the timeout.
+    def run(self, work: Callable[[], None]) -> None:
+        """Call *work* in a separate thread. Raise DeliveryFailed after `timeout_seconds`.
 
         If an earlier call is still blocked, *work* starts after that call returns, and the wait counts toward the
         timeout. If *work* raises an exception, the caller receives the exception.
         """
-        deadline = time.monotonic() + timeout_seconds
-        if self._last is not None and not self._is_over(self._last, deadline):
-            raise self._blocked(timeout_seconds)
+        deadline = time.monotonic() + self.config.timeout_seconds
+        if self._last is not None:
+            self._wait(self._last, deadline)
         if self._closed.done():
             raise DeliveryFailed("The sink is closed.")
-        self._last = call = run_daemon(self._name, work)
-        if not self._is_over(call, deadline):
-            raise self._blocked(timeout_seconds)
+        self._last = call = run_daemon(self.config.name, work)
+        self._wait(call, deadline)
         self._last = None
         call.result()
 
     def close(self) -> None:
-        """Cancel a `run` in another thread, and reject further calls."""
+        """Cancel a send in another thread, and reject further calls."""
         if not self._closed.done():
             self._closed.set_result(None)
 
-    def _is_over(self, call: Future[None], deadline: float) -> bool:
+    def _wait(self, call: Future[None], deadline: float) -> None:
         wait([call, self._closed], max(0.0, deadline - time.monotonic()), return_when=FIRST_COMPLETED)
-        return call.done()
-
-    def _blocked(self, seconds: float) -> DeliveryFailed:
+        if call.done():
+            return
         if self._closed.done():
-            return DeliveryFailed("The sink was closed during the send.")
-        message = f"{self._target} did not respond within {seconds:g} s."
-        return DeliveryFailed(message, reason=RetryReason.TIMEOUT)
+            raise DeliveryFailed("The sink was closed during the send.")
+        message = f"{self._target} did not respond within {self.config.timeout_seconds:g} s."
+        raise DeliveryFailed(message, reason=RetryReason.TIMEOUT)

@@ -19,13 +19,12 @@ from typing import ClassVar
 from bridge.sink import (
     DeliveryFailed,
     DeliveryRejected,
-    Sink,
     SinkConfig,
     Transition,
     TransitionRecord,
     encode,
 )
-from sinks.blocking import BlockingCalls
+from sinks.blocking import BlockingSink
 from sinks.sentence import sentence
 from sinks.severity import Severity, look_of
 
@@ -68,14 +67,13 @@ class EventLogConfig(SinkConfig, frozen=True, kw_only=True):
             raise ValueError("type eventlog needs Windows and pywin32, which deploy/windows/install.ps1 installs.")
 
 
-class EventLogSink(Sink):
+class EventLogSink(BlockingSink):
     """Writes each record as one entry to the Windows event log."""
 
     Config: ClassVar[type[SinkConfig]] = EventLogConfig
 
     def __init__(self, config: EventLogConfig) -> None:
-        super().__init__(config)
-        self._calls = BlockingCalls(f"eventlog:{config.name}", target=_LOG)
+        super().__init__(config, target=_LOG)
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
         """Write the record in *batch*. Raise DeliveryRejected if the record is too long."""
@@ -84,16 +82,11 @@ class EventLogSink(Sink):
         if len(text.encode("utf-16-le")) // 2 > _MOST_CHARACTERS:
             raise DeliveryRejected(f"The record has more than {_MOST_CHARACTERS} characters, the limit of an event.")
         level = _LEVELS[look_of(record).severity]
-        work = partial(self._report, EVENT_IDS[record.transition], level, text)
-        self._calls.run(work, timeout_seconds=self.config.timeout_seconds)
+        self.run(partial(self._report, EVENT_IDS[record.transition], level, text))
 
     def check(self) -> None:
         """Open the event log without writing an entry."""
-        self._calls.run(partial(self._report, None, 0, ""), timeout_seconds=self.config.timeout_seconds)
-
-    def close(self) -> None:
-        """Cancel a send in another thread."""
-        self._calls.close()
+        self.run(partial(self._report, None, 0, ""))
 
     def _report(self, event_id: int | None, level: int, text: str) -> None:
         import pywintypes  # type: ignore[import-not-found,import-untyped,unused-ignore]  # noqa: PLC0415  # only on Windows

@@ -19,9 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from bridge.sink import DeliveryFailed, Sink, SinkConfig, TransitionRecord
-from sinks.blocking import BlockingCalls
-from sinks.sentence import line_of
+from bridge.sink import DeliveryFailed, SinkConfig, TransitionRecord
+from sinks.blocking import BlockingSink
+from sinks.sentence import line
 
 if sys.platform != "win32":
     import fcntl
@@ -44,29 +44,23 @@ class FileConfig(SinkConfig, frozen=True, kw_only=True):
             raise ValueError(f"path must be the absolute path of a file, but it is {self.path!r}.")
 
 
-class FileSink(Sink):
+class FileSink(BlockingSink):
     """Appends each record to a file as one line."""
 
     Config: ClassVar[type[SinkConfig]] = FileConfig
 
     def __init__(self, config: FileConfig) -> None:
-        super().__init__(config)
+        super().__init__(config, target=config.path)
         self._path = Path(config.path)
-        self._line = line_of(config.format)
-        self._calls = BlockingCalls(f"file:{config.name}", target=config.path)
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
         """Append *batch* to the file. Raise DeliveryFailed if the write does not finish in time."""
-        lines = b"".join(map(self._line, batch))
-        self._calls.run(partial(self._append, lines), timeout_seconds=self.config.timeout_seconds)
+        lines = b"".join(line(record, self.config.format) for record in batch)
+        self.run(partial(self._append, lines))
 
     def check(self) -> None:
         """Raise DeliveryFailed if the file cannot be written. The check does not create the file."""
-        self._calls.run(self._look, timeout_seconds=self.config.timeout_seconds)
-
-    def close(self) -> None:
-        """Cancel a send in another thread."""
-        self._calls.close()
+        self.run(self._look)
 
     def _append(self, lines: bytes) -> None:
         with self._failing():

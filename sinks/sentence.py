@@ -7,7 +7,7 @@ terminal's colors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 from bridge.sink import Evidence, ScheduledEvent, Transition, TransitionRecord, duration, encode, escaped
@@ -34,17 +34,9 @@ def sentence(record: TransitionRecord) -> str:
     return escaped(". ".join([start, *(note.rstrip(".") for note in notes)]))
 
 
-def line_of(kind: Literal["json", "text"]) -> Callable[[TransitionRecord], bytes]:
-    """Return the function that converts a record to one line of JSON or text."""
-    return _text if kind == "text" else _json
-
-
-def _json(record: TransitionRecord) -> bytes:
-    return encode(record) + b"\n"
-
-
-def _text(record: TransitionRecord) -> bytes:
-    return sentence(record).encode() + b"\n"
+def line(record: TransitionRecord, kind: Literal["json", "text"]) -> bytes:
+    """Return *record* as one line of JSON or text."""
+    return (sentence(record).encode() if kind == "text" else encode(record)) + b"\n"
 
 
 def _headline(record: TransitionRecord) -> str:

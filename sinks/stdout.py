@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import ClassVar, Literal, TextIO
 
-from bridge.sink import DeliveryFailed, Sink, SinkConfig, TransitionRecord
-from sinks.blocking import BlockingCalls
-from sinks.sentence import line_of
+from bridge.sink import DeliveryFailed, SinkConfig, TransitionRecord
+from sinks.blocking import BlockingSink
+from sinks.sentence import line
 
 #: All stdout sinks share this lock, because they write to the same standard output.
 _WRITING = threading.Lock()
@@ -33,20 +33,18 @@ class StdoutConfig(SinkConfig, frozen=True, kw_only=True):
     """json: each line is a record as JSON. text: each line is a readable sentence."""
 
 
-class StdoutSink(Sink):
+class StdoutSink(BlockingSink):
     """Writes each record as one line to standard output."""
 
     Config: ClassVar[type[SinkConfig]] = StdoutConfig
 
     def __init__(self, config: StdoutConfig) -> None:
-        super().__init__(config)
-        self._line = line_of(config.format)
-        self._calls = BlockingCalls(f"stdout:{config.name}", target="Standard output")
+        super().__init__(config, target="Standard output")
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
         """Write *batch*. Raise DeliveryFailed if the write does not finish in time."""
-        lines = b"".join(map(self._line, batch))
-        self._calls.run(partial(_write, lines), timeout_seconds=self.config.timeout_seconds)
+        lines = b"".join(line(record, self.config.format) for record in batch)
+        self.run(partial(_write, lines))
 
     def check(self) -> None:
         """Raise DeliveryFailed if standard output is closed or has no reader.
@@ -56,10 +54,6 @@ class StdoutSink(Sink):
         _, descriptor = _opened()
         if descriptor is not None and _has_no_reader(descriptor):
             raise _failure(BrokenPipeError())
-
-    def close(self) -> None:
-        """Cancel a send in another thread."""
-        self._calls.close()
 
 
 def _write(lines: bytes) -> None:

@@ -19,7 +19,7 @@ from bridge.sink import DeliveryFailed
 from bridge.testing.peers import Peer
 from bridge.testing.records import sample_record
 from bridge.testing.watching import in_time
-from sinks.blocking import BlockingCalls
+from sinks.file import FileConfig, FileSink
 
 fcntl = pytest.importorskip("fcntl", reason="the files of these tests are locked as POSIX does")
 resource = pytest.importorskip("resource", reason="likewise, a full disk is played by its limits")
@@ -172,7 +172,7 @@ def test_two_writers_of_one_file_lose_and_break_no_line(tmp_path):
 
 
 def test_call_that_hangs_costs_one_thread_and_what_follows_waits_for_it():
-    calls, let_go, made = BlockingCalls("disk", target="/a"), threading.Event(), []
+    sink, let_go, made = FileSink(FileConfig(path="/a", timeout_seconds=0.1)), threading.Event(), []
 
     def hang():
         made.append(1)
@@ -182,29 +182,30 @@ def test_call_that_hangs_costs_one_thread_and_what_follows_waits_for_it():
 
     def run_in_vain():
         with pytest.raises(DeliveryFailed, match=r"/a did not respond within 0\.1 s"):
-            calls.run(hang, timeout_seconds=0.1)
+            sink.run(hang)
 
     for _ in range(3):
         in_time(run_in_vain, deadline_seconds=0.1)
     assert (len(new_threads(before)), len(made)) == (1, 1)
     let_go.set()
-    calls.run(lambda: made.append(2), timeout_seconds=30.0)
+    sink.config = FileConfig(path="/a", timeout_seconds=30.0)
+    sink.run(lambda: made.append(2))
     assert made == [1, 2]
 
 
 def test_close_ends_the_wait_for_a_call_that_hangs():
-    calls, let_go, errors = BlockingCalls("disk", target="/a"), threading.Event(), []
+    sink, let_go, errors = FileSink(FileConfig(path="/a")), threading.Event(), []
 
     def run():
         with contextlib.suppress(DeliveryFailed):
-            calls.run(lambda: let_go.wait(10), timeout_seconds=10.0)
+            sink.run(lambda: let_go.wait(10))
         errors.append(1)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    calls.close()
+    sink.close()
     thread.join(5)
     assert errors
     let_go.set()
     with pytest.raises(DeliveryFailed, match="closed"):
-        calls.run(lambda: None, timeout_seconds=1.0)
+        sink.run(lambda: None)
