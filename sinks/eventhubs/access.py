@@ -10,7 +10,8 @@ from urllib.parse import unquote_plus
 from bridge.sink import AccessToken, CredentialFailed, DeliveryFailed, RenewedToken, Secret, fetch_token
 from sinks.eventhubs.config import EventHubsConfig
 from sinks.eventhubs.connection_string import ConnectionString, parse, shared_access_signature
-from sinks.http.urls import http_url, url_secrets
+from sinks.http.target import Proxy
+from sinks.http.urls import url_secrets
 
 _SCOPE = "https://eventhubs.azure.net/.default"
 _SIGNATURE_SECONDS = 3_600
@@ -28,7 +29,7 @@ class Access:
         self._secret = Secret(
             key="connection_string", file=config.connection_string_file, env=config.connection_string_env
         )
-        self._proxy = Secret(key="proxy", file=config.proxy_file, env=config.proxy_env)
+        self._proxy = Proxy(config)
         self._identity = None if config.credential == "connection_string" else _identity(config)
         self._token = AccessToken("", 0)
         """The identity's token, or a shared access signature that was signed with the key in the connection string."""
@@ -37,12 +38,7 @@ class Access:
 
     def prepare(self, *, wait_seconds: float) -> None:
         """Get the current proxy and credential. Raise DeliveryFailed if a value is missing."""
-        self.proxy = self._config.proxy or self._proxy.value()
-        if self.proxy is not None:
-            try:
-                http_url(self.proxy, key="proxy")
-            except ValueError as error:
-                raise DeliveryFailed(f"The proxy's URL is not valid: {error}", needs_attention=True) from None
+        self.proxy = self._proxy.url()
         if self._identity is None:
             self._sign(self._secret.value() or "")
             return

@@ -235,5 +235,4 @@ def _proxy(url: str | None) -> dict[str, Any] | None:
     parts = urlsplit(url)
     user, at, _ = parts.netloc.rpartition("@")
     host = f"[{parts.hostname}]" if ":" in str(parts.hostname) else parts.hostname
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    return {"proxy_hostname": f"{parts.scheme}://{user}{at}{host}", "proxy_port": port}
+    return {"proxy_hostname": f"{parts.scheme}://{user}{at}{host}", "proxy_port": parts.port or 80}

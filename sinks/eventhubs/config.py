@@ -8,15 +8,14 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from bridge.sink import SinkConfig, how_to_install, tls_file_problems
-from sinks.http.config import one_of
-from sinks.http.urls import plain_url
+from bridge.sink import how_to_install
+from sinks.http.config import ServerConfig, one_of
 
 _LONGEST_IDLE_SECONDS = 3_600
 _HOST = re.compile(r"[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+")
 
 
-class EventHubsConfig(SinkConfig, frozen=True, kw_only=True):
+class EventHubsConfig(ServerConfig, frozen=True, kw_only=True):
     """The settings of the sink type `eventhubs`."""
 
     fully_qualified_namespace: str | None = None
@@ -33,45 +32,28 @@ class EventHubsConfig(SinkConfig, frozen=True, kw_only=True):
     connection_string_env: str | None = None
     """An environment variable with the connection string."""
     transport: Literal["amqp", "amqp_websocket", "https"] = "amqp"
-    """amqp: port 5671. amqp_websocket: port 443, requires the extra `websocket`. https: port 443, one request per
-    record."""
+    """amqp: port 5671, without a proxy. amqp_websocket: port 443, requires the extra `websocket`. https: port 443, one
+    request per record."""
     endpoint: str | None = None
     """The address to connect to instead of the namespace, such as a private endpoint, as `host` or `host:port`."""
-    ca_file: str | None = None
-    """A PEM file with the certificate authorities to trust instead of the default authorities."""
-    proxy: str | None = None
-    """URL of an HTTP proxy, for amqp_websocket and https. The agent ignores proxies in environment variables."""
-    proxy_file: str | None = None
-    """A file with the proxy's URL, for a URL with a password. The agent reads the file again after a change."""
-    proxy_env: str | None = None
-    """An environment variable with the proxy's URL, for a URL with a password."""
     idle_close_seconds: Annotated[float, msgspec.Meta(ge=0, le=_LONGEST_IDLE_SECONDS)] = 30.0
     """Close the connection after this many seconds without a send. A Standard namespace allows 5,000 connections."""
     max_batch: int = 100
     """Maximum number of records in one send, all of one event. Always 1 for https."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._check_credential()
-        for key, problem in tls_file_problems(ca_file=self.ca_file):
-            raise ValueError(f"{key}: {problem}")
         if self.transport == "amqp_websocket" and importlib.util.find_spec("aiohttp") is None:
             raise ValueError(
                 f"transport amqp_websocket needs aiohttp, which is not installed. {how_to_install('websocket')}"
             )
-        self._check_proxy()
+        if self.has_proxy and self.transport == "amqp":
+            raise ValueError(
+                'A proxy needs transport = "amqp_websocket" or "https". Plain AMQP cannot use an HTTP proxy.'
+            )
         if self.transport == "https":
             msgspec.structs.force_setattr(self, "max_batch", 1)
-
-    def _check_proxy(self) -> None:
-        keys = {"proxy": self.proxy, "proxy_file": self.proxy_file, "proxy_env": self.proxy_env}
-        one_of(**keys)
-        if self.proxy is not None:
-            plain_url(self.proxy, key="proxy")
-        given = next((key for key, value in keys.items() if value is not None), None)
-        if given is not None and self.transport == "amqp":
-            raise ValueError(
-                f'{given} needs transport = "amqp_websocket" or "https". Plain AMQP cannot use an HTTP proxy.'
-            )
 
     def _check_credential(self) -> None:
         has_string = self.connection_string_file is not None or self.connection_string_env is not None

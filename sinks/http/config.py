@@ -21,7 +21,32 @@ _OURS = frozenset({"content-length", "transfer-encoding", "connection", "expect"
 _Status = Annotated[int, msgspec.Meta(ge=100, le=599)]
 
 
-class HttpConfig(SinkConfig, frozen=True, kw_only=True):
+class ServerConfig(SinkConfig, frozen=True, kw_only=True):
+    """The settings of the certificates and the proxy of a server."""
+
+    ca_file: str | None = None
+    """A PEM file with the certificate authorities to trust instead of the default authorities (certifi)."""
+    proxy: str | None = None
+    """URL of an HTTP proxy. The agent ignores proxies in environment variables."""
+    proxy_file: str | None = None
+    """A file with the proxy's URL, for a URL with a password. The agent reads the file again after a change."""
+    proxy_env: str | None = None
+    """An environment variable with the proxy's URL, for a URL with a password."""
+
+    def __post_init__(self) -> None:
+        one_of(proxy=self.proxy, proxy_file=self.proxy_file, proxy_env=self.proxy_env)
+        if self.proxy is not None:
+            plain_url(self.proxy, key="proxy")
+            proxy_url(self.proxy, key="proxy")
+        check_tls_files(ca_file=self.ca_file)
+
+    @property
+    def has_proxy(self) -> bool:
+        """Return whether requests go through a proxy."""
+        return any(each is not None for each in (self.proxy, self.proxy_file, self.proxy_env))
+
+
+class HttpConfig(ServerConfig, frozen=True, kw_only=True):
     """The settings that all HTTP sinks share."""
 
     headers: dict[str, str] = msgspec.field(default_factory=dict)
@@ -35,31 +60,22 @@ class HttpConfig(SinkConfig, frozen=True, kw_only=True):
     entra_scope: str | None = None
     """Get the bearer token for this scope from Entra ID as the VM's managed identity. If the VM has several identities,
     AZURE_CLIENT_ID selects the identity."""
-    ca_file: str | None = None
-    """A PEM file with the certificate authorities to trust instead of the default authorities (certifi)."""
     client_cert_file: str | None = None
     """A PEM file with the client certificate. If client_key_file is not set, the file also contains the key."""
     client_key_file: str | None = None
     """A PEM file with the unencrypted key of the client certificate."""
-    proxy: str | None = None
-    """URL of an HTTP proxy. The agent ignores proxies in environment variables."""
-    proxy_file: str | None = None
-    """A file with the proxy's URL, for a URL with a password. The agent reads the file again after a change."""
-    proxy_env: str | None = None
-    """An environment variable with the proxy's URL, for a URL with a password."""
     retry_statuses: tuple[_Status, ...] = ()
     """HTTP statuses to retry. This setting overrides the default handling."""
     park_statuses: tuple[_Status, ...] = ()
     """HTTP statuses that reject a record permanently. This setting overrides the default handling."""
 
     def __post_init__(self) -> None:
-        self._check_files()
+        super().__post_init__()
+        if self.client_key_file is not None and self.client_cert_file is None:
+            raise ValueError("client_key_file needs client_cert_file.")
+        check_tls_files(client_cert_file=self.client_cert_file, client_key_file=self.client_key_file)
         one_of(**self._ways())
         self._check_scope()
-        one_of(proxy=self.proxy, proxy_file=self.proxy_file, proxy_env=self.proxy_env)
-        if self.proxy is not None:
-            plain_url(self.proxy, key="proxy")
-            proxy_url(self.proxy, key="proxy")
         for name, value in self.headers.items():
             check_header(name, value, where="headers")
 
@@ -84,15 +100,6 @@ class HttpConfig(SinkConfig, frozen=True, kw_only=True):
         if self.token_key is not None and any(name.lower() == "authorization" for name in self.headers):
             raise ValueError(f"headers and {self.token_key} both set Authorization. Remove one of them.")
 
-    def _check_files(self) -> None:
-        if self.client_key_file is not None and self.client_cert_file is None:
-            raise ValueError("client_key_file needs client_cert_file.")
-        found = tls_file_problems(
-            ca_file=self.ca_file, client_cert_file=self.client_cert_file, client_key_file=self.client_key_file
-        )
-        for key, problem in found:
-            raise ValueError(f"{key}: {problem}")
-
 
 def one_of(**keys: str | None) -> None:
     """Raise ValueError if more than one of *keys* is set."""
@@ -101,13 +108,18 @@ def one_of(**keys: str | None) -> None:
         raise ValueError(f"{' and '.join(given)} are both set. Remove one.")
 
 
+def check_tls_files(**files: str | None) -> None:
+    """Raise ValueError if a file is missing or contains an encrypted key."""
+    for key, problem in tls_file_problems(**files):
+        raise ValueError(f"{key}: {problem}")
+
+
 def check_token_stays_private(config: HttpConfig, url: str) -> None:
     """Raise ValueError if the sink would send a token to *url* without encryption."""
     if config.token_key is not None:
         parts = urlsplit(url)
-        has_proxy = any(each is not None for each in (config.proxy, config.proxy_file, config.proxy_env))
-        if parts.scheme != "https" and (has_proxy or not is_loopback(parts.hostname or "")):
-            reader = "the proxy" if has_proxy else "the network"
+        if parts.scheme != "https" and (config.has_proxy or not is_loopback(parts.hostname or "")):
+            reader = "the proxy" if config.has_proxy else "the network"
             raise ValueError(
                 f"{config.token_key} needs an https URL, because {reader} can read a token over plain http."
             )

@@ -44,8 +44,8 @@ from bridge.sink import (
     token_of,
 )
 from sinks.http.config import HttpConfig, check_header, check_token_stays_private
-from sinks.http.target import Target, tls_context
-from sinks.http.urls import origin, proxy_url, url_secrets
+from sinks.http.target import Proxy, Target, tls_context
+from sinks.http.urls import origin, url_secrets
 
 SUCCESS, REDIRECTION = range(200, 300), range(300, 400)
 CLIENT_ERROR, SERVER_ERROR = range(400, 500), range(500, 600)
@@ -104,7 +104,7 @@ class Endpoint:
         self._advice_if_unreachable = advice
         self._bearer = Secret(key="bearer_token", file=config.bearer_token_file, env=config.bearer_token_env)
         self._headers_file = Secret(key="headers", file=config.headers_file)
-        self._proxy = Secret(key="proxy", file=config.proxy_file, env=config.proxy_env)
+        self._proxy = Proxy(config)
         self._shown_proxy = ""
         self._token = token
         self._last_token: AccessToken | None = None
@@ -160,7 +160,8 @@ class Endpoint:
 
     def _connected(self) -> tuple[DeadlineConnection, str]:
         """Return the connection and the request target, which is the complete URL for a proxy."""
-        proxy = self._proxy_url()
+        proxy = self._proxy.url()
+        self._shown_proxy = "" if proxy is None else origin(proxy)
         connection = self._connection
         is_stale = self._monotonic() - self._used_at > _MOST_IDLE_SECONDS or proxy != self._connected_through
         if connection is not None and is_stale:
@@ -288,7 +289,7 @@ class Endpoint:
 
     def _known_secrets(self) -> Iterator[str]:
         yield from url_secrets(self.url)
-        for url in _values(self._proxy):
+        for url in _values(self._proxy.secret):
             yield from url_secrets(url)
         if self._last_token is not None:
             yield self._last_token.token
@@ -300,16 +301,6 @@ class Endpoint:
         for line in _values(self._headers_file):
             value = line.partition(":")[2].strip()
             yield from (line, value, value.partition(" ")[2].strip())
-
-    def _proxy_url(self) -> str | None:
-        url = self._config.proxy or self._proxy.value()
-        self._shown_proxy = "" if url is None else origin(url)
-        if url is not None:
-            try:
-                proxy_url(url, key="proxy")
-            except ValueError as error:
-                raise DeliveryFailed(f"The proxy's URL cannot be used: {error}", needs_attention=True) from None
-        return url
 
 
 def _merged(*groups: Mapping[str, str]) -> dict[str, str]:

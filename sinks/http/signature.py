@@ -27,8 +27,6 @@ class Signer:
 
     def __init__(self, secret: Secret) -> None:
         self._secret = secret
-        self._texts: tuple[str, ...] = ()
-        self._keys: tuple[bytes, ...] = ()
 
     def headers(self, message_id: str, body: bytes, *, timestamp: int) -> dict[str, str]:
         """Return the headers for *body*. Raise DeliveryFailed if a secret is invalid.
@@ -44,11 +42,7 @@ class Signer:
 
     def keys(self) -> tuple[bytes, ...]:
         """Return the signing keys. Raise DeliveryFailed if a secret is invalid."""
-        texts = self._secret.values()
-        if texts != self._texts:
-            self._keys = tuple(_key(text, number) for number, text in enumerate(texts, start=1))
-            self._texts = texts
-        return self._keys
+        return tuple(_key(text, number) for number, text in enumerate(self._secret.values(), start=1))
 
 
 def _key(text: str, number: int) -> bytes:

@@ -10,8 +10,9 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 import certifi
 
-from bridge.sink import DeadlineConnection
-from sinks.http.config import HttpConfig
+from bridge.sink import DeadlineConnection, DeliveryFailed, Secret
+from sinks.http.config import HttpConfig, ServerConfig
+from sinks.http.urls import proxy_url
 
 _PORTS = {"http": 80, "https": 443}
 #: Characters that are not escaped in a path or a query. Existing escapes are kept (RFC 3986).
@@ -40,6 +41,24 @@ class Target:
             proxy=None if through is None else _address(through),
             proxy_headers=None if through is None else _basic("Proxy-Authorization", through),
         )
+
+
+class Proxy:
+    """The proxy of a sink. Its URL can change while the agent is running."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._url = config.proxy
+        self.secret = Secret(key="proxy", file=config.proxy_file, env=config.proxy_env)
+
+    def url(self) -> str | None:
+        """Return the current URL, or None without a proxy. Raise DeliveryFailed if the URL is invalid."""
+        url = self._url or self.secret.value()
+        if url is not None:
+            try:
+                proxy_url(url, key="proxy")
+            except ValueError as error:
+                raise DeliveryFailed(f"The proxy's URL cannot be used: {error}", needs_attention=True) from None
+        return url
 
 
 def tls_context(config: HttpConfig) -> ssl.SSLContext:
