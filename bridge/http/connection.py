@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from email.message import Message
 from typing import Any, NamedTuple
 
-from bridge.http.watchdog import Call, Watched, connected_socket, cut_calls_of
+from bridge.http.watchdog import Call, Watched, connected_socket, watchdog
 
 _CLOSE_SECONDS = 0.2
 _MAX_LINE_BYTES, _MAX_HEADERS = 65_536, 100  # the limits of http.client
@@ -87,7 +87,7 @@ class DeadlineConnection:
 
     def close(self) -> None:
         """Cancel the request of another thread and close the connection."""
-        cut_calls_of(self)
+        watchdog.cut_session(self)
         if self._is_free.acquire(timeout=_CLOSE_SECONDS):
             self._connection.close()
             self._is_free.release()

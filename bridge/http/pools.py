@@ -12,12 +12,12 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import ConnectTimeoutError, LocationParseError, NameResolutionError, NewConnectionError
 
-from bridge.http.watchdog import Watched, connected_socket, current_call
+from bridge.http.watchdog import Watched, connected_socket, in_flight
 
 
 class _WatchedConnection(Watched, HTTPConnection):
     def _new_conn(self) -> socket.socket:
-        call = current_call()
+        call = in_flight.call
         if call is None:
             return super()._new_conn()
         try:
@@ -34,7 +34,7 @@ class _WatchedConnection(Watched, HTTPConnection):
         return connected
 
     def request(self, *args: Any, **kwargs: Any) -> None:
-        call = current_call()
+        call = in_flight.call
         if call is not None and self.sock is not None:
             self.watch(call)
         super().request(*args, **kwargs)

@@ -12,7 +12,7 @@ import urllib3
 
 from bridge.errors import DeadlineExceeded
 from bridge.http.pools import POOL_CLASSES
-from bridge.http.watchdog import Call, cut_calls_of
+from bridge.http.watchdog import Call, watchdog
 
 MAX_BODY_BYTES = 1024 * 1024
 
@@ -81,7 +81,7 @@ class DeadlineSession(requests.Session):
 
     def close(self) -> None:
         """Close the idle connections, and cancel the requests of other threads."""
-        cut_calls_of(self)
+        watchdog.cut_session(self)
         super().close()
 
 

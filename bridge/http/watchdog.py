@@ -44,12 +44,12 @@ class Call:
         """The sockets of connections that were closed during the request. The response can still use them."""
 
     def __enter__(self) -> None:
-        _watchdog.begin(self)
-        _in_flight.call = self
+        watchdog.begin(self)
+        in_flight.call = self
 
     def __exit__(self, *_: object) -> None:
-        _in_flight.call = None
-        _watchdog.end(self)
+        in_flight.call = None
+        watchdog.end(self)
         for each in self.closed:
             each.close()
 
@@ -125,18 +125,8 @@ class _InFlight(threading.local):
     call: Call | None = None
 
 
-_in_flight = _InFlight()
-_watchdog = _Watchdog()
-
-
-def current_call() -> Call | None:
-    """Return the call of this thread."""
-    return _in_flight.call
-
-
-def cut_calls_of(session: object) -> None:
-    """Cut every running request of *session*."""
-    _watchdog.cut_session(session)
+in_flight = _InFlight()
+watchdog = _Watchdog()
 
 
 class Watched(http.client.HTTPConnection):
@@ -158,7 +148,7 @@ class Watched(http.client.HTTPConnection):
     def watch(self, call: Call) -> None:
         """Let *call* use the open connection."""
         if self._duplicate is not None and self._watched_for is not call:
-            _watchdog.watch(call, self._duplicate)
+            watchdog.watch(call, self._duplicate)
             self._watched_for = call
 
     def is_readable(self) -> bool:
@@ -182,8 +172,8 @@ class Watched(http.client.HTTPConnection):
         """
         super().close()
         duplicate, self._duplicate = self._duplicate, None
-        if duplicate is not None and _in_flight.call is not None:
-            _in_flight.call.closed.append(duplicate)
+        if duplicate is not None and in_flight.call is not None:
+            in_flight.call.closed.append(duplicate)
         elif duplicate is not None:
             duplicate.close()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import platform
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from prometheus_client import (
     CollectorRegistry,
@@ -102,18 +102,10 @@ class Metrics:
     def _make_poll_metrics(self) -> None:
         self._polls = self._counter("polls", "Polls of the metadata service, by result.", "result")
         self._good_polls = self._polls.labels("ok")
-        self._poll_durations = Histogram(
-            f"{PREFIX}poll_duration_seconds",
-            "Duration of one poll in seconds.",
-            buckets=_POLL_BUCKETS,
-            registry=self.registry,
+        self._poll_durations = self._histogram(
+            "poll_duration_seconds", "Duration of one poll in seconds.", _POLL_BUCKETS
         )
-        self._pauses = Histogram(
-            f"{PREFIX}impact_pause_seconds",
-            "Measured pauses of this VM in seconds.",
-            buckets=_PAUSE_BUCKETS,
-            registry=self.registry,
-        )
+        self._pauses = self._histogram("impact_pause_seconds", "Measured pauses of this VM in seconds.", _PAUSE_BUCKETS)
         self._last_good = self._gauge("last_good_poll_timestamp_seconds", "Unix time of the last good response.")
         records = self._counter("records", "Transition records, by transition.", "transition")
         self._approvals = self._counter("approvals", "Approval outcomes, by source and result.", "source", "result")
@@ -134,19 +126,14 @@ class Metrics:
     def _make_sink_metrics(self) -> None:
         self._retries = self._counter("sink_retries", "Failed sends that are tried again.", "sink", "reason")
         self._need = self._gauge("sink_needs_attention", "1 if a person must act before the sink can deliver.", "sink")
-        self._durations = Histogram(
-            f"{PREFIX}sink_send_duration_seconds",
-            "Duration of one send in seconds.",
-            ["sink"],
-            buckets=_SEND_BUCKETS,
-            registry=self.registry,
+        self._durations = self._histogram(
+            "sink_send_duration_seconds", "Duration of one send in seconds.", _SEND_BUCKETS, "sink"
         )
-        self._latencies = Histogram(
-            f"{PREFIX}sink_delivery_latency_seconds",
+        self._latencies = self._histogram(
+            "sink_delivery_latency_seconds",
             "Time between the observation of a change and its delivery, in seconds.",
-            ["sink"],
-            buckets=_LATENCY_BUCKETS,
-            registry=self.registry,
+            _LATENCY_BUCKETS,
+            "sink",
         )
 
     def _counter(self, noun: str, text: str, *labels: str) -> Counter:
@@ -154,6 +141,9 @@ class Metrics:
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(f"{PREFIX}{name}", text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float], *labels: str) -> Histogram:
+        return Histogram(f"{PREFIX}{name}", text, labels, buckets=buckets, registry=self.registry)
 
     def polled(self, result: str, *, duration_seconds: float) -> None:
         """Count one poll. *result* is ``ok`` or one of a few fixed error names."""
