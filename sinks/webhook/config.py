@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,12 +9,11 @@ import msgspec
 
 from bridge.sink import Secret
 from sinks.http.config import HttpConfig, check_header, check_token_stays_private, one_of
-from sinks.http.urls import plain_url
+from sinks.http.urls import http_url, plain_url
 from sinks.webhook import pagerduty
 from sinks.webhook.alertmanager import REFRESH_SECONDS, AlertmanagerFormat
 from sinks.webhook.format import CloudEventsFormat, Format
 from sinks.webhook.pagerduty import PagerDutyFormat
-from sinks.webhook.samples import samples
 from sinks.webhook.template import TemplateFormat, check_url_template, is_url_template
 
 #: Keys that apply to only one format.
@@ -87,7 +85,9 @@ class WebhookConfig(HttpConfig, frozen=True, kw_only=True):
                 )
             portal_of(self.url)
         if self.format == "pagerduty":
-            self._check_routing_key()
+            one_of(routing_key_file=self.routing_key_file, routing_key_env=self.routing_key_env)
+            if self.routing_key_file is None and self.routing_key_env is None:
+                raise ValueError("routing_key_file or routing_key_env is missing. Set one for format = 'pagerduty'.")
             if self.refresh_seconds is not None:
                 raise ValueError(
                     "refresh_seconds is not valid for format = 'pagerduty'. A refresh would reopen an incident that a "
@@ -95,7 +95,7 @@ class WebhookConfig(HttpConfig, frozen=True, kw_only=True):
                 )
         if self.format == "template":
             check_header("Content-Type", self.content_type, where="content_type")
-            _template(self)
+            template_of(self)
 
     @property
     def token_key(self) -> str | None:
@@ -107,26 +107,28 @@ class WebhookConfig(HttpConfig, frozen=True, kw_only=True):
 
     def _check_url(self) -> None:
         one_of(url=self.url, url_file=self.url_file, url_env=self.url_env)
-        if self.url is not None and self.format == "template" and is_url_template(self.url):
-            check_url_template(self.url)
-        elif self.url is not None:
-            plain_url(self.url, key="url")
+        if self.url is not None:
+            self.check_url(self.url, is_secret=False)
             check_token_stays_private(self, self.url)
-            if self.format == "pagerduty":
-                pagerduty.check_url(self.url)
         elif self.url_file is None and self.url_env is None and self.format != "pagerduty":
             raise ValueError("url is missing. Set url. If the path of the URL is a secret, set url_file or url_env.")
+
+    def check_url(self, url: str, *, is_secret: bool) -> None:
+        """Raise ValueError if *url* is not valid for the format. Only a secret URL can contain a password."""
+        if self.format == "template" and is_url_template(url):
+            check_url_template(url)
+        elif is_secret:
+            http_url(url, key="url")
+        else:
+            plain_url(url, key="url")
+        if self.format == "pagerduty":
+            pagerduty.check_url(url)
 
     def _check_other_formats_keys(self) -> None:
         for name, keys in _KEYS_OF.items():
             given = [key for key in keys if getattr(self, key) != _default(key)]
             if given and self.format != name:
                 raise ValueError(f"{given[0]} is for format = {name!r}, but the format is {self.format!r}.")
-
-    def _check_routing_key(self) -> None:
-        one_of(routing_key_file=self.routing_key_file, routing_key_env=self.routing_key_env)
-        if self.routing_key_file is None and self.routing_key_env is None:
-            raise ValueError("routing_key_file or routing_key_env is missing. Set one for format = 'pagerduty'.")
 
 
 def portal_of(url: str | None) -> str:
@@ -139,18 +141,6 @@ def portal_of(url: str | None) -> str:
     return url.removesuffix(_RECORDS)
 
 
-def check_labels(config: WebhookConfig, labels: Mapping[str, str]) -> None:
-    """Raise ValueError if the template cannot render a record with *labels*."""
-    if config.format == "template":
-        _template(config).try_out(samples(config, labels), config.url)
-
-
-def refresh_seconds_of(config: WebhookConfig) -> float | None:
-    """Return the interval in seconds between refreshes of active events, or None for never."""
-    default = REFRESH_SECONDS if config.format == "alertmanager" else None
-    return default if config.refresh_seconds is None else config.refresh_seconds
-
-
 def format_of(config: WebhookConfig) -> Format:
     """Return the format of *config*. Raise ValueError if the template is invalid."""
     if config.format == "alertmanager":
@@ -159,10 +149,11 @@ def format_of(config: WebhookConfig) -> Format:
     if config.format == "pagerduty":
         routing_key = Secret(key="routing_key", file=config.routing_key_file, env=config.routing_key_env)
         return PagerDutyFormat(routing_key, urgent_as=config.urgent_as)
-    return _template(config) if config.format == "template" else CloudEventsFormat()
+    return template_of(config) if config.format == "template" else CloudEventsFormat()
 
 
-def _template(config: WebhookConfig) -> TemplateFormat:
+def template_of(config: WebhookConfig) -> TemplateFormat:
+    """Return the template of *config*. Raise ValueError if the template is invalid."""
     one_of(template=config.template, template_file=config.template_file)
     text = config.template
     if config.template_file is not None:

@@ -58,7 +58,7 @@ class PagerDutyFormat(Format):
         if event is None:
             return None
         if self._is_change(record):
-            body, target = _change(record), url.removesuffix(_ALERT_PATH) + _CHANGE_PATH
+            body, target = {"payload": _payload(record)}, url.removesuffix(_ALERT_PATH) + _CHANGE_PATH
         else:
             body, target = _alert(record, event, is_over=self._is_over(record)), url
         return Message(
@@ -101,22 +101,18 @@ def _payload(record: TransitionRecord) -> dict[str, Any]:
     }
 
 
-def _change(record: TransitionRecord) -> dict[str, Any]:
-    return {"payload": _payload(record)}
-
-
 def _alert(record: TransitionRecord, event: ScheduledEvent, *, is_over: bool) -> dict[str, Any]:
     sorting = {
+        "severity": look_of(record).severity,
         "class": event.event_type,
         "component": record.vm.name,
         "group": record.vm.scale_set or record.vm.resource_group,
     }
-    given = {name: value for name, value in sorting.items() if value}
     return {
         "event_action": "resolve" if is_over else "trigger",
         "dedup_key": dedup_key(record),
         "client": _CLIENT,
-        "payload": {**_payload(record), "severity": look_of(record).severity, **given},
+        "payload": _payload(record) | {name: value for name, value in sorting.items() if value},
     }
 
 

@@ -26,16 +26,11 @@ from bridge.sink import (
 )
 from sinks.http.endpoint import Endpoint, entra_token
 from sinks.http.signature import Signer
-from sinks.http.urls import http_url, origin
-from sinks.webhook.config import (
-    WebhookConfig,
-    check_labels,
-    format_of,
-    portal_of,
-    refresh_seconds_of,
-)
-from sinks.webhook.pagerduty import DEFAULT_URL, check_url
-from sinks.webhook.template import check_url_template, is_url_template
+from sinks.http.urls import origin
+from sinks.webhook.alertmanager import REFRESH_SECONDS
+from sinks.webhook.config import WebhookConfig, format_of, portal_of, template_of
+from sinks.webhook.pagerduty import DEFAULT_URL
+from sinks.webhook.samples import samples
 
 _MOST_ENDPOINTS = 4
 
@@ -53,7 +48,8 @@ class WebhookSink(Sink):
     @classmethod
     def check_labels(cls, config: Any, labels: Mapping[str, str]) -> None:
         """Raise ValueError if the template cannot render a record with *labels*."""
-        check_labels(config, labels)
+        if config.format == "template":
+            template_of(config).try_out(samples(config, labels), config.url)
 
     @classmethod
     def shown_by_check(cls, config: Any) -> str:
@@ -63,7 +59,8 @@ class WebhookSink(Sink):
     @classmethod
     def refresh_seconds(cls, config: Any) -> float | None:
         """Return the refresh interval, because Alertmanager loses alerts when it restarts."""
-        return refresh_seconds_of(config)
+        default = REFRESH_SECONDS if config.format == "alertmanager" else None
+        return default if config.refresh_seconds is None else config.refresh_seconds
 
     def __init__(self, config: WebhookConfig, *, now: Callable[[], datetime] = utc_now) -> None:
         super().__init__(config)
@@ -74,8 +71,6 @@ class WebhookSink(Sink):
         self._signer = Signer(secret)
         self._secrets = (self._url, secret, *self._format.secrets)
         self._token = entra_token(config)
-        self._attesting: Endpoint | None = None
-        """The endpoint of a token request that is running in another thread."""
         self._endpoints: dict[str, Endpoint] = {}
         self._is_closed = False
 
@@ -117,17 +112,16 @@ class WebhookSink(Sink):
         self._is_closed = True
         if self._token is not None:
             self._token.close()
-        attesting = self._attesting
-        for endpoint in (*list(self._endpoints.values()), *([attesting] if attesting is not None else [])):
+        for endpoint in list(self._endpoints.values()):
             endpoint.close()
 
     def _post_to_portal(self, path: str, body: bytes) -> Any:
         """Return the portal's response to *body*. This method runs in the thread of the token."""
-        endpoint = self._attesting = self._new_endpoint(portal_of(self.config.url) + path, token=None)
+        url = portal_of(self.config.url) + path
+        endpoint = self._endpoints[url] = self._new_endpoint(url, token=None)
         try:
             return endpoint.request("POST", body, {"Content-Type": "application/json", "Accept": "application/json"})
         finally:
-            self._attesting = None
             endpoint.close()
 
     def _base_url(self) -> str:
@@ -135,12 +129,7 @@ class WebhookSink(Sink):
             return self.config.url or DEFAULT_URL
         url = self._url.value() or ""
         try:
-            if self.config.format == "template" and is_url_template(url):
-                check_url_template(url)
-            else:
-                http_url(url, key="url")
-            if self.config.format == "pagerduty":
-                check_url(url)
+            self.config.check_url(url, is_secret=True)
         except ValueError as error:
             raise DeliveryFailed(
                 f"The URL of url_file or url_env cannot be used: {error}", needs_attention=True
