@@ -33,6 +33,7 @@ class Access:
         self._identity = None if config.credential == "connection_string" else _identity(config)
         self._token = AccessToken("", 0)
         """The identity's token, or a shared access signature that was signed with the key in the connection string."""
+        self.namespace, self.eventhub = str(config.fully_qualified_namespace), str(config.eventhub)
         self.string: ConnectionString | None = None
         self.proxy: str | None = None
 
@@ -46,16 +47,6 @@ class Access:
             self._token = self._identity.current(wait_seconds=wait_seconds)
         except CredentialFailed as error:
             raise DeliveryFailed(str(error), needs_attention=error.needs_attention) from error
-
-    @property
-    def namespace(self) -> str:
-        """Return the host name of the Event Hubs namespace."""
-        return self.string.namespace if self.string is not None else str(self._config.fully_qualified_namespace)
-
-    @property
-    def eventhub(self) -> str:
-        """Return the name of the event hub."""
-        return self.string.eventhub if self.string is not None else str(self._config.eventhub)
 
     @property
     def peer(self) -> str:
@@ -94,6 +85,7 @@ class Access:
     def _sign(self, text: str) -> None:
         if self.string is None or self.string.text != text:
             self.string = parse(text, eventhub=self._config.eventhub)
+            self.namespace, self.eventhub = self.string.namespace, self.string.eventhub
             self._token = AccessToken("", 0)
         string, now = self.string, int(time.time())
         if self._token.expires_on - now < _RENEW_SECONDS:

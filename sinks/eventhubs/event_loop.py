@@ -53,7 +53,7 @@ class LoopThread:
         self._idle_seconds = idle_seconds
         self._close = close
         self._lock = threading.Lock()
-        self._has_ended = self._is_busy = False
+        self.has_ended = self._is_busy = False
         self._idle: asyncio.TimerHandle | None = None
         self._call: Future[Any] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -63,18 +63,13 @@ class LoopThread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    @property
-    def has_ended(self) -> bool:
-        """Return whether the loop accepts no more calls."""
-        return self._has_ended
-
     def call(self, work: Callable[[], Coroutine[Any, Any, _T]], *, seconds: float, end_seconds: float) -> _T:
         """Return the result of *work*. Raise Overdue at the deadline, or Ended if the loop ended.
 
         After the deadline, this method waits up to *end_seconds* for the loop to end.
         """
         with self._lock:
-            if self._has_ended:
+            if self.has_ended:
                 raise Ended
             self._is_busy = True
             self._call = call = asyncio.run_coroutine_threadsafe(self._serve(work), self._loop)
@@ -95,8 +90,8 @@ class LoopThread:
         thread to end.
         """
         with self._lock:
-            if not self._has_ended:
-                self._has_ended = True
+            if not self.has_ended:
+                self.has_ended = True
                 self._loop.call_soon_threadsafe(self._begin_end, grace_seconds)
         self._thread.join(wait_seconds)
 
@@ -121,14 +116,14 @@ class LoopThread:
             return await work()
         finally:
             self._is_busy = False
-            if not self._has_ended:
+            if not self.has_ended:
                 self._idle = self._loop.call_later(self._idle_seconds, self._end_if_idle)
 
     def _end_if_idle(self) -> None:
         with self._lock:
-            if self._is_busy or self._has_ended:
+            if self._is_busy or self.has_ended:
                 return
-            self._has_ended = True
+            self.has_ended = True
         self._begin_end(self._idle_seconds)
 
     def _begin_end(self, grace_seconds: float) -> None:
