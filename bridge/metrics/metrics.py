@@ -8,7 +8,6 @@ EventId, because the number of EventIds is unlimited.
 from __future__ import annotations
 
 import platform
-import threading
 from collections.abc import Callable, Collection, Sequence
 
 from prometheus_client import (
@@ -81,7 +80,6 @@ class Metrics:
         self.created_at = clock.timestamp()
         """The start of all totals that do not come from the disk, in Unix seconds."""
         ProcessCollector(registry=self.registry)
-        self._lock = threading.Lock()
         self._sinks: dict[str, SinkMetrics] = {}
         self._make_poll_metrics()
         self._make_sink_metrics()
@@ -181,30 +179,28 @@ class Metrics:
 
     def sink(self, name: str) -> SinkMetrics:
         """Return the metrics of the sink *name*: the same object for each call."""
-        with self._lock:
-            if name not in self._sinks:
-                self._sinks[name] = SinkMetrics(
-                    name,
-                    durations=self._durations.labels(name),
-                    latencies=self._latencies.labels(name),
-                    retries=self._retries,
-                    need=self._need.labels(name),
-                )
-            return self._sinks[name]
+        if name not in self._sinks:
+            self._sinks[name] = SinkMetrics(
+                name,
+                durations=self._durations.labels(name),
+                latencies=self._latencies.labels(name),
+                retries=self._retries,
+                need=self._need.labels(name),
+            )
+        return self._sinks[name]
 
     def needs_attention(self, name: str) -> bool:
         """Return whether a person must act before the sink *name* can deliver again."""
-        with self._lock:
-            return name in self._sinks and self._sinks[name].needs_attention
+        sink = self._sinks.get(name)
+        return sink is not None and sink.needs_attention
 
     def forget_sink(self, name: str) -> None:
         """Remove the metrics of a removed sink, because they would keep alerts firing."""
-        with self._lock:
-            sink = self._sinks.pop(name, None)
+        sink = self._sinks.pop(name, None)
         if sink is not None:
             for metric in (self._durations, self._latencies, self._need):
                 metric.remove(name)
-            for reason in sink.reasons:
+            for reason in tuple(sink.reasons):
                 self._retries.remove(name, reason)
 
     def approval_channel(self) -> ChannelMetrics:
