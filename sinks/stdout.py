@@ -9,14 +9,13 @@ killed. If a write exceeds its deadline, later writes wait until its line is com
 
 from __future__ import annotations
 
-import io
 import os
 import select
 import sys
 import threading
 from collections.abc import Sequence
 from functools import partial
-from typing import ClassVar, Literal, TextIO
+from typing import ClassVar, Literal
 
 from bridge.sink import DeliveryFailed, SinkConfig, TransitionRecord
 from sinks.blocking import BlockingSink
@@ -51,19 +50,14 @@ class StdoutSink(BlockingSink):
 
         The check does not write anything.
         """
-        _, descriptor = _opened()
-        if descriptor is not None and _has_no_reader(descriptor):
+        if _has_no_reader(_descriptor()):
             raise _failure(BrokenPipeError())
 
 
 def _write(lines: bytes) -> None:
     with _WRITING:
         try:
-            stream, descriptor = _opened()
-            if descriptor is None:
-                stream.write(lines.decode())
-                stream.flush()
-                return
+            descriptor = _descriptor()
             left = memoryview(lines)
             while left:
                 try:
@@ -82,17 +76,13 @@ def _has_no_reader(descriptor: int) -> bool:
     return any(event & (select.POLLERR | select.POLLNVAL) for _, event in output.poll(0))
 
 
-def _opened() -> tuple[TextIO, int | None]:
-    stream: TextIO | None = sys.stdout
-    if stream is None or stream.closed:
+def _descriptor() -> int:
+    if sys.stdout is None or sys.stdout.closed:
         raise DeliveryFailed(
             "Standard output is closed. Redirect standard output to a file or a pipe, or remove the stdout sink.",
             needs_attention=True,
         )
-    try:
-        return stream, stream.fileno()
-    except (io.UnsupportedOperation, AttributeError):
-        return stream, None
+    return sys.stdout.fileno()
 
 
 def _failure(error: OSError) -> DeliveryFailed:

@@ -54,15 +54,6 @@ def test_json_is_one_whole_record_a_line(capfdbinary: pytest.CaptureFixture[byte
     assert [json.loads(line)["id"] for line in lines] == ["a", "b"]
 
 
-def test_stream_in_memory_gets_the_lines_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    binary, text = io.TextIOWrapper(io.BytesIO(), encoding="utf-8"), io.StringIO()
-    for stream in (binary, text):
-        monkeypatch.setattr(sys, "stdout", stream)
-        StdoutSink(StdoutConfig()).check()
-        StdoutSink(StdoutConfig()).send([record()])
-    assert json.loads(binary.buffer.getvalue()) == json.loads(text.getvalue())
-
-
 @pytest.mark.parametrize("stream", [None, "closed"])
 def test_closed_standard_output_needs_a_person(monkeypatch: pytest.MonkeyPatch, stream: str | None) -> None:
     closed = io.StringIO()
