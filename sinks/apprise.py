@@ -36,7 +36,6 @@ from sinks.blocking import BlockingSink
 from sinks.sentence import sentence
 from sinks.severity import look_of
 
-_MISSING = "The sink type 'apprise' needs the Python package 'apprise', which is not installed."
 _INVALID = "Apprise cannot use this URL. Correct or remove the URL. The Apprise wiki lists the valid forms."
 _MOST_REASON_CHARACTERS = 256
 _MOST_REMEMBERED = 1_000
@@ -65,7 +64,10 @@ class AppriseConfig(SinkConfig, frozen=True, kw_only=True):
         if self.max_batch != 1:
             raise ValueError(f"max_batch is {self.max_batch}, but Apprise sends one record at a time.")
         if importlib.util.find_spec("apprise") is None:
-            raise ValueError(f"{_MISSING} {how_to_install('apprise')}.")
+            raise ValueError(
+                "The sink type 'apprise' needs the Python package 'apprise', which is not installed. "
+                f"{how_to_install('apprise')}."
+            )
 
 
 class AppriseSink(BlockingSink):
@@ -205,7 +207,4 @@ def _apprise() -> Any:
         log.addHandler(_Catcher())
         log.setLevel(logging.WARNING)
         log.propagate = False
-    try:
-        return importlib.import_module("apprise")
-    except ImportError as error:
-        raise DeliveryFailed(f"{_MISSING} {how_to_install('apprise')}.", needs_attention=True) from error
+    return importlib.import_module("apprise")

@@ -1,7 +1,7 @@
-"""Provides a base class for sinks whose calls can block indefinitely, such as a write to a disk.
+"""Provides a base class for sinks whose calls can block indefinitely.
 
-The calls run one at a time in a separate thread, so `send` can return at its deadline even if a call blocks. Retries do
-not start more threads. The sink recovers when the blocked call returns.
+For example, a write to a disk can block. The calls run one at a time in a separate thread, so `send` can return at its
+deadline even if a call blocks. Retries do not start more threads. The sink recovers when the blocked call returns.
 """
 
 from __future__ import annotations

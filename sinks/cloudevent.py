@@ -31,13 +31,12 @@ def _attributes(record: TransitionRecord) -> dict[str, str]:
         "id": record.id,
         "source": _source(record.vm),
         "type": f"io.scheduled-events-bridge.transition.{record.transition.value}.v1",
-        "subject": "" if record.event is None else record.event.event_id or "",
         "time": record.observed_at,
         "datacontenttype": "application/json",
         "sequence": f"{record.sequence:0{_SEQUENCE_DIGITS}d}",
     }
-    if not attributes["subject"]:
-        del attributes["subject"]  # optional, and never empty
+    if record.event is not None and record.event.event_id:  # a subject is never empty
+        attributes["subject"] = record.event.event_id
     return attributes
 
 

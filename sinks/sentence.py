@@ -26,10 +26,9 @@ _ASKED_FOR = "A user requested this event. An approval starts the event now inst
 def sentence(record: TransitionRecord) -> str:
     """Return *record* as one line, without a line break at the end."""
     start = f"{record.observed_at} {_headline(record)}"
+    measured = "" if record.impact is None else record.impact.summary
     notes = [
-        note
-        for note in (_change(record), _outcome(record), _measured(record), _description(record), _advice(record))
-        if note
+        note for note in (_change(record), _outcome(record), measured, _description(record), _advice(record)) if note
     ]
     return escaped(". ".join([start, *(note.rstrip(".") for note in notes)]))
 
@@ -84,10 +83,6 @@ def _outcome(record: TransitionRecord) -> str:
         return ""
     reason = f" ({approval.reason})" if approval.reason else ""
     return f"Approval by {approval.source}: {approval.result}{reason}"
-
-
-def _measured(record: TransitionRecord) -> str:
-    return "" if record.impact is None else record.impact.summary
 
 
 def _description(record: TransitionRecord) -> str:

@@ -152,7 +152,10 @@ class Endpoint:
         except (DeadlineExceeded, OSError, http.client.HTTPException, ValueError) as error:
             failure = self._unanswered(error, limit)
         else:
-            return self._received(response)
+            self._is_token_replaced = False
+            if self._token is not None and self._last_token is not None and response.status_code in _TOKEN_REFUSED:
+                self._is_token_replaced = self._token.refuse(self._last_token)
+            return response
         finally:
             self._used_at = self._monotonic()
         # Raise the error outside the handler, because the traceback of its context could contain a secret.
@@ -195,12 +198,6 @@ class Endpoint:
     def mask(self, text: str) -> str:
         """Return *text* without the secrets of this endpoint."""
         return masked(text, self._known_secrets())
-
-    def _received(self, response: HttpResponse) -> HttpResponse:
-        self._is_token_replaced = False
-        if self._token is not None and self._last_token is not None and response.status_code in _TOKEN_REFUSED:
-            self._is_token_replaced = self._token.refuse(self._last_token)
-        return response
 
     def _accepted(self, response: HttpResponse) -> HttpResponse:
         status, config = response.status_code, self._config

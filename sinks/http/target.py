@@ -51,7 +51,7 @@ class Proxy:
         self.secret = Secret(key="proxy", file=config.proxy_file, env=config.proxy_env)
 
     def url(self) -> str | None:
-        """Return the current URL, or None without a proxy. Raise DeliveryFailed if the URL is invalid."""
+        """Return the current URL, or None. Raise DeliveryFailed if the URL is invalid."""
         url = self._url or self.secret.value()
         if url is not None:
             try:

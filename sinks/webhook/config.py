@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -114,7 +114,7 @@ class WebhookConfig(HttpConfig, frozen=True, kw_only=True):
             raise ValueError("url is missing. Set url. If the path of the URL is a secret, set url_file or url_env.")
 
     def check_url(self, url: str, *, is_secret: bool) -> None:
-        """Raise ValueError if *url* is not valid for the format. Only a secret URL can contain a password."""
+        """Raise ValueError if *url* is invalid. Only a secret URL can contain a password."""
         if self.format == "template" and is_url_template(url):
             check_url_template(url)
         elif is_secret:
@@ -125,8 +125,9 @@ class WebhookConfig(HttpConfig, frozen=True, kw_only=True):
             pagerduty.check_url(url)
 
     def _check_other_formats_keys(self) -> None:
+        defaults = {field.name: field.default for field in msgspec.structs.fields(self)}
         for name, keys in _KEYS_OF.items():
-            given = [key for key in keys if getattr(self, key) != _default(key)]
+            given = [key for key in keys if getattr(self, key) != defaults[key]]
             if given and self.format != name:
                 raise ValueError(f"{given[0]} is for format = {name!r}, but the format is {self.format!r}.")
 
@@ -165,7 +166,3 @@ def template_of(config: WebhookConfig) -> TemplateFormat:
     if text is None:
         raise ValueError("template or template_file is missing. Set one for format = 'template'.")
     return TemplateFormat(text, content_type=config.content_type)
-
-
-def _default(key: str) -> Any:
-    return next(field.default for field in msgspec.structs.fields(WebhookConfig) if field.name == key)

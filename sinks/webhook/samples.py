@@ -36,8 +36,7 @@ _EVENT = msgspec.structs.replace(
 )
 _VM_FIELDS: dict[str, Any] = dict.fromkeys(VmIdentity.__struct_fields__, "WestNO_0")
 _VM = VmIdentity(**_VM_FIELDS | {"resource_id": "/subscriptions/WestNO_0", "tags": {"note": _AWKWARD}})
-_BARE_APPROVAL = {"source": "portal", "result": "sent"}
-_APPROVAL = {**_BARE_APPROVAL, "decision_id": "d-1", "reason": _AWKWARD, "http_status": 200}
+_APPROVAL = {"source": "portal", "result": "sent", "decision_id": "d-1", "reason": _AWKWARD, "http_status": 200}
 
 
 def samples(config: SinkConfig, labels: Mapping[str, str]) -> Iterator[TransitionRecord]:
@@ -47,29 +46,27 @@ def samples(config: SinkConfig, labels: Mapping[str, str]) -> Iterator[Transitio
         is_sent = config.transitions is None or transition.value in config.transitions
         if not (config.heartbeat if is_heartbeat else is_sent or transition is Transition.TEST):
             continue
-        full = sample(transition, labels=dict(labels))
+        full = sample(transition, labels)
         if not is_heartbeat:
             yield full
-            yield sample(
-                transition,
-                labels=dict(labels),
+            # Only the `started` record of an unannounced event has no previous state.
+            previous = None if transition is Transition.STARTED else full.previous
+            yield msgspec.structs.replace(
+                full,
                 event=_BARE_EVENT,
-                # Only the `started` record of an unannounced event has no previous state.
-                previous=full.previous and {**full.previous, "not_before": None}
-                if transition is not Transition.STARTED
-                else None,
+                previous=previous and {**previous, "not_before": None},
                 notice_seconds=None,
                 affects_this_vm=None,
                 vm=VmIdentity(),
-                approval=_BARE_APPROVAL if is_approval else None,
+                approval=full.approval
+                and msgspec.structs.replace(full.approval, decision_id=None, reason=None, http_status=None),
             )
         if is_heartbeat or is_approval:
-            nulls: dict[str, Any] = dict.fromkeys(("event", "notice_seconds", "affects_this_vm", "previous"))
-            yield sample(transition, labels=dict(labels), **nulls)
+            yield msgspec.structs.replace(full, event=None, notice_seconds=None, affects_this_vm=None, previous=None)
 
 
-def sample(transition: Transition, **fields: Any) -> TransitionRecord:
-    """Return a sample record with a value in every field. *fields* replaces values."""
+def sample(transition: Transition, labels: Mapping[str, str] | None = None) -> TransitionRecord:
+    """Return a sample record with a value in every field."""
     has_changed = transition in _CHANGED
     before = {"event_status": "Scheduled", "not_before": "2026-11-20T11:15:00Z"}
     values = {
@@ -89,7 +86,7 @@ def sample(transition: Transition, **fields: Any) -> TransitionRecord:
         "notice_seconds": 898.877,
         "affects_this_vm": True,
         "vm": _VM,
-        "labels": {},
+        "labels": dict(labels or {}),
         "approval": _APPROVAL if transition in _APPROVALS else None,
     }
-    return msgspec.convert(values | fields, TransitionRecord, from_attributes=True)
+    return msgspec.convert(values, TransitionRecord, from_attributes=True)

@@ -50,14 +50,19 @@ class TemplateFormat(Format):
     def __init__(self, text: str, *, content_type: str) -> None:
         try:
             # Imported here, because Jinja2 is part of an extra.
-            import jinja2  # noqa: F401, PLC0415
+            import jinja2.sandbox  # noqa: PLC0415
         except ImportError:
             raise ValueError(
                 f"format = 'template' needs Jinja2, which is not installed. {how_to_install('template')}."
             ) from None
-        self._environment = _environment()
+        # No autoescape, because JSON is not HTML. The filter `tojson` quotes values.
+        self._environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            undefined=jinja2.StrictUndefined, autoescape=False
+        )
+        self._environment.policies["json.dumps_kwargs"] = {"default": _not_json}
         self._content_type = content_type
-        self._is_json = _says_json(content_type)
+        media_type = content_type.partition(";")[0].strip().lower()
+        self._is_json = media_type == "application/json" or media_type.endswith("+json")
         self._body = self._compiled(text, "The template")
         self._url_text = ""
         self._url: jinja2.Template | None = None
@@ -155,15 +160,6 @@ def check_url_template(text: str) -> None:
         )
 
 
-def _environment() -> jinja2.sandbox.SandboxedEnvironment:
-    import jinja2.sandbox  # noqa: PLC0415  # likewise
-
-    # No autoescape, because JSON is not HTML. The filter `tojson` quotes values.
-    made = jinja2.sandbox.ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, autoescape=False)
-    made.policies["json.dumps_kwargs"] = {"default": _not_json}
-    return made
-
-
 def variables(record: TransitionRecord) -> dict[str, Any]:
     """Return the variables for a template: `record`, its fields, and derived values."""
     fields: dict[str, Any] = msgspec.to_builtins(record)
@@ -181,11 +177,6 @@ def variables(record: TransitionRecord) -> dict[str, Any]:
 def _not_json(value: object) -> str:
     """Raise TypeError for a value that has no JSON form, such as an undefined variable."""
     raise TypeError(f"{value} is not JSON")
-
-
-def _says_json(content_type: str) -> bool:
-    kind = content_type.partition(";")[0].strip().lower()
-    return kind == "application/json" or kind.endswith("+json")
 
 
 def _around(text: str, position: int) -> str:
