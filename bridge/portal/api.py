@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from bridge.portal import deciding
 from bridge.portal.authentication import Authenticator
 from bridge.portal.deciding import DEFAULT_VALID_SECONDS
 from bridge.portal.fleet import State
@@ -179,7 +180,8 @@ async def _post_verdict(site: Site, request: Request) -> Response:
     """``POST /events/{key}/verdicts``: store a verdict (201), or refuse it (409)."""
     person = await _person_of(site, request)
     wanted, key = await json_of(request, _Verdict), request.path_params["key"]
-    [result] = await site.verdict_service.submit(
+    [result] = await deciding.submit(
+        site,
         person,
         wanted.verdict,
         {key: wanted.digest},
@@ -195,7 +197,7 @@ async def _post_verdict(site: Site, request: Request) -> Response:
 async def _withdraw(site: Site, request: Request) -> Response:
     """``DELETE /verdicts/{id}``: withdraw a verdict (200), or refuse (409)."""
     person = await _person_of(site, request)
-    return _stored(await site.verdict_service.withdraw(person, request.path_params["verdict_id"]), status=200)
+    return _stored(await deciding.withdraw(site, person, request.path_params["verdict_id"]), status=200)
 
 
 async def _person_of(site: Site, request: Request) -> Person:

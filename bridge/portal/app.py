@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -16,13 +17,11 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from bridge.approval.signing import DecisionSigner
 from bridge.clock import Clock
 from bridge.logs import ThrottledLog
-from bridge.portal import api, pages
+from bridge.portal import api, decisions_api, pages
 from bridge.portal.agent_exchange import AgentExchange
 from bridge.portal.agents import AgentRoutes
 from bridge.portal.authentication import Authenticator
 from bridge.portal.connected_agents import ConnectedAgents
-from bridge.portal.deciding import VerdictService
-from bridge.portal.decisions_api import DecisionsApi
 from bridge.portal.ingest import Ingest
 from bridge.portal.login import LoginPages
 from bridge.portal.maintenance import Maintenance
@@ -106,10 +105,7 @@ class Application:
             Exception: _failed,
         }
         self._site = self._new_site()
-        routes = [
-            *self._machine_routes(authenticator),
-            *pages.routes(self._site),
-        ]
+        routes = [*self._machine_routes(authenticator), *pages.routes(self._site)]
         starlette = Starlette(routes=routes, exception_handlers=handlers)
         with_clients: Any = ProxyHeadersMiddleware
         self._starlette: ASGIApp = with_clients(starlette, list(settings.people.proxy_addresses))
@@ -166,15 +162,10 @@ class Application:
         )
         maintenance = Maintenance(self._settings, store=self._threads, vm_limits=ingest.vm_limits, clock=self._clock)
         self.tasks.append(maintenance.follow)
-        decisions_api = DecisionsApi(
-            store=self._threads,
-            pending_decisions=self.pending_decisions,
-            keys=[key.trusted() for key in self._settings.keys],
-            metrics=self._metrics,
-            clock=self._clock,
-        )
+        keys = [key.trusted() for key in self._settings.keys]
+        post_decisions = partial(decisions_api.post, self._site, keys, self._log)
         return [
-            Route(f"{_ROOT}/decisions", decisions_api.post, methods=["POST"], name="bring"),
+            Route(f"{_ROOT}/decisions", post_decisions, methods=["POST"], name="bring"),
             Route(f"{_ROOT}/records", ingest.post, methods=["POST"], name="records"),
             *api.routes(self._site, authenticator, _ROOT),
             *([] if self._agents is None else self._agents.routes(_ROOT)),
@@ -184,24 +175,17 @@ class Application:
         key, signing = None, self._settings.signing
         if signing is not None:
             key = PortalKey(DecisionSigner(signing.private_key_file, kid=signing.kid, approver=signing.approver))
-        verdict_service = VerdictService(
+        return Site(
+            users=self._users,
             store=self._threads,
             pending_decisions=self.pending_decisions,
             connected_agents=self._connected_agents,
-            key=key,
-            required=self._settings.people.required_approvals,
-            metrics=self._metrics,
-            clock=self._clock,
-        )
-        return Site(
-            users=self._users,
-            verdict_service=verdict_service,
-            store=self._threads,
-            connected_agents=self._connected_agents,
             live=self._live,
             login=LoginPages(users=self._users, live=self._live, clock=self._clock),
+            metrics=self._metrics,
             clock=self._clock,
-            kid=None if key is None else key.kid,
+            key=key,
+            required=self._settings.people.required_approvals,
         )
 
     async def _not_found(self, request: Request, _error: Exception) -> Response:

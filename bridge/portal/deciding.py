@@ -18,15 +18,14 @@ from functools import partial
 
 from sqlalchemy import Connection
 
-from bridge.clock import Clock, format_time, parse_time
-from bridge.portal.connected_agents import ConnectedAgents
+from bridge.clock import format_time, parse_time
 from bridge.portal.fleet import EventState
-from bridge.portal.metrics import PortalMetrics
-from bridge.portal.pending_decisions import PendingDecisions
-from bridge.portal.signing import NO_AGENT, PortalKey, addressees, why_unreachable
-from bridge.portal.store.database import StoreThreads, StoreUnavailable
+from bridge.portal.signing import NO_AGENT, addressees, why_unreachable
+from bridge.portal.site import Site
+from bridge.portal.store.database import StoreUnavailable
 from bridge.portal.store.decisions import NewDecision
-from bridge.portal.store.verdicts import UNKNOWN_EVENT, AcceptedVerdict, VerdictRefused, add_verdicts, withdraw
+from bridge.portal.store.verdicts import UNKNOWN_EVENT, AcceptedVerdict, VerdictRefused, add_verdicts
+from bridge.portal.store.verdicts import withdraw as withdraw_verdict
 from bridge.portal.users import Person, still
 from bridge.portal.verdicts import NO_KEY, Choice, Lift, Outcome, Ruling, Verdict
 from bridge.text import one_line
@@ -35,117 +34,99 @@ DEFAULT_VALID_SECONDS = 3_600.0
 _MOST_REASON_CHARACTERS = 200
 
 
-class VerdictService:
-    """Accepts and withdraws verdicts."""
+async def submit(
+    site: Site,
+    person: Person,
+    choice: Choice,
+    digests: Mapping[str, str],
+    *,
+    reason: str = "",
+    valid_seconds: float = DEFAULT_VALID_SECONDS,
+    confirmed: Mapping[str, Collection[str]] | None = None,
+) -> list[AcceptedVerdict | VerdictRefused]:
+    """Store the verdicts of *person* on the events whose keys are in *digests*.
 
-    def __init__(
-        self,
-        *,
-        store: StoreThreads,
-        pending_decisions: PendingDecisions,
-        connected_agents: ConnectedAgents,
-        key: PortalKey | None,
-        required: int,
-        metrics: PortalMetrics,
-        clock: Clock,
-    ) -> None:
-        self._store = store
-        self._pending_decisions = pending_decisions
-        self._connected_agents = connected_agents
-        self._key = key
-        self._metrics = metrics
-        self._clock = clock
-        self.required = required
+    *digests* contains the digest of each event as the person saw the event. *confirmed* contains the names in
+    Resources that the person confirms for an event, because no agent has confirmed them.
 
-    async def submit(
-        self,
-        person: Person,
-        choice: Choice,
-        digests: Mapping[str, str],
-        *,
-        reason: str = "",
-        valid_seconds: float = DEFAULT_VALID_SECONDS,
-        confirmed: Mapping[str, Collection[str]] | None = None,
-    ) -> list[AcceptedVerdict | VerdictRefused]:
-        """Store the verdicts of *person* on the events whose keys are in *digests*.
-
-        *digests* contains the digest of each event as the person saw the event. *confirmed* contains the names in
-        Resources that the person confirms for an event, because no agent has confirmed them.
-
-        In the result, a VerdictRefused replaces each verdict that was not stored. If the portal refuses all verdicts
-        for the same reason, the method raises VerdictRefused or AccessDenied.
-        """
-        if self._key is None:
-            raise VerdictRefused(NO_KEY)
-        now = self._clock.now()
-        new = [
-            Verdict(
-                verdict_id=str(uuid.uuid4()),
-                event_key=key,
-                choice=choice,
-                digest=digest,
-                person_key=person.key,
-                user_name=person.name,
-                reason=one_line(reason.strip(), _MOST_REASON_CHARACTERS),
-                made_at=format_time(now),
-                expires_at=format_time(now + timedelta(seconds=valid_seconds)),
-            )
-            for key, digest in digests.items()
-        ]
-        results = await self._store.write(
-            add_verdicts,
-            new,
-            now=now,
-            required=self.required,
-            sign=partial(self._sign, now),
-            allow=partial(self._check, person, choice),
-            confirmed=confirmed,
+    In the result, a VerdictRefused replaces each verdict that was not stored. If the portal refuses all verdicts
+    for the same reason, the function raises VerdictRefused or AccessDenied.
+    """
+    if site.key is None:
+        raise VerdictRefused(NO_KEY)
+    now = site.clock.now()
+    new = [
+        Verdict(
+            verdict_id=str(uuid.uuid4()),
+            event_key=key,
+            choice=choice,
+            digest=digest,
+            person_key=person.key,
+            user_name=person.name,
+            reason=one_line(reason.strip(), _MOST_REASON_CHARACTERS),
+            made_at=format_time(now),
+            expires_at=format_time(now + timedelta(seconds=valid_seconds)),
         )
-        for each in results:
-            if isinstance(each, AcceptedVerdict):
-                announced = parse_time(each.event.first_observed_at)
-                self._metrics.decision_seconds.observe(max(0.0, (now - announced).total_seconds()))
-        await self._notify()
-        return results
+        for key, digest in digests.items()
+    ]
+    results = await site.store.write(
+        add_verdicts,
+        new,
+        now=now,
+        required=site.required,
+        sign=partial(_sign, site, now),
+        allow=partial(_check, site, person, choice),
+        confirmed=confirmed,
+    )
+    for each in results:
+        if isinstance(each, AcceptedVerdict):
+            announced = parse_time(each.event.first_observed_at)
+            site.metrics.decision_seconds.observe(max(0.0, (now - announced).total_seconds()))
+    await _notify(site)
+    return results
 
-    async def withdraw(self, person: Person, verdict_id: str) -> AcceptedVerdict:
-        """Withdraw a verdict. Raise VerdictRefused or AccessDenied."""
-        now = self._clock.now()
-        until = format_time(now + timedelta(seconds=DEFAULT_VALID_SECONDS))
-        taken = await self._store.write(
-            withdraw,
-            verdict_id,
-            by=Lift(person_key=person.key, user_name=person.name, expires_at=until),
-            now=now,
-            required=self.required,
-            sign=partial(self._sign, now),
-            allow=partial(self._check, person, Choice.HOLD),
-        )
-        await self._notify()
-        return taken
 
-    async def _notify(self) -> None:
-        """Send new decisions to the waiting polls."""
-        with contextlib.suppress(StoreUnavailable):  # `PendingDecisions.follow` sends the decisions later
-            await self._pending_decisions.catch_up()
+async def withdraw(site: Site, person: Person, verdict_id: str) -> AcceptedVerdict:
+    """Withdraw a verdict. Raise VerdictRefused or AccessDenied."""
+    now = site.clock.now()
+    until = format_time(now + timedelta(seconds=DEFAULT_VALID_SECONDS))
+    taken = await site.store.write(
+        withdraw_verdict,
+        verdict_id,
+        by=Lift(person_key=person.key, user_name=person.name, expires_at=until),
+        now=now,
+        required=site.required,
+        sign=partial(_sign, site, now),
+        allow=partial(_check, site, person, Choice.HOLD),
+    )
+    await _notify(site)
+    return taken
 
-    def _check(self, person: Person, choice: Choice, connection: Connection, event: EventState) -> None:
-        """Check the current permissions of *person* in the transaction."""
-        now = still(person, connection, at=format_time(self._clock.now()))
-        if not now.may_see(event):
-            raise VerdictRefused(UNKNOWN_EVENT, status=404)
-        why_not = now.why_not_decide(event, is_hold=choice is Choice.HOLD)
-        if why_not is not None:
-            raise VerdictRefused(why_not, event=event, status=403)
 
-    def _sign(
-        self, now: datetime, event: EventState, ruling: Ruling, vm_keys: Sequence[str], newest_iat: float
-    ) -> Sequence[NewDecision]:
-        if self._key is None:
-            return ()
-        if ruling.outcome is not Outcome.HELD:
-            agents = self._connected_agents.of(vm.vm_key for vm in event.vms)
-            vm_keys = [vm.vm_key for vm in addressees(event, agents, self._key.kid)]
-            if not vm_keys:
-                raise VerdictRefused(f"{NO_AGENT}: {why_unreachable(event, agents, self._key.kid)}.", event=event)
-        return self._key.decisions(event, ruling, vm_keys, now=now, newest_iat=newest_iat)
+async def _notify(site: Site) -> None:
+    """Send new decisions to the waiting polls."""
+    with contextlib.suppress(StoreUnavailable):  # `PendingDecisions.follow` sends the decisions later
+        await site.pending_decisions.catch_up()
+
+
+def _check(site: Site, person: Person, choice: Choice, connection: Connection, event: EventState) -> None:
+    """Check the current permissions of *person* in the transaction."""
+    now = still(person, connection, at=format_time(site.clock.now()))
+    if not now.may_see(event):
+        raise VerdictRefused(UNKNOWN_EVENT, status=404)
+    why_not = now.why_not_decide(event, is_hold=choice is Choice.HOLD)
+    if why_not is not None:
+        raise VerdictRefused(why_not, event=event, status=403)
+
+
+def _sign(  # noqa: PLR0917  # the store passes four of the arguments
+    site: Site, now: datetime, event: EventState, ruling: Ruling, vm_keys: Sequence[str], newest_iat: float
+) -> Sequence[NewDecision]:
+    if site.key is None:
+        return ()
+    if ruling.outcome is not Outcome.HELD:
+        agents = site.connected_agents.of(vm.vm_key for vm in event.vms)
+        vm_keys = [vm.vm_key for vm in addressees(event, agents, site.key.kid)]
+        if not vm_keys:
+            raise VerdictRefused(f"{NO_AGENT}: {why_unreachable(event, agents, site.key.kid)}.", event=event)
+    return site.key.decisions(event, ruling, vm_keys, now=now, newest_iat=newest_iat)

@@ -19,69 +19,46 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from bridge.approval.decision_token import Claims, RefusedDecision, verify_for_any_vm
-from bridge.clock import Clock, format_time
+from bridge.clock import format_time
 from bridge.config.trusted_keys import TrustedKey
 from bridge.logs import ThrottledLog
 from bridge.portal.fleet import key_of_event_id
-from bridge.portal.metrics import PortalMetrics
-from bridge.portal.pending_decisions import MAX_DECISIONS, PendingDecisions
+from bridge.portal.pending_decisions import MAX_DECISIONS
 from bridge.portal.requests import error_answer, json_answer, json_of
-from bridge.portal.store.database import StoreThreads
+from bridge.portal.site import Site
 from bridge.portal.store.decisions import NewDecision, add_decisions
-
-logger = logging.getLogger(__name__)
 
 
 class _Submitted(msgspec.Struct, frozen=True):
     decisions: Annotated[list[str], Meta(min_length=1, max_length=MAX_DECISIONS)]
 
 
-class DecisionsApi:
-    """Accepts signed decisions over HTTP."""
+async def post(site: Site, keys: Sequence[TrustedKey], log: ThrottledLog, request: Request) -> Response:
+    """Return the index of each accepted decision, and the reason for each refusal.
 
-    def __init__(
-        self,
-        *,
-        store: StoreThreads,
-        pending_decisions: PendingDecisions,
-        keys: Sequence[TrustedKey],
-        metrics: PortalMetrics,
-        clock: Clock,
-    ) -> None:
-        self._store = store
-        self._pending_decisions = pending_decisions
-        self._keys = keys
-        self._metrics = metrics
-        self._clock = clock
-        self._log = ThrottledLog(logger, clock=clock)
+    The status is 400 if all decisions are refused.
+    """
+    if not keys:
+        return error_answer(403, "This portal has no [[keys]].")
+    verified = []
+    for token in (await json_of(request, _Submitted)).decisions:
+        verified.append(_verified(site, keys, log, token))
+        await asyncio.sleep(0)  # a large request must not delay polls
+    good = [each for each in verified if isinstance(each, NewDecision)]
+    numbers = await site.store.write(add_decisions, good, at=site.now()) if good else {}
+    await site.pending_decisions.catch_up()
+    results = [_result(each, numbers) for each in verified]
+    return json_answer({"decisions": results}, status=200 if good else 400)
 
-    async def post(self, request: Request) -> Response:
-        """Return the index of each accepted decision, and the reason for each refusal.
 
-        The status is 400 if all decisions are refused.
-        """
-        if not self._keys:
-            return error_answer(403, "This portal has no [[keys]].")
-        verified = []
-        for token in (await json_of(request, _Submitted)).decisions:
-            verified.append(self._verified(token))
-            await asyncio.sleep(0)  # a large request must not delay polls
-        good = [each for each in verified if isinstance(each, NewDecision)]
-        numbers = await self._store.write(add_decisions, good, at=format_time(self._clock.now())) if good else {}
-        await self._pending_decisions.catch_up()
-        results = [_result(each, numbers) for each in verified]
-        return json_answer({"decisions": results}, status=200 if good else 400)
-
-    def _verified(self, token: str) -> NewDecision | RefusedDecision:
-        try:
-            claims = verify_for_any_vm(token, keys=self._keys, now=self._clock.now())
-        except RefusedDecision as refused:
-            self._metrics.decisions_refused.labels(refused.reason.value).inc()
-            self._log.problem(
-                refused.reason, logging.WARNING, f"A decision was refused: {refused}", reason=refused.reason.value
-            )
-            return refused
-        return _new(token, claims)
+def _verified(site: Site, keys: Sequence[TrustedKey], log: ThrottledLog, token: str) -> NewDecision | RefusedDecision:
+    try:
+        claims = verify_for_any_vm(token, keys=keys, now=site.clock.now())
+    except RefusedDecision as refused:
+        site.metrics.decisions_refused.labels(refused.reason.value).inc()
+        log.problem(refused.reason, logging.WARNING, f"A decision was refused: {refused}", reason=refused.reason.value)
+        return refused
+    return _new(token, claims)
 
 
 def _new(token: str, claims: Claims) -> NewDecision:

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from bridge.events.event import EVENT_TYPES
-from bridge.portal import audit_page, fleet_page, timeline_page
+from bridge.portal import audit_page, deciding, fleet_page, timeline_page
 from bridge.portal.event_list import ListQuery, read_list, read_selection
 from bridge.portal.fleet import EventState
 from bridge.portal.fleet_page import count_agents
@@ -27,7 +27,7 @@ from bridge.portal.login import redirect
 from bridge.portal.requests import DIGEST, KEY, Form, RequestRefused, cursor_of, key_of, one, whole_number
 from bridge.portal.sentences import STATE_WORDS, differences, how_many, lifting, these, vm_names
 from bridge.portal.site import Site
-from bridge.portal.store.event_details import EventDetails, event_details_of, event_with_digest, record_of
+from bridge.portal.store.event_details import event_details_of, event_with_digest, record_of
 from bridge.portal.store.events import records_of
 from bridge.portal.store.verdicts import UNKNOWN_EVENT, AcceptedVerdict, VerdictRefused
 from bridge.portal.users import AccessDenied, Person
@@ -83,7 +83,7 @@ def routes(site: Site) -> list[Route]:
 
 async def home(site: Site, request: Request, person: Person) -> Response:
     """``GET /``: list announced, started, and recently ended events."""
-    query, required = ListQuery.of(request), site.verdict_service.required
+    query, required = ListQuery.of(request), site.required
     found = await site.store.read(
         read_list, query, person, now=site.clock.now(), required=required, cursor=cursor_of(request)
     )
@@ -110,7 +110,7 @@ async def event(site: Site, request: Request, person: Person) -> Response:
         whole_number(request.query_params, name, 0, lowest=0, highest=2**31) for name in ("vms", "records")
     )
     bodies = await site.store.read(records_of, details.event.key)
-    view = _view(site, details, person)
+    view = EventView(site=site, person=person, now=site.clock.now(), details=details)
     return site.login.page(
         request,
         person,
@@ -138,14 +138,15 @@ async def chosen(site: Site, request: Request, person: Person) -> Response:
     verdict = request.query_params.get("verdict", Choice.HOLD.value)
     if verdict not in {each.value for each in Choice} or not all(KEY.fullmatch(key) for key in keys):
         raise RequestRefused(400, "The URL must contain a verdict and the keys of events.")
-    waves, now = request.query_params.getlist("wave"), site.now()
+    waves = request.query_params.getlist("wave")
     if waves and verdict == Choice.HOLD.value:
-        events, total = await site.store.read(read_selection, waves, keys, person, now=now, limit=_MOST_HELD)
+        events, total = await site.store.read(read_selection, waves, keys, person, now=site.now(), limit=_MOST_HELD)
         return site.login.page(request, person, "wave.html", events=events, total=total)
-    found = await site.store.read(event_details_of, keys, now=now)
-    views = [_view(site, details, person) for details in found if person.may_see(details.event)]
+    found = await site.store.read(event_details_of, keys, now=site.now())
+    visible, now = [each for each in found if person.may_see(each.event)], site.clock.now()
+    views = [EventView(site=site, person=person, now=now, details=each) for each in visible]
     possible = [view for view in views if getattr(view.buttons, verdict)]
-    others = [view for view in views if view not in possible]
+    others = [view for view in views if not getattr(view.buttons, verdict)]
     return site.login.page(request, person, "chosen.html", verdict=verdict, views=possible, others=others, waves=waves)
 
 
@@ -170,8 +171,8 @@ async def decide(site: Site, request: Request, person: Person, form: Form) -> Re
     confirmed: dict[str, list[str]] = {}
     for key, _, name in map(_parts, form.get("confirm", ())):
         confirmed.setdefault(key, []).append(name)
-    results = await site.verdict_service.submit(
-        person, Choice(choice), digests, reason=one(form, "reason"), confirmed=confirmed
+    results = await deciding.submit(
+        site, person, Choice(choice), digests, reason=one(form, "reason"), confirmed=confirmed
     )
     site.live.check_now()
     if len(results) == 1 and isinstance(results[0], AcceptedVerdict):
@@ -181,7 +182,7 @@ async def decide(site: Site, request: Request, person: Person, form: Form) -> Re
 
 async def withdraw(site: Site, request: Request, person: Person, form: Form) -> Response:
     """``POST /verdicts/{id}/withdraw``: withdraw a verdict."""
-    taken = await site.verdict_service.withdraw(person, request.path_params["verdict_id"])
+    taken = await deciding.withdraw(site, person, request.path_params["verdict_id"])
     site.live.check_now()
     if taken.ruling.needed:
         return await _results(site, request, person, [taken], {})
@@ -216,21 +217,6 @@ async def _changes(site: Site, event: EventState | None, digests: Mapping[str, s
     if loaded is None or loaded.event is None:
         return ("No record reports the event as the page showed it.",)
     return differences(loaded.event, event.event)
-
-
-def _view(site: Site, details: EventDetails, person: Person) -> EventView:
-    agents = site.connected_agents.of(
-        {vm.vm_key for vm in details.event.vms} | {each.vm_key for each in details.decisions}
-    )
-    return EventView(
-        details=details,
-        now=site.clock.now(),
-        person=person,
-        agents=agents,
-        kid=site.kid,
-        required=site.verdict_service.required,
-        approvers=None if site.users.others_may_approve else details.approvers,
-    )
 
 
 def _back_to(form: Form, key: str) -> Response:

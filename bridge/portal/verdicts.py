@@ -148,12 +148,9 @@ def most_of_one_issuer(keys: Iterable[str]) -> int:
     return max(Counter(map(issuer_of, set(keys))).values(), default=0)
 
 
-def too_few(required: int, approvers: int | None) -> str:
-    """Return a warning if fewer people can approve than the rule requires.
-
-    Otherwise, return "".
-    """
-    if approvers is None or approvers >= required:
+def too_few(required: int, approvers: int) -> str:
+    """Return a warning if fewer people can approve than the rule requires, or ""."""
+    if approvers >= required:
         return ""
     people = "person" if required == 1 else "different people"
     return f"{required} {people} must approve, and only {approvers} can. Add approvers with `portal users`."

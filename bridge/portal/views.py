@@ -26,6 +26,7 @@ from bridge.portal.decision_progress import (
 from bridge.portal.fleet import EventState, State, undecidable
 from bridge.portal.sentences import STATE_WORDS, clock_text, effect_of, how_many, lifting, these, vm_names
 from bridge.portal.signing import NO_AGENT, why_unreachable
+from bridge.portal.site import Site
 from bridge.portal.store.event_details import EventDetails
 from bridge.portal.users import Person
 from bridge.portal.verdicts import (
@@ -61,14 +62,10 @@ class Buttons(msgspec.Struct, frozen=True, kw_only=True):
 class EventView(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """An event as one person sees it."""
 
-    details: EventDetails
-    now: datetime
+    site: Site
     person: Person
-    agents: Mapping[str, AgentSeen]
-    kid: str | None
-    required: int
-    approvers: int | None
-    """The number of people who can approve, or None if people who are not in the database could also approve."""
+    now: datetime
+    details: EventDetails
 
     @property
     def event(self) -> EventState:
@@ -99,12 +96,23 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def ruling(self) -> Ruling:
         """Return the ruling at the time of the page."""
         at = format_time(self.now)
-        return rule(self.details.counting, digest=self.event.digest, at=at, required=self.required)
+        return rule(self.details.counting, digest=self.event.digest, at=at, required=self.site.required)
 
     @cached_property
     def progress(self) -> tuple[DecisionProgress, ...]:
         """Return the progress of every decision."""
         return progress_of(self.details, self.agents, now=self.now, accepted=self.accepted)
+
+    @cached_property
+    def agents(self) -> Mapping[str, AgentSeen]:
+        """Return the agents of the event and of its decisions."""
+        of_decisions = {each.vm_key for each in self.details.decisions}
+        return self.site.connected_agents.of({vm.vm_key for vm in self.event.vms} | of_decisions)
+
+    @property
+    def _too_few(self) -> str:
+        """Return a warning if not enough people can approve. People of other issuers might be unknown."""
+        return "" if self.site.users.others_may_approve else too_few(self.site.required, self.details.approvers)
 
     @property
     def next_event(self) -> str:
@@ -166,7 +174,7 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if not event.is_open or event.event.event_id is None or event.event.is_advisory:
             return Buttons(why_not=undecidable(event) if event.is_open else "")
         why_not = self.person.why_not_decide(event, is_hold=True)
-        if why_not is None and self.kid is None:
+        if why_not is None and self.site.kid is None:
             why_not = NO_KEY
         if why_not is None and self.ruling.outcome is Outcome.HELD:
             why_not = f"The event is held. {WITHDRAW_HOLD}"
@@ -184,7 +192,7 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if self.ruling.needed <= 1:
             return Buttons(approve=f"starts the event now, for {these(self.vms)}", hold=hold)
         approve = f"starts the event after {how_many(self.ruling.needed - 1, 'more approval')}, for {these(self.vms)}"
-        return Buttons(approve=approve, hold=hold, why_not=too_few(self.required, self.approvers))
+        return Buttons(approve=approve, hold=hold, why_not=self._too_few)
 
     @property
     def _too_late(self) -> str:
@@ -205,12 +213,11 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             return why_not
         if ruling.outcome is Outcome.APPROVED and self._has_approval(Stage.FOLLOWED, Stage.QUEUED, Stage.RECEIVED):
             return ""
-        unreachable = why_unreachable(event, self.agents, self.kid or "")
+        unreachable = why_unreachable(event, self.agents, self.site.kid or "")
         if unreachable:
             return f"{NO_AGENT}: {unreachable}."
         if ruling.outcome is Outcome.WAITING and self.person.key in {each.person_key for each in ruling.verdicts}:
-            why_too_few = too_few(self.required, self.approvers)
-            return f"You approved the event. Another person must also approve it. {why_too_few}".rstrip()
+            return f"You approved the event. Another person must also approve it. {self._too_few}".rstrip()
         return None
 
     def _has_approval(self, *stages: Stage) -> bool:
@@ -221,7 +228,7 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def withdrawing(self, verdict: Verdict) -> str | None:
         """Return the effect of a withdrawal, or None if this person cannot withdraw *verdict*."""
         event, person, at = self.event, self.person, format_time(self.now)
-        if verdict.withdrawn_at is not None or event.state is not State.SCHEDULED or self.kid is None:
+        if verdict.withdrawn_at is not None or event.state is not State.SCHEDULED or self.site.kid is None:
             return None
         if person.why_not_decide(event, is_hold=True) is not None:
             return None
@@ -231,7 +238,7 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             if len(self.ruling.verdicts) == 1:  # PROTOCOL.md, section 8
                 effect = "lets people approve the event. The rules of the VMs stay stopped until an approval"
         by = Lift(person_key=person.key, user_name=person.name, expires_at=at)
-        _, needed = lift(verdict, by, (), at=at, required=self.required)
+        _, needed = lift(verdict, by, (), at=at, required=self.site.required)
         if needed:
             effect = f"leaves the event held until {lifting(needed)}"
         return f"{effect}. If no one acts, Azure starts it {clock_text(event)}. For {these(self.vms)}"

@@ -14,11 +14,12 @@ from bridge.approval.signing import DecisionSigner, generate_key
 from bridge.clock import format_time
 from bridge.events.event import encode
 from bridge.portal.connected_agents import ConnectedAgents
-from bridge.portal.deciding import VerdictService
+from bridge.portal.deciding import submit
 from bridge.portal.fleet import key_of_event_id
 from bridge.portal.metrics import PortalMetrics
 from bridge.portal.pending_decisions import PendingDecisions
 from bridge.portal.signing import PortalKey
+from bridge.portal.site import Site
 from bridge.portal.store.database import Store, StoreThreads
 from bridge.portal.store.event_details import verdicts_of
 from bridge.portal.store.events import event_of
@@ -65,7 +66,10 @@ class Office:
             connected_agents = ConnectedAgents(self.clock.clock)
             for vm in (0, 1):
                 connected_agents.begins(vm_id_of(vm), "")
-            service = VerdictService(
+            site = Site(
+                users=None,
+                live=None,
+                login=None,
                 store=threads if meanwhile is None else _Slow(threads, meanwhile),
                 pending_decisions=PendingDecisions(books, clock=self.clock.clock),
                 connected_agents=connected_agents,
@@ -76,7 +80,7 @@ class Office:
             )
             digests = {KEY: self.store.read(event_of, KEY, now=AT).digest}
             try:
-                [result] = await service.submit(person or self.pam, Choice(word), digests)
+                [result] = await submit(site, person or self.pam, Choice(word), digests)
                 if isinstance(result, VerdictRefused):
                     raise result
                 return result
