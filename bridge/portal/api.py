@@ -21,7 +21,7 @@ from bridge.portal.authentication import Authenticator
 from bridge.portal.deciding import DEFAULT_VALID_SECONDS
 from bridge.portal.fleet import State
 from bridge.portal.requests import (
-    RequestRefused,
+    choice_of,
     cursor_of,
     error_answer,
     group_of,
@@ -51,7 +51,6 @@ from bridge.portal.verdicts import Choice
 _LINES = "application/jsonl"
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _MOST = 500
-_STATES = ("open", "over", "all")
 _OVER = (State.COMPLETED, State.CANCELED, State.ENDED)
 _LARGEST = 2**53 - 1
 _MOST_VMS = 10_000
@@ -92,7 +91,8 @@ def routes(site: Site, authenticator: Authenticator, root: str) -> list[Route]:
 
 async def _events(site: Site, request: Request) -> Response:
     limit = whole_number(request.query_params, "limit", PAGE, lowest=1, highest=_MOST)
-    state, group, cursor, now = _state(request), group_of(request), cursor_of(request), site.now()
+    state = choice_of(request, "state", ("open", "over", "all"), "open")
+    group, cursor, now = group_of(request), cursor_of(request), site.now()
     wanted = EventFilter(groups=(group,) if group else (), states=_OVER if state == "over" else ())
     listing = partial(list_lines, has_waves=False) if state == "open" else list_events
     page = await site.store.read(listing, wanted, now=now, limit=limit, cursor=cursor)
@@ -161,13 +161,6 @@ def _newest_record(listed: ListedVm | None) -> dict[str, object] | None:
         return None
     vm = listed.vm
     return {"vm_key": vm.vm_key, "observed_at": vm.observed_at, "vm": vm.vm, "labels": vm.labels}
-
-
-def _state(request: Request) -> str:
-    state = request.query_params.get("state", "open")
-    if state not in _STATES:
-        raise RequestRefused(400, f"state must be one of {', '.join(_STATES)}.")
-    return state
 
 
 async def verdict_refused(_request: Request, error: VerdictRefused) -> Response:

@@ -15,7 +15,7 @@ from starlette.responses import Response, StreamingResponse
 
 from bridge.portal.audit_export import FORMATS, header, lines
 from bridge.portal.rendering import SECURITY_HEADERS
-from bridge.portal.requests import KEY, MOST_ROWS, RequestRefused, key_of, whole_number
+from bridge.portal.requests import KEY, MOST_ROWS, RequestRefused, choice_of, key_of, whole_number
 from bridge.portal.site import Site
 from bridge.portal.store.audit import PAGE, AuditFilter, list_entries
 from bridge.portal.store.events import summaries_of
@@ -24,7 +24,6 @@ from bridge.text import without_nul
 
 _PAGE = 50
 _MOST_CHARACTERS = 256
-_SHOWN = ("decisions", "all")
 
 
 async def show(site: Site, request: Request, person: Person) -> Response:
@@ -75,9 +74,7 @@ async def export(site: Site, request: Request, person: Person) -> Response:
 def _filter(request: Request, person: Person) -> tuple[dict[str, str], AuditFilter]:
     query = request.query_params
     fields = {name: query.get(name, "").strip()[:_MOST_CHARACTERS] for name in ("person", "event", "since", "until")}
-    fields["show"] = query.get("show", "")
-    if fields["show"] not in {"", *_SHOWN}:
-        raise RequestRefused(400, f"show must be one of {', '.join(_SHOWN)}.")
+    fields["show"] = choice_of(request, "show", ("decisions", "all"))
     return fields, AuditFilter(
         person=without_nul(fields["person"]),
         event_key=key_of(fields["event"]) if fields["event"] else "",

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from bridge.clock import format_time, parse_time
 from bridge.events.event import ADVISORY_EVENT_TYPES
 from bridge.portal.fleet import EventSummary, State
-from bridge.portal.requests import RequestRefused, group_of, text_of
+from bridge.portal.requests import choice_of, group_of, text_of
 from bridge.portal.sentences import STATE_WORDS, effect_of
 from bridge.portal.store.events import DECISIONS, EventFilter, Line, list_events, summaries_of, visible_keys
 from bridge.portal.store.open_events import collapsed, count_open, filter_values, list_lines
@@ -127,16 +127,9 @@ class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, request: Request) -> ListQuery:
         """Return the filter of *request*. Raise RequestRefused if a value is invalid."""
         found = {name: text_of(request, name) for name in cls.__struct_fields__}
-        if found["state"] not in {"", *(each.value for each in State)}:
-            raise RequestRefused(400, f"The state must be one of {', '.join(each.value for each in State)}.")
-        if found["decision"] not in {"", *DECISIONS}:
-            raise RequestRefused(400, f"The decision must be one of {', '.join(DECISIONS)}.")
+        found["state"] = choice_of(request, "state", [each.value for each in State])
+        found["decision"] = choice_of(request, "decision", DECISIONS)
         return cls(**{**found, "group": group_of(request)})
-
-    @property
-    def is_set(self) -> bool:
-        """Return whether any filter is set."""
-        return self != ListQuery()
 
     def filter(self, person: Person) -> EventFilter:
         """Return the filter for the database, within the scope of *person*."""

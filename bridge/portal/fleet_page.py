@@ -19,7 +19,7 @@ from starlette.responses import Response
 from bridge.clock import format_time
 from bridge.portal.connected_agents import AgentReport, Connection
 from bridge.portal.login import redirect
-from bridge.portal.requests import MOST_ROWS, Form, RequestRefused, text_of, whole_number
+from bridge.portal.requests import MOST_ROWS, Form, RequestRefused, choice_of, text_of, whole_number
 from bridge.portal.site import Site
 from bridge.portal.store.vms import VmFilter, bind_name, count_vms, keys_of_vms, list_vms
 from bridge.portal.users import AccessDenied, Person
@@ -45,9 +45,7 @@ _Reports = dict[str, tuple[Connection, AgentReport, bool]]
 async def show(site: Site, request: Request, person: Person) -> Response:
     """``GET /agents``: show the counts, and the VMs that match the parameters `show` and `q`."""
     text = text_of(request, "q")
-    shown = request.query_params.get("show") or ("all" if text else "refusing")
-    if shown not in SHOWN:
-        raise RequestRefused(400, f"show must be one of {', '.join(SHOWN)}.")
+    shown = choice_of(request, "show", SHOWN, "all" if text else "refusing")
     first = whole_number(request.query_params, "first", 1, lowest=1, highest=MOST_ROWS)
     cursor = (text_of(request, "name"), text_of(request, "key")) if first > 1 else None
     everything = VmFilter(scope=person.scope)

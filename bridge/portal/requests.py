@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypeVar
 from urllib.parse import parse_qs
 
@@ -109,6 +109,14 @@ def key_of(name: str) -> str:
 def text_of(request: Request, name: str) -> str:
     """Return the query parameter *name*, with at most 200 characters."""
     return without_nul(request.query_params.get(name, "").strip())[:_MOST_CHARACTERS]
+
+
+def choice_of(request: Request, name: str, choices: Collection[str], default: str = "") -> str:
+    """Return the parameter *name*. Raise RequestRefused unless it is one of *choices*."""
+    choice = request.query_params.get(name) or default
+    if choice != default and choice not in choices:
+        raise RequestRefused(400, f"{name} must be one of {', '.join(choices)}.")
+    return choice
 
 
 def group_of(request: Request) -> str:

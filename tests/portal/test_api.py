@@ -106,7 +106,6 @@ def test_events_are_filtered(portal, query, count):
     "query",
     [
         {"state": "closed"},
-        {"state": ""},
         {"group": "team"},
         {"group": "labels.a\nb:c"},
         {"cursor": "x"},
