@@ -111,7 +111,7 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def _too_few(self) -> str:
-        """Return a warning if not enough people can approve. People of other issuers might be unknown."""
+        """Return a warning if not enough people can approve, or ""."""
         return "" if self.site.users.others_may_approve else too_few(self.site.required, self.details.approvers)
 
     @property
