@@ -44,7 +44,7 @@ from bridge.clock import REAL_CLOCK, Clock, Instant
 from bridge.config.approval import ApprovalSettings
 from bridge.config.settings import Settings
 from bridge.errors import BridgeError
-from bridge.events.event import Document, Incarnation, ScheduledEvent, VmIdentity
+from bridge.events.event import Document, ScheduledEvent, VmIdentity
 from bridge.imds.client import ImdsClient
 from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import Metrics
@@ -267,7 +267,7 @@ class Approver:
         return state
 
     def _write(self, changes: Changes, stream_id: str) -> None:
-        self._recorder.write(changes, stream_id, self._incarnation)
+        self._recorder.write(changes, stream_id, self._document.incarnation)
 
     def _submit(self, state: ApprovalState, context: Context) -> None:
         due = self._postable(state, context, self._submitter.due(state.approvals.values()))
@@ -361,17 +361,12 @@ class Approver:
         )
 
     @property
-    def _incarnation(self) -> Incarnation:
-        return None if self._document is None else self._document.incarnation
-
-    @property
     def _events(self) -> dict[str, ScheduledEvent]:
-        events = () if self._document is None else self._document.events
-        return {event.event_id: event for event in events if event.event_id is not None}
+        return {event.event_id: event for event in self._document.events if event.event_id is not None}
 
     @property
-    def _document(self) -> Document | None:
-        return None if self._answer is None else self._answer.document
+    def _document(self) -> Document:
+        return Document() if self._answer is None else self._answer.document
 
     def _start_commands(self, state: ApprovalState, context: Context) -> None:
         for approval in state.approvals.values():
