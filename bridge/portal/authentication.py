@@ -11,6 +11,7 @@ from __future__ import annotations
 import hmac
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
 
 import msgspec
@@ -50,40 +51,33 @@ class Agent(msgspec.Struct, frozen=True):
         return self.vm_key is None or self.vm_key == vm_key
 
 
+@dataclass(kw_only=True, eq=False)
 class Authenticator:
     """Authenticates agents and readers by the configured secrets."""
 
-    def __init__(
-        self,
-        *,
-        agent_token: Secret,
-        webhook_secret: Secret,
-        reader_token: Secret,
-        metrics: PortalMetrics,
-        clock: Clock,
-        attested: AgentTokens | None = None,
-    ) -> None:
-        self._attested = attested
-        self._agent_token = agent_token
-        self._webhook_secret = webhook_secret
-        self._reader_token = reader_token
-        self._metrics = metrics
-        self._clock = clock
-        self._log = ThrottledLog(logger, clock=clock)
+    agent_token: Secret
+    webhook_secret: Secret
+    reader_token: Secret
+    attested: AgentTokens | None = None
+    metrics: PortalMetrics
+    clock: Clock
+
+    def __post_init__(self) -> None:
+        self._log = ThrottledLog(logger, clock=self.clock)
 
     def accepts_signature(self, headers: Mapping[str, str]) -> bool:
         """Return whether *headers* contain a webhook signature instead of a token."""
-        return self._webhook_secret.is_set and "webhook-signature" in headers and "authorization" not in headers
+        return self.webhook_secret.is_set and "webhook-signature" in headers and "authorization" not in headers
 
     def check_signature(self, headers: Mapping[str, str], body: bytes) -> Agent:
         """Return the agent that signed *body*. Raise RequestRefused if the signature is invalid."""
-        keys = usable_keys(self._values(self._webhook_secret))
+        keys = usable_keys(self._values(self.webhook_secret))
         if not keys:
             raise self._unavailable(
                 "agents.webhook_secret has no valid secret: whsec_ and the Base64 of 24 to 64 bytes. Create one with: "
                 'echo "whsec_$(openssl rand -base64 32)"'
             )
-        if not is_signed(headers, body, keys, self._clock.timestamp()):
+        if not is_signed(headers, body, keys, self.clock.timestamp()):
             raise self.refused(AuthenticationFailure.WRONG_SIGNATURE, "The webhook signature is wrong or too old.")
         return Agent(None)
 
@@ -92,12 +86,12 @@ class Authenticator:
         token = _bearer(headers)
         if token is None:
             raise self.refused(AuthenticationFailure.NO_CREDENTIALS, "The request has no bearer token.")
-        if self._agent_token.is_set and self._is_one_of(token, self._agent_token):
+        if self.agent_token.is_set and self._is_one_of(token, self.agent_token):
             return Agent(None)
-        if self._attested is None:
+        if self.attested is None:
             raise self.refused(AuthenticationFailure.WRONG_TOKEN, "The token is invalid.")
         try:
-            return Agent(self._attested.vm_id_of(token))
+            return Agent(self.attested.vm_id_of(token))
         except TokenRefused as error:
             raise self.refused(AuthenticationFailure.WRONG_TOKEN, str(error)) from error
         except SecretUnavailable as error:
@@ -105,7 +99,7 @@ class Authenticator:
 
     def check_reader(self, headers: Mapping[str, str]) -> None:
         """Raise RequestRefused unless *headers* contain the token of a reader."""
-        if not self._reader_token.is_set:
+        if not self.reader_token.is_set:
             raise self.refused(
                 AuthenticationFailure.NO_CREDENTIALS,
                 "The portal has no [readers] token.",
@@ -114,12 +108,12 @@ class Authenticator:
         token = _bearer(headers)
         if token is None:
             raise self.refused(AuthenticationFailure.NO_CREDENTIALS, "The request has no bearer token.")
-        if not self._is_one_of(token, self._reader_token):
+        if not self._is_one_of(token, self.reader_token):
             raise self.refused(AuthenticationFailure.WRONG_TOKEN, "The token is invalid.")
 
     def refused(self, reason: AuthenticationFailure, message: str, *, status: int = 401) -> RequestRefused:
         """Count and log a refused request. Return the exception to raise."""
-        self._metrics.callers_refused.labels(reason.value).inc()
+        self.metrics.callers_refused.labels(reason.value).inc()
         self._log.problem(reason, logging.WARNING, f"A request was refused: {message}", reason=reason.value)
         return RequestRefused(status, message)
 
@@ -135,7 +129,7 @@ class Authenticator:
             raise self._unavailable(str(error)) from error
 
     def _unavailable(self, why: str) -> RequestRefused:
-        self._metrics.callers_refused.labels(AuthenticationFailure.SECRET_UNAVAILABLE.value).inc()
+        self.metrics.callers_refused.labels(AuthenticationFailure.SECRET_UNAVAILABLE.value).inc()
         self._log.problem("secret", logging.ERROR, why)
         return RequestRefused(503, "The portal cannot read its secrets.")
 

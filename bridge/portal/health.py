@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -33,23 +34,17 @@ _READ_SECONDS = 0.8  # the default timeout of a probe is one second
 _FOREIGN_NAME = "This listener on a loopback address accepts only localhost or a loopback address in the Host header.\n"
 
 
+@dataclass(kw_only=True, eq=False)
 class Health:
     """The pages for probes and for Prometheus."""
 
-    def __init__(
-        self,
-        *,
-        store: StoreThreads,
-        metrics: PortalMetrics,
-        is_local: bool,
-        is_stopping: Callable[[], bool],
-        clock: Clock,
-    ) -> None:
-        self._store = store
-        self._metrics = metrics
-        self._is_local = is_local
-        self._is_stopping = is_stopping
-        self._clock = clock
+    store: StoreThreads
+    metrics: PortalMetrics
+    is_local: bool
+    is_stopping: Callable[[], bool]
+    clock: Clock
+
+    def __post_init__(self) -> None:
         self._log = ThrottledLog(logger)
 
     def app(self) -> Starlette:
@@ -59,7 +54,7 @@ class Health:
 
     def _guarded(self, page: Callable[[Request], object]) -> Callable[[Request], object]:
         async def answer(request: Request) -> Response:
-            if self._is_local and not are_loopback_hosts(request.headers.getlist("host")):
+            if self.is_local and not are_loopback_hosts(request.headers.getlist("host")):
                 return PlainTextResponse(_FOREIGN_NAME, status_code=421)
             found: Response = await page(request)  # type: ignore[misc]
             return found
@@ -70,21 +65,21 @@ class Health:
         return json_answer({"status": "ok"})
 
     async def _readyz(self, _request: Request) -> Response:
-        if self._is_stopping():
+        if self.is_stopping():
             return json_answer({"status": "stopping"}, status=503)
-        why = await self._why_not_read() or self._store.why_not_written()
+        why = await self._why_not_read() or self.store.why_not_written()
         if why is not None:
             return json_answer({"status": "not ready", "why": why}, status=503)
         return json_answer({"status": "ready"})
 
     async def _metrics_page(self, _request: Request) -> Response:
         await self._why_not_read()
-        return Response(self._metrics.page(), headers={"Content-Type": CONTENT_TYPE, "Cache-Control": "no-store"})
+        return Response(self.metrics.page(), headers={"Content-Type": CONTENT_TYPE, "Cache-Control": "no-store"})
 
     async def _why_not_read(self) -> str | None:
         try:
-            now = format_time(self._clock.now())
-            self._metrics.show(await asyncio.wait_for(self._store.read(numbers, now=now), _READ_SECONDS))
+            now = format_time(self.clock.now())
+            self.metrics.show(await asyncio.wait_for(self.store.read(numbers, now=now), _READ_SECONDS))
         except (BridgeError, asyncio.TimeoutError) as error:
             why = str(error) or f"The database did not respond within {_READ_SECONDS:g} s."
             self._log.problem("database", logging.ERROR, f"The portal is not ready: {why}")

@@ -16,6 +16,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -52,24 +53,18 @@ class Poll(msgspec.Struct, frozen=True):
     is_attested: bool
 
 
+@dataclass(kw_only=True, eq=False)
 class LongPoll:
     """Answers the polls of agents."""
 
-    def __init__(
-        self,
-        *,
-        pending_decisions: PendingDecisions,
-        authenticator: Authenticator,
-        connected_agents: ConnectedAgents,
-        metrics: PortalMetrics,
-        clock: Clock,
-    ) -> None:
-        self._pending_decisions = pending_decisions
-        self._authenticator = authenticator
-        self._connected_agents = connected_agents
-        self._metrics = metrics
-        self._clock = clock
-        self._log = ThrottledLog(logger, clock=clock)
+    pending_decisions: PendingDecisions
+    authenticator: Authenticator
+    connected_agents: ConnectedAgents
+    metrics: PortalMetrics
+    clock: Clock
+
+    def __post_init__(self) -> None:
+        self._log = ThrottledLog(logger, clock=self.clock)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one poll."""
@@ -77,11 +72,11 @@ class LongPoll:
         try:
             asked, reported = self._asked(scope)
             # A larger index can be from another epoch.
-            received_index = asked.index if asked.index <= self._pending_decisions.index else 0
-            self._connected_agents.begins(asked.vm_key, reported, index=received_index, is_attested=asked.is_attested)
+            received_index = asked.index if asked.index <= self.pending_decisions.index else 0
+            self.connected_agents.begins(asked.vm_key, reported, index=received_index, is_attested=asked.is_attested)
             poll = asked
-            if poll.index > self._pending_decisions.index:
-                await self._pending_decisions.catch_up()  # the agent might have polled another process before
+            if poll.index > self.pending_decisions.index:
+                await self.pending_decisions.catch_up()  # the agent might have polled another process before
             scope["headers"].clear()  # 2 KB, most of it the token, which an open poll does not need
             if not self._is_due(poll) and not await self._wait_for_decision(poll, scope[CONNECTION]):
                 return
@@ -91,13 +86,13 @@ class LongPoll:
             self._log.problem("store", logging.ERROR, f"A poll cannot be answered: {error}")
             response = error_answer(503, "The database is not available.")
         else:
-            after = 0 if poll.index > self._pending_decisions.index else poll.index
-            headers = {"Connection": "close"} if self._pending_decisions.is_stopping else {}
-            response = json_answer(self._pending_decisions.answer(poll.vm_key, after), headers=headers)
+            after = 0 if poll.index > self.pending_decisions.index else poll.index
+            headers = {"Connection": "close"} if self.pending_decisions.is_stopping else {}
+            response = json_answer(self.pending_decisions.answer(poll.vm_key, after), headers=headers)
         finally:
             if poll is not None:
-                self._connected_agents.ends(poll.vm_key)
-        self._metrics.answered(_ROUTE, response.status_code)
+                self.connected_agents.ends(poll.vm_key)
+        self.metrics.answered(_ROUTE, response.status_code)
         await response(scope, receive, send)
 
     def _asked(self, scope: Scope) -> tuple[Poll, str]:
@@ -109,9 +104,9 @@ class LongPoll:
         if path is None:
             raise RequestRefused(404, "This address does not exist.")
         vm_key = path[1].decode().lower()
-        agent = self._authenticator.agent(headers)
+        agent = self.authenticator.agent(headers)
         if not agent.may_speak_for(vm_key):
-            raise self._authenticator.refused(
+            raise self.authenticator.refused(
                 AuthenticationFailure.NOT_YOURS, "The token is for a different VM than the request.", status=403
             )
         if any(headers.get(name, "0") != "0" for name in _BODY):
@@ -121,11 +116,11 @@ class LongPoll:
         return poll, headers.get(HEADER, "")
 
     def _is_due(self, poll: Poll) -> bool:
-        is_first_or_lost = poll.index == 0 or poll.index > self._pending_decisions.index
+        is_first_or_lost = poll.index == 0 or poll.index > self.pending_decisions.index
         return (
             is_first_or_lost
-            or self._pending_decisions.is_stopping
-            or self._pending_decisions.has_new(poll.vm_key, poll.index)
+            or self.pending_decisions.is_stopping
+            or self.pending_decisions.has_new(poll.vm_key, poll.index)
         )
 
     async def _wait_for_decision(self, poll: Poll, connection: LimitedHttp) -> bool:
@@ -138,15 +133,15 @@ class LongPoll:
                 woken.set_result(None)
 
         connection.call_when_gone(wake)
-        share = _LEAST_OF_WAIT + (1.0 - _LEAST_OF_WAIT) * self._clock.random()
+        share = _LEAST_OF_WAIT + (1.0 - _LEAST_OF_WAIT) * self.clock.random()
         timer = loop.call_later(poll.wait_seconds * share, wake)
-        self._pending_decisions.wait(poll.vm_key, woken)
-        self._metrics.open_polls.inc()
+        self.pending_decisions.wait(poll.vm_key, woken)
+        self.metrics.open_polls.inc()
         try:
             await woken
         finally:
-            self._metrics.open_polls.dec()
-            self._pending_decisions.stop_waiting(poll.vm_key, woken)
+            self.metrics.open_polls.dec()
+            self.pending_decisions.stop_waiting(poll.vm_key, woken)
             timer.cancel()
             connection.call_when_gone(None)
         return not connection.is_gone

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
@@ -44,8 +45,7 @@ class Subscriber:
     """One open stream."""
 
     def __init__(self, person: Person) -> None:
-        self.person_key = person.key
-        self.session = person.session_sha256
+        self.person = person
         self.ended: str | None = None
         self._pending: set[str] = set()
         self._woken = asyncio.Event()
@@ -73,27 +73,21 @@ class Subscriber:
         return found
 
 
+@dataclass(kw_only=True, eq=False)
 class LiveUpdates:
     """The open streams, and the task that finds changes for them."""
 
-    def __init__(
-        self,
-        *,
-        store: StoreThreads,
-        users: Users,
-        connected_agents: ConnectedAgents,
-        clock: Clock,
-        keep_alive_seconds: float = _KEEP_ALIVE_SECONDS,
-    ) -> None:
-        self._store = store
-        self._users = users
-        self._connected_agents = connected_agents
-        self._clock = clock
-        self._keep_alive_seconds = keep_alive_seconds
+    store: StoreThreads
+    users: Users
+    connected_agents: ConnectedAgents
+    clock: Clock
+    keep_alive_seconds: float = _KEEP_ALIVE_SECONDS
+
+    def __post_init__(self) -> None:
         self._subscribers: set[Subscriber] = set()
         self._check_requested = asyncio.Event()
         self._is_stopping = False
-        self._log = ThrottledLog(logger, clock=clock)
+        self._log = ThrottledLog(logger, clock=self.clock)
 
     async def follow(self) -> None:
         """Find changes and publish them until the task is canceled."""
@@ -106,8 +100,8 @@ class LiveUpdates:
                 continue
             try:
                 if before is None:
-                    self._connected_agents.take_changes()
-                    before = await self._store.read(marks)
+                    self.connected_agents.take_changes()
+                    before = await self.store.read(marks)
                     self._publish({ALL})  # earlier changes are unknown
                 else:
                     before = await self._find_changes(before)
@@ -125,7 +119,7 @@ class LiveUpdates:
     def end_session(self, session: str | None) -> None:
         """End the streams of *session* after its logout."""
         for subscriber in self._subscribers:
-            if session is not None and subscriber.session == session:
+            if session is not None and subscriber.person.session_sha256 == session:
                 subscriber.end("ended")
 
     def stop(self) -> None:
@@ -137,11 +131,11 @@ class LiveUpdates:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one stream."""
         request = Request(scope, receive)
-        person = await self._users.person_of(request)
+        person = await self.users.person_of(request)
         if self._is_stopping or len(self._subscribers) >= _MOST_SUBSCRIBERS:
             await error_answer(503, "Too many pages are open, or the portal is stopping.")(scope, receive, send)
             return
-        if sum(each.person_key == person.key for each in self._subscribers) >= _MOST_OF_PERSON:
+        if sum(each.person.key == person.key for each in self._subscribers) >= _MOST_OF_PERSON:
             await error_answer(429, "You have too many open pages. Close some of them.")(scope, receive, send)
             return
         subscriber = Subscriber(person)
@@ -157,14 +151,14 @@ class LiveUpdates:
         headers = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         subscriber.publish({ALL})  # the page might have changed before its stream started
-        checked_at = self._clock.monotonic()
+        checked_at = self.clock.monotonic()
         while subscriber.ended is None:
-            keys = await subscriber.changes(self._keep_alive_seconds)
-            if self._clock.monotonic() - checked_at >= self._keep_alive_seconds:
-                checked_at = self._clock.monotonic()
+            keys = await subscriber.changes(self.keep_alive_seconds)
+            if self.clock.monotonic() - checked_at >= self.keep_alive_seconds:
+                checked_at = self.clock.monotonic()
                 with contextlib.suppress(StoreUnavailable):  # the next check tries again
                     try:
-                        await self._users.person_of(request)
+                        await self.users.person_of(request)
                     except AccessDenied:
                         subscriber.end("ended")
             if subscriber.ended is None:
@@ -174,15 +168,15 @@ class LiveUpdates:
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _find_changes(self, before: Marks) -> Marks:
-        moved, now = self._connected_agents.take_changes(), await self._store.read(marks)
-        changed = _different(before.open_events, now.open_events)
+        moved, now = self.connected_agents.take_changes(), await self.store.read(marks)
+        changed = {key for key, _ in before.open_events.items() ^ now.open_events.items()}
         if now.entry != before.entry:
-            subjects = await self._store.read(subjects_after, before.entry)
+            subjects = await self.store.read(subjects_after, before.entry)
             is_about_users = not all(map(KEY.fullmatch, subjects))  # a change of users can affect every event
             changed |= subjects
             changed.add(ALL if is_about_users or now.entry - before.entry > _MOST_PENDING else "audit")
         if moved:
-            changed |= await self._store.read(open_events_of_vms, sorted(moved)) | {AGENTS}
+            changed |= await self.store.read(open_events_of_vms, sorted(moved)) | {AGENTS}
         self._publish(changed)
         return now
 
@@ -190,10 +184,6 @@ class LiveUpdates:
         if keys:
             for subscriber in self._subscribers:
                 subscriber.publish(keys)
-
-
-def _different(before: Mapping[str, object], now: Mapping[str, object]) -> set[str]:
-    return {key for key in before.keys() | now.keys() if before.get(key) != now.get(key)}
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:
