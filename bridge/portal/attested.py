@@ -18,6 +18,7 @@ import hashlib
 import hmac
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any, Literal, NamedTuple
 
@@ -101,6 +102,7 @@ class _Content(msgspec.Struct, frozen=True, rename="camel"):
     time_stamp: _Times
 
 
+@dataclass(kw_only=True, eq=False)
 class DocumentVerifier:
     """Verifies documents of VMs in *subscriptions*. Threads can share a verifier.
 
@@ -111,24 +113,17 @@ class DocumentVerifier:
     from an earlier request. Anyone with a copy of such a document can use it for five minutes.
     """
 
-    def __init__(
-        self,
-        *,
-        roots: Sequence[x509.Certificate],
-        subscriptions: Collection[str],
-        challenges: Challenges,
-        take_document: Callable[[str, str], bool],
-        intermediates: IntermediateCertificates,
-        clock: Clock,
-        nonce: Literal["required", "preferred"] = "required",
-    ) -> None:
-        self._store = verification.Store(list(roots))
-        self._subscriptions = frozenset(each.lower() for each in subscriptions)
-        self._challenges = challenges
-        self._take_document = take_document
-        self._clock = clock
-        self._nonce = nonce
-        self._intermediates = intermediates
+    roots: Sequence[x509.Certificate]
+    subscriptions: Collection[str]
+    challenges: Challenges
+    take_document: Callable[[str, str], bool]
+    intermediates: IntermediateCertificates
+    clock: Clock
+    nonce: Literal["required", "preferred"] = "required"
+
+    def __post_init__(self) -> None:
+        self._store = verification.Store(list(self.roots))
+        self._subscriptions = frozenset(each.lower() for each in self.subscriptions)
 
     def vm_of(self, document: str) -> AttestedVm:
         """Return the VM of *document*, which is Base64. Raise DocumentRefused if a check fails."""
@@ -140,36 +135,36 @@ class DocumentVerifier:
         with _malformed("content"):
             content = msgspec.convert(strict_json.loads(signed.content.decode("utf-8")), _Content)
             created_at, expires_at = _moment(content.time_stamp.created_on), _moment(content.time_stamp.expires_on)
-        is_fresh = self._challenges.is_fresh(content.nonce)
-        if not is_fresh and self._nonce == "required":
+        is_fresh = self.challenges.is_fresh(content.nonce)
+        if not is_fresh and self.nonce == "required":
             raise DocumentRefused(DocumentRefusal.OLD_NONCE, "The nonce is not a recent challenge of this portal.")
         self._check_times(created_at, expires_at)
         if content.subscription_id.lower() not in self._subscriptions:
             raise DocumentRefused(DocumentRefusal.SUBSCRIPTION_NOT_LISTED, "The subscription is not listed.")
         vm_id = _vm_id(content.vm_id)
         # This check is the last one, because a refused document must not be stored.
-        if is_fresh and self._nonce == "required" and not self._take_document(vm_id, content.nonce):
+        if is_fresh and self.nonce == "required" and not self.take_document(vm_id, content.nonce):
             raise DocumentRefused(DocumentRefusal.REPLAYED, "The document was used before.")
         return AttestedVm(vm_id, content.subscription_id.lower())
 
     def _check_chain(self, signer: x509.Certificate, name: str, others: Sequence[x509.Certificate]) -> None:
-        policy = verification.PolicyBuilder().store(self._store).time(self._clock.now())
+        policy = verification.PolicyBuilder().store(self._store).time(self.clock.now())
         verifier = policy.build_server_verifier(x509.DNSName(name))
         others = [each for each in others if each != signer]
         _check_usage(signer)
         try:
-            verifier.verify(signer, [*others, *self._intermediates.available()])
+            verifier.verify(signer, [*others, *self.intermediates.available()])
         except Exception:  # noqa: BLE001  # an unreadable subject raises another error
             try:
-                self._intermediates.fetch_for(signer)
-                verifier.verify(signer, [*others, *self._intermediates.available()])
+                self.intermediates.fetch_for(signer)
+                verifier.verify(signer, [*others, *self.intermediates.available()])
             except Exception as error:
                 raise DocumentRefused(
                     DocumentRefusal.UNTRUSTED, "The signer's certificate has no chain to a trusted root."
                 ) from error
 
     def _check_times(self, created_at: datetime, expires_at: datetime) -> None:
-        now = self._clock.now()
+        now = self.clock.now()
         if created_at > now + timedelta(seconds=_SKEW_SECONDS):
             raise DocumentRefused(DocumentRefusal.NOT_YET_VALID, "The document is from the future. Check the clocks.")
         if now - created_at > timedelta(seconds=MAX_AGE_SECONDS) or now >= expires_at:

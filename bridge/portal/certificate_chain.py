@@ -15,6 +15,7 @@ import posixpath
 import threading
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
@@ -60,41 +61,39 @@ _AZURE_ROOTS = frozenset(
 )
 
 
+@dataclass(kw_only=True, eq=False)
 class IntermediateCertificates:
     """Finds intermediate certificates in *known* and below *base_urls*. Thread-safe."""
 
-    def __init__(
-        self,
-        *,
-        clock: Clock,
-        base_urls: Sequence[str] = AUTHORITIES_URLS,
-        known: Sequence[x509.Certificate] = (),
-    ) -> None:
-        self._clock = clock
-        self._base_urls = tuple(each.rstrip("/") for each in base_urls)
-        self._known = tuple(known)
+    clock: Clock
+    base_urls: Sequence[str] = AUTHORITIES_URLS
+    known: Sequence[x509.Certificate] = ()
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._fetched: dict[str, tuple[float, x509.Certificate | None]] = {}
         """For each URL, the time of the next download, and the last certificate or None."""
         self._fetched_at: deque[float] = deque(maxlen=_MOST_FETCHES)
-        self._log = ThrottledLog(logger, clock=clock)
+        self._log = ThrottledLog(logger, clock=self.clock)
 
     def available(self) -> tuple[x509.Certificate, ...]:
         """Return the known certificates and the downloaded certificates."""
         fetched = [certificate for _, certificate in list(self._fetched.values()) if certificate is not None]
-        return (*self._known, *fetched)
+        return (*self.known, *fetched)
 
     def fetch_for(self, certificate: x509.Certificate) -> None:
         """Download the certificates of the issuer of *certificate*, and of its issuers."""
         certificates = [certificate]
         for _ in range(_MOST_STEPS):
             addresses = [address for each in certificates for address in _issuer_addresses(each)]
-            urls = [url for address in addresses for base in self._base_urls if (url := _below(base, address))]
+            urls = [
+                url for address in addresses for base in self.base_urls if (url := _below(base.rstrip("/"), address))
+            ]
             with self._lock:
                 certificates = [found for url in urls if (found := self._certificate_at(url)) is not None]
 
     def _certificate_at(self, url: str) -> x509.Certificate | None:
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         again_at, found = self._fetched.get(url, (float("-inf"), None))
         is_too_much = len(self._fetched_at) == _MOST_FETCHES and now - self._fetched_at[0] < _FETCHES_SECONDS
         if now < again_at or is_too_much:

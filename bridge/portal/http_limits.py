@@ -86,7 +86,9 @@ class LimitedHttp(HttpToolsProtocol):
         """Start the timer of a request."""
         super().on_message_begin()
         self._head_bytes, self._is_in_head = 0, True
-        self._start_timer()
+        self._stop_timer()
+        seconds = self._limits.request_seconds
+        self._timer = self.loop.call_later(seconds, self._abort, "A request did not arrive in time.")
 
     def on_headers_complete(self) -> None:
         """Start the application. If the client pipelines requests, abort the connection."""
@@ -103,11 +105,6 @@ class LimitedHttp(HttpToolsProtocol):
         """Stop the timer."""
         self._stop_timer()
         super().on_message_complete()
-
-    def _start_timer(self) -> None:
-        self._stop_timer()
-        seconds = self._limits.request_seconds
-        self._timer = self.loop.call_later(seconds, self._abort, "A request did not arrive in time.")
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 _ALGORITHMS = ["RS256", "ES256"]
 _DEADLINE_SECONDS = 5.0
-_KEPT_SECONDS, _AGAIN_SECONDS = 3_600.0, 60.0
+_KEPT_SECONDS, _AGAIN_SECONDS = 600.0, 60.0
 _LEEWAY_SECONDS = 30
 _MOST_SUBJECT, _MOST_NAME = 255, 256
 _OK = 200
@@ -71,8 +71,8 @@ class OidcProvider:
         self._redirect_uri = redirect_uri
         self._clock = clock
         self._lock = threading.Lock()
-        self._metadata: tuple[float, dict[str, Any]] | None = None
-        self._keys: tuple[float, KeySet] | None = None
+        self._documents: dict[str, tuple[float, dict[str, Any]]] = {}
+        """For each URL, the time of the last request, and the response."""
         self._log = ThrottledLog(logger, clock=clock)
 
     def check(self) -> None:
@@ -181,24 +181,25 @@ class OidcProvider:
         return url
 
     def _read_metadata(self) -> dict[str, Any]:
-        now = self._clock.monotonic()
-        with self._lock:
-            if self._metadata is None or now - self._metadata[0] >= _KEPT_SECONDS:
-                issuer = self._settings.issuer
-                found = self._json("GET", f"{issuer.rstrip('/')}/.well-known/openid-configuration")
-                if found.get("issuer") != issuer:
-                    message = "The issuer of the identity provider differs from people.oidc.issuer."
-                    self._log.problem("issuer", logging.ERROR, message)
-                    raise LoginRefused(message)
-                self._metadata = now, found
-            return self._metadata[1]
+        issuer = self._settings.issuer
+        found = self._document(f"{issuer.rstrip('/')}/.well-known/openid-configuration", _KEPT_SECONDS)
+        if found.get("issuer") != issuer:
+            message = "The issuer of the identity provider differs from people.oidc.issuer."
+            self._log.problem("issuer", logging.ERROR, message)
+            raise LoginRefused(message)
+        return found
 
     def _read_keys(self, kept_seconds: float) -> KeySet:
-        url, now = self._endpoint("jwks_uri"), self._clock.monotonic()
+        return KeySet.import_key_set(self._document(self._endpoint("jwks_uri"), kept_seconds))  # type: ignore[arg-type]
+
+    def _document(self, url: str, kept_seconds: float) -> dict[str, Any]:
+        now = self._clock.monotonic()
         with self._lock:
-            if self._keys is None or now - self._keys[0] >= kept_seconds:
-                self._keys = now, KeySet.import_key_set(self._json("GET", url))  # type: ignore[arg-type]
-            return self._keys[1]
+            read_at, found = self._documents.get(url, (float("-inf"), {}))
+            if now - read_at >= kept_seconds:
+                found = self._json("GET", url)
+                self._documents[url] = now, found
+            return found
 
     def _json(self, method: str, url: str, **parts: Any) -> dict[str, Any]:
         try:
