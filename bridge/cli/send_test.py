@@ -45,7 +45,7 @@ def send_test(settings: Settings, names: Sequence[str]) -> int:
 def _send(sink: SinkSettings, record: TransitionRecord, attested: AttestedTokens) -> bool:
     timeout_seconds = sink.config.timeout_seconds
     problem = ""
-    with closing(Sender(sink.build, name=sink.name, timeout_seconds=timeout_seconds, attested=attested)) as sender:
+    with closing(Sender(partial(sink.build, attested), name=sink.name, timeout_seconds=timeout_seconds)) as sender:
         try:
             sender.send([record])
         except Exception as error:  # noqa: BLE001  # a sink can raise anything

@@ -25,7 +25,7 @@ from bridge.config.toml import Check, check_url
 from bridge.events.event import VmIdentity, check_spelling
 
 if TYPE_CHECKING:
-    from bridge.sink import Sink, SinkConfig
+    from bridge.sink import AttestedTokens, Sink, SinkConfig
 
 #: The versions in Microsoft's "Azure Metadata Service: Scheduled Events for Linux VMs". Later versions are accepted.
 API_VERSIONS = (
@@ -185,9 +185,12 @@ class SinkSettings(msgspec.Struct, frozen=True, kw_only=True):
         """Return the name of the sink in logs, metrics, and the outbox."""
         return self.config.name
 
-    def build(self) -> Sink:
-        """Return a new instance of the sink."""
-        return self.sink_class(self.config)
+    def build(self, attested: AttestedTokens | None = None) -> Sink:
+        """Return a new instance of the sink. *attested* provides the tokens of an ops portal."""
+        sink = self.sink_class(self.config)
+        if attested is not None:
+            sink.attest_by(attested)
+        return sink
 
 
 class TopSettings(msgspec.Struct, frozen=True, kw_only=True):

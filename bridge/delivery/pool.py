@@ -76,8 +76,7 @@ class WorkerPool:
         metrics = self._metrics.sink(sink.name)
         metrics.set_needs_attention(needed=False)  # the new configuration may fix the cause
         worker = DeliveryWorker(
-            config=sink.config,
-            sink_class=sink.sink_class,
+            sink,
             outbox=self._outbox,
             metrics=metrics,
             has_seen_document=self._has_seen_document,

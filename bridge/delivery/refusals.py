@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from bridge.sink import Sink, SinkConfig
+from bridge.config.settings import SinkSettings
 from bridge.system.secrets import ChangingFile
 
 
@@ -75,15 +75,15 @@ class Refusals:
         return sequences
 
 
-def configuration_digest(sink_class: type[Sink], config: SinkConfig) -> str:
+def configuration_digest(sink: SinkSettings) -> str:
     """Return a hash that changes when the configuration of the sink changes.
 
     The hash covers the settings of the sink, and the contents of the files and environment variables that its
     ``*_file`` and ``*_env`` settings name. Call this function only on the sink's thread, because a read can hang if a
     file server is down.
     """
-    keys = msgspec.structs.asdict(config)
-    found: list[object] = [sink_class.__module__, sink_class.__qualname__, keys]
+    keys = msgspec.structs.asdict(sink.config)
+    found: list[object] = [sink.sink_class.__module__, sink.sink_class.__qualname__, keys]
     for key, value in keys.items():
         if isinstance(value, str) and key.endswith("_env"):
             found.append(os.environ.get(value))

@@ -23,7 +23,7 @@ from queue import SimpleQueue
 from typing import TypeVar
 
 from bridge.errors import DeliveryError, DeliveryFailed, DeliveryRejected, RetryReason
-from bridge.sink import AttestedTokens, Sink, TransitionRecord
+from bridge.sink import Sink, TransitionRecord
 from bridge.system.threads import RunningTime
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Sender:
     """Runs calls on the thread of one sink. Only `cut` is thread-safe.
 
     *build* creates the sink before the first call. *configuration* returns a digest of the sink's configuration, and
-    might read files. *attested* provides the access tokens that an ops portal issues for this VM.
+    might read files.
     """
 
     def __init__(
@@ -54,13 +54,11 @@ class Sender:
         name: str,
         timeout_seconds: float,
         configuration: Callable[[], str] = str,
-        attested: AttestedTokens | None = None,
     ) -> None:
         self._build = build
         self._name = name
         self._timeout_seconds = timeout_seconds
         self._configuration = configuration
-        self._attested = attested
         self._current: SinkThread | None = None
         self._abandoned: list[SinkThread] = []
         self.is_cut = False
@@ -115,7 +113,6 @@ class Sender:
                 name=f"sink:{self._name}",
                 deadline_seconds=self._timeout_seconds * GRACE,
                 configuration=self._configuration,
-                attested=self._attested,
             )
         except RuntimeError as error:
             raise DeliveryFailed(_NO_THREAD, needs_attention=True) from error
@@ -157,12 +154,10 @@ class SinkThread:
         name: str,
         deadline_seconds: float,
         configuration: Callable[[], str],
-        attested: AttestedTokens | None,
     ) -> None:
         self._build = build
         self._deadline_seconds = deadline_seconds
         self._read_configuration = configuration
-        self._attested = attested
         self.configuration = ""
         """The digest of the configuration with which the sink was built."""
         self.spent_seconds = 0.0
@@ -226,8 +221,6 @@ class SinkThread:
         if self._sink is None:
             self.configuration = self._read_configuration()
             self._sink = self._build()
-            if self._attested is not None:
-                self._sink.attest_by(self._attested)
             self._refuse_if_cut()
         return self._sink
 

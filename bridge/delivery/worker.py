@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from bridge.clock import REAL_CLOCK, Clock, parse_time
+from bridge.config.settings import SinkSettings
 from bridge.delivery.batcher import Batching, new_rows, next_batch
 from bridge.delivery.refresher import find_refreshes, send_again
 from bridge.delivery.refusals import Refusals, configuration_digest
@@ -29,7 +30,7 @@ from bridge.outbox import deliveries
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.rows import Delivery, DeliveryState
 from bridge.outbox.state import DueRows, State
-from bridge.sink import AttestedTokens, Sink, SinkConfig
+from bridge.sink import AttestedTokens, Sink
 from bridge.system.threads import LoopWatch
 
 logger = logging.getLogger(__name__)
@@ -49,31 +50,32 @@ _ENDPOINT_REFUSES = (
 
 
 class DeliveryWorker:
-    """Sends records to one sink until `stop` is called."""
+    """Sends records to one sink until `stop` is called.
+
+    *attested* provides the access tokens that an ops portal issues for this VM.
+    """
 
     def __init__(
         self,
+        settings: SinkSettings,
         *,
-        config: SinkConfig,
-        sink_class: type[Sink],
         outbox: Outbox,
         metrics: SinkMetrics,
         clock: Clock = REAL_CLOCK,
         has_seen_document: Callable[[], bool] = lambda: True,
         attested: AttestedTokens | None = None,
     ) -> None:
-        self.name = config.name
-        self.config = config
+        config, sink_class = settings.config, settings.sink_class
+        self.name, self.config = config.name, config
         self._outbox = outbox
         self._metrics = metrics
         self._clock = clock
         self.loop_watch = LoopWatch(clock)
         self._sender = Sender(
-            lambda: sink_class(config),
+            partial(settings.build, attested),
             name=config.name,
             timeout_seconds=config.timeout_seconds,
-            configuration=partial(configuration_digest, sink_class, config),
-            attested=attested,
+            configuration=partial(configuration_digest, settings),
         )
         self._schedule = RetrySchedule(clock.random)
         self._batching = Batching(max_batch=config.max_batch, by_event=sink_class.batch_by_event)

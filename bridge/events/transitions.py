@@ -59,18 +59,7 @@ _ENDING_STATUSES = {"Completed": Transition.COMPLETED, "Canceled": Transition.CA
 _BY_STATUS = {_SCHEDULED: Transition.SCHEDULED, _STARTED: Transition.STARTED, **_ENDING_STATUSES}
 
 #: The fields whose change produces a record, in the order of the record.
-_COMPARED = (
-    "event_type",
-    "event_status",
-    "resource_type",
-    "resources",
-    "not_before",
-    "not_before_raw",
-    "description",
-    "event_source",
-    "duration_seconds",
-    "extra",
-)
+_COMPARED = tuple(name for name in ScheduledEvent.__struct_fields__ if name != "event_id")
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, dict=True):

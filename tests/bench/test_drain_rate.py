@@ -16,6 +16,7 @@ import requests
 from outbox_kit import OutboxKit
 
 from bridge.clock import REAL_CLOCK
+from bridge.config.settings import SinkSettings
 from bridge.delivery.router import Router
 from bridge.delivery.worker import DeliveryWorker
 from bridge.events.event import encode
@@ -77,7 +78,8 @@ def _bare_rate(url: str, body: bytes, count: int) -> float:
 
 
 def _drain_rate(outbox: Outbox, config: WebhookConfig, count: int) -> float:
-    worker = DeliveryWorker(config=config, sink_class=WebhookSink, outbox=outbox, metrics=Metrics().sink("s"))
+    settings = SinkSettings(type_name="s", sink_class=WebhookSink, config=config)
+    worker = DeliveryWorker(settings, outbox=outbox, metrics=Metrics().sink("s"))
     outbox.on_due = worker.notify
     pause = threading.Event()
     began = time.perf_counter()

@@ -27,6 +27,7 @@ import pytest
 from eventhubs_emulator.process import NEEDS, started
 from outbox_kit import RouteAll
 
+from bridge.config.settings import SinkSettings
 from bridge.delivery.worker import DeliveryWorker
 from bridge.events.event import Document
 from bridge.events.record import Transition, new_record
@@ -114,7 +115,8 @@ def _rate_of_worker(directory: Path) -> float:
         changes = [new_record(Transition.UPDATED, moment, event=event, incarnation=step) for event in events]
         outbox.append_observation(Document(incarnation=step), changes, active_event_ids=None)
     assert outbox.wait_saved(60)
-    worker = DeliveryWorker(config=config, sink_class=EventHubsSink, outbox=outbox, metrics=Metrics().sink("bench"))
+    settings = SinkSettings(type_name="s", sink_class=EventHubsSink, config=config)
+    worker = DeliveryWorker(settings, outbox=outbox, metrics=Metrics().sink("bench"))
     outbox.on_due = worker.notify
     never = threading.Event()
     worker.start()

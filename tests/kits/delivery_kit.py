@@ -12,6 +12,7 @@ from uuid import uuid4
 from outbox_kit import OutboxKit, counts_of
 
 from bridge.clock import Clock
+from bridge.config.settings import SinkSettings
 from bridge.delivery.router import Router
 from bridge.delivery.worker import DeliveryWorker
 from bridge.events.event import ScheduledEvent
@@ -84,8 +85,7 @@ class DeliveryKit:
     def start(self, name: str = "s", *, chance: float = 0.0) -> DeliveryWorker:
         """Start a worker; with a *chance* of 0 each gap is the shortest possible, a tenth of a second."""
         worker = DeliveryWorker(
-            config=self._configs[name],
-            sink_class=self._classes[name],
+            SinkSettings(type_name="scripted", sink_class=self._classes[name], config=self._configs[name]),
             outbox=self.outbox,
             metrics=self.metrics.sink(name),
             clock=Clock(now=self.outbox_kit.now, monotonic=self.time.monotonic, random=lambda: chance),

@@ -119,6 +119,6 @@ def _sink(sink: SinkSettings, seconds: float, imds: ImdsSettings, *, is_broken: 
     if sink.type_name == _STDOUT:
         return "not tried: it writes to the agent's standard output."
     attested = attested_tokens(partial(attested_document, imds))
-    with closing(Sender(sink.build, name=sink.name, timeout_seconds=seconds, attested=attested)) as sender:
+    with closing(Sender(partial(sink.build, attested), name=sink.name, timeout_seconds=seconds)) as sender:
         sender.check()
         return sink.sink_class.shown_by_check(sink.config)

@@ -81,6 +81,7 @@ HANGING_PROCESS = """
 import sys, threading, time
 from pathlib import Path
 from bridge.clock import utc_now
+from bridge.config.settings import SinkSettings
 from bridge.delivery.worker import DeliveryWorker
 from bridge.events.record import Transition, new_record
 from bridge.metrics.metrics import Metrics
@@ -103,7 +104,8 @@ outbox = Outbox(Path(sys.argv[1]))
 assert outbox.wait_loaded(20)
 outbox.configure(Router([config]), ["s"], labels={})
 outbox.append(lambda _state: [new_record(Transition.HEARTBEAT, utc_now())])
-worker = DeliveryWorker(config=config, sink_class=Hanging, outbox=outbox, metrics=Metrics().sink("s"))
+settings = SinkSettings(type_name="s", sink_class=Hanging, config=config)
+worker = DeliveryWorker(settings, outbox=outbox, metrics=Metrics().sink("s"))
 worker.start()
 assert sending.wait(20)
 worker.stop(grace_seconds=0.2)
