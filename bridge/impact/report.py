@@ -1,14 +1,13 @@
-"""Builds the `impact` of an event from the interruptions of the VM, without I/O."""
+"""Builds the `impact` of an event from the interruptions that the sampler has measured."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime, timezone
 
 from bridge.clock import format_time
 from bridge.events.record import Impact, Pause
 from bridge.impact.judgement import Verdict
-from bridge.impact.sampler import KEPT_SECONDS, Interruption
+from bridge.impact.sampler import KEPT_SECONDS, Interruption, Sampler
 
 #: A pause can begin before the document shows the event as Started.
 _EARLY_SECONDS = 10.0
@@ -17,27 +16,14 @@ _NEVER_STARTED = "The document never showed the event as Started, so the impact 
 _PARTLY_SAMPLED = "The agent sampled only a part of the event."
 
 
-def window_start(started_at: float | None, ended_at: float) -> float:
-    """Return the time from which pauses belong to an event. Times are in Unix seconds."""
-    return ended_at - KEPT_SECONDS if started_at is None else started_at - _EARLY_SECONDS
-
-
-def impact_of(
-    found: Sequence[Interruption],
-    *,
-    started_at: float | None,
-    ended_at: float,
-    sampled_since: float,
-    resolution_seconds: float,
-) -> Impact:
-    """Return the impact of an event from *started_at* to *ended_at* (Unix seconds).
-
-    *found* contains the interruptions since `window_start`. *sampled_since* is when the sampler started.
-    """
+def impact_of(sampler: Sampler, *, started_at: float | None, ended_at: float) -> Impact:
+    """Return the impact of an event from *started_at* to *ended_at* (Unix seconds)."""
+    since = ended_at - KEPT_SECONDS if started_at is None else started_at - _EARLY_SECONDS
+    found = sampler.interruptions(since=since)
     stalled = sum(each.late_seconds for each in found if each.verdict is Verdict.STALLED)
     pauses = tuple(_pause(each) for each in found if each.verdict is not Verdict.STALLED)
     lengths = [pause.seconds for pause in pauses if pause.seconds is not None]
-    coverage = _coverage(started_at, ended_at, sampled_since, stalled)
+    coverage = _coverage(started_at, ended_at, sampler.began_at, stalled)
     reasons = [pause.reason for pause in pauses if pause.reason is not None]
     if coverage is None:
         reasons.append(_NEVER_STARTED)
@@ -48,7 +34,9 @@ def impact_of(
         pauses=pauses,
         longest_seconds=max(lengths, default=0.0) if is_known else None,
         total_seconds=round(sum(lengths), 3) if is_known and len(lengths) == len(pauses) else None,
-        resolution_seconds=round(max((each.resolution_seconds for each in found), default=resolution_seconds), 3),
+        resolution_seconds=round(
+            max((each.resolution_seconds for each in found), default=sampler.resolution_seconds), 3
+        ),
         coverage=coverage,
         agent_stalled_seconds=round(stalled, 3),
         reason=reasons[0] if reasons else None,

@@ -31,7 +31,7 @@ from bridge.events.tracker import DocumentTracker, Update
 from bridge.events.transitions import Step, classify_shown
 from bridge.imds.client import ImdsClient
 from bridge.impact.downtime import Downtime
-from bridge.impact.report import impact_of, window_start
+from bridge.impact.report import impact_of
 from bridge.impact.sampler import Sampler
 from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import Metrics
@@ -303,13 +303,7 @@ class Poller:
         starts = [each.observed_at for each in timeline if each.transition is Transition.STARTED]
         started_at = parse_time(starts[0]).timestamp() if starts else None
         ended_at = parse_time(record.observed_at).timestamp()
-        impact = impact_of(
-            self._sampler.interruptions(since=window_start(started_at, ended_at)),
-            started_at=started_at,
-            ended_at=ended_at,
-            sampled_since=self._sampler.began_at,
-            resolution_seconds=self._sampler.resolution_seconds,
-        )
+        impact = impact_of(self._sampler, started_at=started_at, ended_at=ended_at)
         downtime = self.downtime
         if downtime is not None and event.event_type in _BOOT_TYPES and timeline:
             is_inside = parse_time(timeline[0].observed_at).timestamp() <= downtime.last_alive_at

@@ -38,13 +38,7 @@ for line in sys.stdin:
     if line.startswith("Date: "):
         sampler.responded(line.removeprefix("Date: ").strip())
         continue
-    impact = impact_of(
-        sampler.interruptions(since=began),
-        started_at=began,
-        ended_at=time.time(),
-        sampled_since=sampler.began_at,
-        resolution_seconds=sampler.resolution_seconds,
-    )
+    impact = impact_of(sampler, started_at=began, ended_at=time.time())
     print(msgspec.json.encode(impact).decode(), flush=True)
 """
 

@@ -3,7 +3,7 @@
 import pytest
 
 from bridge.impact.judgement import Reading, Verdict
-from bridge.impact.report import impact_of, window_start
+from bridge.impact.report import impact_of
 from bridge.impact.sampler import Sampler
 
 NEAR = 0.05
@@ -137,8 +137,8 @@ def test_near_an_event_every_pause_above_the_resolution_is_recognized(rate, seco
 
 
 def impact(machine, **fields):
-    values = {"started_at": machine.real - 20, "ended_at": machine.real, "sampled_since": 0.0, **fields}
-    return impact_of(machine.interruptions(), resolution_seconds=0.1, **values)
+    values = {"started_at": machine.real - 20, "ended_at": machine.real, **fields}
+    return impact_of(machine.sampler, **values)
 
 
 def test_impact_of_an_event_without_a_pause_is_a_measured_zero():
@@ -148,15 +148,18 @@ def test_impact_of_an_event_without_a_pause_is_a_measured_zero():
 
 def test_restart_in_the_middle_of_an_event_is_no_measured_zero():
     machine = Machine(rate=788)
-    found = impact(machine, sampled_since=machine.real - 5)
+    machine.sampler.began_at = machine.real - 5
+    found = impact(machine)
     assert (found.longest_seconds, found.total_seconds, found.coverage) == (None, None, 0.25)
     assert found.reason is not None
 
 
 def test_event_that_never_started_has_no_coverage():
-    found = impact(Machine(rate=788), started_at=None)
-    assert (found.longest_seconds, found.coverage) == (None, None)
-    assert window_start(None, 1000.0) == 400.0
+    machine = Machine(rate=788)
+    machine.late(3.0, switches=33)
+    found = impact(machine, started_at=None, ended_at=machine.real + 590)
+    assert (found.longest_seconds, found.coverage) == (3.0, None)
+    assert impact(machine, started_at=None, ended_at=machine.real + 610).longest_seconds is None
 
 
 def test_undecided_pause_is_null_with_a_reason():
