@@ -48,48 +48,46 @@ class WorkerPool:
         self._has_seen_document = has_seen_document
         self._attested = attested
         self._metrics = metrics
-        self._workers: dict[str, tuple[SinkSettings, DeliveryWorker]] = {}
+        self._workers: dict[str, DeliveryWorker] = {}
 
     @property
     def loop_watches(self) -> Mapping[str, LoopWatch]:
         """Return the loop watch of each worker, with the name ``delivery:SINK`` as the key."""
-        return {f"delivery:{name}": worker.loop_watch for name, (_, worker) in list(self._workers.items())}
+        return {f"delivery:{name}": worker.loop_watch for name, worker in list(self._workers.items())}
 
     def notify(self) -> None:
         """Wake every worker, because new rows might exist."""
-        for _, worker in list(self._workers.values()):
+        for worker in list(self._workers.values()):
             worker.notify()
 
     def resume(self, sink: str | None = None) -> None:
         """End the pause of *sink*, or of every sink if *sink* is None."""
-        for name, (_, worker) in list(self._workers.items()):
+        for name, worker in list(self._workers.items()):
             if sink in {None, name}:
                 worker.resume()
 
     def start_missing(self, sinks: Sequence[SinkSettings]) -> None:
         """Start a worker for each sink that has none. Raise RuntimeError if no thread can start."""
         for sink in sinks:
-            if sink.name not in self._workers:
-                self._start(sink)
-
-    def _start(self, sink: SinkSettings) -> None:
-        metrics = self._metrics.sink(sink.name)
-        metrics.set_needs_attention(needed=False)  # the new configuration may fix the cause
-        worker = DeliveryWorker(
-            sink,
-            outbox=self._outbox,
-            metrics=metrics,
-            has_seen_document=self._has_seen_document,
-            attested=self._attested,
-        )
-        worker.start()  # raises an error if no thread can start; the caller retries later
-        self._workers[sink.name] = (sink, worker)
+            if sink.name in self._workers:
+                continue
+            metrics = self._metrics.sink(sink.name)
+            metrics.set_needs_attention(needed=False)  # the new configuration may fix the cause
+            worker = DeliveryWorker(
+                sink,
+                outbox=self._outbox,
+                metrics=metrics,
+                has_seen_document=self._has_seen_document,
+                attested=self._attested,
+            )
+            worker.start()  # raises an error if no thread can start; the caller retries later
+            self._workers[sink.name] = worker
 
     def end_all_but(self, sinks: Sequence[SinkSettings], *, grace_seconds: float, stop: Callable[[], bool]) -> None:
         """End the workers of removed and changed sinks. *sinks* contains the new settings."""
         wanted = {sink.name: sink for sink in sinks}
-        names = [name for name, (sink, _) in self._workers.items() if wanted.get(name) != sink]
-        workers = [self._workers.pop(name)[1] for name in names]
+        names = [name for name, worker in self._workers.items() if wanted.get(name) != worker.settings]
+        workers = [self._workers.pop(name) for name in names]
         for worker in workers:
             worker.stop(grace_seconds=0.0)
         wait_seconds = min(grace_seconds, _RELOAD_SECONDS - CUT_SECONDS)
@@ -101,7 +99,7 @@ class WorkerPool:
 
     def drain(self, deadline: float) -> None:
         """Send due records until *deadline* (monotonic), then cancel the remaining workers."""
-        workers = [worker for _, worker in list(self._workers.values())]
+        workers = list(self._workers.values())
         for worker in workers:
             worker.stop(grace_seconds=max(deadline - time.monotonic(), 0.0))
         _end(workers, max(deadline, time.monotonic() + _TICK_SECONDS))

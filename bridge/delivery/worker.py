@@ -66,7 +66,7 @@ class DeliveryWorker:
         attested: AttestedTokens | None = None,
     ) -> None:
         config, sink_class = settings.config, settings.sink_class
-        self.name, self.config = config.name, config
+        self.settings, self.config, self.name = settings, config, config.name
         self._outbox = outbox
         self._metrics = metrics
         self._clock = clock

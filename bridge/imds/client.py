@@ -19,6 +19,7 @@ from __future__ import annotations
 import http.client
 import json
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -84,7 +85,7 @@ class ImdsClient:
         self._is_auto = api_version == "auto"
         self.api_version = PREVIEW_VERSION if self._is_auto else api_version
         """The version of the last poll. With ``auto``, `scheduled_events` changes it."""
-        self._refused_at: float | None = None
+        self._refused_at = -math.inf
         self._timeout_seconds = timeout_seconds
         self._first_timeout_seconds = first_timeout_seconds
         self._clock = clock
@@ -109,14 +110,10 @@ class ImdsClient:
         Raises ImdsUnreachable if IMDS does not respond, ImdsStatus if the status is not 200, and DocumentInvalid if the
         body is not a document. The current events are then unknown, so never treat an error as an empty document.
         """
-        if self._is_auto and self._is_preview_due():
+        is_preview_due = not 0 <= self._clock() - self._refused_at < _RETRY_VERSION_SECONDS
+        if self._is_auto and is_preview_due:
             return self._negotiated()
         return self._poll(self.api_version, self.deadline_seconds)
-
-    def _is_preview_due(self) -> bool:
-        if self._refused_at is None:
-            return True
-        return not 0 <= self._clock() - self._refused_at < _RETRY_VERSION_SECONDS
 
     def _negotiated(self) -> Document:
         """Return the document under the newest version that IMDS supports."""
@@ -131,7 +128,7 @@ class ImdsClient:
                 if not (is_daily_attempt or is_refused):
                     raise
             else:
-                self._refused_at = None
+                self._refused_at = -math.inf
                 break
         else:
             if is_daily_attempt:

@@ -159,10 +159,8 @@ def read_newest(directory: Path) -> Loaded:
     for path in generations(directory).values():
         try:
             loaded = read_file(path)
-        except OSError:
-            raise
         except Exception as error:  # damaged rows can cause any error
-            if isinstance(error, sqlite3.Error) and not is_damage(error):
+            if isinstance(error, (OSError, sqlite3.Error)) and not is_damage(error):
                 raise
             unreadable.append(path)
         else:

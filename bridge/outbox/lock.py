@@ -103,7 +103,7 @@ class DirectoryLock:
 def is_locked(directory: Path) -> bool | None:
     """Return whether an agent has locked *directory*, or None if this user cannot check."""
     try:
-        os.close(_open_locked(directory, shared=True, create=False))
+        os.close(_open_locked(directory, shared=True))
     except _Taken:
         return True
     except OSError as error:
@@ -111,11 +111,11 @@ def is_locked(directory: Path) -> bool | None:
     return False
 
 
-def _open_locked(directory: Path, *, shared: bool, create: bool = True) -> int:
-    if create:
+def _open_locked(directory: Path, *, shared: bool) -> int:
+    if not shared:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if sys.platform == "win32":
-        descriptor = os.open(directory / "lock", os.O_RDWR | (os.O_CREAT if create else 0))
+        descriptor = os.open(directory / "lock", os.O_RDWR | (0 if shared else os.O_CREAT))
     else:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
