@@ -40,8 +40,8 @@ from bridge.portal.attested import DocumentRefused, DocumentVerifier
 from bridge.portal.certificate_chain import IntermediateCertificates, azure_roots, certificates_in
 from bridge.portal.requests import body_of, error_answer, json_answer
 from bridge.portal.settings import AttestedSettings
+from bridge.portal.store.agents import take_document
 from bridge.portal.store.database import Store
-from bridge.portal.store.documents import take_document
 from bridge.system.access_tokens import CHALLENGE_PATH, TOKEN_PATH, DocumentRefusal
 from bridge.system.secrets import Secret
 

@@ -18,9 +18,12 @@ from bridge.events.event import compact_json
 NO_HASH = "0" * 64
 
 
-class NewEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A new audit entry, which does not have a number or a hash yet."""
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of the chain. `chained` sets the fields that have a default."""
 
+    entry: int = 0
+    """Counts from 1 without a gap."""
+    at: str = ""
     actor: str
     """A user, the approvers of a decision, or ``portal``."""
     action: str
@@ -28,32 +31,18 @@ class NewEntry(msgspec.Struct, frozen=True, kw_only=True):
     subject: str
     """The key of an event, the name of a user, or ""."""
     details: dict[str, Any]
-
-    @property
-    def event_keys(self) -> tuple[str, ...]:
-        """Return the keys of the events that the entry is about."""
-        return _event_keys(self.subject, self.details)
-
-
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of the chain."""
-
-    entry: int
-    """Counts from 1 without a gap."""
-    at: str
-    actor: str
-    action: str
-    subject: str
-    details: dict[str, Any]
-    previous_hash: str
+    previous_hash: str = ""
     """64 zeros for the first entry."""
-    hash: str
+    hash: str = ""
     """SHA-256 of the JSON list of the other fields, with sorted keys, no spaces, and ASCII only."""
 
     @property
     def event_keys(self) -> tuple[str, ...]:
         """Return the keys of the events that the entry is about."""
-        return _event_keys(self.subject, self.details)
+        events = self.details.get("events")
+        known = events if isinstance(events, list) else []
+        members = [each.get("event_key") for each in known if isinstance(each, dict)]
+        return tuple(dict.fromkeys(key for key in members or [self.subject] if isinstance(key, str) and key))
 
     @property
     def vms(self) -> int:
@@ -71,18 +60,10 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-def chained(new: NewEntry, *, entry: int, at: str, previous_hash: str) -> Entry:
+def chained(new: Entry, *, entry: int, at: str, previous_hash: str) -> Entry:
     """Return *new* as the entry with the number *entry*, after the entry with *previous_hash*."""
-    return Entry(
-        entry=entry,
-        at=at,
-        actor=new.actor,
-        action=new.action,
-        subject=new.subject,
-        details=new.details,
-        previous_hash=previous_hash,
-        hash=_hash(entry, at, new.actor, new.action, new.subject, new.details, previous_hash),
-    )
+    new = msgspec.structs.replace(new, entry=entry, at=at, previous_hash=previous_hash)
+    return msgspec.structs.replace(new, hash=_hash(new))
 
 
 def first_fault(entries: Iterable[Entry], *, count: int) -> Fault | None:
@@ -96,18 +77,12 @@ def first_fault(entries: Iterable[Entry], *, count: int) -> Fault | None:
             return Fault(entry=last + 1, why="it is missing")
         if found.previous_hash != last_hash:
             return Fault(entry=found.entry, why="it does not contain the hash of the previous entry")
-        made_again = (found.at, found.actor, found.action, found.subject, found.details)
-        if found.hash != _hash(found.entry, *made_again, found.previous_hash):
+        if found.hash != _hash(found):
             return Fault(entry=found.entry, why="it was changed")
         last, last_hash = found.entry, found.hash
     return None if last >= count else Fault(entry=last + 1, why="it is missing")
 
 
-def _event_keys(subject: str, details: dict[str, Any]) -> tuple[str, ...]:
-    events = details.get("events")
-    members = [each.get("event_key") for each in events if isinstance(each, dict)] if isinstance(events, list) else []
-    return tuple(dict.fromkeys(key for key in members or [subject] if isinstance(key, str) and key))
-
-
-def _hash(*fields: object) -> str:
+def _hash(entry: Entry) -> str:
+    fields = msgspec.structs.astuple(entry)[:-1]
     return hashlib.sha256(compact_json(list(fields)).encode()).hexdigest()

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 
 from bridge.clock import REAL_CLOCK, format_time
 from bridge.errors import BridgeError
-from bridge.portal.audit import Fault, NewEntry, first_fault
+from bridge.portal.audit import Entry, Fault, first_fault
 from bridge.portal.audit_export import header, lines
 from bridge.portal.check_config import problems
 from bridge.portal.grants import Grant, Role, scope_group
@@ -158,7 +158,7 @@ def _write(
 ) -> User:
     def both(connection: Connection) -> User:
         user = put_user(connection, wanted(connection))
-        entry = NewEntry(actor="portal users", action=action, subject=user.user_name, details=dict(details))
+        entry = Entry(actor="portal users", action=action, subject=user.user_name, details=dict(details))
         add_entries(connection, [entry], at=format_time(REAL_CLOCK.now()))
         return user
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from bridge.clock import Clock, format_time
 from bridge.logs import ThrottledLog
-from bridge.portal.audit import NewEntry
+from bridge.portal.audit import Entry
 from bridge.portal.inventory import InventoryInvalid, read_inventory
 from bridge.portal.settings import PortalSettings
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.database import StoreThreads, StoreUnavailable, note_alive
-from bridge.portal.store.inventory import store_inventory
 from bridge.portal.store.notifications import delete_notifications
 from bridge.portal.store.retention import delete_old, trim_vms
+from bridge.portal.store.vms import store_inventory
 from bridge.portal.vm_limits import VmLimits
 
 logger = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class Maintenance:
         """Add one audit entry per reason for each VM whose requests the portal refused."""
         found = self._vm_limits.take_refusals()
         new = [
-            NewEntry(actor=vm_key, action="records_refused", subject="", details={"reason": reason, "requests": number})
+            Entry(actor=vm_key, action="records_refused", subject="", details={"reason": reason, "requests": number})
             for (vm_key, reason), number in sorted(found.items())
         ]
         if new:

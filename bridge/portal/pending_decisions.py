@@ -19,7 +19,7 @@ import msgspec
 from bridge.clock import CLOCK_SKEW_SECONDS, Clock
 from bridge.logs import ThrottledLog
 from bridge.portal.store.database import StoreThreads, StoreUnavailable, epoch
-from bridge.portal.store.decisions import Decisions, decisions_after, live_decisions
+from bridge.portal.store.decisions import Decisions, live_decisions
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class PendingDecisions:
     async def catch_up(self) -> None:
         """Read the new decisions and wake their polls."""
         async with self._catching_up:
-            found = await self._store.read(decisions_after, self.index, now_seconds=self._oldest_seconds())
+            found = await self._store.read(live_decisions, now_seconds=self._oldest_seconds(), after=self.index)
             self._add(found)
 
     async def follow(self) -> None:

@@ -209,8 +209,6 @@ decisions = Table(
     Column("vm_key", Text, nullable=False),
     Column("event_key", String(32)),
     Column("verdict_id", String(36), ForeignKey("verdicts.verdict_id")),
-    Column("jti", Text, nullable=False),
-    Column("iss", Text, nullable=False),
     Column("decision", Text, nullable=False),
     Column("jws", Text, nullable=False),
     Column("jws_sha256", String(64), nullable=False),

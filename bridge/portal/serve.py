@@ -31,7 +31,7 @@ from bridge.http.failures import is_loopback
 from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import own_version
 from bridge.portal.app import Application
-from bridge.portal.audit import NewEntry
+from bridge.portal.audit import Entry
 from bridge.portal.check_config import load_certificate
 from bridge.portal.health import Health
 from bridge.portal.http_limits import HttpLimits, LimitedHttp
@@ -129,7 +129,7 @@ class Portal:
         try:
             await threads.write(
                 add_entries,
-                [NewEntry(actor="portal", action="started", subject="", details={"version": own_version()})],
+                [Entry(actor="portal", action="started", subject="", details={"version": own_version()})],
                 at=format_time(self._clock.now()),
             )
             self._log_up()

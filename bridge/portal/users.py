@@ -30,7 +30,7 @@ from bridge.clock import Clock, format_time
 from bridge.logs import ThrottledLog
 from bridge.portal.address_queue import AddressQueue, QueueFull
 from bridge.portal.addresses import Networks, client_of
-from bridge.portal.audit import NewEntry
+from bridge.portal.audit import Entry
 from bridge.portal.fleet import EventState
 from bridge.portal.grants import Grant, Role, can_approve, scope_of
 from bridge.portal.http_limits import CONNECTION
@@ -379,14 +379,14 @@ def _begin_session(connection: Connection, /, *, user: store_users.User, old_sha
     store_users.end_session(connection, old_sha256)
     store_users.add_session(connection, person_key=user.person_key, **session)
     details = {"person": user.person_key}
-    entry = NewEntry(actor=user.user_name, action="signed_in", subject="", details=details)
+    entry = Entry(actor=user.user_name, action="signed_in", subject="", details=details)
     add_entries(connection, [entry], at=session["at"])
 
 
 def _end_session(connection: Connection, person: Person, *, at: str) -> None:
     store_users.end_session(connection, person.session_sha256 or "")
     details = {"person": person.key}
-    add_entries(connection, [NewEntry(actor=person.name, action="signed_out", subject="", details=details)], at=at)
+    add_entries(connection, [Entry(actor=person.name, action="signed_out", subject="", details=details)], at=at)
 
 
 def _as_utf8(text: str) -> str:

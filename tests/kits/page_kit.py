@@ -21,7 +21,7 @@ from sqlalchemy import func, select
 from bridge.approval.signing import generate_key
 from bridge.clock import Clock
 from bridge.events.record import Approval, Transition
-from bridge.portal.audit import NewEntry
+from bridge.portal.audit import Entry
 from bridge.portal.schema import agents
 from bridge.portal.settings import database_file, read
 from bridge.portal.store.audit import add_entries
@@ -80,7 +80,7 @@ class Office:
 
     def change_user(self, name: str, **change: Any) -> None:
         """Store the user of that name with *change*, as `portal users` does beside a portal that runs."""
-        entry = NewEntry(actor="portal users", action="user_added", subject=name, details={})
+        entry = Entry(actor="portal users", action="user_added", subject=name, details={})
         self.store.write(put_user, replace(self._users[name], **change))
         self.store.write(add_entries, [entry], at="2026-11-20T11:01:00.000Z")
 

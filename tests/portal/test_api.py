@@ -13,7 +13,7 @@ from portal_kit import AGENT_TOKEN, RunningPortal
 
 from bridge.approval.digest import digest
 from bridge.events.record import Transition
-from bridge.portal.audit import NewEntry
+from bridge.portal.audit import Entry
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.database import Store
 
@@ -167,7 +167,7 @@ def test_the_audit_is_read_from_a_number_on(portal):
 def test_an_export_is_every_entry_a_line_in_constant_memory(tmp_path):
     store = Store.of_file(tmp_path / "portal.db")
     store.migrate()
-    entry = NewEntry(actor="ada", action="approved", subject="e", details={"reason": "x" * 400})
+    entry = Entry(actor="ada", action="approved", subject="e", details={"reason": "x" * 400})
     for _ in range(4):
         store.write(add_entries, [entry] * 1_000, at="2026-11-20T11:00:30.000Z")
     store.close()

@@ -12,7 +12,7 @@ import pytest
 from portal_databases import of_file
 from sqlalchemy.exc import DBAPIError
 
-from bridge.portal.audit import NO_HASH, NewEntry, chained, first_fault
+from bridge.portal.audit import NO_HASH, Entry, chained, first_fault
 from bridge.portal.store.audit import add_entries, all_entries, count, entries, entry_with_hash
 
 AT = "2026-11-20T11:00:30.000Z"
@@ -20,7 +20,7 @@ AT = "2026-11-20T11:00:30.000Z"
 
 def new(number=0):
     details = {"number": number, "text": "a \u2603 b\n", "part": 0.1, "list": [None, True]}
-    return NewEntry(actor="ada", action="approved", subject="e", details=details)
+    return Entry(actor="ada", action="approved", subject="e", details=details)
 
 
 def fault_of(store):
@@ -83,7 +83,7 @@ def test_an_entry_that_is_made_anew_with_its_hash_gives_the_next_one_away(ten):
     fourth = ten.read(entries, after=3, limit=1)[0]
     third = ten.read(entries, after=2, limit=1)[0]
     forged = chained(
-        NewEntry(actor="eve", action="approved", subject="e", details={}),
+        Entry(actor="eve", action="approved", subject="e", details={}),
         entry=4,
         at=fourth.at,
         previous_hash=third.hash,

@@ -12,7 +12,7 @@ from portal_kit import portal_table
 
 from bridge.cli.commands import commands
 from bridge.errors import BridgeError
-from bridge.portal.audit import NewEntry
+from bridge.portal.audit import Entry
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.database import Store
 
@@ -34,7 +34,7 @@ def store(tmp_path):
     store = Store.of_file(tmp_path / "state" / "portal.db")
     store.migrate()
     for actor in ("ada", "=cmd|' /C calc'!A0", "grace"):
-        store.write(add_entries, [NewEntry(actor=actor, action="approved", subject="e", details={"a": [1]})], at=AT)
+        store.write(add_entries, [Entry(actor=actor, action="approved", subject="e", details={"a": [1]})], at=AT)
     yield store
     store.close()
 

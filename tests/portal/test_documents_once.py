@@ -19,8 +19,8 @@ from bridge.portal.agents import AgentRoutes
 from bridge.portal.metrics import PortalMetrics
 from bridge.portal.schema import properties
 from bridge.portal.settings import AttestedSettings
+from bridge.portal.store.agents import take_document
 from bridge.portal.store.database import StoreUnavailable
-from bridge.portal.store.documents import take_document
 from bridge.testing import Simulator
 
 VM = "7ef1d8a4-0c2b-4c7e-9a35-1f5f6d1f2b90"

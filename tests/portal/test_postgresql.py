@@ -17,7 +17,7 @@ from portal_pair import Pair, bring, poll, send
 
 from bridge.cli.commands import commands
 from bridge.errors import BridgeError
-from bridge.portal.audit import NewEntry
+from bridge.portal.audit import Entry
 from bridge.portal.fleet import key_of_event_id
 from bridge.portal.store.audit import add_entries, entries
 from bridge.portal.store.database import StoreUnavailable, epoch
@@ -185,7 +185,7 @@ def test_roles_of_the_page_serve_and_cannot_change_the_audit(tmp_path, postgresq
 
 def test_a_reader_sees_one_state_and_writes_nothing(postgresql_database):
     store = postgresql_database.store()
-    new = NewEntry(actor="ada", action="approved", subject="", details={})
+    new = Entry(actor="ada", action="approved", subject="", details={})
 
     def twice(connection):
         before = entries(connection, after=0)

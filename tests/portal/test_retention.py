@@ -10,7 +10,7 @@ from sqlalchemy import func, select
 
 from bridge.clock import format_time
 from bridge.events.record import Transition
-from bridge.portal.audit import NewEntry, first_fault
+from bridge.portal.audit import Entry, first_fault
 from bridge.portal.fleet import key_of_event_id
 from bridge.portal.schema import decisions, event_vms, records, verdicts, vms
 from bridge.portal.settings import LimitSettings
@@ -28,7 +28,7 @@ def rows(store, table):
 def test_old_records_and_events_are_deleted_and_the_audit_still_verifies(store):
     old = format_time(NOW - timedelta(days=401))
     add(store, *(fleet_record(vm, event_id=f"E-{vm}", seconds=-401 * 86_400) for vm in range(600)), at=old)
-    entry = NewEntry(actor="ann", action="held", subject="E", details={})
+    entry = Entry(actor="ann", action="held", subject="E", details={})
     store.write(add_entries, [entry], at=old)
     add(store, fleet_record(0, event_id="new"))
     rounds = 1

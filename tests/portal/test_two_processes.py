@@ -93,7 +93,7 @@ def test_a_listening_connection_that_is_cut_costs_no_decision(portals, pair, pos
 #: A decision as it is committed, of which nobody is told: as if the message about it were lost.
 SILENT = (
     "WITH taken AS (UPDATE counters SET value = value + 1 WHERE name = 'decisions' RETURNING value) "
-    "INSERT INTO decisions SELECT value, %s, NULL, NULL, 'a-jti', 'ada', 'approve', %s, %s, %s, %s, 0 FROM taken"
+    "INSERT INTO decisions SELECT value, %s, NULL, NULL, 'approve', %s, %s, %s, %s, 0 FROM taken"
 )
 
 

@@ -1,4 +1,4 @@
-"""Stores the agents that poll each portal process.
+"""Stores the agents that poll each portal process, and their attested documents.
 
 After a restart, the portal uses these tables to find the agents that were connected before. Portal processes also share
 their agents through these tables. Each process increases its heartbeat number whenever it writes. Other processes find
@@ -7,13 +7,17 @@ new rows by comparing the heartbeat numbers instead of times, because clocks can
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 
 import msgspec
 from sqlalchemy import Connection, delete, select
 
-from bridge.portal.schema import agents, processes
-from bridge.portal.store.database import upsert
+from bridge.portal.schema import agents, processes, properties
+from bridge.portal.store.database import insert, upsert
+
+_PREFIX = "document:"
+_LONGEST_NAME = 32
 
 
 class StoredAgent(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,3 +61,17 @@ def delete_agents(connection: Connection, *, stopped: Sequence[str], before: str
     is_old = agents.c.is_connected.is_(False) & (agents.c.polled_at < before)
     connection.execute(delete(agents).where(is_old | agents.c.process.in_(stopped)))
     connection.execute(delete(processes).where(processes.c.process.in_(stopped)))
+
+
+def take_document(connection: Connection, vm_id: str, nonce: str, *, at: str, until: str) -> bool:
+    """Mark an attested document as used until the time *until*.
+
+    Return False if it was already used, even before a restart or at another portal process.
+    """
+    is_over = properties.c.name.startswith(_PREFIX, autoescape=True) & (properties.c.value <= at)
+    connection.execute(delete(properties).where(is_over))
+    digest = hashlib.sha256(f"{vm_id} {nonce}".encode()).hexdigest()
+    name = f"{_PREFIX}{digest}"[:_LONGEST_NAME]
+    new = insert(connection, properties).values(name=name, value=until).on_conflict_do_nothing()
+    # The rowcount cannot be used, because the PostgreSQL driver reports -1.
+    return connection.execute(new.returning(properties.c.name)).first() is not None

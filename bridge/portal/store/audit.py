@@ -13,7 +13,7 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, Row, func, insert, or_, select, update
 
 from bridge.events.event import compact_json
-from bridge.portal.audit import NO_HASH, Entry, NewEntry, chained
+from bridge.portal.audit import NO_HASH, Entry, chained
 from bridge.portal.schema import audit, audit_events, counters, event_groups
 
 PAGE = 1_000
@@ -47,7 +47,7 @@ class EntryPage(msgspec.Struct, frozen=True, kw_only=True):
     has_more: bool
 
 
-def add_entries(connection: Connection, new: Sequence[NewEntry], *, at: str) -> None:
+def add_entries(connection: Connection, new: Sequence[Entry], *, at: str) -> None:
     """Add *new* to the chain. Lock the chain until the commit."""
     if not new:
         return

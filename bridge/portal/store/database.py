@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from sqlalchemy import Connection, Table, event, func, select
+from sqlalchemy import ColumnElement, Connection, Select, Table, event, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -178,6 +178,20 @@ def escaped_like(text: str) -> str:
 def contains_pattern(text: str) -> str:
     """Return the LIKE pattern of a search for *text* in a case-folded column."""
     return f"%{escaped_like(without_nul(text).casefold())}%"
+
+
+def insert_missing(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
+    """Insert those of *rows* whose primary key does not exist."""
+    if rows:
+        connection.execute(insert(connection, table).on_conflict_do_nothing(), list(rows))
+
+
+def rows_in(
+    connection: Connection, query: Select[Any], column: ColumnElement[Any], values: Iterable[Any]
+) -> Iterator[Any]:
+    """Yield the rows of *query* whose *column* is one of *values*."""
+    for part in in_parts(list(dict.fromkeys(values))):
+        yield from connection.execute(query.where(column.in_(part)))
 
 
 def in_parts(values: Sequence[_T]) -> list[Sequence[_T]]:

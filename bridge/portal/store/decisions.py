@@ -13,13 +13,15 @@ from typing import Any
 import msgspec
 from sqlalchemy import ColumnElement, Connection, and_, exists, func, or_, select
 
-from bridge.portal.audit import NewEntry
+from bridge.portal.audit import Entry
 from bridge.portal.schema import counters, decisions, events
 from bridge.portal.store.audit import add_entries, next_values
-from bridge.portal.store.database import announce, in_parts
+from bridge.portal.store.database import announce, rows_in
 
 _COUNTER = "decisions"
 _HOLD = "hold"
+#: The fields of a `NewDecision` that have a column.
+_COLUMNS = ("vm_key", "event_key", "verdict_id", "decision", "jws", "issued_at_seconds", "expires_at_seconds")
 
 
 class NewDecision(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,16 +84,22 @@ def insert_decisions(
     """
     by_hash = {each.jws_sha256: each for each in new}
     lock_decisions(connection)
-    numbers: dict[str, int] = {}
-    for part in in_parts(list(by_hash)):
-        query = select(decisions.c.jws_sha256, decisions.c.decision_index).where(decisions.c.jws_sha256.in_(part))
-        numbers |= {sha256: int(index) for sha256, index in connection.execute(query)}
+    query = select(decisions.c.jws_sha256, decisions.c.decision_index)
+    numbers = {sha256: int(index) for sha256, index in rows_in(connection, query, decisions.c.jws_sha256, by_hash)}
     missing = [sha256 for sha256 in by_hash if sha256 not in numbers]
     if not missing:
         return numbers, []
     first = next_values(connection, _COUNTER, len(missing)) - len(missing) + 1
     numbers |= {sha256: first + offset for offset, sha256 in enumerate(missing)}
-    rows = [_row(by_hash[sha256], sha256, numbers[sha256], at) for sha256 in missing]
+    rows = [
+        {
+            **{name: getattr(by_hash[sha256], name) for name in _COLUMNS},
+            "decision_index": numbers[sha256],
+            "jws_sha256": sha256,
+            "made_at": at,
+        }
+        for sha256 in missing
+    ]
     connection.execute(decisions.insert(), rows)
     announce(connection, first + len(missing) - 1)
     return numbers, [by_hash[sha256] for sha256 in missing]
@@ -116,17 +124,17 @@ def newest_iat(connection: Connection, event_key: str) -> float:
     return float(connection.execute(query).scalar_one() or 0.0)
 
 
-def decisions_after(connection: Connection, index: int, *, now_seconds: float) -> Decisions:
-    """Return the valid decisions with a number above *index*."""
-    return _read(connection, and_(decisions.c.decision_index > index, _counts(now_seconds)))
-
-
-def live_decisions(connection: Connection, *, now_seconds: float) -> Decisions:
-    """Return all valid decisions.
+def live_decisions(connection: Connection, *, now_seconds: float, after: int = 0) -> Decisions:
+    """Return the valid decisions with a number above *after*.
 
     A hold remains valid until its event has ended, regardless of its expiry time.
     """
-    return _read(connection, _counts(now_seconds))
+    # Read the counter first. Its value is committed, so the next statement sees every row up to it.
+    index = int(connection.execute(select(counters.c.value).where(counters.c.name == _COUNTER)).scalar_one())
+    query = select(decisions.c.decision_index, decisions.c.vm_key, decisions.c.jws)
+    query = query.where(decisions.c.decision_index > after, _counts(now_seconds)).order_by(decisions.c.decision_index)
+    found = tuple(LiveDecision(int(number), vm_key, jws) for number, vm_key, jws in connection.execute(query))
+    return Decisions(max([index, *(each.index for each in found[-1:])]), found)
 
 
 def _counts(now_seconds: float) -> ColumnElement[bool]:
@@ -136,35 +144,7 @@ def _counts(now_seconds: float) -> ColumnElement[bool]:
     return or_(decisions.c.expires_at_seconds > now_seconds, and_(decisions.c.decision == _HOLD, is_open))
 
 
-def _read(connection: Connection, where: ColumnElement[bool]) -> Decisions:
-    # Read the counter first. Its value is committed, so the next statement sees every row up to it.
-    index = int(connection.execute(select(counters.c.value).where(counters.c.name == _COUNTER)).scalar_one())
-    query = select(decisions.c.decision_index, decisions.c.vm_key, decisions.c.jws).where(where)
-    found = tuple(
-        LiveDecision(int(number), vm_key, jws)
-        for number, vm_key, jws in connection.execute(query.order_by(decisions.c.decision_index))
-    )
-    return Decisions(max([index, *(each.index for each in found[-1:])]), found)
-
-
-def _row(new: NewDecision, sha256: str, index: int, at: str) -> dict[str, Any]:
-    return {
-        "decision_index": index,
-        "vm_key": new.vm_key,
-        "event_key": new.event_key,
-        "verdict_id": new.verdict_id,
-        "jti": new.jti,
-        "iss": new.iss,
-        "decision": new.decision,
-        "jws": new.jws,
-        "jws_sha256": sha256,
-        "issued_at_seconds": new.issued_at_seconds,
-        "expires_at_seconds": new.expires_at_seconds,
-        "made_at": at,
-    }
-
-
-def _entry(signed: Sequence[NewDecision]) -> NewEntry:
+def _entry(signed: Sequence[NewDecision]) -> Entry:
     first = signed[0]
     details = {**first.details, "jti": [each.jti for each in signed], "decisions": decision_hashes(signed)}
-    return NewEntry(actor=first.iss, action=f"decided_{first.decision}", subject=first.event_key, details=details)
+    return Entry(actor=first.iss, action=f"decided_{first.decision}", subject=first.event_key, details=details)

@@ -15,7 +15,7 @@ from bridge.events.record import Transition, TransitionRecord
 from bridge.portal.fleet import EventState
 from bridge.portal.schema import audit, decisions, event_vms, events, records, verdicts
 from bridge.portal.store.audit import entries
-from bridge.portal.store.database import in_parts
+from bridge.portal.store.database import rows_in
 from bridge.portal.store.events import events_of, records_of
 from bridge.portal.store.users import all_users, barred_people
 from bridge.portal.store.vms import vm_names
@@ -72,13 +72,12 @@ def details_of(connection: Connection, found: Sequence[EventState]) -> list[Even
     """Return the details of the events in *found*."""
     by_event: dict[str, tuple[list[Verdict], list[SignedDecision], list[TransitionRecord]]]
     by_event = {event.key: ([], [], []) for event in found}
-    for keys in in_parts(list(by_event)):
-        for verdict in verdicts_of(connection, keys):
-            by_event[verdict.event_key][0].append(verdict)
-        for key, decision in _decisions(connection, keys):
-            by_event[key][1].append(decision)
-        for key, outcome in _outcomes(connection, keys):
-            by_event[key][2].append(outcome)
+    for verdict in verdicts_of(connection, by_event):
+        by_event[verdict.event_key][0].append(verdict)
+    for key, decision in _decisions(connection, by_event):
+        by_event[key][1].append(decision)
+    for key, outcome in _outcomes(connection, by_event):
+        by_event[key][2].append(outcome)
     barred, approvers = barred_people(connection), approvers_here(connection)
     result = []
     for event in found:
@@ -96,11 +95,13 @@ def details_of(connection: Connection, found: Sequence[EventState]) -> list[Even
     return result
 
 
-def verdicts_of(connection: Connection, keys: Sequence[str]) -> list[Verdict]:
+def verdicts_of(connection: Connection, keys: Iterable[str]) -> list[Verdict]:
     """Return the verdicts on the events *keys*, oldest first."""
-    query = select(verdicts).where(verdicts.c.event_key.in_(keys))
-    rows = connection.execute(query.order_by(verdicts.c.made_at, verdicts.c.verdict_id)).mappings()
-    return [Verdict(**{**row, "choice": Choice(row["choice"]), "lifts": _lifts_of(row["lifts"])}) for row in rows]
+    query = select(verdicts).order_by(verdicts.c.made_at, verdicts.c.verdict_id)
+    return [
+        Verdict(**{**row._asdict(), "choice": Choice(row.choice), "lifts": _lifts_of(row.lifts)})
+        for row in rows_in(connection, query, verdicts.c.event_key, keys)
+    ]
 
 
 def event_with_digest(connection: Connection, key: str, digest: str) -> TransitionRecord | None:
@@ -121,7 +122,8 @@ def marks(connection: Connection) -> Marks:
     """Return the values that change whenever a page changes."""
     query = select(events.c.event_key, events.c.body).where(events.c.is_open.is_(True), events.c.body.is_not(None))
     newest = query.order_by(events.c.sort_at, events.c.event_key).limit(_MOST_OPEN)
-    return Marks(_last_entry(connection), {row.event_key: row.body for row in connection.execute(newest)})
+    last = int(connection.execute(select(func.max(audit.c.entry))).scalar_one() or 0)
+    return Marks(last, {row.event_key: row.body for row in connection.execute(newest)})
 
 
 def subjects_after(connection: Connection, entry: int) -> set[str]:
@@ -131,20 +133,13 @@ def subjects_after(connection: Connection, entry: int) -> set[str]:
 
 def open_events_of_vms(connection: Connection, vm_keys: Iterable[str]) -> set[str]:
     """Return the keys of the open events that *vm_keys* report."""
-    found: set[str] = set()
-    for part in in_parts(sorted(vm_keys)):
-        is_open = event_vms.c.vm_key.in_(part) & event_vms.c.is_open.is_(True)
-        found |= set(connection.execute(select(event_vms.c.event_key).where(is_open)).scalars())
-    return found
+    query = select(event_vms.c.event_key).where(event_vms.c.is_open.is_(True))
+    return {row.event_key for row in rows_in(connection, query, event_vms.c.vm_key, vm_keys)}
 
 
-def _last_entry(connection: Connection) -> int:
-    return int(connection.execute(select(func.max(audit.c.entry))).scalar_one() or 0)
-
-
-def _decisions(connection: Connection, keys: Sequence[str]) -> Iterable[tuple[str, SignedDecision]]:
-    query = select(decisions).where(decisions.c.event_key.in_(keys)).order_by(decisions.c.decision_index)
-    rows = list(connection.execute(query))
+def _decisions(connection: Connection, keys: Iterable[str]) -> Iterable[tuple[str, SignedDecision]]:
+    query = select(decisions).order_by(decisions.c.decision_index)
+    rows = list(rows_in(connection, query, decisions.c.event_key, keys))
     names = vm_names(connection, [row.vm_key for row in rows])
     for row in rows:
         decision = SignedDecision(
@@ -160,7 +155,7 @@ def _decisions(connection: Connection, keys: Sequence[str]) -> Iterable[tuple[st
         yield row.event_key, decision
 
 
-def _outcomes(connection: Connection, keys: Sequence[str]) -> Iterable[tuple[str, TransitionRecord]]:
+def _outcomes(connection: Connection, keys: Iterable[str]) -> Iterable[tuple[str, TransitionRecord]]:
     """Yield outcomes from members of the event and from recipients of its decisions.
 
     Outcomes from other VMs do not count.
@@ -170,21 +165,17 @@ def _outcomes(connection: Connection, keys: Sequence[str]) -> Iterable[tuple[str
     )
     audience = select(decisions.c.vm_key).where(decisions.c.event_key == records.c.event_key)
     is_sender = records.c.vm_key.in_(members.union(audience))
-    query = select(records.c.event_key, records.c.body).where(
-        records.c.event_key.in_(keys), records.c.transition.in_(_OUTCOMES), is_sender
-    )
-    for row in connection.execute(query.order_by(records.c.observed_at, records.c.sequence)):
+    query = select(records.c.event_key, records.c.body).where(records.c.transition.in_(_OUTCOMES), is_sender)
+    query = query.order_by(records.c.observed_at, records.c.sequence)
+    for row in rows_in(connection, query, records.c.event_key, keys):
         yield row.event_key, record_of(row.body)
 
 
 def _outcomes_without_event(connection: Connection, signed: Sequence[SignedDecision]) -> list[TransitionRecord]:
-    found: list[TransitionRecord] = []
-    for part in in_parts(sorted({each.vm_key for each in signed})):
-        query = select(records.c.body).where(
-            records.c.vm_key.in_(part), records.c.event_key.is_(None), records.c.transition.in_(_OUTCOMES)
-        )
-        found += map(record_of, connection.execute(query.order_by(records.c.observed_at)).scalars())
-    return found
+    query = select(records.c.body).where(records.c.event_key.is_(None), records.c.transition.in_(_OUTCOMES))
+    recipients = [each.vm_key for each in signed]
+    rows = rows_in(connection, query.order_by(records.c.observed_at), records.c.vm_key, recipients)
+    return [record_of(row.body) for row in rows]
 
 
 def _counted(outcomes: Iterable[TransitionRecord], signed: Sequence[SignedDecision]) -> Iterable[TransitionRecord]:

@@ -27,7 +27,7 @@ from bridge.portal.fleet import (
 )
 from bridge.portal.requests import RequestRefused
 from bridge.portal.schema import event_groups, event_variants, event_vms, events, records, vms
-from bridge.portal.store.database import contains_pattern, in_parts
+from bridge.portal.store.database import contains_pattern, rows_in
 from bridge.portal.store.fold import event_of_variant
 from bridge.portal.vm_state import VmState
 
@@ -141,22 +141,16 @@ def list_events(
 
 def summaries_of(connection: Connection, keys: Iterable[str]) -> dict[str, EventSummary]:
     """Return the summaries of the known events with *keys*."""
-    found: dict[str, EventSummary] = {}
-    for part in in_parts(sorted(set(keys))):
-        query = select(events.c.event_key, events.c.body).where(events.c.event_key.in_(part))
-        found |= {row.event_key: _summary_of(row.body) for row in connection.execute(query) if row.body is not None}
-    return found
+    query = select(events.c.event_key, events.c.body).where(events.c.body.is_not(None))
+    return {row.event_key: _summary_of(row.body) for row in rows_in(connection, query, events.c.event_key, keys)}
 
 
 def visible_keys(connection: Connection, keys: Sequence[str], scope: tuple[str, ...]) -> set[str]:
     """Return the events of *keys* that a person with *scope* may see."""
     if not scope:
         return set(keys)
-    found: set[str] = set()
-    for part in in_parts(keys):
-        is_one = event_groups.c.event_key.in_(part) & event_groups.c.name.in_(scope)
-        found |= set(connection.execute(select(event_groups.c.event_key).where(is_one)).scalars())
-    return found
+    query = select(event_groups.c.event_key).where(event_groups.c.name.in_(scope))
+    return {row.event_key for row in rows_in(connection, query, event_groups.c.event_key, keys)}
 
 
 def event_of(connection: Connection, key: str, *, now: str) -> EventState | None:
@@ -170,20 +164,17 @@ def events_of(connection: Connection, keys: Iterable[str], *, now: str) -> dict[
     versions: dict[tuple[str, str], tuple[str | None, str]] = {}
     views: dict[str, list[VmOfEvent]] = {key: [] for key in summaries}
     groups: dict[str, list[str]] = {key: [] for key in summaries}
-    for part in in_parts(list(summaries)):
-        for row in connection.execute(select(event_variants).where(event_variants.c.event_key.in_(part))):
-            versions[row.event_key, row.variant] = row.description, row.body
-        query = select(event_vms.c.event_key, event_vms.c.body, vms.c.body.label("vm"), vms.c.groups)
-        query = query.add_columns(vms.c.confirmed_until).join(vms, vms.c.vm_key == event_vms.c.vm_key)
-        query = query.where(event_vms.c.event_key.in_(part)).order_by(vms.c.name, vms.c.vm_key)
-        for row in connection.execute(query):
-            summary = summaries[row.event_key]
-            view = _view_of(row.body)
-            description = versions[row.event_key, view.variant][0]
-            views[row.event_key].append(_vm_of_event(view, row, description, digest=summary.digest, now=now))
-        names = select(event_groups).where(event_groups.c.event_key.in_(part)).order_by(event_groups.c.name)
-        for row in connection.execute(names):
-            groups[row.event_key].append(row.name)
+    for row in rows_in(connection, select(event_variants), event_variants.c.event_key, summaries):
+        versions[row.event_key, row.variant] = row.description, row.body
+    query = select(event_vms.c.event_key, event_vms.c.body, vms.c.body.label("vm"), vms.c.groups, vms.c.confirmed_until)
+    query = query.join(vms, vms.c.vm_key == event_vms.c.vm_key).order_by(vms.c.name, vms.c.vm_key)
+    for row in rows_in(connection, query, event_vms.c.event_key, summaries):
+        digest, view = summaries[row.event_key].digest, _view_of(row.body)
+        description = versions[row.event_key, view.variant][0]
+        views[row.event_key].append(_vm_of_event(view, row, description, digest=digest, now=now))
+    names = select(event_groups).order_by(event_groups.c.name)
+    for row in rows_in(connection, names, event_groups.c.event_key, summaries):
+        groups[row.event_key].append(row.name)
     return {
         key: _state_of(summary, versions[key, summary.variant][1], views[key], groups[key])
         for key, summary in summaries.items()

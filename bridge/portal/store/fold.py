@@ -7,7 +7,7 @@ resolved name conflict, the portal counts all views of the event again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -16,7 +16,7 @@ from sqlalchemy import ColumnElement, Connection, and_, delete, select
 from bridge.events.event import ScheduledEvent, VmIdentity
 from bridge.portal.fleet import EventSummary, View, count_again, count_view, show_version, version_of
 from bridge.portal.schema import event_groups, event_variants, event_vms, events, vms
-from bridge.portal.store.database import in_parts, insert, upsert
+from bridge.portal.store.database import in_parts, insert_missing, rows_in, upsert
 from bridge.portal.vm_state import VmState
 from bridge.text import without_nul
 
@@ -59,11 +59,10 @@ class _Event(msgspec.Struct, kw_only=True):
     """The shown version if it changed."""
 
 
-def lock_events(connection: Connection, keys: Sequence[str]) -> None:
-    """Lock the existing rows of *keys*, which must be sorted."""
-    for part in in_parts(keys):
-        locked = select(events.c.event_key).where(events.c.event_key.in_(part)).order_by(events.c.event_key)
-        connection.execute(locked.with_for_update())
+def lock_events(connection: Connection, keys: Iterable[str]) -> None:
+    """Lock the existing rows of *keys* in their order."""
+    query = select(events.c.event_key).order_by(events.c.event_key).with_for_update()
+    list(rows_in(connection, query, events.c.event_key, sorted(keys)))
 
 
 def apply_changes(connection: Connection, changes: Sequence[Change], *, recount: Collection[str] = ()) -> None:
@@ -74,7 +73,7 @@ def apply_changes(connection: Connection, changes: Sequence[Change], *, recount:
     keys = sorted({each.new.event_key for each in changes}.union(recount))
     if not keys:
         return
-    connection.execute(insert(connection, events).on_conflict_do_nothing(), [{"event_key": key} for key in keys])
+    insert_missing(connection, events, [{"event_key": key} for key in keys])
     lock_events(connection, keys)
     found = _events(connection, keys)
     settled = [_with_membership(connection, found[each.new.event_key], each) for each in changes]
@@ -90,23 +89,22 @@ def apply_changes(connection: Connection, changes: Sequence[Change], *, recount:
             connection.execute(delete(table).where(table.c.event_key.in_(part)))
     kept = [event for event in found.values() if event.summary.versions]
     rows = [{"event_key": each.summary.key, "name": name} for each in kept for name in sorted(each.groups)]
-    if rows:
-        connection.execute(insert(connection, event_groups).on_conflict_do_nothing(), rows)
+    insert_missing(connection, event_groups, rows)
     _store_events(connection, kept)
 
 
-def views_of_vms(connection: Connection, where: ColumnElement[bool]) -> list[View]:
-    """Return the views that match *where*."""
-    return [_view_of(body) for body in connection.execute(select(event_vms.c.body).where(where)).scalars()]
+def views_of_vms(connection: Connection, column: ColumnElement[Any], values: Iterable[Any], *where: Any) -> list[View]:
+    """Return the views whose *column* is one of *values*, and that match *where*."""
+    query = select(event_vms.c.body).where(*where)
+    return [_view_of(row.body) for row in rows_in(connection, query, column, values)]
 
 
 def _events(connection: Connection, keys: Sequence[str]) -> dict[str, _Event]:
     found = {key: _Event(summary=EventSummary(key=key)) for key in keys}
-    for part in in_parts(keys):
-        rows = select(events.c.event_key, events.c.body).where(events.c.event_key.in_(part), events.c.body.is_not(None))
-        for row in connection.execute(rows):
-            summary = _summary_of(row.body)
-            found[row.event_key] = _Event(summary=summary, stored=set(summary.versions))
+    query = select(events.c.event_key, events.c.body).where(events.c.body.is_not(None))
+    for row in rows_in(connection, query, events.c.event_key, keys):
+        summary = _summary_of(row.body)
+        found[row.event_key] = _Event(summary=summary, stored=set(summary.versions))
     return found
 
 
@@ -147,9 +145,8 @@ def _choose(connection: Connection, event: _Event, *, must_count: bool) -> None:
     If its digest changes, determine the members again.
     """
     summary = event.summary
-    of_event = event_vms.c.event_key == summary.key
     if must_count:
-        count_again(summary, views_of_vms(connection, of_event))
+        count_again(summary, views_of_vms(connection, event_vms.c.event_key, [summary.key]))
     if not any(each.reporters for each in summary.versions.values()):
         return
     before = summary.digest
@@ -161,7 +158,7 @@ def _choose(connection: Connection, event: _Event, *, must_count: bool) -> None:
         event.names = version_of(event.shown).names
     if must_count or summary.digest != before:
         names = _names_of(connection, event)
-        stored = views_of_vms(connection, of_event)
+        stored = views_of_vms(connection, event_vms.c.event_key, [summary.key])
         views = [msgspec.structs.replace(each, is_member=each.owned_name in names) for each in stored]
         changed = [new for old, new in zip(stored, views, strict=True) if new != old]
         upsert(connection, event_vms, [_view_row(each) for each in changed])

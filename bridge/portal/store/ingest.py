@@ -14,7 +14,7 @@ from sqlalchemy import Connection, select, tuple_
 
 from bridge.events.event import ScheduledEvent, normal_name
 from bridge.events.record import Transition, TransitionRecord
-from bridge.portal.audit import NewEntry
+from bridge.portal.audit import Entry
 from bridge.portal.fleet import View, event_key, version_of, view_after
 from bridge.portal.schema import (
     decisions,
@@ -29,7 +29,7 @@ from bridge.portal.schema import (
 )
 from bridge.portal.settings import LimitSettings
 from bridge.portal.store.audit import add_entries
-from bridge.portal.store.database import in_parts, insert, upsert
+from bridge.portal.store.database import insert_missing, rows_in, upsert
 from bridge.portal.store.fold import Change, apply_changes, event_of_variant, lock_events, views_of_vms
 from bridge.portal.vm_state import VmState, groups_of, places_of, position_of, reported_at, vm_after, vm_key
 from bridge.text import one_line, without_nul
@@ -114,27 +114,26 @@ def _update(
     changes = _changes(connection, received, known, views, at, limits)
     upsert(connection, vms, [_vm_row(key, vm, vm.state) for key, vm in known.items() if vm.state is not None])
     again = {view.event_key for view in views.values() if view.current.is_open and known[view.vm_key].must_settle}
-    lock_events(connection, sorted({each.new.event_key for each in changes}.union(again, also_locked)))
+    lock_events(connection, {each.new.event_key for each in changes}.union(again, also_locked))
     apply_changes(connection, changes, recount=again)
 
 
 def lock_vms(connection: Connection, keys: Sequence[str]) -> dict[str, _Vm]:
     """Lock the rows of the sorted *keys*, create missing rows, and return the VMs."""
-    connection.execute(insert(connection, vms).on_conflict_do_nothing(), [{"vm_key": key} for key in keys])
+    insert_missing(connection, vms, [{"vm_key": key} for key in keys])
     found = {key: _Vm() for key in keys}
-    for part in in_parts(keys):
-        query = select(vms).where(vms.c.vm_key.in_(part)).order_by(vms.c.vm_key).with_for_update()
-        for row in connection.execute(query):
-            if row.body is not None:
-                found[row.vm_key] = _Vm(
-                    state=_vm_of(row.body),
-                    name_key=row.name_key,
-                    owns_name=row.name_key is not None and not row.is_conflict,
-                    groups=tuple(filter(None, row.groups.split("\n"))),
-                    heard_at=row.heard_at,
-                    open_events=row.open_events,
-                    stored_bytes=row.stored_bytes,
-                )
+    query = select(vms).order_by(vms.c.vm_key).with_for_update()
+    for row in rows_in(connection, query, vms.c.vm_key, keys):
+        if row.body is not None:
+            found[row.vm_key] = _Vm(
+                state=_vm_of(row.body),
+                name_key=row.name_key,
+                owns_name=row.name_key is not None and not row.is_conflict,
+                groups=tuple(filter(None, row.groups.split("\n"))),
+                heard_at=row.heard_at,
+                open_events=row.open_events,
+                stored_bytes=row.stored_bytes,
+            )
     return found
 
 
@@ -151,9 +150,7 @@ def _stored(
     records either.
     """
     by_id = {each.record.id: each for each in received}
-    stored: set[str] = set()
-    for part in in_parts(list(by_id)):
-        stored |= set(connection.execute(select(records.c.record_id).where(records.c.record_id.in_(part))).scalars())
+    stored = {row.record_id for row in rows_in(connection, select(records.c.record_id), records.c.record_id, by_id)}
     new = [each for key, each in by_id.items() if key not in stored]
     rows = []
     for each in new:
@@ -162,8 +159,7 @@ def _stored(
             continue
         vm.stored_bytes += len(each.body) + ROW_BYTES
         rows.append(_row(each, received_at))
-    if rows:
-        connection.execute(insert(connection, records).on_conflict_do_nothing(), rows)
+    insert_missing(connection, records, rows)
     return [each.record for each in new]
 
 
@@ -198,14 +194,10 @@ def _settle(connection: Connection, known: Mapping[str, _Vm], *, at: str) -> Non
         if vm.name_key is not None and vm.name_key != before[0]:
             claims[vm.name_key] = min(key, claims.get(vm.name_key, key))
         vm.must_settle = before != (vm.name_key, vm.groups)
-    if claims:
-        rows = [{"name_key": name, "vm_key": key, "bound_at": at} for name, key in sorted(claims.items())]
-        connection.execute(insert(connection, names).on_conflict_do_nothing(), rows)
-    owners: dict[str, str] = {}
-    wanted = sorted({vm.name_key for vm in known.values() if vm.name_key is not None})
-    for part in in_parts(wanted):
-        query = select(names.c.name_key, names.c.vm_key).where(names.c.name_key.in_(part))
-        owners |= {row.name_key: row.vm_key for row in connection.execute(query)}
+    rows = [{"name_key": name, "vm_key": key, "bound_at": at} for name, key in sorted(claims.items())]
+    insert_missing(connection, names, rows)
+    wanted = [vm.name_key for vm in known.values() if vm.name_key is not None]
+    owners = {row.name_key: row.vm_key for row in rows_in(connection, select(names), names.c.name_key, wanted)}
     for key, state in states.items():
         vm = known[key]
         owner = key if key in listed else taken.get(normal_name(state.name or ""))
@@ -218,39 +210,32 @@ def _inventory_of(
     connection: Connection, states: Mapping[str, VmState]
 ) -> tuple[dict[str, tuple[str, tuple[str, ...]]], dict[str, str]]:
     """Return the name and groups of each VM, and the VM that owns each reported name."""
-    listed: dict[str, tuple[str, tuple[str, ...]]] = {}
-    taken: dict[str, str] = {}
-    for part in in_parts(sorted(states)):
-        for row in connection.execute(select(inventory).where(inventory.c.vm_key.in_(part))):
-            listed[row.vm_key] = row.name, tuple(filter(None, row.groups.split("\n")))
-    reported = sorted({normal_name(state.name) for state in states.values() if state.name})
-    for part in in_parts(reported):
-        for row in connection.execute(select(inventory.c.name, inventory.c.vm_key).where(inventory.c.name.in_(part))):
-            taken[row.name] = row.vm_key
-    return listed, taken
+    query = select(inventory)
+    listed = {
+        row.vm_key: (row.name, tuple(filter(None, row.groups.split("\n"))))
+        for row in rows_in(connection, query, inventory.c.vm_key, states)
+    }
+    reported = [normal_name(state.name) for state in states.values() if state.name]
+    return listed, {row.name: row.vm_key for row in rows_in(connection, query, inventory.c.name, reported)}
 
 
 def _views(
     connection: Connection, received: Sequence[ReceivedRecord], known: Mapping[str, _Vm]
 ) -> dict[tuple[str, str], View]:
     """Return the stored views that the records can change."""
-    pairs = sorted(
-        {
-            (event_key(each.record.event, each.record.vm), vm_key(each.record))
-            for each in received
-            if each.record.event is not None and each.record.transition.is_by_azure
-        }
-    )
-    found: list[View] = []
-    for part in in_parts(pairs):
-        found += views_of_vms(connection, tuple_(event_vms.c.event_key, event_vms.c.vm_key).in_(part))
-    of_all = sorted(key for key, vm in known.items() if vm.is_relisted or vm.must_settle)
-    for keys in in_parts(of_all):
-        found += views_of_vms(connection, event_vms.c.vm_key.in_(keys) & event_vms.c.is_open.is_(True))
+    pairs = [
+        (event_key(each.record.event, each.record.vm), vm_key(each.record))
+        for each in received
+        if each.record.event is not None and each.record.transition.is_by_azure
+    ]
+    table = event_vms.c
+    found = views_of_vms(connection, tuple_(table.event_key, table.vm_key), pairs)
+    of_all = [key for key, vm in known.items() if vm.is_relisted or vm.must_settle]
+    found += views_of_vms(connection, table.vm_key, of_all, table.is_open.is_(True))
     for key, vm in known.items():
-        ids = vm.state.active_event_ids if vm.is_relisted and vm.state is not None else ()
-        for some in in_parts([without_nul(each) for each in ids]):
-            found += views_of_vms(connection, (event_vms.c.vm_key == key) & event_vms.c.event_id.in_(some))
+        if vm.is_relisted and vm.state is not None:
+            ids = map(without_nul, vm.state.active_event_ids)
+            found += views_of_vms(connection, table.event_id, ids, table.vm_key == key)
     return {(view.event_key, view.vm_key): view for view in found}
 
 
@@ -275,7 +260,9 @@ def _changes(  # noqa: PLR0917  # one call
         if view.position == position:
             reported[key] = record.event
         after[key] = view
-    others = _reported_by_others(connection, {event for event, vm in reported if (event, vm) not in before})
+    new_keys = {event for event, vm in reported if (event, vm) not in before}
+    query = select(events.c.event_key)
+    others = {row.event_key for row in rows_in(connection, query, events.c.event_key, new_keys)}
     changes = []
     for key, view in sorted(after.items()):
         vm, old = known[key[1]], before.get(key)
@@ -310,13 +297,6 @@ def _with_name(connection: Connection, view: View, event: ScheduledEvent | None,
     return msgspec.structs.replace(view, owned_name=name, is_named=is_named)
 
 
-def _reported_by_others(connection: Connection, keys: Collection[str]) -> set[str]:
-    found: set[str] = set()
-    for part in in_parts(sorted(keys)):
-        found |= set(connection.execute(select(events.c.event_key).where(events.c.event_key.in_(part))).scalars())
-    return found
-
-
 def _mark_refusal(connection: Connection, record: TransitionRecord) -> None:
     """Store whether an agent refused the newest decision.
 
@@ -329,9 +309,9 @@ def _mark_refusal(connection: Connection, record: TransitionRecord) -> None:
     connection.execute(events.update().where(events.c.event_key.in_(of_decision)).values(is_refused=is_refused))
 
 
-def _outcome(record: TransitionRecord) -> NewEntry:
+def _outcome(record: TransitionRecord) -> Entry:
     approval = record.approval
-    return NewEntry(
+    return Entry(
         actor=one_line(", ".join(approval.approvers), 256) if approval is not None else "",
         action=f"outcome_{record.transition.value}",
         subject="" if record.event is None else event_key(record.event, record.vm),

@@ -19,7 +19,7 @@ from bridge.events.event import ADVISORY_EVENT_TYPES
 from bridge.portal.fleet import EventSummary, State
 from bridge.portal.notify_settings import Kind
 from bridge.portal.schema import decisions, event_vms, events, notifications
-from bridge.portal.store.database import in_parts, insert
+from bridge.portal.store.database import insert_missing, rows_in
 from bridge.portal.store.events import EventFilter, is_decision
 from bridge.portal.store.open_events import collapsed
 from bridge.portal.store.vms import vm_names
@@ -82,10 +82,8 @@ def store_new(connection: Connection, target: str, found: Sequence[Finding], *, 
     """
     table = notifications.c
     new = {each.id_for(target): each for each in found}
-    for part in in_parts(list(new)):
-        known = select(table.notification_id).where(table.notification_id.in_(part))
-        for notification_id in connection.execute(known).scalars():
-            del new[notification_id]
+    for row in rows_in(connection, select(table.notification_id), table.notification_id, new):
+        del new[row.notification_id]
     if not new:
         return
     counting = select(table.kind, table.subject, func.count().label("number"))
@@ -100,8 +98,7 @@ def store_new(connection: Connection, target: str, found: Sequence[Finding], *, 
             counts[each.kind, each.subject] += 1
             values = {**msgspec.structs.asdict(each), "kind": each.kind.value, **common}
             rows.append({**values, "notification_id": notification_id})
-    if rows:
-        connection.execute(insert(connection, notifications).on_conflict_do_nothing(), rows)
+    insert_missing(connection, notifications, rows)
 
 
 def claim(connection: Connection, target: str, *, now: str, until: str) -> Notification | None:

@@ -17,7 +17,7 @@ from sqlalchemy import ColumnElement, Connection, case, func, or_, select
 
 from bridge.portal.fleet import EventSummary
 from bridge.portal.schema import event_groups, events, vms
-from bridge.portal.store.database import escaped_like, in_parts
+from bridge.portal.store.database import escaped_like, rows_in
 from bridge.portal.store.events import (
     DECISIONS,
     PAGE,
@@ -114,10 +114,8 @@ def _place(row: Any, at: str) -> tuple[str, str, str]:
 def _lines_of(connection: Connection, found: Sequence[Sequence[Any]]) -> tuple[Line, ...]:
     names = ("event_key", "body", "decided_by", "needed", "is_refused")
     keys = [rows[0].event_key for rows in found]
-    details: dict[str, Any] = {}
-    for part in in_parts(keys):
-        query = select(*(events.c[name] for name in names)).where(events.c.event_key.in_(part))
-        details |= {row.event_key: row for row in connection.execute(query)}
+    query = select(*(events.c[name] for name in names))
+    details = {row.event_key: row for row in rows_in(connection, query, events.c.event_key, keys)}
     return tuple(
         Line(
             event=_summary_of(details[rows[0].event_key].body),

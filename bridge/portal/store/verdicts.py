@@ -15,12 +15,11 @@ import msgspec
 from sqlalchemy import Connection, exists, select, update
 
 from bridge.clock import format_time
-from bridge.portal.audit import NewEntry
+from bridge.portal.audit import Entry
 from bridge.portal.fleet import EventState, undecidable
 from bridge.portal.requests import RequestRefused
 from bridge.portal.schema import decisions, events, verdicts
 from bridge.portal.store.audit import add_entries
-from bridge.portal.store.database import in_parts
 from bridge.portal.store.decisions import (
     NewDecision,
     decision_hashes,
@@ -65,8 +64,12 @@ class AcceptedVerdict(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
     event: EventState
     ruling: Ruling
-    sent_to: tuple[str, ...]
-    """The VMs for which decisions were signed."""
+    signed: Sequence[NewDecision] = ()
+
+    @property
+    def sent_to(self) -> tuple[str, ...]:
+        """Return the VMs for which decisions were signed."""
+        return tuple(each.vm_key for each in self.signed)
 
 
 #: Returns signed decisions. Arguments: an event, its ruling, the VMs of its resource groups, and its newest `iat`.
@@ -98,7 +101,6 @@ def add_verdicts(
     keys = sorted({each.event_key for each in new})
     lock_events(connection, keys)
     found, said = events_of(connection, keys, now=at), _counting(connection, keys)
-    accepted: list[tuple[AcceptedVerdict, Sequence[NewDecision]]] = []
     results: list[AcceptedVerdict | VerdictRefused] = []
     for each in new:
         try:
@@ -110,21 +112,19 @@ def add_verdicts(
             # Sign a second hold too, because more VMs might have reported since the first hold.
             if ruling.outcome is Outcome.APPROVED or each.choice is Choice.HOLD:
                 signed = sign(event, ruling, _vms_of_event(connection, event), newest_iat(connection, event.key))
+            results.append(AcceptedVerdict(verdict=each, event=event, ruling=ruling, signed=signed))
         except VerdictRefused as refused:
             results.append(refused)
-            continue
-        sent_to = tuple(decision.vm_key for decision in signed)
-        accepted.append((AcceptedVerdict(verdict=each, event=event, ruling=ruling, sent_to=sent_to), signed))
-        results.append(accepted[-1][0])
+    accepted = [each for each in results if isinstance(each, AcceptedVerdict)]
     if not accepted:
         return results
     if new[0].choice is Choice.APPROVE:
-        _check_groups([each.event for each, _ in accepted])
-    rows = [{**msgspec.structs.asdict(each.verdict), "choice": each.verdict.choice.value} for each, _ in accepted]
-    connection.execute(verdicts.insert(), [{**row, "lifts": "[]"} for row in rows])
-    for stored, _ in accepted:
+        _check_groups([each.event for each in accepted])
+    given = [msgspec.structs.asdict(each.verdict) for each in accepted]
+    connection.execute(verdicts.insert(), [{**row, "choice": row["choice"].value, "lifts": "[]"} for row in given])
+    for stored in accepted:
         _store_ruling(connection, stored.event, stored.ruling)
-    insert_decisions(connection, [decision for _, signed in accepted for decision in signed], at=at)
+    insert_decisions(connection, [decision for each in accepted for decision in each.signed], at=at)
     add_entries(connection, [_entry(accepted)], at=at)
     return results
 
@@ -160,7 +160,7 @@ def withdraw(
         lock_decisions(connection)
         add_entries(connection, [_withdrawal(by, "agreed_to_lift", verdict, ())], at=at)
         ruling = Ruling(outcome=Outcome.HELD, verdicts=(verdict,), needed=needed)
-        return AcceptedVerdict(verdict=verdict, event=event, ruling=ruling, sent_to=())
+        return AcceptedVerdict(verdict=verdict, event=event, ruling=ruling)
     is_first = (verdicts.c.verdict_id == verdict_id) & verdicts.c.withdrawn_at.is_(None)
     if connection.execute(update(verdicts).where(is_first).values(withdrawn_at=at)).rowcount != 1:
         raise VerdictRefused("The verdict is already withdrawn.", event=event)
@@ -174,15 +174,13 @@ def withdraw(
     _store_ruling(connection, event, rule(said, digest=event.digest, at=at, required=required))
     insert_decisions(connection, signed, at=at)
     add_entries(connection, [_withdrawal(by, "withdrew", verdict, signed)], at=at)
-    sent_to = tuple(each.vm_key for each in signed)
-    return AcceptedVerdict(verdict=verdict, event=event, ruling=ruling, sent_to=sent_to)
+    return AcceptedVerdict(verdict=verdict, event=event, ruling=ruling, signed=signed)
 
 
 def _counting(connection: Connection, keys: Sequence[str]) -> dict[str, tuple[Verdict, ...]]:
     barred, found = barred_people(connection), defaultdict[str, list[Verdict]](list)
-    for part in in_parts(keys):
-        for verdict in verdicts_of(connection, part):
-            found[verdict.event_key].append(verdict)
+    for verdict in verdicts_of(connection, keys):
+        found[verdict.event_key].append(verdict)
     return {key: counting(of_event, barred) for key, of_event in found.items()}
 
 
@@ -271,7 +269,7 @@ def _vms_of_event(connection: Connection, event: EventState) -> list[str]:
     return list(found | dict.fromkeys(vms_of_groups(connection, [(each, group or "") for each, group in places])))
 
 
-def _withdrawal(by: Lift, action: str, verdict: Verdict, signed: Sequence[NewDecision]) -> NewEntry:
+def _withdrawal(by: Lift, action: str, verdict: Verdict, signed: Sequence[NewDecision]) -> Entry:
     details = {
         "verdict_id": verdict.verdict_id,
         "verdict": verdict.choice.value,
@@ -279,11 +277,11 @@ def _withdrawal(by: Lift, action: str, verdict: Verdict, signed: Sequence[NewDec
         "person": by.person_key,
         "decisions": decision_hashes(signed),
     }
-    return NewEntry(actor=by.user_name, action=action, subject=verdict.event_key, details=details)
+    return Entry(actor=by.user_name, action=action, subject=verdict.event_key, details=details)
 
 
-def _entry(accepted: Sequence[tuple[AcceptedVerdict, Sequence[NewDecision]]]) -> NewEntry:
-    verdict = accepted[0][0].verdict
+def _entry(accepted: Sequence[AcceptedVerdict]) -> Entry:
+    verdict = accepted[0].verdict
     members = [
         {
             "event_key": each.event.key,
@@ -292,11 +290,11 @@ def _entry(accepted: Sequence[tuple[AcceptedVerdict, Sequence[NewDecision]]]) ->
             "resources": list(each.event.event.resources or ()),
             "verdict_id": each.verdict.verdict_id,
             "outcome": each.ruling.outcome.value,
-            "decisions": decision_hashes(signed),
+            "decisions": decision_hashes(each.signed),
         }
-        for each, signed in accepted
+        for each in accepted
     ]
-    return NewEntry(
+    return Entry(
         actor=verdict.user_name,
         action="approved" if verdict.choice is Choice.APPROVE else "held",
         subject=verdict.event_key if len(members) == 1 else "",

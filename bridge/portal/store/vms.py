@@ -1,20 +1,22 @@
-"""Lists VMs, and resolves names that two VMs claim.
+"""Lists VMs, stores the inventory, and resolves names that two VMs claim.
 
 Filters apply in SQL before any counting or truncation.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 
 import msgspec
 from sqlalchemy import ColumnElement, Connection, delete, func, or_, select
 
-from bridge.portal.audit import NewEntry
-from bridge.portal.schema import names, vms
+from bridge.portal.audit import Entry
+from bridge.portal.inventory import InventoryEntry
+from bridge.portal.schema import inventory, names, properties, vms
 from bridge.portal.store.audit import add_entries
-from bridge.portal.store.database import contains_pattern, escaped_like, in_parts, insert
-from bridge.portal.store.ingest import lock_vms, settle_again
+from bridge.portal.store.database import contains_pattern, escaped_like, in_parts, insert, rows_in, upsert
+from bridge.portal.store.ingest import INVENTORY, lock_vms, settle_again
 from bridge.portal.vm_state import VmState
 
 PAGE = 100
@@ -97,11 +99,9 @@ def keys_of_vms(connection: Connection, wanted: VmFilter) -> set[str]:
 
 def vm_names(connection: Connection, keys: Iterable[str]) -> dict[str, str]:
     """Return the name of each known VM of *keys*."""
-    found: dict[str, str] = {}
-    for part in in_parts(sorted(set(keys))):
-        query = select(vms.c.vm_key, vms.c.body).where(vms.c.vm_key.in_(part), vms.c.body.is_not(None))
-        found |= {row.vm_key: _vm_of(row.body).name or row.vm_key for row in connection.execute(query)}
-    return found
+    query = select(vms.c.vm_key, vms.c.body).where(vms.c.body.is_not(None))
+    rows = rows_in(connection, query, vms.c.vm_key, keys)
+    return {row.vm_key: _vm_of(row.body).name or row.vm_key for row in rows}
 
 
 def vms_of_groups(connection: Connection, places: Iterable[tuple[str, str]]) -> list[str]:
@@ -128,7 +128,26 @@ def bind_name(connection: Connection, vm_key: str, *, by: str, at: str) -> bool:
     connection.execute(insert(connection, names).values(name_key=row.name_key, vm_key=vm_key, bound_at=at))
     settle_again(connection, both, at=at)
     details = {"name": row.name_key, "vm_key": vm_key, "earlier_vm_key": owner}
-    add_entries(connection, [NewEntry(actor=by, action="name_resolved", subject="", details=details)], at=at)
+    add_entries(connection, [Entry(actor=by, action="name_resolved", subject="", details=details)], at=at)
+    return True
+
+
+def store_inventory(connection: Connection, entries: Sequence[InventoryEntry], *, at: str) -> bool:
+    """Replace the inventory and update the VMs.
+
+    Return False if the database already has *entries*.
+    """
+    digest = hashlib.sha256(msgspec.json.encode(sorted(entries, key=lambda each: each.vm_key))).hexdigest()
+    known = connection.execute(select(properties.c.value).where(properties.c.name == INVENTORY).with_for_update())
+    if known.scalar() == digest:
+        return False
+    upsert(connection, properties, [{"name": INVENTORY, "value": digest}])
+    connection.execute(delete(inventory))
+    rows = [{"vm_key": each.vm_key, "name": each.name, "groups": "\n".join(each.groups)} for each in entries]
+    if rows:
+        connection.execute(inventory.insert(), rows)
+    for part in in_parts(sorted(keys_of_vms(connection, VmFilter()))):
+        settle_again(connection, part, at=at)
     return True
 
 

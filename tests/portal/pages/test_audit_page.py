@@ -12,7 +12,7 @@ from fold_kit import add
 from page_kit import PEOPLE, Office
 
 from bridge.clock import format_time
-from bridge.portal.audit import NewEntry
+from bridge.portal.audit import Entry
 from bridge.portal.fleet import key_of_event_id
 from bridge.portal.store.audit import AuditFilter, add_entries, list_entries
 
@@ -111,9 +111,7 @@ def test_entry_of_many_events_is_found_by_each_event_and_hidden_from_a_part_of_t
     add(store, fleet_record(0), fleet_record(2, event_id="B", resources=("vm_2",), labels={"team": "search"}))
 
     def entry(*keys):
-        return NewEntry(
-            actor="ann", action="held", subject="", details={"events": [{"event_key": key} for key in keys]}
-        )
+        return Entry(actor="ann", action="held", subject="", details={"events": [{"event_key": key} for key in keys]})
 
     store.write(add_entries, [entry(A, B), entry(B), entry(A)], at=format_time(NOW))
 
