@@ -40,25 +40,21 @@ async def post(site: Site, keys: Sequence[TrustedKey], log: ThrottledLog, reques
     """
     if not keys:
         return error_answer(403, "This portal has no [[keys]].")
-    verified = []
+    verified: list[NewDecision | RefusedDecision] = []
     for token in (await json_of(request, _Submitted)).decisions:
-        verified.append(_verified(site, keys, log, token))
+        try:
+            verified.append(_new(token, verify_for_any_vm(token, keys=keys, now=site.clock.now())))
+        except RefusedDecision as refused:
+            verified.append(refused)
+            reason = refused.reason.value
+            site.metrics.decisions_refused.labels(reason).inc()
+            log.problem(refused.reason, logging.WARNING, f"A decision was refused: {refused}", reason=reason)
         await asyncio.sleep(0)  # a large request must not delay polls
     good = [each for each in verified if isinstance(each, NewDecision)]
     numbers = await site.store.write(add_decisions, good, at=site.now()) if good else {}
     await site.pending_decisions.catch_up()
     results = [_result(each, numbers) for each in verified]
     return json_answer({"decisions": results}, status=200 if good else 400)
-
-
-def _verified(site: Site, keys: Sequence[TrustedKey], log: ThrottledLog, token: str) -> NewDecision | RefusedDecision:
-    try:
-        claims = verify_for_any_vm(token, keys=keys, now=site.clock.now())
-    except RefusedDecision as refused:
-        site.metrics.decisions_refused.labels(refused.reason.value).inc()
-        log.problem(refused.reason, logging.WARNING, f"A decision was refused: {refused}", reason=refused.reason.value)
-        return refused
-    return _new(token, claims)
 
 
 def _new(token: str, claims: Claims) -> NewDecision:

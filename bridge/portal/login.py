@@ -158,7 +158,6 @@ class LoginPages:
             "path": request.url.path,
             "now": self._clock.now(),
             "is_part": "part" in request.query_params,
-            "follows": "",
             **more,
         }
         return self.renderer.page(template, values, status=status)

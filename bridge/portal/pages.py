@@ -25,7 +25,7 @@ from bridge.portal.fleet_page import count_agents
 from bridge.portal.history import history
 from bridge.portal.login import redirect
 from bridge.portal.requests import DIGEST, KEY, Form, RequestRefused, cursor_of, key_of, one, whole_number
-from bridge.portal.sentences import STATE_WORDS, differences, how_many, lifting, these, vm_names
+from bridge.portal.sentences import differences, how_many, lifting
 from bridge.portal.site import Site
 from bridge.portal.store.event_details import event_details_of, event_with_digest, record_of
 from bridge.portal.store.events import records_of
@@ -35,7 +35,6 @@ from bridge.portal.verdicts import Choice, Outcome
 from bridge.portal.views import EventView
 
 _PAGE = 50
-_VMS_PAGE, _RECORDS_PAGE = 100, 20
 _MOST_CHOSEN = 100
 _MOST_APPROVED = 20
 _MOST_HELD = 1_000
@@ -89,14 +88,7 @@ async def home(site: Site, request: Request, person: Person) -> Response:
     )
     agents = await count_agents(site, person)
     return site.login.page(
-        request,
-        person,
-        "home.html",
-        found=found,
-        query=query,
-        types=EVENT_TYPES,
-        required=required,
-        agents=agents,
+        request, person, "home.html", found=found, query=query, types=EVENT_TYPES, required=required, agents=agents
     )
 
 
@@ -105,28 +97,20 @@ async def event(site: Site, request: Request, person: Person) -> Response:
     found = await site.store.read(event_details_of, [key_of(request.path_params["key"])], now=site.now())
     if not found or not person.may_see(found[0].event):
         raise RequestRefused(404, UNKNOWN_EVENT)
-    details = found[0]
+    view = EventView(site=site, person=person, now=site.clock.now(), details=found[0])
     first_vm, first_record = (
         whole_number(request.query_params, name, 0, lowest=0, highest=2**31) for name in ("vms", "records")
     )
-    bodies = await site.store.read(records_of, details.event.key)
-    view = EventView(site=site, person=person, now=site.clock.now(), details=details)
+    bodies = await site.store.read(records_of, view.event.key)
     return site.login.page(
         request,
         person,
         "event.html",
         view=view,
         history=history(view, map(record_of, bodies)),
-        agents=site.connected_agents.of(vm.vm_key for vm in details.event.vms),
-        kid=site.kid,
         first_vm=first_vm,
-        vms=details.event.vms[first_vm : first_vm + _VMS_PAGE],
         first_record=first_record,
-        records=bodies[::-1][first_record : first_record + _RECORDS_PAGE],
-        records_total=len(bodies),
-        follows=details.event.key,
-        states=STATE_WORDS,
-        how_many=how_many,
+        bodies=bodies[::-1],
     )
 
 
@@ -205,8 +189,7 @@ async def _results(
         for each in results
     ]
     status = max(each.status for each in refusals) if len(refusals) == len(results) else 200
-    values = {"results": shown, "these": these, "vm_names": vm_names}
-    return site.login.page(request, person, "results.html", status=status, **values)
+    return site.login.page(request, person, "results.html", status=status, results=shown)
 
 
 async def _changes(site: Site, event: EventState | None, digests: Mapping[str, str]) -> Sequence[str]:

@@ -48,10 +48,7 @@ class RequestRefused(BridgeError):
 
 
 def headers_of(request: Request) -> dict[str, str]:
-    """Return the headers with lowercase names.
-
-    The values of a repeated header are joined with a comma.
-    """
+    """Return the headers by lowercase name. A comma joins the values of a repeated header."""
     found: dict[str, str] = {}
     for name, value in request.headers.items():
         found[name] = f"{found[name]},{value}" if name in found else value
@@ -143,10 +140,7 @@ def own_page(text: str) -> str:
 def whole_number(
     parameters: Mapping[str, str], name: str, default: int | None = None, *, lowest: int, highest: int
 ) -> int:
-    """Return the parameter *name*.
-
-    Raise RequestRefused unless it is a number from *lowest* to *highest*.
-    """
+    """Return the parameter *name*, which must be a number from *lowest* to *highest*."""
     text = parameters.get(name, "")
     if not text and name not in parameters and default is not None:
         return default
