@@ -7,7 +7,6 @@ the agents from memory, and uses the database to filter, sort, and count the VMs
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
 from urllib.parse import urlencode
@@ -84,7 +83,6 @@ async def show(site: Site, request: Request, person: Person) -> Response:
         first=first,
         reports=reports,
         follows=partial(_follows, site.kid),
-        where=_where,
         unknown=unknown[:_MOST_UNKNOWN],
         unknown_total=len(unknown),
         following=following,
@@ -115,12 +113,6 @@ def _follows(kid: str | None, seen: tuple[Connection, AgentReport, bool] | None)
         return "the portal has no key"
     why_not = report.refusal(kid)
     return "yes" if why_not is None else f"no: it {why_not}"
-
-
-def _where(groups: Sequence[str]) -> str:
-    """Return the groups except the subscription: "rg-web, team:web, westeurope"."""
-    shown = (each.removeprefix("labels.") for each in groups if not each.startswith("subscription:"))
-    return ", ".join(each.removeprefix("resource_group:").removeprefix("region:") for each in shown)
 
 
 async def count_agents(site: Site, person: Person) -> dict[str, int]:

@@ -24,7 +24,7 @@ from bridge.portal.decision_progress import (
     progress_of,
 )
 from bridge.portal.fleet import EventState, State, undecidable
-from bridge.portal.sentences import STATE_WORDS, clock_text, effect_of, how_many, lifting, these, vm_names
+from bridge.portal.sentences import clock_text, how_many, lifting, these, vm_names
 from bridge.portal.signing import NO_AGENT, why_unreachable
 from bridge.portal.site import Site
 from bridge.portal.store.event_details import EventDetails
@@ -76,16 +76,6 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def vms(self) -> tuple[str, ...]:
         """Return the names in Resources, or the VMs that have reported the event."""
         return vm_names(self.event)
-
-    @property
-    def title(self) -> str:
-        """Return the title of the page."""
-        return f"{self.event.event.event_type or 'Event'} of {how_many(len(self.vms))}"
-
-    @property
-    def state(self) -> str:
-        """Return the state in words."""
-        return STATE_WORDS[self.event.state]
 
     @cached_property
     def accepted(self) -> AcceptedApproval | None:
@@ -260,8 +250,3 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if self.accepted is not None and is_too_late and (is_hold or verdict in self.accepted.verdicts):
             note += f" too late: posted to Azure at {self.accepted.clock}"
         return f"{verdict.user_name} {verb}{note}"
-
-    @property
-    def impact(self) -> str:
-        """Return the effect on the VM: "5 s pause" for a Freeze."""
-        return effect_of(self.event.event.event_type, self.event.event.duration_seconds)
