@@ -9,7 +9,7 @@ import logging
 import sys
 import time
 from collections.abc import Sequence
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import ClassVar
 
 from rich.console import Console
@@ -61,11 +61,8 @@ class Screen:
 
     def refresh(self) -> None:
         """Print the new records, and update the countdown."""
-        while True:
-            try:
-                record = self._queue.get_nowait()
-            except Empty:
-                break
+        while not self._queue.empty():
+            record = self._queue.get()
             self._last, self._count = record, self._count + 1
             at = f"{time.monotonic() - self._began_at:5.1f} s"
             style = _STYLES.get(record.transition, "bold green")

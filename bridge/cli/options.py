@@ -91,10 +91,8 @@ def _directory_of(path: Path | None) -> Path:
 
     try:
         settings = load_top(find_config(path, os.environ), os.environ)
-    except ConfigurationError as error:  # the agent continues with its earlier configuration
-        directory = directory_despite_errors(path)
-        if directory is None:
-            raise
+    except ConfigurationError as error:
+        directory = directory_despite_errors(path, error)
         say(str(error), f"The command uses the state directory {directory}.")
         return directory
     return directory_of(settings, os.environ)

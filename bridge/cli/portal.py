@@ -39,8 +39,6 @@ def library() -> Any:
         logging.getLogger("alembic").setLevel(logging.WARNING)  # logs each of its plug-ins on import
         from bridge.portal import command  # noqa: PLC0415  # tens of MiB that only the portal needs
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] == "bridge":
-            raise
         raise BridgeError(
             f"The portal is not installed: the module {error.name} is missing. {how_to_install('portal')}."
         ) from error

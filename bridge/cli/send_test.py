@@ -30,12 +30,12 @@ def send_test(settings: Settings, names: Sequence[str]) -> int:
     unknown = [name for name in names if name not in by_name]
     if unknown:
         raise click.UsageError(f"Unknown sink {unknown[0]!r}. Configured sinks: {', '.join(by_name)}.")
-    chosen = [by_name[name] for name in names] or [
-        sink for sink in settings.sinks if not sink.sink_class.send_test_by_name_only
-    ]
-    for sink in settings.sinks:
-        if sink not in chosen and not names:
+    chosen = [by_name[name] for name in names]
+    for sink in settings.sinks if not names else ():
+        if sink.sink_class.send_test_by_name_only:
             say(f"{sink.name}: skipped, because it starts a program. To start the program, name the sink.")
+        else:
+            chosen.append(sink)
     record = _test_record(settings)
     attested = attested_tokens(partial(attested_document, settings.imds))
     is_delivered = [_send(sink, record, attested) for sink in chosen]

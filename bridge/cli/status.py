@@ -62,10 +62,8 @@ def _configuration(config: Path | None, directory: Path | None) -> tuple[Path, C
     file = find_config(config, os.environ)
     try:
         return _readable_configuration(file, directory)
-    except ConfigurationError as error:  # the agent continues with its earlier configuration
-        where = directory_despite_errors(config)
-        if where is None:
-            raise
+    except ConfigurationError as error:
+        where = directory_despite_errors(config, error)
         return where, ConfigurationReport(problem=f"The configuration has errors, see check-config. {error}")
 
 
@@ -113,7 +111,8 @@ def _approval_files(
 def screen(report: StatusReport) -> list[str]:
     """Return the lines to print."""
     now = parse_time(report.at)
-    return [*_agent(report, now), "", *_facts(report, now), "", *_events(report, now), "", *_sinks(report, now)]
+    events = [*_active_events(report, now), *_last_ending(report, now)]
+    return [*_agent(report, now), "", *_facts(report, now), "", *events, "", *_sinks(report, now)]
 
 
 def _agent(report: StatusReport, now: datetime) -> list[str]:
@@ -179,10 +178,6 @@ def _warnings(report: StatusReport) -> Iterator[str]:
         yield f"{counted(len(state.kept_files), 'older outbox file')} kept: {', '.join(state.kept_files)}."
     if found.problem is not None:
         yield found.problem
-
-
-def _events(report: StatusReport, now: datetime) -> list[str]:
-    return [*_active_events(report, now), *_last_ending(report, now)]
 
 
 def _last_ending(report: StatusReport, now: datetime) -> list[str]:

@@ -15,14 +15,13 @@ import msgspec
 from msgspec import Meta
 
 from bridge.config.mistakes import Problems
-from bridge.config.toml import Check, check_name, check_url, convert
+from bridge.config.toml import LONGEST_SECONDS, Check, check_name, check_url, convert
 from bridge.config.trusted_keys import TrustedKey, key_mistakes
 from bridge.events.event import check_spelling
 from bridge.http.failures import is_loopback
 from bridge.http.tls_files import tls_file_problems
 from bridge.system.scopes import check_scope
 
-_LONGEST_SECONDS = 315_360_000
 _LONGEST_COMMAND_SECONDS = 86_400
 
 
@@ -40,7 +39,7 @@ def _program(command: tuple[str, ...]) -> None:
         raise ValueError("a program with its absolute path, or a name in PATH, followed by its arguments")
 
 
-_Bound = Annotated[float, Meta(ge=0, le=_LONGEST_SECONDS)]
+_Bound = Annotated[float, Meta(ge=0, le=LONGEST_SECONDS)]
 _Text = Annotated[str, Meta(min_length=1)]
 _NotEmpty = Meta(min_length=1)
 _Command = Annotated[tuple[_Text, ...], _NotEmpty, Check(_program)]

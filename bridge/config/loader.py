@@ -174,44 +174,37 @@ def service_directory(environ: Mapping[str, str] = os.environ, *, windows: bool 
     return _program_data(environ) / "state" if windows else Path("/var/lib", _OURS)
 
 
-def directory_despite_errors(explicit: Path | None) -> Path | None:
-    """Return the service's state directory, for a command with an invalid configuration.
+def directory_despite_errors(explicit: Path | None, error: ConfigurationError) -> Path:
+    """Return the service's state directory, because the agent continues with its earlier configuration.
 
-    If the user has selected the configuration *explicit*, the function returns None, because the service might use a
-    different configuration.
+    If the user has selected the configuration *explicit*, the service might use a different one. The function then
+    raises *error*.
     """
     directory = service_directory()
-    return directory if explicit is None and directory.exists() else None
+    if explicit is not None or not directory.exists():
+        raise error
+    return directory
 
 
 def state_directory(
     settings: TopSettings, environ: Mapping[str, str], *, windows: bool = _WINDOWS, is_root: bool | None = None
 ) -> Path:
-    """Return the state directory, which may not exist yet.
-
-    The function returns the first directory that is set:
-
-    - the directory in the configuration
-    - the first directory in $STATE_DIRECTORY, which systemd sets
-    - the default directory of the system, if this is Windows or if the user is root or owns the directory
-    - the state home of the user (XDG Base Directory Specification)
-    """
+    """Return the state directory, which may not exist yet (`StateSettings.directory`)."""
     if settings.state.directory is not None:
         return Path(settings.state.directory)
+    # systemd sets this variable to all directories of the unit.
     given = environ.get("STATE_DIRECTORY", "").split(";" if windows else ":")[0]
     if given:
         return Path(given)
     if windows or (is_root if is_root is not None else _runs_the_service()):
         return service_directory(environ, windows=windows)
     home = Path(environ.get("XDG_STATE_HOME", ""))
-    # The specification requires programs to ignore a relative path.
+    # The XDG Base Directory Specification requires programs to ignore a relative path.
     return (home if home.is_absolute() else _home(environ) / ".local/state") / _OURS
 
 
 def _runs_the_service() -> bool:
     """Return whether this user is root, or owns the state directory of the service."""
-    if not hasattr(os, "geteuid"):
-        return False
     try:
         return os.geteuid() in {0, service_directory(windows=False).stat().st_uid}
     except OSError:

@@ -21,7 +21,7 @@ from msgspec import Meta
 
 from bridge.config.approval import ApprovalSettings
 from bridge.config.telemetry import PushSettings, TelemetrySettings
-from bridge.config.toml import Check, check_url
+from bridge.config.toml import LONGEST_SECONDS, Check, check_url
 from bridge.events.event import VmIdentity, check_spelling
 
 if TYPE_CHECKING:
@@ -32,9 +32,6 @@ API_VERSIONS = (
     *("2017-03-01", "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01"),
     "2024-07-09",
 )
-
-#: Ten years, because `threading` cannot wait much longer.
-LONGEST_SECONDS = 315_360_000
 
 _HIGHEST_PORT = 65535
 

@@ -22,8 +22,8 @@ from msgspec import Meta
 
 from bridge.config.masking import shown
 from bridge.config.mistakes import Problems, join
-from bridge.config.settings import LONGEST_SECONDS, SinkSettings
-from bridge.config.toml import Check, check_name, convert
+from bridge.config.settings import SinkSettings
+from bridge.config.toml import LONGEST_SECONDS, Check, check_name, convert
 from bridge.errors import ConfigurationError
 from bridge.events.event import check_spelling
 from bridge.events.record import Transition

@@ -10,7 +10,7 @@ import math
 import re
 import types as builtin_types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
@@ -22,6 +22,9 @@ from bridge.errors import BridgeError
 _StructT = TypeVar("_StructT", bound=msgspec.Struct)
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _NONE: Mapping[str, Any] = {}
+
+#: Ten years, because `threading` cannot wait much longer.
+LONGEST_SECONDS = 315_360_000
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -91,7 +94,7 @@ def convert(
 
 def _convert_value(value: object, wanted: Any, path: str, problems: Problems) -> Any:
     """Return *value* converted to *wanted*. If it has problems, add them and return None."""
-    core = _core(wanted)
+    core, checks = _core_and_checks(wanted)
     if isinstance(core, type) and issubclass(core, msgspec.Struct):
         return convert(value, core, path, problems)
     before = len(problems)
@@ -100,36 +103,30 @@ def _convert_value(value: object, wanted: Any, path: str, problems: Problems) ->
         value = {key: _convert_value(item, arguments[1], join(path, key), problems) for key, item in value.items()}
     elif outer in (tuple, list, frozenset, set) and isinstance(value, list):
         value = [_convert_value(item, arguments[0], f"{path}[{n}]", problems) for n, item in enumerate(value)]
-    return _checked(value, wanted, path, problems) if len(problems) == before else None
-
-
-def _core(wanted: Any) -> Any:
-    if typing.get_origin(wanted) in (typing.Union, builtin_types.UnionType):
-        others = [each for each in typing.get_args(wanted) if each is not type(None)]
-        return _core(others[0]) if len(others) == 1 else wanted
-    return _core(typing.get_args(wanted)[0]) if typing.get_origin(wanted) is typing.Annotated else wanted
-
-
-def _checks(wanted: Any) -> Iterator[Check]:
-    if typing.get_origin(wanted) in (typing.Union, builtin_types.UnionType):
-        for each in typing.get_args(wanted):
-            yield from _checks(each)
-    elif typing.get_origin(wanted) is typing.Annotated:
-        yield from (each for each in wanted.__metadata__ if isinstance(each, Check))
-
-
-def _checked(value: object, wanted: Any, path: str, problems: Problems) -> Any:
+    if len(problems) > before:
+        return None
     if isinstance(value, float) and not math.isfinite(value):
         problems.wrong(path, value, "a finite number")
         return None
     try:
         made = msgspec.convert(value, wanted)
-        for check in _checks(wanted):
+        for check in checks:
             check.rule(made)
     except msgspec.ValidationError:
-        problems.wrong_type(path, value, wanted, _core(wanted))
+        problems.wrong_type(path, value, wanted, core)
     except ValueError as exc:
         problems.wrong(path, value, *exc.args)
     else:
         return made
     return None
+
+
+def _core_and_checks(wanted: Any) -> tuple[Any, list[Check]]:
+    """Return the type inside ``Annotated`` and ``| None``, and its checks."""
+    outer = typing.get_origin(wanted)
+    inner = [each for each in typing.get_args(wanted) if each is not type(None)]
+    if outer is typing.Annotated:
+        return _core_and_checks(inner[0])[0], [each for each in wanted.__metadata__ if isinstance(each, Check)]
+    if outer in (typing.Union, builtin_types.UnionType) and len(inner) == 1:
+        return _core_and_checks(inner[0])
+    return wanted, []

@@ -90,10 +90,8 @@ def _imds(settings: Settings, *, is_running: bool) -> str:
 
 
 def _portal(settings: Settings, remote: RemoteSettings) -> str:
-    vm_id = settings.vm.vm_id
-    if vm_id is None:
-        with closing(client_of(settings.imds, at_most_seconds=settings.imds.timeout_seconds)) as imds:
-            vm_id = imds.identity().vm_id
+    with closing(client_of(settings.imds, at_most_seconds=settings.imds.timeout_seconds)) as imds:
+        vm_id = settings.vm.vm_id or imds.identity().vm_id
     if vm_id is None:
         raise BridgeError("The portal was not tried, because IMDS returned no vmId and vm.vm_id is not set.")
     quick = msgspec.structs.replace(remote, wait_seconds=1)

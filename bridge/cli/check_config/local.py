@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from bridge.approval.credentials import secret_token
 from bridge.approval.files import agent_user, unsafe_files
-from bridge.config.approval import RemoteSettings
+from bridge.config.approval import ApprovalSettings, RemoteSettings
 from bridge.config.loader import Settings, SinkSettings
 from bridge.config.masking import has_secret
 from bridge.config.secret_keys import readable_secrets
@@ -48,18 +48,22 @@ class Problem(NamedTuple):
 
 def local_problems(settings: Settings, directory: Path) -> list[Problem]:
     """Return all problems on this machine. The function sends no network requests."""
-    problems = [Problem("State", message) for message in _state(directory.absolute())]
+    checks = _checks(settings, directory)
+    return [Problem(where, message) for where, messages in checks for message in messages]
+
+
+def _checks(settings: Settings, directory: Path) -> Iterator[tuple[str, Iterator[str]]]:
+    yield "State", _state(directory.absolute())
     for sink in settings.sinks:
-        problems += [Problem(f"Sink {sink.name}", message) for message in _sink(sink)]
+        yield f"Sink {sink.name}", _sink(sink)
     if settings.push is not None and settings.push.headers_file is not None:
-        problems += [Problem("Telemetry", message) for message in _secret("headers", file=settings.push.headers_file)]
+        yield "Telemetry", _secret("headers", file=settings.push.headers_file)
     if settings.approval is not None:
         for rule in settings.approval.rules:
-            problems += [Problem(f"Rule {rule.name}", message) for message in _program(rule.command)]
-        problems += [Problem("Approvals", message) for message in _approval_files(settings, directory)]
+            yield f"Rule {rule.name}", _program(rule.command)
+        yield "Approvals", _approval_files(settings.approval, settings.file, directory)
         if settings.approval.remote is not None:
-            problems += [Problem("Portal", message) for message in _portal(settings.approval.remote)]
-    return problems
+            yield "Portal", _portal(settings.approval.remote)
 
 
 def warnings(settings: Settings) -> list[str]:
@@ -152,10 +156,9 @@ def _program(command: Sequence[str] | None) -> Iterator[str]:
     yield f"The program {command[0]!r} is missing or not executable for {user_name()}. Install it, or change `command`."
 
 
-def _approval_files(settings: Settings, directory: Path) -> Iterator[str]:
-    keys = () if settings.approval is None else settings.approval.trusted_keys()
-    users = {agent_user(directory)}
-    for why in unsafe_files(keys, configuration=settings.file, directory=directory, users=users):
+def _approval_files(approval: ApprovalSettings, file: Path | None, directory: Path) -> Iterator[str]:
+    keys = approval.trusted_keys()
+    for why in unsafe_files(keys, configuration=file, directory=directory, users={agent_user(directory)}):
         yield f"Nothing is approved. {why}"
     for why in unusable_keys(keys):
         yield f"{why} Its decisions do not count."
