@@ -25,6 +25,7 @@ from bridge.config.mistakes import Problems
 from bridge.config.trusted_keys import unusable_keys
 from bridge.errors import ConfigurationError
 from bridge.events.event import encode
+from bridge.health.readiness import STUCK_SECONDS
 from bridge.outbox.rows import PendingApproval, StoredDecision
 from bridge.text import duration, one_line
 
@@ -290,7 +291,7 @@ def _state_of(sink: SinkReport) -> str:
         return "not configured"
     if sink.needs_attention:
         return "needs attention"
-    if sink.is_stuck:
+    if sink.oldest_pending_seconds > STUCK_SECONDS:
         return "stuck"
     if sink.pending and sink.last_error is not None:
         return "failing"

@@ -17,7 +17,7 @@ from bridge.clock import format_time, parse_time
 from bridge.events.event import ScheduledEvent, VmIdentity, names_vm
 from bridge.events.record import TransitionRecord
 from bridge.events.transitions import is_over
-from bridge.health.readiness import STUCK_SECONDS, Readiness, SinkReadiness, directory_text
+from bridge.health.readiness import Readiness, SinkReadiness, directory_text
 from bridge.outbox.approvals import DISABLED_FILE
 from bridge.outbox.rows import ApprovalStage, DecisionStage, PendingApproval, SinkRow, StoredDecision
 
@@ -72,11 +72,6 @@ class SinkReport(SinkReadiness, frozen=True, kw_only=True):
     """Null if the configuration is unknown."""
     last_error: str | None
     last_error_at: str | None
-
-    @property
-    def is_stuck(self) -> bool:
-        """Return whether the oldest record has been pending for too long."""
-        return self.oldest_pending_seconds > STUCK_SECONDS
 
 
 class StatusReport(msgspec.Struct, frozen=True, kw_only=True):

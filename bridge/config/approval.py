@@ -182,13 +182,15 @@ def read_approval(table: object, mistakes: Problems) -> ApprovalSettings | None:
     """
     before = len(mistakes)
     settings = convert(table, ApprovalSettings, "approval", mistakes)
-    for name, count in Counter(() if settings is None else (rule.name for rule in settings.rules)).items():
+    if settings is None:
+        return None
+    for name, count in Counter(rule.name for rule in settings.rules).items():
         if count > 1:
             mistakes.quote("approval.rules", f"The name {name!r} occurs {count} times. Give each rule a unique name.")
-    if settings is not None and settings.remote is not None:
-        for sentence in key_mistakes(settings.remote.trusted_keys()):
+    remote = settings.remote
+    if remote is not None:
+        for sentence in key_mistakes(remote.trusted_keys()):
             mistakes.quote("approval.remote.keys", sentence)
-        remote = settings.remote
         found = tls_file_problems(
             ca_file=remote.ca_file, client_cert_file=remote.client_cert_file, client_key_file=remote.client_key_file
         )

@@ -99,7 +99,9 @@ def wait_for_status(agent, predicate):
 
 
 def is_ready(report):
-    return report["agent"] is not None and report["agent"]["status"] == "ready"
+    """Return whether the agent is ready and has an outbox file, which a busy disk can delay."""
+    is_saved = report["state"]["outbox_bytes"] > 0
+    return is_saved and report["agent"] is not None and report["agent"]["status"] == "ready"
 
 
 def test_a_running_agent_is_shown_with_its_events_and_sinks(agent, azure):
