@@ -175,10 +175,10 @@ def service_directory(environ: Mapping[str, str] = os.environ, *, windows: bool 
 
 
 def directory_despite_errors(explicit: Path | None, error: ConfigurationError) -> Path:
-    """Return the service's state directory, because the agent continues with its earlier configuration.
+    """Return the service's state directory, for a command with an invalid configuration.
 
-    If the user has selected the configuration *explicit*, the service might use a different one. The function then
-    raises *error*.
+    The agent of the service continues with its earlier configuration. If the user has selected the configuration
+    *explicit*, the service might use a different one, and the function raises *error*.
     """
     directory = service_directory()
     if explicit is not None or not directory.exists():
