@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from http import HTTPStatus
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,9 +19,9 @@ from starlette.responses import Response
 from bridge.clock import Clock, format_time
 from bridge.logs import ThrottledLog
 from bridge.portal.authentication import AuthenticationFailure, Authenticator
-from bridge.portal.cloudevents import RecordTooLarge, RequestMalformed, received_records
+from bridge.portal.cloudevents import received_records
 from bridge.portal.metrics import PortalMetrics
-from bridge.portal.requests import body_of, error_answer, headers_of
+from bridge.portal.requests import RequestRefused, body_of, error_answer, headers_of
 from bridge.portal.settings import LimitSettings
 from bridge.portal.store.database import StoreThreads, StoreUnavailable
 from bridge.portal.store.ingest import ReceivedRecord, add_records
@@ -99,24 +100,17 @@ class Ingest:
         self.vm_limits = VmLimits(limits.records_per_minute, clock=clock)
         self._authenticator = authenticator
         self._metrics = metrics
-        self._clock = clock
         self._log = ThrottledLog(logger, clock=clock)
 
     async def post(self, request: Request) -> Response:
         """Answer one request."""
-        try:
-            received = await self._received(request)
-            wait_seconds = self.vm_limits.take([vm_key(each.record) for each in received])
-            if wait_seconds:
-                self._metrics.records_refused.labels("rate").inc(len(received))
-                return error_answer(429, "This VM sends too many records.", retry_after_seconds=wait_seconds)
-            began = time.perf_counter()
-            await self._writer.write(received)
-        except RequestMalformed as error:
-            self._log.problem("malformed", logging.WARNING, f"Records were refused: {error}")
-            return error_answer(400, str(error))
-        except RecordTooLarge as error:
-            return error_answer(413, str(error))
+        received = await self._received(request)
+        wait_seconds = self.vm_limits.take([vm_key(each.record) for each in received])
+        if wait_seconds:
+            self._metrics.records_refused.labels("rate").inc(len(received))
+            return error_answer(429, "This VM sends too many records.", retry_after_seconds=wait_seconds)
+        began = time.perf_counter()
+        await self._writer.write(received)
         self._metrics.records.inc(len(received))
         self._metrics.ingest_seconds.observe(time.perf_counter() - began)
         return Response(status_code=204)
@@ -131,8 +125,9 @@ class Ingest:
             body = await body_of(request)
         try:
             received = received_records(headers, body, most_bytes=self._limits.record_bytes)
-        except (RequestMalformed, RecordTooLarge) as error:
-            reason = "malformed" if isinstance(error, RequestMalformed) else "too_large"
+        except RequestRefused as refused:
+            reason = "malformed" if refused.status == HTTPStatus.BAD_REQUEST else "too_large"
+            self._log.problem(reason, logging.WARNING, f"Records were refused: {refused}")
             self.vm_limits.note_refusal(agent.vm_key or "", reason)
             self._metrics.records_refused.labels(reason).inc()
             raise

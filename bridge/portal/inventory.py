@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +49,11 @@ def read_inventory(path: Path) -> list[InventoryEntry]:
     if not isinstance(rows, list):
         raise InventoryInvalid(f"{path} must contain a list of VMs.")
     entries = [_entry(path, number, row) for number, row in enumerate(rows, start=1)]
-    for key in ("vm_key", "name"):
-        seen: set[object] = set()
-        for entry in entries:
-            value = entry.vm_key if key == "vm_key" else (entry.name, entry.groups[:1])
-            if value in seen:
-                raise InventoryInvalid(f"{path} lists {value!r} twice.")
-            seen.add(value)
+    counts = Counter[object](each.vm_key for each in entries)
+    counts.update((each.name, each.groups[:1]) for each in entries)
+    for value, count in counts.items():
+        if count > 1:
+            raise InventoryInvalid(f"{path} lists {value!r} twice.")
     return entries
 
 

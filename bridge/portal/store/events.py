@@ -111,19 +111,10 @@ class LinePage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def list_events(
-    connection: Connection,
-    wanted: EventFilter,
-    *,
-    now: str,
-    limit: int = PAGE,
-    cursor: str | None = None,
-    since: str | None = None,
-    until: str | None = None,
+    connection: Connection, wanted: EventFilter, *, now: str, limit: int = PAGE, cursor: str | None = None
 ) -> LinePage:
-    """Return a page of open and past events, newest first, from *since* to *until*."""
+    """Return a page of open and past events, newest first."""
     where = [*conditions(wanted, now=now), events.c.body.is_not(None)]
-    where += [events.c.first_observed_at >= since] if since is not None else []
-    where += [events.c.first_observed_at <= until] if until is not None else []
     total = int(connection.execute(select(func.count()).select_from(events).where(*where)).scalar_one())
     first = 1
     if cursor is not None:
@@ -262,9 +253,9 @@ def _vm_of_event(view: View, row: Any, description: str | None, *, digest: str, 
 
 
 def _state_of(summary: EventSummary, body: str, views: Sequence[VmOfEvent], groups: Sequence[str]) -> EventState:
-    event = msgspec.structs.replace(event_of_variant(body), description=summary.description)
-    statuses = {State.SCHEDULED: "Scheduled", State.STARTED: "Started"}
-    event = msgspec.structs.replace(event, event_status=statuses.get(summary.state, event.event_status))
+    event = event_of_variant(body)
+    status = {State.SCHEDULED: "Scheduled", State.STARTED: "Started"}.get(summary.state, event.event_status)
+    event = msgspec.structs.replace(event, description=summary.description, event_status=status)
     why = undecidable_because(event, summary.state)
     if why is None and version_of(event).digest != summary.digest:
         why = "the VM reports too many open events, and the portal dropped the details"

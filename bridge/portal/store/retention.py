@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, delete, exists, func, select, update
+from sqlalchemy import ColumnElement, Connection, Table, delete, exists, func, select, tuple_, update
 
 from bridge.clock import parse_time
 from bridge.portal.schema import decisions, event_vms, events, names, records, verdicts, vms
@@ -14,43 +14,35 @@ _ROWS = 500
 
 
 def delete_old(connection: Connection, *, before: str) -> bool:
-    """Delete a batch of records, views, VMs, and decisions that are older than *before*.
+    """Delete a batch of data that is older than *before*.
 
-    Return whether more might exist. The function never deletes audit entries.
+    Return whether more might exist. If an event still exists, the function keeps its decisions and verdicts, because a
+    hold is valid until its event has ended. The function never deletes audit entries.
     """
-    old = list(
-        connection.execute(select(records.c.record_id).where(records.c.received_at < before).limit(_ROWS)).scalars()
-    )
-    if old:
-        connection.execute(delete(records).where(records.c.record_id.in_(old)))
-    views = _delete_views(connection, event_vms.c.received_at < before)
+    deleted = [
+        _delete(connection, records, records.c.received_at < before),
+        _delete_views(connection, event_vms.c.received_at < before),
+    ]
     silent = select(vms.c.vm_key).where(vms.c.heard_at < before).order_by(vms.c.vm_key).limit(_ROWS)
     gone = list(connection.execute(silent.with_for_update()).scalars())
-    if gone:
-        for table in (names, vms):
-            connection.execute(delete(table).where(table.c.vm_key.in_(gone)))
-    expired = _delete_of_deleted_events(connection, before)
-    return _ROWS in (len(old), views, len(gone), expired)
-
-
-def _delete_of_deleted_events(connection: Connection, before: str) -> int:
-    """Delete expired decisions and verdicts of deleted events.
-
-    If the event still exists, the function keeps its decisions and verdicts, because a hold is valid until its event
-    has ended.
-    """
+    for table in (names, vms):
+        connection.execute(delete(table).where(table.c.vm_key.in_(gone)))
     seconds = int(parse_time(before).timestamp())
-    found = 0
-    for table, is_expired in (
+    has_decision = exists().where(decisions.c.event_key == verdicts.c.event_key)
+    for table, is_old in (
         (decisions, decisions.c.expires_at_seconds < seconds),
-        (verdicts, (verdicts.c.expires_at < before) & ~exists().where(decisions.c.event_key == verdicts.c.event_key)),
+        (verdicts, (verdicts.c.expires_at < before) & ~has_decision),
     ):
-        [key] = table.primary_key
-        is_gone = ~exists().where(events.c.event_key == table.c.event_key)
-        old = list(connection.execute(select(key).where(is_expired, is_gone).limit(_ROWS)).scalars())
-        connection.execute(delete(table).where(key.in_(old)))
-        found = max(found, len(old))
-    return found
+        has_event = exists().where(events.c.event_key == table.c.event_key)
+        deleted.append(_delete(connection, table, is_old & ~has_event))
+    return _ROWS in (*deleted, len(gone))
+
+
+def _delete(connection: Connection, table: Table, is_old: ColumnElement[bool]) -> int:
+    [key] = table.primary_key
+    old = list(connection.execute(select(key).where(is_old).limit(_ROWS)).scalars())
+    connection.execute(delete(table).where(key.in_(old)))
+    return len(old)
 
 
 def trim_vms(connection: Connection, *, most_bytes: int) -> None:
@@ -74,11 +66,9 @@ def trim_vms(connection: Connection, *, most_bytes: int) -> None:
         connection.execute(update(vms).where(vms.c.vm_key == key).values(stored_bytes=new))
 
 
-def _delete_views(connection: Connection, where: object) -> int:
-    query = select(event_vms.c.event_key, event_vms.c.vm_key).where(where).order_by(event_vms.c.received_at)  # type: ignore[arg-type]
-    rows = list(connection.execute(query.limit(_ROWS)))
-    for row in rows:
-        is_row = (event_vms.c.event_key == row.event_key) & (event_vms.c.vm_key == row.vm_key)
-        connection.execute(delete(event_vms).where(is_row))
+def _delete_views(connection: Connection, where: ColumnElement[bool]) -> int:
+    key = event_vms.c.event_key, event_vms.c.vm_key
+    rows = list(connection.execute(select(*key).where(where).order_by(event_vms.c.received_at).limit(_ROWS)))
+    connection.execute(delete(event_vms).where(tuple_(*key).in_([(row.event_key, row.vm_key) for row in rows])))
     apply_changes(connection, (), recount={row.event_key for row in rows})
     return len(rows)

@@ -96,18 +96,9 @@ def spans_between(
         starts_at = started.get(row.key) or row.starts_at
         if not row.is_open and starts_at > row.ends_at:
             starts_at = None
-        spans.append(
-            EventSpan(
-                event=event,
-                event_type=row.event_type,
-                is_open=row.is_open,
-                events=row.events,
-                vms=int(row.vms or 0),
-                announced_at=row.announced_at,
-                starts_at=starts_at,
-                ends_at=row.ends_at,
-            )
-        )
+        values = {**row._asdict(), "vms": int(row.vms or 0), "starts_at": starts_at}
+        del values["key"]
+        spans.append(EventSpan(event=event, **values))
     return SpanPage(spans=tuple(spans), total=total)
 
 

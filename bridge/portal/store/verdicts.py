@@ -211,9 +211,8 @@ def _check(
     if has_changed and not is_only:
         raise VerdictRefused(_CHANGED, event=event)
     if new.choice is Choice.HOLD:
-        if (
-            not event.is_open or event.event.event_id is None or event.event.is_advisory
-        ):  # the report of one VM never prevents a hold
+        # The report of one VM never prevents a hold.
+        if not event.is_open or event.event.event_id is None or event.event.is_advisory:
             raise VerdictRefused(undecidable(event), event=event)
         return
     if event.undecidable_because is not None:
