@@ -24,7 +24,6 @@ from bridge.health.readiness import (
 from bridge.health.server import Response
 from bridge.metrics.metrics import CONTENT_TYPE, Metrics, own_version
 from bridge.outbox import deliveries
-from bridge.outbox.deliveries import OutboxTotals
 from bridge.outbox.outbox import Outbox
 from bridge.system.threads import LoopWatch
 
@@ -111,7 +110,7 @@ class HealthReporter:
             sinks=sinks,
         )
 
-    def _sink(self, name: str, totals: OutboxTotals) -> SinkReadiness:
+    def _sink(self, name: str, totals: deliveries.OutboxTotals) -> SinkReadiness:
         now = self._outbox.clock.timestamp()
         return SinkReadiness(
             **totals.sinks[name].counts,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter as Tally
 from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -16,8 +17,9 @@ from prometheus_client.registry import Collector
 from bridge.clock import Clock
 from bridge.events.event import Document, Incarnation, names_vm
 from bridge.outbox import deliveries
-from bridge.outbox.deliveries import OutboxTotals
-from bridge.outbox.outbox import Outbox
+
+if TYPE_CHECKING:  # the portal imports this module and has no outbox
+    from bridge.outbox.outbox import Outbox
 
 PREFIX = "scheduled_events_bridge_"
 
@@ -131,7 +133,7 @@ class OutboxCollector(Collector):
             yield from self._of_sinks(totals, self.outbox.clock.timestamp())
             yield from _of_outbox(self.outbox, totals)
 
-    def _of_sinks(self, totals: OutboxTotals, now: float) -> Iterator[Metric]:
+    def _of_sinks(self, totals: deliveries.OutboxTotals, now: float) -> Iterator[Metric]:
         sinks, oldest, configured = totals.sinks, totals.oldest_pending_at, self.configured()
         for field, text in self._COUNTERS.items():
             counts = {name: getattr(row, field) for name, row in sinks.items()}
@@ -162,7 +164,7 @@ class OutboxCollector(Collector):
         )
 
 
-def _of_outbox(outbox: Outbox, totals: OutboxTotals) -> Iterator[Metric]:
+def _of_outbox(outbox: Outbox, totals: deliveries.OutboxTotals) -> Iterator[Metric]:
     saver = outbox.saver
     yield _gauge(
         "outbox_behind_seconds", "Seconds since the outbox fell behind. 0 if everything is saved.", saver.behind_seconds

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
 
 from prometheus_client import (
     CollectorRegistry,
@@ -25,7 +26,9 @@ from bridge.events.event import Document
 from bridge.events.otel_resource import own_version
 from bridge.events.record import Transition
 from bridge.metrics.collectors import PREFIX, ChannelMetrics, OutboxCollector, StateCollector
-from bridge.outbox.outbox import Outbox
+
+if TYPE_CHECKING:  # the portal imports this module and has no outbox
+    from bridge.outbox.outbox import Outbox
 
 __all__ = ["CONTENT_TYPE", "PREFIX", "ChannelMetrics", "Metrics", "SinkMetrics", "own_version"]
 
