@@ -163,15 +163,15 @@ class CommandSink(Sink):
             how = "was killed with its process group" if code is not None else "cannot be killed"
             text = f"{self._name} did not end within {self.config.timeout_seconds:g} s and {how}"
             raise DeliveryRejected(_message(text, finished))
+        if code == 0:
+            return
         if code == _TRY_AGAIN:
             raise DeliveryFailed(_message(f"{self._name} requested a retry (exit code 75)", finished))
-        if code is not None and code in _STOPPED_FROM_OUTSIDE:
-            text = f"{self._name} was stopped by {_signal_name(-code)}"
-            raise DeliveryFailed(_message(text, finished))
-        if code is not None and code < 0:
-            raise DeliveryRejected(_message(f"{self._name} was killed by {_signal_name(-code)}", finished))
-        if code != 0:
+        if code is None or code > 0:
             raise DeliveryRejected(_message(f"{self._name} failed with exit code {code}", finished))
+        if code in _STOPPED_FROM_OUTSIDE:
+            raise DeliveryFailed(_message(f"{self._name} was stopped by {_signal_name(-code)}", finished))
+        raise DeliveryRejected(_message(f"{self._name} was killed by {_signal_name(-code)}", finished))
 
     def _not_started(self, error: OSError) -> DeliveryFailed:
         if error.errno in PASSING_ERRORS:

@@ -69,7 +69,7 @@ class AlertmanagerFormat(Format):
 
     def check(self, url: str, endpoint_of: Callable[[str], Endpoint]) -> None:
         """Request the status of Alertmanager."""
-        endpoint = endpoint_of(status_url(url))
+        endpoint = endpoint_of(alerts_url(url).removesuffix(_ALERTS_PATH) + _STATUS_PATH)
         try:
             has_version = "versionInfo" in json.loads(endpoint.check("GET").content)
         except (ValueError, TypeError, RecursionError):
@@ -82,8 +82,7 @@ class AlertmanagerFormat(Format):
     def _ends_at(self, record: TransitionRecord, now: datetime) -> datetime:
         if record.transition.is_ending:
             return now - _MARGIN
-        life = _TEST_LIFE if record.transition is Transition.TEST else self._life
-        return now + life
+        return now + (_TEST_LIFE if record.transition is Transition.TEST else self._life)
 
     def _labels(self, record: TransitionRecord, event: ScheduledEvent) -> dict[str, str]:
         labels = _tags(record, self._tag_labels) | record.labels
@@ -94,11 +93,6 @@ class AlertmanagerFormat(Format):
 def alerts_url(base: str) -> str:
     """Return the URL for alerts. *base* can be the URL of Alertmanager or of its API."""
     return base if base.endswith(_ALERTS_PATH) else base.rstrip("/") + _ALERTS_PATH
-
-
-def status_url(base: str) -> str:
-    """Return the URL of the status of Alertmanager."""
-    return alerts_url(base).removesuffix(_ALERTS_PATH) + _STATUS_PATH
 
 
 def _alert(record: TransitionRecord, labels: dict[str, str], ends_at: datetime) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import pytest
 from bridge.sink import DeliveryFailed, Transition, VmIdentity, parse_time
 from bridge.testing.http_contract import HttpPeer
 from bridge.testing.records import VM, sample_event, sample_record
-from sinks.webhook.alertmanager import AlertmanagerFormat, alerts_url, status_url
+from sinks.webhook.alertmanager import AlertmanagerFormat, alerts_url
 from sinks.webhook.config import WebhookConfig
 from sinks.webhook.sink import WebhookSink
 
@@ -139,7 +139,6 @@ def test_a_test_resolves_by_itself() -> None:
 @pytest.mark.parametrize("base", ["http://a:9093", "http://a:9093/", "http://a:9093/api/v2/alerts"])
 def test_the_address_or_the_whole_url_will_do(base: str) -> None:
     assert alerts_url(base) == "http://a:9093/api/v2/alerts"
-    assert status_url(base) == "http://a:9093/api/v2/status"
     assert alerts_url("http://a/prefix") == "http://a/prefix/api/v2/alerts"
 
 
