@@ -163,12 +163,6 @@ def _newest_record(listed: ListedVm | None) -> dict[str, object] | None:
     return {"vm_key": vm.vm_key, "observed_at": vm.observed_at, "vm": vm.vm, "labels": vm.labels}
 
 
-async def verdict_refused(_request: Request, error: VerdictRefused) -> Response:
-    """Return the reason and the current event."""
-    event = None if error.event is None else msgspec.to_builtins(error.event)
-    return json_answer({"error": str(error), "event": event}, status=error.status)
-
-
 async def _post_verdict(site: Site, request: Request) -> Response:
     """``POST /events/{key}/verdicts``: store a verdict (201), or refuse it (409)."""
     person = await _person_of(site, request)

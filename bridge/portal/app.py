@@ -29,7 +29,7 @@ from bridge.portal.metrics import PortalMetrics
 from bridge.portal.notifying import NotificationSender
 from bridge.portal.pending_decisions import PendingDecisions
 from bridge.portal.poll import PREFIX, LongPoll
-from bridge.portal.requests import RETRY_AFTER_SECONDS, RequestRefused, error_answer
+from bridge.portal.requests import RETRY_AFTER_SECONDS, RequestRefused, error_answer, json_answer
 from bridge.portal.server_sent_events import LiveUpdates
 from bridge.portal.settings import PortalSettings
 from bridge.portal.signing import PortalKey
@@ -196,7 +196,7 @@ class Application:
         if _is_page(request):
             return self._site.login.refused(request, error)
         if isinstance(error, VerdictRefused):
-            return await api.verdict_refused(request, error)
+            return json_answer({"error": str(error), "event": error.event}, status=error.status)
         return error_answer(error.status, str(error), ends=error.status in _CLOSING)
 
     async def _unavailable(self, request: Request, error: Exception) -> Response:

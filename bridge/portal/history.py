@@ -6,7 +6,7 @@ reports of other VMs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 
@@ -15,7 +15,7 @@ from bridge.events.event import ScheduledEvent
 from bridge.events.record import Transition, TransitionRecord
 from bridge.portal.decision_progress import is_accepted
 from bridge.portal.fleet import EventState
-from bridge.portal.sentences import differences
+from bridge.portal.sentences import differences, first_of
 from bridge.portal.verdicts import Choice
 from bridge.portal.views import EventView
 from bridge.portal.vm_state import vm_key
@@ -56,7 +56,7 @@ def history(view: EventView, records: Iterable[TransitionRecord]) -> list[Histor
     decisions = [
         HistoryEntry(
             at=each.made_at,
-            text=f"{_DECISIONS[each.choice]} for the agent of {_names(each.vms)}: {each.stage.value}",
+            text=f"{_DECISIONS[each.choice]} for the agent of {first_of(each.vms, _MOST_NAMES)}: {each.stage.value}",
             note=each.because,
             is_past=each.is_past,
         )
@@ -81,7 +81,7 @@ def _by_azure(event: EventState, records: Iterable[TransitionRecord]) -> list[Hi
     for (transition, version), of_version in reports.items():
         first = of_version[0]
         names = tuple(dict.fromkeys(each.vm.name or vm_key(each) for each in of_version))
-        notes = [f"Reported by {_names(names)}."]
+        notes = [f"Reported by {first_of(names, _MOST_NAMES)}."]
         if version:
             notes = [*(() if shown is None or first.event is None else differences(shown, first.event)), *notes]
             shown = first.event
@@ -103,9 +103,3 @@ def _outcome(record: TransitionRecord) -> HistoryEntry:
         is_refused = record.transition is Transition.APPROVAL_REFUSED
         text = f"The agent of {name} {'refused' if is_refused else 'did not complete'} the approval{result}"
     return HistoryEntry(at=record.observed_at, text=text)
-
-
-def _names(names: Sequence[str]) -> str:
-    """Return the first names, and the number of the others."""
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f", and {more} more" if more > 0 else "")

@@ -48,8 +48,13 @@ def these(names: Sequence[str]) -> str:
     """Return *names*, or the first 20 of them: "these 3 VMs: a, b, c"."""
     if len(names) == 1:
         return f"this VM: {names[0]}"
-    more = len(names) - _MOST_NAMES
-    return f"these {len(names)} VMs: {', '.join(names[:_MOST_NAMES])}" + (f", and {more} more" if more > 0 else "")
+    return f"these {len(names)} VMs: {first_of(names, _MOST_NAMES)}"
+
+
+def first_of(names: Sequence[str], most: int) -> str:
+    """Return the first names, and the number of the others: "a, b, and 2 more"."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f", and {more} more" if more > 0 else "")
 
 
 def effect_of(event_type: str | None, seconds: int | None) -> str:
