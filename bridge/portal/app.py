@@ -32,7 +32,6 @@ from bridge.portal.poll import PREFIX, LongPoll
 from bridge.portal.requests import RETRY_AFTER_SECONDS, RequestRefused, error_answer, json_answer
 from bridge.portal.server_sent_events import LiveUpdates
 from bridge.portal.settings import PortalSettings
-from bridge.portal.signing import PortalKey
 from bridge.portal.site import Site
 from bridge.portal.store.database import StoreThreads, StoreUnavailable
 from bridge.portal.store.event_details import approvers_here
@@ -174,7 +173,7 @@ class Application:
     def _new_site(self) -> Site:
         key, signing = None, self._settings.signing
         if signing is not None:
-            key = PortalKey(DecisionSigner(signing.private_key_file, kid=signing.kid, approver=signing.approver))
+            key = DecisionSigner(signing.private_key_file, kid=signing.kid, approver=signing.approver)
         return Site(
             users=self._users,
             store=self._threads,

@@ -20,7 +20,7 @@ from sqlalchemy import Connection
 
 from bridge.clock import format_time, parse_time
 from bridge.portal.fleet import EventState
-from bridge.portal.signing import NO_AGENT, addressees, why_unreachable
+from bridge.portal.signing import NO_AGENT, addressees, decisions_for, why_unreachable
 from bridge.portal.site import Site
 from bridge.portal.store.database import StoreUnavailable
 from bridge.portal.store.decisions import NewDecision
@@ -129,4 +129,4 @@ def _sign(  # noqa: PLR0917  # the store passes four of the arguments
         vm_keys = [vm.vm_key for vm in addressees(event, agents, site.key.kid)]
         if not vm_keys:
             raise VerdictRefused(f"{NO_AGENT}: {why_unreachable(event, agents, site.key.kid)}.", event=event)
-    return site.key.decisions(event, ruling, vm_keys, now=now, newest_iat=newest_iat)
+    return decisions_for(vm_keys, event, ruling, signer=site.key, now=now, newest_iat=newest_iat)

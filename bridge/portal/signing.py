@@ -68,67 +68,57 @@ def _why_not(vm: VmOfEvent, event: EventState, agents: Mapping[str, AgentSeen], 
     return None if vm.state is State.SCHEDULED else "reports that the event is not scheduled"
 
 
-class PortalKey:
-    """The private key of the portal, which signs decisions."""
+def decisions_for(
+    vm_keys: Iterable[str],
+    event: EventState,
+    ruling: Ruling,
+    *,
+    signer: DecisionSigner,
+    now: datetime,
+    newest_iat: float,
+) -> tuple[NewDecision, ...]:
+    """Return a hold or an approval of *event* for each of *vm_keys*.
 
-    def __init__(self, signer: DecisionSigner) -> None:
-        self._signer = signer
-
-    @property
-    def kid(self) -> str:
-        """Return the name under which the VMs trust the key."""
-        return self._signer.kid
-
-    def decisions(
-        self, event: EventState, ruling: Ruling, vm_keys: Iterable[str], *, now: datetime, newest_iat: float
-    ) -> tuple[NewDecision, ...]:
-        """Return a hold or an approval of *event* for each of *vm_keys*.
-
-        An approval expires with the first verdict. VMs without a vmId get no decision, because they never poll.
-        *newest_iat* is the latest `iat` of all decisions on the event. The `iat` of an approval must be later than the
-        `iat` of a hold.
-        """
-        is_hold = ruling.outcome is Outcome.HELD
-        until = min(datetime.fromisoformat(each.expires_at) for each in ruling.verdicts)
-        seconds = _HOLD_SECONDS if is_hold else (until - now).total_seconds()
-        earliest = newest_iat if is_hold else newest_iat + _LEAST_STEP_SECONDS
-        issued_at = max(now, datetime.fromtimestamp(earliest, timezone.utc))
-        choice = Choice.HOLD if is_hold else Choice.APPROVE
-        return tuple(
-            self._new(event, ruling, key, choice, seconds=seconds, issued_at=issued_at)
-            for key in vm_keys
-            if _has_vm_id(key)
-        )
-
-    def _new(
-        self, event: EventState, ruling: Ruling, vm_key: str, choice: Choice, *, seconds: float, issued_at: datetime
-    ) -> NewDecision:
-        verdict = ruling.verdicts[-1]
+    An approval expires with the first verdict. VMs without a vmId get no decision, because they never poll.
+    *newest_iat* is the latest `iat` of all decisions on the event. The `iat` of an approval must be later than the
+    `iat` of a hold.
+    """
+    is_hold = ruling.outcome is Outcome.HELD
+    until = min(datetime.fromisoformat(each.expires_at) for each in ruling.verdicts)
+    seconds = _HOLD_SECONDS if is_hold else (until - now).total_seconds()
+    earliest = newest_iat if is_hold else newest_iat + _LEAST_STEP_SECONDS
+    issued_at = max(now, datetime.fromtimestamp(earliest, timezone.utc))
+    expires_at = issued_at + timedelta(seconds=seconds)
+    choice = Choice.HOLD.value if is_hold else Choice.APPROVE.value
+    reason = one_line(reason_of(ruling))
+    details = {
+        "event_id": event.event.event_id,
+        "event_digest": event.digest,
+        "kid": signer.kid,
+        "reason": reason,
+        "issued_at": format_time(issued_at),
+        "expires_at": format_time(expires_at),
+    }
+    found = []
+    for vm_key in filter(_has_vm_id, vm_keys):
         jti = str(uuid.uuid4())
-        reason = one_line(reason_of(ruling))
-        jws = self._signer.sign(
-            vm_key, event.event, choice.value, now=issued_at, valid_seconds=seconds, reason=reason or None, jti=jti
+        jws = signer.sign(
+            vm_key, event.event, choice, now=issued_at, valid_seconds=seconds, reason=reason or None, jti=jti
         )
-        expires_at = issued_at + timedelta(seconds=seconds)
-        return NewDecision(
+        decision = NewDecision(
             vm_key=vm_key,
             event_key=event.key,
             jti=jti,
-            iss=self._signer.approver,
-            decision=choice.value,
+            iss=signer.approver,
+            decision=choice,
             jws=jws,
             issued_at_seconds=issued_at.timestamp(),
             expires_at_seconds=math.ceil(expires_at.timestamp()),
-            verdict_id=verdict.verdict_id,
-            details={
-                "event_id": event.event.event_id,
-                "event_digest": event.digest,
-                "kid": self.kid,
-                "reason": reason,
-                "issued_at": format_time(issued_at),
-                "expires_at": format_time(expires_at),
-            },
+            verdict_id=ruling.verdicts[-1].verdict_id,
+            details=details,
         )
+        found.append(decision)
+    return tuple(found)
 
 
 def _has_vm_id(vm_key: str) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
+from bridge.approval.signing import DecisionSigner
 from bridge.clock import Clock, format_time
 from bridge.portal.connected_agents import ConnectedAgents
 from bridge.portal.login import LoginPages
 from bridge.portal.metrics import PortalMetrics
 from bridge.portal.pending_decisions import PendingDecisions
 from bridge.portal.server_sent_events import LiveUpdates
-from bridge.portal.signing import PortalKey
 from bridge.portal.store.database import StoreThreads
 from bridge.portal.users import Users
 
@@ -26,7 +26,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     login: LoginPages
     metrics: PortalMetrics
     clock: Clock
-    key: PortalKey | None
+    key: DecisionSigner | None
     """The key that signs the decisions of people."""
     required: int
     """The number of people who must approve an event."""

@@ -18,7 +18,6 @@ from bridge.portal.deciding import submit
 from bridge.portal.fleet import key_of_event_id
 from bridge.portal.metrics import PortalMetrics
 from bridge.portal.pending_decisions import PendingDecisions
-from bridge.portal.signing import PortalKey
 from bridge.portal.site import Site
 from bridge.portal.store.database import Store, StoreThreads
 from bridge.portal.store.event_details import verdicts_of
@@ -42,7 +41,7 @@ class Office:
         self.store.migrate()
         self.clock = ManualClock()
         pair = generate_key(directory / "portal.key")
-        self._key = PortalKey(DecisionSigner(pair.private_key_file, kid="p1", approver="portal"))
+        self._key = DecisionSigner(pair.private_key_file, kid="p1", approver="portal")
         self.user = local_user("Pam", "approver", "labels.team:payments")
         self.store.write(put_user, self.user)
         until = format_time(self.clock.clock.now() + timedelta(hours=1))

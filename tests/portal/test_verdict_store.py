@@ -18,7 +18,7 @@ from bridge.config.trusted_keys import TrustedKey
 from bridge.events.event import encode
 from bridge.portal.connected_agents import AgentSeen
 from bridge.portal.fleet import key_of_event_id
-from bridge.portal.signing import PortalKey, addressees
+from bridge.portal.signing import addressees, decisions_for
 from bridge.portal.store.audit import entries
 from bridge.portal.store.decisions import live_decisions
 from bridge.portal.store.events import event_of
@@ -38,7 +38,7 @@ class Office:
     def __init__(self, directory, store):
         pair = generate_key(directory / "portal.key")
         self.public = TrustedKey(kid="portal-1", approver="portal", public_key_file=str(pair.public_key_file))
-        self.key = PortalKey(DecisionSigner(pair.private_key_file, kid="portal-1", approver="portal"))
+        self.key = DecisionSigner(pair.private_key_file, kid="portal-1", approver="portal")
         self.store = store
         self.agents = {vm_id_of(vm): AgentSeen(is_connected=True) for vm in (0, 1, 2)}
         self.tell(fleet_record(0), fleet_record(1), fleet_record(2, event_id="B", resources=("vm_2",)))
@@ -49,9 +49,9 @@ class Office:
 
     def sign(self, event, ruling, vm_keys, newest_iat):
         if ruling.outcome is Outcome.HELD:
-            return self.key.decisions(event, ruling, vm_keys, now=DECIDED, newest_iat=newest_iat)
+            return decisions_for(vm_keys, event, ruling, signer=self.key, now=DECIDED, newest_iat=newest_iat)
         asked = [vm.vm_key for vm in addressees(event, self.agents, "portal-1")]
-        return self.key.decisions(event, ruling, asked, now=DECIDED, newest_iat=newest_iat)
+        return decisions_for(asked, event, ruling, signer=self.key, now=DECIDED, newest_iat=newest_iat)
 
     def say(self, word, user_name, *, required=1, digest=None, after_seconds=0, minutes=60):
         now = DECIDED + timedelta(seconds=after_seconds)
