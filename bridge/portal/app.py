@@ -54,33 +54,12 @@ class Application:
         self, settings: PortalSettings, *, threads: StoreThreads, metrics: PortalMetrics, clock: Clock
     ) -> None:
         self._settings = settings
-        self._threads = threads
-        self._metrics = metrics
-        self._clock = clock
         self._log = ThrottledLog(logger, clock=clock)
+        self.site = site = _site(settings, threads=threads, metrics=metrics, clock=clock)
         attested = settings.agents.attested
         self._agents: AgentRoutes | None = None
         if attested is not None:
             self._agents = AgentRoutes(attested, documents=metrics.documents, clock=clock, store=threads.store)
-        self._connected_agents = ConnectedAgents(clock)
-        self._users = Users(settings.people, store=threads, clock=clock)
-        self.pending_decisions = PendingDecisions(threads, clock=clock)
-        self._live = LiveUpdates(store=threads, users=self._users, connected_agents=self._connected_agents, clock=clock)
-        self._senders = [
-            NotificationSender(
-                each,
-                origin=settings.people.origin or "",
-                store=threads.store,
-                connected_agents=self._connected_agents,
-                sent=metrics.notifications,
-                clock=clock,
-            )
-            for each in settings.notify
-        ]
-        self._agent_exchange = AgentExchange(threads, self._connected_agents, notify=self._live.check_now, clock=clock)
-        self.tasks: list[Callable[[], Coroutine[Any, Any, None]]] = [each.follow for each in self._senders]
-        self.tasks += [self.pending_decisions.follow, self._live.follow, self._agent_exchange.follow]
-        """The functions that run until the portal cancels them."""
         authenticator = Authenticator(
             attested=None if self._agents is None else self._agents.tokens,
             agent_token=settings.agents.token(),
@@ -89,13 +68,36 @@ class Application:
             metrics=metrics,
             clock=clock,
         )
-        self._poll = LongPoll(
-            pending_decisions=self.pending_decisions,
-            authenticator=authenticator,
-            connected_agents=self._connected_agents,
-            metrics=metrics,
-            clock=clock,
+        self._poll = LongPoll(site, authenticator)
+        ingest = Ingest(
+            store=threads, authenticator=authenticator, metrics=metrics, limits=settings.limits, clock=clock
         )
+        self._senders = [
+            NotificationSender(
+                each,
+                origin=settings.people.origin or "",
+                store=threads.store,
+                connected_agents=site.connected_agents,
+                sent=metrics.notifications,
+                clock=clock,
+            )
+            for each in settings.notify
+        ]
+        self._agent_exchange = AgentExchange(threads, site.connected_agents, notify=site.live.check_now, clock=clock)
+        maintenance = Maintenance(settings, store=threads, vm_limits=ingest.vm_limits, clock=clock)
+        self.tasks: list[Callable[[], Coroutine[Any, Any, None]]] = [each.follow for each in self._senders]
+        """The functions that run until the portal cancels them."""
+        self.tasks += [site.pending_decisions.follow, site.live.follow]
+        self.tasks += [self._agent_exchange.follow, maintenance.follow]
+        keys = [key.trusted() for key in settings.keys]
+        post_decisions = partial(decisions_api.post, site, keys, self._log)
+        routes = [
+            Route(f"{_ROOT}/decisions", post_decisions, methods=["POST"], name="bring"),
+            Route(f"{_ROOT}/records", ingest.post, methods=["POST"], name="records"),
+            *api.routes(site, authenticator, _ROOT),
+            *([] if self._agents is None else self._agents.routes(_ROOT)),
+            *pages.routes(site),
+        ]
         handlers: dict[Any, Any] = {
             404: self._not_found,
             405: _not_allowed,
@@ -103,8 +105,6 @@ class Application:
             StoreUnavailable: self._unavailable,
             Exception: _failed,
         }
-        self._site = self._new_site()
-        routes = [*self._machine_routes(authenticator), *pages.routes(self._site)]
         starlette = Starlette(routes=routes, exception_handlers=handlers)
         with_clients: Any = ProxyHeadersMiddleware
         self._starlette: ASGIApp = with_clients(starlette, list(settings.people.proxy_addresses))
@@ -122,7 +122,7 @@ class Application:
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
                 route = scope.get("route")
-                self._metrics.answered(route.name if isinstance(route, Route) else "none", message["status"])
+                self.site.metrics.answered(route.name if isinstance(route, Route) else "none", message["status"])
             await send(message)
 
         is_plain = b"%2f" not in scope["raw_path"].lower()
@@ -130,70 +130,34 @@ class Application:
 
     async def load(self) -> None:
         """Read the pending decisions, agents, and users from the database."""
-        await self.pending_decisions.load()
+        await self.site.pending_decisions.load()
         await self._agent_exchange.exchange()
-        await self._users.load()
-        approvers = await self._threads.read(approvers_here)
+        await self.site.users.load()
+        approvers = await self.site.store.read(approvers_here)
         why_not = too_few(self._settings.people.required_approvals, approvers)
-        if approvers and why_not and not self._users.others_may_approve:
+        if approvers and why_not and not self.site.users.others_may_approve:
             logger.error("No event can be approved: %s", why_not)
 
     def stop(self) -> None:
         """Answer every open poll, and end every stream."""
-        self.pending_decisions.stop()
-        self._live.stop()
+        self.site.pending_decisions.stop()
+        self.site.live.stop()
 
     def close(self) -> None:
         """Stop the notification senders, the OpenID Connect threads, and document verification."""
         for sender in self._senders:
             sender.close()
-        self._users.close()
+        self.site.users.close()
         if self._agents is not None:
             self._agents.close()
 
-    def _machine_routes(self, authenticator: Authenticator) -> list[Route]:
-        ingest = Ingest(
-            store=self._threads,
-            authenticator=authenticator,
-            metrics=self._metrics,
-            limits=self._settings.limits,
-            clock=self._clock,
-        )
-        maintenance = Maintenance(self._settings, store=self._threads, vm_limits=ingest.vm_limits, clock=self._clock)
-        self.tasks.append(maintenance.follow)
-        keys = [key.trusted() for key in self._settings.keys]
-        post_decisions = partial(decisions_api.post, self._site, keys, self._log)
-        return [
-            Route(f"{_ROOT}/decisions", post_decisions, methods=["POST"], name="bring"),
-            Route(f"{_ROOT}/records", ingest.post, methods=["POST"], name="records"),
-            *api.routes(self._site, authenticator, _ROOT),
-            *([] if self._agents is None else self._agents.routes(_ROOT)),
-        ]
-
-    def _new_site(self) -> Site:
-        key, signing = None, self._settings.signing
-        if signing is not None:
-            key = DecisionSigner(signing.private_key_file, kid=signing.kid, approver=signing.approver)
-        return Site(
-            users=self._users,
-            store=self._threads,
-            pending_decisions=self.pending_decisions,
-            connected_agents=self._connected_agents,
-            live=self._live,
-            login=LoginPages(users=self._users, live=self._live, clock=self._clock),
-            metrics=self._metrics,
-            clock=self._clock,
-            key=key,
-            required=self._settings.people.required_approvals,
-        )
-
     async def _not_found(self, request: Request, _error: Exception) -> Response:
         is_page = "text/html" in request.headers.get("accept", "") and _is_page(request)
-        return await self._site.login.not_found(request) if is_page else error_answer(404, _NOTHING_HERE)
+        return await self.site.login.not_found(request) if is_page else error_answer(404, _NOTHING_HERE)
 
     async def _refused(self, request: Request, error: Any) -> Response:
         if _is_page(request):
-            return self._site.login.refused(request, error)
+            return self.site.login.refused(request, error)
         if isinstance(error, VerdictRefused):
             return json_answer({"error": str(error), "event": error.event}, status=error.status)
         return error_answer(error.status, str(error), ends=error.status in _CLOSING)
@@ -202,9 +166,29 @@ class Application:
         self._log.problem("store", logging.ERROR, f"A request failed, because the database is not available: {error}")
         if not _is_page(request):
             return error_answer(503, "The database is not available.")
-        answer = self._site.login.problem(request, 503, "The database is not available. Try again in a moment.")
+        answer = self.site.login.problem(request, 503, "The database is not available. Try again in a moment.")
         answer.headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
         return answer
+
+
+def _site(settings: PortalSettings, *, threads: StoreThreads, metrics: PortalMetrics, clock: Clock) -> Site:
+    key, signing = None, settings.signing
+    if signing is not None:
+        key = DecisionSigner(signing.private_key_file, kid=signing.kid, approver=signing.approver)
+    users, connected_agents = Users(settings.people, store=threads, clock=clock), ConnectedAgents(clock)
+    live = LiveUpdates(store=threads, users=users, connected_agents=connected_agents, clock=clock)
+    return Site(
+        users=users,
+        store=threads,
+        pending_decisions=PendingDecisions(threads, clock=clock),
+        connected_agents=connected_agents,
+        live=live,
+        login=LoginPages(users=users, live=live, clock=clock),
+        metrics=metrics,
+        clock=clock,
+        key=key,
+        required=settings.people.required_approvals,
+    )
 
 
 def _is_page(request: Request) -> bool:

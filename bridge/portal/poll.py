@@ -16,20 +16,17 @@ import asyncio
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from bridge.clock import Clock
 from bridge.logs import ThrottledLog
 from bridge.portal.authentication import AuthenticationFailure, Authenticator
-from bridge.portal.connected_agents import HEADER, ConnectedAgents
+from bridge.portal.connected_agents import HEADER
 from bridge.portal.http_limits import CONNECTION, LimitedHttp
-from bridge.portal.metrics import PortalMetrics
-from bridge.portal.pending_decisions import PendingDecisions
 from bridge.portal.requests import RequestRefused, error_answer, json_answer, whole_number
+from bridge.portal.site import Site
 from bridge.portal.store.database import StoreUnavailable
 
 logger = logging.getLogger(__name__)
@@ -53,18 +50,16 @@ class Poll(msgspec.Struct, frozen=True):
     is_attested: bool
 
 
-@dataclass(kw_only=True, eq=False)
 class LongPoll:
     """Answers the polls of agents."""
 
-    pending_decisions: PendingDecisions
-    authenticator: Authenticator
-    connected_agents: ConnectedAgents
-    metrics: PortalMetrics
-    clock: Clock
-
-    def __post_init__(self) -> None:
-        self._log = ThrottledLog(logger, clock=self.clock)
+    def __init__(self, site: Site, authenticator: Authenticator) -> None:
+        self._authenticator = authenticator
+        self._pending_decisions = site.pending_decisions
+        self._connected_agents = site.connected_agents
+        self._metrics = site.metrics
+        self._clock = site.clock
+        self._log = ThrottledLog(logger, clock=site.clock)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one poll."""
@@ -72,11 +67,11 @@ class LongPoll:
         try:
             asked, reported = self._asked(scope)
             # A larger index can be from another epoch.
-            received_index = asked.index if asked.index <= self.pending_decisions.index else 0
-            self.connected_agents.begins(asked.vm_key, reported, index=received_index, is_attested=asked.is_attested)
+            received_index = asked.index if asked.index <= self._pending_decisions.index else 0
+            self._connected_agents.begins(asked.vm_key, reported, index=received_index, is_attested=asked.is_attested)
             poll = asked
-            if poll.index > self.pending_decisions.index:
-                await self.pending_decisions.catch_up()  # the agent might have polled another process before
+            if poll.index > self._pending_decisions.index:
+                await self._pending_decisions.catch_up()  # the agent might have polled another process before
             scope["headers"].clear()  # 2 KB, most of it the token, which an open poll does not need
             if not self._is_due(poll) and not await self._wait_for_decision(poll, scope[CONNECTION]):
                 return
@@ -86,13 +81,13 @@ class LongPoll:
             self._log.problem("store", logging.ERROR, f"A poll cannot be answered: {error}")
             response = error_answer(503, "The database is not available.")
         else:
-            after = 0 if poll.index > self.pending_decisions.index else poll.index
-            headers = {"Connection": "close"} if self.pending_decisions.is_stopping else {}
-            response = json_answer(self.pending_decisions.answer(poll.vm_key, after), headers=headers)
+            after = 0 if poll.index > self._pending_decisions.index else poll.index
+            headers = {"Connection": "close"} if self._pending_decisions.is_stopping else {}
+            response = json_answer(self._pending_decisions.answer(poll.vm_key, after), headers=headers)
         finally:
             if poll is not None:
-                self.connected_agents.ends(poll.vm_key)
-        self.metrics.answered(_ROUTE, response.status_code)
+                self._connected_agents.ends(poll.vm_key)
+        self._metrics.answered(_ROUTE, response.status_code)
         await response(scope, receive, send)
 
     def _asked(self, scope: Scope) -> tuple[Poll, str]:
@@ -104,9 +99,9 @@ class LongPoll:
         if path is None:
             raise RequestRefused(404, "This address does not exist.")
         vm_key = path[1].decode().lower()
-        agent = self.authenticator.agent(headers)
+        agent = self._authenticator.agent(headers)
         if not agent.may_speak_for(vm_key):
-            raise self.authenticator.refused(
+            raise self._authenticator.refused(
                 AuthenticationFailure.NOT_YOURS, "The token is for a different VM than the request.", status=403
             )
         if any(headers.get(name, "0") != "0" for name in _BODY):
@@ -116,11 +111,11 @@ class LongPoll:
         return poll, headers.get(HEADER, "")
 
     def _is_due(self, poll: Poll) -> bool:
-        is_first_or_lost = poll.index == 0 or poll.index > self.pending_decisions.index
+        is_first_or_lost = poll.index == 0 or poll.index > self._pending_decisions.index
         return (
             is_first_or_lost
-            or self.pending_decisions.is_stopping
-            or self.pending_decisions.has_new(poll.vm_key, poll.index)
+            or self._pending_decisions.is_stopping
+            or self._pending_decisions.has_new(poll.vm_key, poll.index)
         )
 
     async def _wait_for_decision(self, poll: Poll, connection: LimitedHttp) -> bool:
@@ -133,15 +128,15 @@ class LongPoll:
                 woken.set_result(None)
 
         connection.call_when_gone(wake)
-        share = _LEAST_OF_WAIT + (1.0 - _LEAST_OF_WAIT) * self.clock.random()
+        share = _LEAST_OF_WAIT + (1.0 - _LEAST_OF_WAIT) * self._clock.random()
         timer = loop.call_later(poll.wait_seconds * share, wake)
-        self.pending_decisions.wait(poll.vm_key, woken)
-        self.metrics.open_polls.inc()
+        self._pending_decisions.wait(poll.vm_key, woken)
+        self._metrics.open_polls.inc()
         try:
             await woken
         finally:
-            self.metrics.open_polls.dec()
-            self.pending_decisions.stop_waiting(poll.vm_key, woken)
+            self._metrics.open_polls.dec()
+            self._pending_decisions.stop_waiting(poll.vm_key, woken)
             timer.cancel()
             connection.call_when_gone(None)
         return not connection.is_gone

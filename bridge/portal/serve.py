@@ -125,7 +125,7 @@ class Portal:
             for server, bound in zip(servers, (public, operator), strict=True)
         ]
         following = [loop.create_task(each()) for each in app.tasks]
-        listener = threads.store.kind.listener(_called_on(loop, app.pending_decisions.notify_new))
+        listener = threads.store.kind.listener(_called_on(loop, app.site.pending_decisions.notify_new))
         try:
             await threads.write(
                 add_entries,
