@@ -79,7 +79,7 @@ class Health:
     async def _why_not_read(self) -> str | None:
         try:
             now = format_time(self.clock.now())
-            self.metrics.show(await asyncio.wait_for(self.store.read(numbers, now=now), _READ_SECONDS))
+            self.metrics.show(*await asyncio.wait_for(self.store.read(numbers, now=now), _READ_SECONDS))
         except (BridgeError, asyncio.TimeoutError) as error:
             why = str(error) or f"The database did not respond within {_READ_SECONDS:g} s."
             self._log.problem("database", logging.ERROR, f"The portal is not ready: {why}")

@@ -19,7 +19,7 @@ import msgspec
 from bridge.clock import CLOCK_SKEW_SECONDS, Clock
 from bridge.logs import ThrottledLog
 from bridge.portal.store.database import StoreThreads, StoreUnavailable, epoch
-from bridge.portal.store.decisions import Decisions, live_decisions
+from bridge.portal.store.decisions import LiveDecision, live_decisions
 
 logger = logging.getLogger(__name__)
 
@@ -64,15 +64,15 @@ class PendingDecisions:
         """Read all valid decisions from the database."""
         self.epoch = await self._store.read(epoch)
         async with self._catching_up:
-            found = await self._store.read(live_decisions, now_seconds=self._oldest_seconds())
+            index, found = await self._store.read(live_decisions, now_seconds=self._oldest_seconds())
             self._by_vm = {}
-            self._add(found)
+            self._add(index, found)
 
     async def catch_up(self) -> None:
         """Read the new decisions and wake their polls."""
         async with self._catching_up:
-            found = await self._store.read(live_decisions, now_seconds=self._oldest_seconds(), after=self.index)
-            self._add(found)
+            now = self._oldest_seconds()
+            self._add(*await self._store.read(live_decisions, now_seconds=now, after=self.index))
 
     async def follow(self) -> None:
         """Read new decisions until the task is canceled."""
@@ -142,13 +142,13 @@ class PendingDecisions:
             for woken in waiting:
                 _wake(woken)
 
-    def _add(self, found: Decisions) -> None:
-        for each in found.found:
+    def _add(self, index: int, found: list[LiveDecision]) -> None:
+        for each in found:
             self._by_vm.setdefault(each.vm_key, []).append((each.index, each.jws))
-        for vm_key in {each.vm_key for each in found.found if each.index > self.index}:
+        for vm_key in {each.vm_key for each in found if each.index > self.index}:
             for woken in self._waiting.get(vm_key, ()):
                 _wake(woken)
-        self.index = max(self.index, found.index)
+        self.index = max(self.index, index)
 
     def _oldest_seconds(self) -> float:
         return self._clock.timestamp() - CLOCK_SKEW_SECONDS

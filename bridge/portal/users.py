@@ -264,12 +264,12 @@ class Users:
         await self._store.write(
             _begin_session,
             user=user,
-            new_sha256=_sha256(session_id),
+            session_sha256=_sha256(session_id),
             old_sha256=_sha256(old_session_id),
             csrf_token=csrf_token,
-            at=format_time(now),
-            until=format_time(now + self.session),
-            idle_until=format_time(now + self._idle),
+            made_at=format_time(now),
+            expires_at=format_time(now + self.session),
+            idle_expires_at=format_time(now + self._idle),
             **refresh,
         )
         return session_id
@@ -380,7 +380,7 @@ def _begin_session(connection: Connection, /, *, user: store_users.User, old_sha
     store_users.add_session(connection, person_key=user.person_key, **session)
     details = {"person": user.person_key}
     entry = Entry(actor=user.user_name, action="signed_in", subject="", details=details)
-    add_entries(connection, [entry], at=session["at"])
+    add_entries(connection, [entry], at=session["made_at"])
 
 
 def _end_session(connection: Connection, person: Person, *, at: str) -> None:

@@ -48,8 +48,8 @@ class AttestedFleet:
         for name, scope in (("ann", ()), ("sam", ("labels.team:payments",)), ("eve", ("labels.team:search",))):
             self._store.write(put_user, local_user(name, "approver", *scope, password_hash=QUICK_HASH))
             sha256 = hashlib.sha256(f"session-of-{name}".encode()).hexdigest()
-            session = {"new_sha256": sha256, "csrf_token": f"token-of-{name}", "at": "2026", "until": _FOREVER}
-            self._store.write(add_session, person_key=local_key(name), **session)
+            session = {"session_sha256": sha256, "csrf_token": f"token-of-{name}", "person_key": local_key(name)}
+            self._store.write(add_session, made_at="2026", expires_at=_FOREVER, **session)
         attested = {"subscriptions": [_SUBSCRIPTION], "secret_file": str(directory / "secret")}
         whole = {
             "database": database.table,

@@ -46,10 +46,10 @@ class Pair:
             store.write(
                 add_session,
                 person_key=local_key(name),
-                new_sha256=sha256,
+                session_sha256=sha256,
                 csrf_token=f"token-of-{name}",
-                at="2026",
-                until=until,
+                made_at="2026",
+                expires_at=until,
             )
 
     def portal(self, name: str) -> RunningPortal:

@@ -45,8 +45,8 @@ class Office:
         self.user = local_user("Pam", "approver", "labels.team:payments")
         self.store.write(put_user, self.user)
         until = format_time(self.clock.clock.now() + timedelta(hours=1))
-        session = {"person_key": "local pam", "new_sha256": "5" * 64, "csrf_token": "t", "at": AT, "until": until}
-        self.store.write(add_session, **session)
+        session = {"person_key": "local pam", "session_sha256": "5" * 64, "csrf_token": "t"}
+        self.store.write(add_session, made_at=AT, expires_at=until, **session)
         self.pam = Person(key="local pam", name="Pam", grants=self.user.grants, csrf_token="t", session_sha256="5" * 64)
         self.tell(fleet_record(0), fleet_record(1))
 

@@ -81,10 +81,10 @@ def _add_session(connection, name, sha256, token):
     add_session(
         connection,
         person_key=f"local {name}",
-        new_sha256=sha256,
+        session_sha256=sha256,
         csrf_token=token,
-        at="2026",
-        until="9999-01-01T00:00:00.000Z",
+        made_at="2026",
+        expires_at="9999-01-01T00:00:00.000Z",
     )
 
 

@@ -51,7 +51,6 @@ class Store:
     """A database of *kind*, for use from any thread."""
 
     def __init__(self, kind: Sqlite | Postgresql) -> None:
-        kind.make()
         self.kind = kind
         self.engine = kind.engine(pool_size=2 * _THREADS, max_overflow=0, pool_timeout=_BUSY_SECONDS)
         event.listen(self.engine, "begin", self._begin)

@@ -53,13 +53,6 @@ class LiveDecision(msgspec.Struct, frozen=True):
     jws: str
 
 
-class Decisions(msgspec.Struct, frozen=True):
-    """The decisions that a query found among all decisions up to the number *index*."""
-
-    index: int
-    found: tuple[LiveDecision, ...]
-
-
 def add_decisions(connection: Connection, new: Sequence[NewDecision], *, at: str) -> dict[str, int]:
     """Store decisions that were signed elsewhere.
 
@@ -124,8 +117,8 @@ def newest_iat(connection: Connection, event_key: str) -> float:
     return float(connection.execute(query).scalar_one() or 0.0)
 
 
-def live_decisions(connection: Connection, *, now_seconds: float, after: int = 0) -> Decisions:
-    """Return the valid decisions with a number above *after*.
+def live_decisions(connection: Connection, *, now_seconds: float, after: int = 0) -> tuple[int, list[LiveDecision]]:
+    """Return the last number, and the valid decisions with a number above *after*.
 
     A hold remains valid until its event has ended, regardless of its expiry time.
     """
@@ -133,8 +126,8 @@ def live_decisions(connection: Connection, *, now_seconds: float, after: int = 0
     index = int(connection.execute(select(counters.c.value).where(counters.c.name == _COUNTER)).scalar_one())
     query = select(decisions.c.decision_index, decisions.c.vm_key, decisions.c.jws)
     query = query.where(decisions.c.decision_index > after, _counts(now_seconds)).order_by(decisions.c.decision_index)
-    found = tuple(LiveDecision(int(number), vm_key, jws) for number, vm_key, jws in connection.execute(query))
-    return Decisions(max([index, *(each.index for each in found[-1:])]), found)
+    found = [LiveDecision(int(number), vm_key, jws) for number, vm_key, jws in connection.execute(query)]
+    return max([index, *(each.index for each in found[-1:])]), found
 
 
 def _counts(now_seconds: float) -> ColumnElement[bool]:

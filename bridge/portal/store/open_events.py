@@ -54,15 +54,6 @@ class EventCounts(msgspec.Struct, frozen=True, kw_only=True):
     refused: int
 
 
-class Numbers(msgspec.Struct, frozen=True, kw_only=True):
-    """The counts for the metrics."""
-
-    vms: int
-    """VMs that have sent a record."""
-    open_events: int
-    counts: EventCounts
-
-
 class Collapsed(msgspec.Struct, frozen=True, kw_only=True):
     """A VM that is the only reporter of more than two open events."""
 
@@ -146,15 +137,12 @@ def count_open(connection: Connection, wanted: EventFilter, *, now: str) -> Even
     return EventCounts(**{name: int(value or 0) for name, value in row._asdict().items()})
 
 
-def numbers(connection: Connection, *, now: str) -> Numbers:
-    """Return the counts for the metrics."""
+def numbers(connection: Connection, *, now: str) -> tuple[int, int, EventCounts]:
+    """Return the values for the metrics: the known VMs, the open events, and the counts."""
     is_open = select(func.count()).select_from(events).where(events.c.is_open.is_(True))
     known_vms = select(func.count()).select_from(vms).where(vms.c.body.is_not(None))
-    return Numbers(
-        vms=int(connection.execute(known_vms).scalar_one()),
-        open_events=int(connection.execute(is_open).scalar_one()),
-        counts=count_open(connection, EventFilter(), now=now),
-    )
+    of_vms, of_events = (int(connection.execute(query).scalar_one()) for query in (known_vms, is_open))
+    return of_vms, of_events, count_open(connection, EventFilter(), now=now)
 
 
 def collapsed(connection: Connection, wanted: EventFilter, *, now: str) -> list[Collapsed]:

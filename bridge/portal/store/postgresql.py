@@ -65,9 +65,6 @@ class Postgresql:
         timeout = str(max(2, round(busy_seconds)))  # the minimum of libpq
         self._parameters = {"connect_timeout": timeout, **_DEFAULTS, **given}
 
-    def make(self) -> None:
-        """Do nothing, because the administrator of the server creates the database."""
-
     def engine(self, **pool: Any) -> Engine:
         """Return the engine, which checks an idle connection before it uses the connection again."""
         return create_engine("postgresql+psycopg://", creator=self.connect, pool_pre_ping=True, **pool)

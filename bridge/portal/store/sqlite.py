@@ -28,8 +28,8 @@ class Sqlite:
         self.path = path
         self._busy_seconds = busy_seconds
 
-    def make(self) -> None:
-        """Create the file and its directory, for the owner only."""
+    def engine(self, **pool: Any) -> Engine:
+        """Create the file and its directory for the owner only, and return the engine."""
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.path.touch(mode=0o600)  # SQLite gives its other files the same mode
@@ -39,8 +39,6 @@ class Sqlite:
                 "[database]."
             ) from error
 
-    def engine(self, **pool: Any) -> Engine:
-        """Return the engine."""
         engine = create_engine(URL.create("sqlite", database=str(self.path)), **pool)
         event.listen(engine, "connect", self._prepare)
         return engine

@@ -103,32 +103,12 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
         return reduced(self.user.grants) if self.is_reduced else self.user.grants
 
 
-def add_session(
-    connection: Connection,
-    *,
-    person_key: str,
-    new_sha256: str,
-    csrf_token: str,
-    at: str,
-    until: str,
-    idle_until: str | None = None,
-    refresh_token: str | None = None,
-    refresh_at: str | None = None,
-) -> None:
-    """Store a session and delete the expired ones."""
-    connection.execute(delete(sessions).where((sessions.c.expires_at <= at) | (sessions.c.idle_expires_at <= at)))
-    row = {
-        "session_sha256": new_sha256,
-        "person_key": person_key,
-        "csrf_token": csrf_token,
-        "made_at": at,
-        "expires_at": until,
-        "idle_expires_at": idle_until or until,
-        "refresh_token": refresh_token,
-        "refresh_at": refresh_at,
-        "is_reduced": False,
-    }
-    connection.execute(sessions.insert(), row)
+def add_session(connection: Connection, /, *, made_at: str, expires_at: str, **columns: str | None) -> None:
+    """Store a session with the other *columns* of its row, and delete the expired ones."""
+    is_over = (sessions.c.expires_at <= made_at) | (sessions.c.idle_expires_at <= made_at)
+    connection.execute(delete(sessions).where(is_over))
+    times = {"made_at": made_at, "expires_at": expires_at, "idle_expires_at": expires_at}
+    connection.execute(sessions.insert(), {**times, "is_reduced": False, **columns})
 
 
 def session_of(connection: Connection, session_sha256: str, *, at: str) -> Session | None:

@@ -15,7 +15,7 @@ from bridge.portal.audit import Entry
 from bridge.portal.inventory import InventoryEntry
 from bridge.portal.schema import inventory, names, properties, vms
 from bridge.portal.store.audit import add_entries
-from bridge.portal.store.database import contains_pattern, escaped_like, in_parts, insert, rows_in, upsert
+from bridge.portal.store.database import contains_pattern, escaped_like, in_parts, rows_in, upsert
 from bridge.portal.store.ingest import INVENTORY, lock_vms, settle_again
 from bridge.portal.vm_state import VmState
 
@@ -124,8 +124,7 @@ def bind_name(connection: Connection, vm_key: str, *, by: str, at: str) -> bool:
     owner = connection.execute(select(names.c.vm_key).where(names.c.name_key == row.name_key)).scalar()
     both = sorted({vm_key, *([owner] if owner else [])})
     lock_vms(connection, both)
-    connection.execute(delete(names).where(names.c.name_key == row.name_key))
-    connection.execute(insert(connection, names).values(name_key=row.name_key, vm_key=vm_key, bound_at=at))
+    upsert(connection, names, [{"name_key": row.name_key, "vm_key": vm_key, "bound_at": at}])
     settle_again(connection, both, at=at)
     details = {"name": row.name_key, "vm_key": vm_key, "earlier_vm_key": owner}
     add_entries(connection, [Entry(actor=by, action="name_resolved", subject="", details=details)], at=at)
