@@ -309,7 +309,7 @@ class Agent:
     def _send_heartbeat(self) -> None:
         last = self.poller.incarnation
         heartbeat = new_record(Transition.HEARTBEAT, utc_now(), incarnation=last, previous_incarnation=last)
-        self.outbox.append(lambda _state: [heartbeat])
+        self.outbox.append([heartbeat])
 
     def _start_missing_workers(self) -> None:
         self.pool.start_missing(self._settings.sinks)

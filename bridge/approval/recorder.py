@@ -11,7 +11,7 @@ import logging
 import math
 import threading
 from collections.abc import Sequence
-from datetime import datetime
+from functools import partial
 
 import msgspec
 
@@ -22,7 +22,6 @@ from bridge.events.record import ApprovalResult, Transition, TransitionRecord, n
 from bridge.metrics.metrics import Metrics
 from bridge.outbox import approvals
 from bridge.outbox.outbox import Outbox
-from bridge.outbox.state import State
 
 logger = logging.getLogger(__name__)
 
@@ -59,12 +58,22 @@ class ApprovalRecorder:
         outcomes = [*changes.records, *self._due()]
         if changes.is_empty and not outcomes:
             return
+        new = [self._new_record(outcome, incarnation) for outcome in outcomes]
+        first = partial(
+            approvals.write_changes, stream_id=stream_id, approvals=changes.approvals, decisions=changes.decisions
+        )
+        self._report(self._outbox.append(new, first=first))
 
-        def build(state: State) -> list[TransitionRecord]:
-            approvals.write_changes(state, stream_id, approvals=changes.approvals, decisions=changes.decisions)
-            return [_new_record(state, outcome, incarnation, self._outbox.clock.now()) for outcome in outcomes]
-
-        self._report(self._outbox.append(build))
+    def _new_record(self, outcome: ApprovalRecord, incarnation: Incarnation) -> TransitionRecord:
+        jws_sha256 = self._outbox.read(approvals.token_digests, outcome.arrivals)
+        return new_record(
+            outcome.transition,
+            self._outbox.clock.now(),
+            event=outcome.event,
+            incarnation=incarnation,
+            previous_incarnation=incarnation,
+            approval=msgspec.structs.replace(outcome.approval, jws_sha256=jws_sha256),
+        )
 
     def _due(self) -> list[ApprovalRecord]:
         now = self._clock.monotonic()
@@ -101,18 +110,6 @@ class ApprovalRecorder:
                     "jws_sha256": list(approval.jws_sha256),
                 },
             )
-
-
-def _new_record(state: State, outcome: ApprovalRecord, incarnation: Incarnation, now: datetime) -> TransitionRecord:
-    jws_sha256 = approvals.token_digests(state, outcome.arrivals)
-    return new_record(
-        outcome.transition,
-        now,
-        event=outcome.event,
-        incarnation=incarnation,
-        previous_incarnation=incarnation,
-        approval=msgspec.structs.replace(outcome.approval, jws_sha256=jws_sha256),
-    )
 
 
 def _counted(refusal: ApprovalRecord, count: int) -> ApprovalRecord:

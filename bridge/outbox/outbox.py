@@ -269,13 +269,16 @@ class Outbox:
                 state.put("document", encode(document).decode())
             return records.append(state, new, self._context, active_event_ids)
 
-    def append(self, build: Callable[[State], Sequence[TransitionRecord]]) -> list[TransitionRecord]:
-        """Add the records that *build* returns, and return them with IDs and sequences.
+    def append(
+        self, new: Sequence[TransitionRecord], *, first: Callable[[State], object] = lambda _state: None
+    ) -> list[TransitionRecord]:
+        """Add the records *new*, which have no IDs and sequences, and return them with both.
 
-        The changes that *build* makes to the state are saved in the same transaction.
+        The changes that *first* makes to the state are saved in the same transaction.
         """
         with self._change() as state:
-            return records.append(state, build(state), self._context, self.active_event_ids)
+            first(state)
+            return records.append(state, new, self._context, self.active_event_ids)
 
     def select(self, sink: str, choose: Callable[[DueRows], Sequence[Delivery]]) -> list[Delivery]:
         """Return the rows that the pure function *choose* selects from the due rows of *sink*.

@@ -47,7 +47,7 @@ def counts_of(row: SinkRow) -> dict[str, int]:
 
 def append(outbox: Outbox, transition: str, **fields: Any) -> list[TransitionRecord]:
     """Add one record that no document caused, such as a heartbeat or the outcome of an approval."""
-    return outbox.append(lambda _state: [new_record(Transition(transition), outbox.clock.now(), **fields)])
+    return outbox.append([new_record(Transition(transition), outbox.clock.now(), **fields)])
 
 
 class OutboxKit:
