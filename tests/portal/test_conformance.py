@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import secrets
+from contextlib import redirect_stdout
 from datetime import datetime, timezone
 from functools import partial
 
@@ -13,7 +15,7 @@ from portal_kit import AGENT_TOKEN, RunningPortal
 from signed_decisions import sign_decision
 
 from bridge.approval.signing import generate_key
-from bridge.cli.decide import decide
+from bridge.cli.decide import print_decisions
 from bridge.config.approval import KeySettings, RemoteSettings
 from bridge.config.settings import ImdsSettings
 from bridge.config.trusted_keys import TrustedKey
@@ -109,18 +111,21 @@ def test_the_portal_meets_every_sentence_of_attested_tokens(tmp_path, nonce):
 
 def sign_for_all(portal, pair, record, *, kid="ops"):
     content = portal.get(f"/events/{record.event.event_id}/records").content
-    return decide(
-        content,
-        event_id=None,
-        vm_id=None,
-        for_all=True,
-        key=pair.private_key_file,
-        kid=kid,
-        approver="ada",
-        decision="approve",
-        reason=None,
-        valid_seconds=600,
-    )
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        print_decisions(
+            io.BytesIO(content),
+            event_id=None,
+            vm_id=None,
+            for_all=True,
+            key=pair.private_key_file,
+            kid=kid,
+            approver="ada",
+            decision="approve",
+            reason=None,
+            valid_seconds=600,
+        )
+    return printed.getvalue().split()
 
 
 def test_what_decide_signs_for_all_is_carried_to_each_vm(portal, pair):
