@@ -1,4 +1,4 @@
-"""The JSON API for events, agents, audit entries, and verdicts.
+"""The JSON API for events, agents, audit entries, verdicts, and decisions.
 
 A program reads with a token of `[readers]`. To submit or withdraw a verdict, a request needs a session cookie, a valid
 ``Origin``, and the session's CSRF token in ``X-CSRF-Token``.
@@ -6,7 +6,10 @@ A program reads with a token of `[readers]`. To submit or withdraw a verdict, a 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import asyncio
+import logging
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -16,10 +19,15 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from bridge.approval.decision_token import Claims, RefusedDecision, verify_for_any_vm
+from bridge.clock import format_time
+from bridge.config.trusted_keys import TrustedKey
+from bridge.logs import ThrottledLog
 from bridge.portal import deciding
 from bridge.portal.authentication import Authenticator
 from bridge.portal.deciding import DEFAULT_VALID_SECONDS
-from bridge.portal.fleet import State
+from bridge.portal.fleet import State, key_of_event_id
+from bridge.portal.pending_decisions import MAX_DECISIONS
 from bridge.portal.requests import (
     choice_of,
     cursor_of,
@@ -33,6 +41,7 @@ from bridge.portal.requests import (
 )
 from bridge.portal.site import Site
 from bridge.portal.store.audit import entries
+from bridge.portal.store.decisions import NewDecision, add_decisions
 from bridge.portal.store.events import (
     PAGE,
     EventFilter,
@@ -65,6 +74,10 @@ class _Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     confirm: Annotated[tuple[str, ...], Meta(max_length=10_000)] = ()
     """The unconfirmed names in Resources that the person confirms."""
     valid_seconds: Annotated[float, Meta(gt=0, le=_MOST_VALID_SECONDS)] = DEFAULT_VALID_SECONDS
+
+
+class _Submitted(msgspec.Struct, frozen=True):
+    decisions: Annotated[list[str], Meta(min_length=1, max_length=MAX_DECISIONS)]
 
 
 def routes(site: Site, authenticator: Authenticator, root: str) -> list[Route]:
@@ -197,3 +210,56 @@ async def _person_of(site: Site, request: Request) -> Person:
 def _stored(taken: AcceptedVerdict, *, status: int) -> Response:
     shown = {"outcome": taken.ruling.outcome.value, "needed": taken.ruling.needed, "sent_to": taken.sent_to}
     return json_answer({"verdict_id": taken.verdict.verdict_id, **shown}, status=status)
+
+
+async def post_decisions(site: Site, keys: Sequence[TrustedKey], log: ThrottledLog, request: Request) -> Response:
+    """``POST /decisions``: forward decisions that were signed outside the portal.
+
+    The response contains the index of each accepted decision, and the reason for each refusal. The status is 400 if all
+    decisions are refused. The portal verifies each decision with the public keys in its settings, so that the sender
+    sees an error immediately. Each agent verifies the decision again with the keys on its VM.
+    """
+    if not keys:
+        return error_answer(403, "This portal has no [[keys]].")
+    verified: list[NewDecision | RefusedDecision] = []
+    for token in (await json_of(request, _Submitted)).decisions:
+        try:
+            verified.append(_new_decision(token, verify_for_any_vm(token, keys=keys, now=site.clock.now())))
+        except RefusedDecision as refused:
+            verified.append(refused)
+            reason = refused.reason.value
+            site.metrics.decisions_refused.labels(reason).inc()
+            log.problem(refused.reason, logging.WARNING, f"A decision was refused: {refused}", reason=reason)
+        await asyncio.sleep(0)  # a large request must not delay polls
+    good = [each for each in verified if isinstance(each, NewDecision)]
+    numbers = await site.store.write(add_decisions, good, at=site.now()) if good else {}
+    await site.pending_decisions.catch_up()
+    results = [_result(each, numbers) for each in verified]
+    return json_answer({"decisions": results}, status=200 if good else 400)
+
+
+def _new_decision(token: str, claims: Claims) -> NewDecision:
+    return NewDecision(
+        vm_key=claims.audience.lower(),
+        event_key=key_of_event_id(claims.event_id),
+        jti=claims.decision_id,
+        iss=claims.approver,
+        decision=claims.verdict.value,
+        jws=token,
+        issued_at_seconds=claims.issued_at.timestamp(),
+        expires_at_seconds=math.ceil(claims.expires_at.timestamp()),
+        details={
+            "event_id": claims.event_id,
+            "event_digest": claims.event_digest,
+            "kid": claims.kid,
+            "reason": claims.reason,
+            "issued_at": format_time(claims.issued_at),
+            "expires_at": format_time(claims.expires_at),
+        },
+    )
+
+
+def _result(each: NewDecision | RefusedDecision, numbers: dict[str, int]) -> dict[str, object]:
+    if isinstance(each, RefusedDecision):
+        return {"refused": each.reason.value, "message": str(each)}
+    return {"index": numbers[each.jws_sha256], "vm_id": each.vm_key, "jws_sha256": each.jws_sha256}

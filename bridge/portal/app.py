@@ -17,7 +17,7 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from bridge.approval.signing import DecisionSigner
 from bridge.clock import Clock
 from bridge.logs import ThrottledLog
-from bridge.portal import api, decisions_api, pages
+from bridge.portal import api, pages
 from bridge.portal.agent_exchange import AgentExchange
 from bridge.portal.agents import AgentRoutes
 from bridge.portal.authentication import Authenticator
@@ -90,7 +90,7 @@ class Application:
         self.tasks += [site.pending_decisions.follow, site.live.follow]
         self.tasks += [self._agent_exchange.follow, maintenance.follow]
         keys = [key.trusted() for key in settings.keys]
-        post_decisions = partial(decisions_api.post, site, keys, self._log)
+        post_decisions = partial(api.post_decisions, site, keys, self._log)
         routes = [
             Route(f"{_ROOT}/decisions", post_decisions, methods=["POST"], name="bring"),
             Route(f"{_ROOT}/records", ingest.post, methods=["POST"], name="records"),

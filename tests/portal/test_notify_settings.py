@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from bridge.errors import ConfigurationError
 from bridge.portal.fleet import EventSummary
-from bridge.portal.notification_formats import body_of
 from bridge.portal.notify_settings import Kind
+from bridge.portal.notifying import body_of
 from bridge.portal.settings import check_secrets, read
 from bridge.portal.store.notifications import Notification
 
