@@ -4,8 +4,6 @@ Each file ``outbox-N.db`` is one generation of the outbox: a complete copy of th
 in one transaction, which ends with the row ``complete``. At startup, the agent reads the newest file that has this row,
 so it never uses a generation that a crash left incomplete.
 
-The agent does not repair a damaged file. Instead, it writes the complete state to the next generation.
-
 ``PRAGMA user_version`` contains the schema version. Each table has columns for its key and for the values that
 operators search for with ``sqlite3``. The column ``rest`` contains all other values as JSON.
 """

@@ -3,7 +3,7 @@
 Each save writes, in one transaction, all rows that have changed since the last save. If a save fails, the saver retries
 later. If the disk hangs, only the saver thread blocks, and `behind_reason` reports the problem after 2 s.
 
-If another program changes the file, or if SQLite reports damage, the saver writes a new file (`Database.create`).
+If another program changes the file, or if SQLite reports damage, the saver writes the complete state to a new file.
 
 When the disk is full or the size limit is reached, the saver deletes older outbox files first, and then the oldest
 history. If the files still exceed the limit, it evicts undelivered records (`bridge.outbox.retention.make_room`).

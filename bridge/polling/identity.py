@@ -10,8 +10,6 @@ and retries every minute, with two exceptions:
   wait has no limit. If IMDS returns another vmId, the agent starts with an empty state.
 
 In both cases, the agent still records Preempt and Terminate events after 2 s, because these events give little notice.
-
-`Outbox.identify` compares the vmId, deletes the state of another VM, and stores the identity.
 """
 
 from __future__ import annotations
