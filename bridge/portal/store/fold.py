@@ -38,8 +38,6 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[str, ...]
     """The groups of the VM."""
     event: ScheduledEvent | None = None
-    is_thin: bool = False
-    """Whether the VM has too many open events, so that the portal drops the details."""
 
 
 class _Event(msgspec.Struct, kw_only=True):
@@ -65,14 +63,17 @@ def lock_events(connection: Connection, keys: Iterable[str]) -> None:
     list(rows_in(connection, query, events.c.event_key, sorted(keys)))
 
 
-def apply_changes(connection: Connection, changes: Sequence[Change], *, recount: Collection[str] = ()) -> None:
+def apply_changes(
+    connection: Connection, changes: Sequence[Change], *, recount: Collection[str] = (), also_locked: Iterable[str] = ()
+) -> None:
     """Store the changed views and update their events.
 
     Count all views of the events *recount* again, for example after a VM changed groups. Delete events without a view.
+    Lock the events *also_locked* together with the changed events, because all transactions lock in the same order.
     """
     keys = sorted({each.new.event_key for each in changes}.union(recount))
-    if not keys:
-        return
+    lock_events(connection, {*keys, *also_locked})
+    # Another transaction might have deleted an event while this one waited for its lock.
     insert_missing(connection, events, [{"event_key": key} for key in keys])
     lock_events(connection, keys)
     found = _events(connection, keys)
@@ -121,7 +122,7 @@ def _apply(event: _Event, change: Change) -> None:
     old, new, summary = change.old, change.new, event.summary
     had_members = any(summary.members.values())
     if change.event is not None and new.variant not in summary.versions:
-        event.new[new.variant] = _kept(change.event, is_thin=change.is_thin)
+        event.new[new.variant] = msgspec.structs.replace(change.event, extra={})
     if (old is not None and old.is_member != new.is_member) or (new.is_member and not had_members):
         event.must_count = True
     if old is not None:
@@ -131,12 +132,6 @@ def _apply(event: _Event, change: Change) -> None:
         event.followed = new.variant
     if old is None and (new.is_member or not any(summary.members.values())):
         event.groups |= set(change.groups)
-
-
-def _kept(event: ScheduledEvent, *, is_thin: bool) -> ScheduledEvent:
-    if is_thin:
-        return ScheduledEvent(event_id=event.event_id, event_type=event.event_type, event_status=event.event_status)
-    return msgspec.structs.replace(event, extra={})
 
 
 def _choose(connection: Connection, event: _Event, *, must_count: bool) -> None:

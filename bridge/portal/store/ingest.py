@@ -30,7 +30,7 @@ from bridge.portal.schema import (
 from bridge.portal.settings import LimitSettings
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.database import insert_missing, rows_in, upsert
-from bridge.portal.store.fold import Change, apply_changes, event_of_variant, lock_events, views_of_vms
+from bridge.portal.store.fold import Change, apply_changes, event_of_variant, views_of_vms
 from bridge.portal.vm_state import VmState, groups_of, places_of, position_of, reported_at, vm_after, vm_key
 from bridge.text import one_line, without_nul
 
@@ -114,8 +114,7 @@ def _update(
     changes = _changes(connection, received, known, views, at, limits)
     upsert(connection, vms, [_vm_row(key, vm, vm.state) for key, vm in known.items() if vm.state is not None])
     again = {view.event_key for view in views.values() if view.current.is_open and known[view.vm_key].must_settle}
-    lock_events(connection, {each.new.event_key for each in changes}.union(again, also_locked))
-    apply_changes(connection, changes, recount=again)
+    apply_changes(connection, changes, recount=again, also_locked=also_locked)
 
 
 def lock_vms(connection: Connection, keys: Sequence[str]) -> dict[str, _Vm]:
@@ -274,15 +273,17 @@ def _changes(  # noqa: PLR0917  # one call
             continue
         is_thin = is_over_limit or (old is not None and old.variant.endswith(_THIN))
         variant = view.variant
+        kept = event
         if event is not None and is_thin:
             variant = f"{version_of(event).variant[: -len(_THIN)]}{_THIN}"
+            kept = ScheduledEvent(event_id=event.event_id, event_type=event.event_type, event_status=event.event_status)
         listed = msgspec.structs.replace(view, variant=variant, is_listed_as_ended=vm.state.has_ended(view))
         new = _with_name(connection, listed, event, vm)
         if old is None or msgspec.structs.replace(new, is_member=old.is_member) != old:
             vm.open_events += new.current.is_open - (0 if old is None else old.current.is_open)
             if old is None or old.variant != new.variant:
                 vm.stored_bytes += ROW_BYTES
-            changes.append(Change(old=old, new=new, groups=vm.groups, event=event, is_thin=is_thin))
+            changes.append(Change(old=old, new=new, groups=vm.groups, event=kept))
     return changes
 
 
