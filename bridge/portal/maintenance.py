@@ -75,7 +75,7 @@ class Maintenance:
         except (OSError, InventoryInvalid) as error:
             self._log.problem("inventory", logging.ERROR, f"The portal keeps the earlier inventory: {error}")
             return
-        await self._store.write(store_inventory, entries, at=self._now())
+        await self._store.write(store_inventory, entries)
         self._inventory_read = version
         self._log.recovered("inventory", "The inventory is valid again.")
 

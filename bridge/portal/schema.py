@@ -40,7 +40,6 @@ records = Table(
     metadata,
     Column("record_id", String(64), primary_key=True),
     Column("vm_key", Text, nullable=False),
-    Column("stream_id", Text, nullable=False),
     Column("sequence", BigInteger, nullable=False),
     Column("event_key", String(32)),
     Column("transition", Text, nullable=False),
@@ -80,7 +79,6 @@ names = Table(
     metadata,
     Column("name_key", Text, primary_key=True),
     Column("vm_key", Text, nullable=False),
-    Column("bound_at", String(24), nullable=False),
     Index(None, "vm_key"),
 )
 
@@ -104,7 +102,6 @@ event_vms = Table(
     Column("variant", String(32), nullable=False),
     Column("is_open", Boolean(create_constraint=False), nullable=False),
     Column("is_member", Boolean(create_constraint=False), nullable=False),
-    Column("state", Text, nullable=False),
     Column("received_at", String(24), nullable=False),
     Column("body", Text, nullable=False),
     Index(None, "vm_key", "is_open"),

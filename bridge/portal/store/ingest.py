@@ -95,9 +95,9 @@ def add_records(
     add_entries(connection, [_outcome(record) for record in outcomes], at=received_at)
 
 
-def settle_again(connection: Connection, keys: Sequence[str], *, at: str) -> None:
+def settle_again(connection: Connection, keys: Sequence[str]) -> None:
     """Update the names and groups of the VMs with the sorted *keys*, and their open events."""
-    _update(connection, lock_vms(connection, keys), (), at=at)
+    _update(connection, lock_vms(connection, keys), ())
 
 
 def _update(
@@ -105,11 +105,11 @@ def _update(
     known: Mapping[str, _Vm],
     received: Sequence[ReceivedRecord],
     *,
-    at: str,
+    at: str = "",
     limits: LimitSettings = LimitSettings(),  # noqa: B008  # frozen
     also_locked: Collection[str] = (),
 ) -> None:
-    _settle(connection, known, at=at)
+    _settle(connection, known)
     views = _views(connection, received, known)
     changes = _changes(connection, received, known, views, at, limits)
     upsert(connection, vms, [_vm_row(key, vm, vm.state) for key, vm in known.items() if vm.state is not None])
@@ -167,7 +167,6 @@ def _row(each: ReceivedRecord, received_at: str) -> dict[str, Any]:
     return {
         "record_id": record.id,
         "vm_key": vm_key(record),
-        "stream_id": record.stream_id,
         "sequence": record.sequence,
         "event_key": None if record.event is None else event_key(record.event, record.vm),
         "transition": record.transition.value,
@@ -177,7 +176,7 @@ def _row(each: ReceivedRecord, received_at: str) -> dict[str, Any]:
     }
 
 
-def _settle(connection: Connection, known: Mapping[str, _Vm], *, at: str) -> None:
+def _settle(connection: Connection, known: Mapping[str, _Vm]) -> None:
     """Bind names to VMs, and determine the groups of each VM."""
     states = {key: vm.state for key, vm in known.items() if vm.state is not None}
     has_inventory = connection.execute(select(properties.c.value).where(properties.c.name == INVENTORY)).first()
@@ -193,7 +192,7 @@ def _settle(connection: Connection, known: Mapping[str, _Vm], *, at: str) -> Non
         if vm.name_key is not None and vm.name_key != before[0]:
             claims[vm.name_key] = min(key, claims.get(vm.name_key, key))
         vm.must_settle = before != (vm.name_key, vm.groups)
-    rows = [{"name_key": name, "vm_key": key, "bound_at": at} for name, key in sorted(claims.items())]
+    rows = [{"name_key": name, "vm_key": key} for name, key in sorted(claims.items())]
     insert_missing(connection, names, rows)
     wanted = [vm.name_key for vm in known.values() if vm.name_key is not None]
     owners = {row.name_key: row.vm_key for row in rows_in(connection, select(names), names.c.name_key, wanted)}

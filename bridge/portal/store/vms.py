@@ -124,14 +124,14 @@ def bind_name(connection: Connection, vm_key: str, *, by: str, at: str) -> bool:
     owner = connection.execute(select(names.c.vm_key).where(names.c.name_key == row.name_key)).scalar()
     both = sorted({vm_key, *([owner] if owner else [])})
     lock_vms(connection, both)
-    upsert(connection, names, [{"name_key": row.name_key, "vm_key": vm_key, "bound_at": at}])
-    settle_again(connection, both, at=at)
+    upsert(connection, names, [{"name_key": row.name_key, "vm_key": vm_key}])
+    settle_again(connection, both)
     details = {"name": row.name_key, "vm_key": vm_key, "earlier_vm_key": owner}
     add_entries(connection, [Entry(actor=by, action="name_resolved", subject="", details=details)], at=at)
     return True
 
 
-def store_inventory(connection: Connection, entries: Sequence[InventoryEntry], *, at: str) -> bool:
+def store_inventory(connection: Connection, entries: Sequence[InventoryEntry]) -> bool:
     """Replace the inventory and update the VMs.
 
     Return False if the database already has *entries*.
@@ -146,7 +146,7 @@ def store_inventory(connection: Connection, entries: Sequence[InventoryEntry], *
     if rows:
         connection.execute(inventory.insert(), rows)
     for part in in_parts(sorted(keys_of_vms(connection, VmFilter()))):
-        settle_again(connection, part, at=at)
+        settle_again(connection, part)
     return True
 
 
