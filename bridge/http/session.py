@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import requests
 import requests.adapters
@@ -78,6 +78,10 @@ class DeadlineSession(requests.Session):
         # If the watchdog shuts down the socket, a body without a length looks complete.
         _raise_if_cut(call, request, None)
         return response
+
+    def send(self, *_arguments: Any, **_parts: Any) -> NoReturn:
+        """Raise TypeError, because the method of `requests.Session` has no deadline."""
+        raise TypeError("DeadlineSession.send has no deadline. Use DeadlineSession.request.")
 
     def close(self) -> None:
         """Close the idle connections, and cancel the requests of other threads."""

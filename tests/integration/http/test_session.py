@@ -274,6 +274,12 @@ def test_a_call_without_an_end_is_refused(session, deadline):
         session.request("GET", "http://127.0.0.1/", deadline_seconds=deadline)
 
 
+def test_send_of_requests_is_refused_because_it_has_no_deadline(session):
+    prepared = session.prepare_request(requests.Request("GET", "http://127.0.0.1:9/"))
+    with pytest.raises(TypeError, match="has no deadline"):
+        session.send(prepared)
+
+
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
