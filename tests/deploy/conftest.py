@@ -1,4 +1,4 @@
-"""Where the tools are that judge deploy/, and what the machine can: skipped without, but not where it is required."""
+"""Fixtures for the tools that check deploy/. A missing tool skips the test unless DEPLOY_TOOLS is `required`."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ def deploy() -> Path:
 
 @pytest.fixture(scope="session")
 def checkout() -> Path:
-    """Return the directory that holds the sources: $CHECKOUT, where the tests were carried away from them."""
+    """Return the directory of the sources: $CHECKOUT if the tests run elsewhere."""
     directory = Path(os.environ.get("CHECKOUT", ROOT)).resolve()
     if not (directory / "bridge").is_dir():
-        pytest.fail(f"{directory} holds no sources. Set CHECKOUT to the checkout.")
+        pytest.fail(f"{directory} contains no sources. Set CHECKOUT to the checkout.")
     return directory
 
 
 @pytest.fixture(scope="session")
 def package_source(checkout: Path) -> Path:
-    """Return what to install: the wheel that $WHEEL names, else the checkout."""
+    """Return the package to install: the wheel in $WHEEL, or the checkout."""
     return Path(os.environ["WHEEL"]).resolve() if os.environ.get("WHEEL") else checkout
 
 
 @pytest.fixture(scope="session")
 def clean_environment() -> dict[str, str]:
-    """Return the environment without what changes how Python starts, and with pip's cache."""
+    """Return the environment without variables that affect the Python start, and with pip's cache."""
     hidden = ("PYTHONPATH", "PYTHONHOME", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV")
     rest = {key: value for key, value in os.environ.items() if key not in hidden}
     return rest | {"PIP_NO_CACHE_DIR": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
 
-#: The unit hides these from the service, so its Python may not live there.
+#: The unit hides these directories from the service, so its Python must be elsewhere.
 HIDDEN = (Path("/home"), Path("/root"), Path("/tmp"), Path("/run/user"))  # compared, not used
 
 
@@ -65,7 +65,7 @@ def service_python() -> Path:
         fits = "import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 10))"
         if subprocess.run([candidate, "-c", fits], capture_output=True, timeout=30, check=False).returncode == 0:
             return candidate
-    return absent("outside of /home and /root, where a service could see it, is no Python of 3.10 or newer with venv")
+    return absent("no Python 3.10 or newer with venv exists outside of /home and /root, which the service cannot see")
 
 
 @pytest.fixture(scope="session")
@@ -74,7 +74,7 @@ def tool() -> Callable[[str], str]:
 
     def find(name: str) -> str:
         found = os.environ.get("OTELCOL") if name == "otelcol" else None
-        # Debian's daemons are where only root looks; the venv that runs the tests brings some tools of its own
+        # Debian's daemons are in directories of root's PATH, and some tools are in the venv of the tests
         beside = [os.environ.get("PATH", ""), str(Path(sys.executable).parent), "/usr/sbin", "/sbin"]
         found = found or shutil.which(name, path=os.pathsep.join(beside))
         return found or absent(f"{name} is not on this machine")
@@ -103,10 +103,10 @@ def kustomized(tool: Callable[[str], str], package: Callable[[str], ModuleType])
 
 @pytest.fixture(scope="session")
 def unable() -> Callable[..., NoReturn]:
-    """Return a function that ends a test whose machine cannot do what it takes.
+    """Return a function that ends a test that the machine cannot run.
 
-    Others than root may lack it: skipped. So is what *said*, the words of a program, shows that the kernel refuses to
-    root too, as in most containers: unshare and loop devices, and nothing else. All the rest is `absent`.
+    Without root, the test is skipped. It is also skipped if *said*, the output of a program, shows that the kernel
+    denies unshare or loop devices even to root, as in most containers. Every other reason is `absent`.
     """
 
     def end(sentence: str, said: str = "") -> NoReturn:
@@ -122,7 +122,7 @@ def unable() -> Callable[..., NoReturn]:
 
 @pytest.fixture(scope="session")
 def stand_in_engine(tool: Callable[[str], str], unable: Callable[..., NoReturn]) -> Callable[[Path], Path]:
-    """Return a function that returns the directory given, on a machine that can stand in for a container engine."""
+    """Return a function that checks for the namespaces of the container engine stand-in and returns its argument."""
 
     def at(directory: Path) -> Path:
         for name in ("unshare", "setpriv", "ip"):
@@ -131,9 +131,9 @@ def stand_in_engine(tool: Callable[[str], str], unable: Callable[..., NoReturn])
         if said is not None:
             unable("no namespaces and overlays stand in for a container engine here", said)
         if Path(sys.base_prefix) == Path("/usr") or sys.version_info < (3, 11):
-            # That of a distribution cannot be laid over /usr/local: no tool is missing, so nobody is to blame.
+            # A distribution's Python cannot be overlaid on /usr/local. No tool is missing, so the test never fails.
             pytest.skip(
-                "these tests' Python cannot stand in for the base image's: it needs 3.11 and a prefix of its own"
+                "the Python of the tests cannot stand in for the base image's Python: needs 3.11 and its own prefix"
             )
         return directory
 
@@ -141,7 +141,7 @@ def stand_in_engine(tool: Callable[[str], str], unable: Callable[..., NoReturn])
 
 
 def refusal(said: str) -> str | None:
-    """Return what the kernel refuses and its errno, by what unshare or a loop mount *said*; None for other faults."""
+    """Return the denied operation and errno from the output *said* of unshare or a loop mount, or None."""
     for what, line in (("unshare", r"^unshare: .*"), ("loop devices", r"^.*\bloop\b.*")):
         for number in (errno.EPERM, errno.EACCES):
             if re.search(f"{line}{os.strerror(number)}", said, re.MULTILINE | re.IGNORECASE):
@@ -150,28 +150,28 @@ def refusal(said: str) -> str | None:
 
 
 def absent(sentence: str) -> NoReturn:
-    """Skip, or fail where every tool must be there."""
+    """Skip the test, or fail it if every tool is required."""
     if os.environ.get("DEPLOY_TOOLS") == "required":
         pytest.fail(sentence)
     pytest.skip(sentence)
 
 
-# ---- what deploy/artifact/build.py made, and a machine to install it on ----------------------------------------------
+# ---- the files from deploy/artifact/build.py, and a machine to install them on ---------------------------------------
 
 NAME = "scheduled-events-bridge"
-#: The archive's word for a machine, and that of `uname -m`.
+#: Machine name in archive names -> machine name of `uname -m`.
 ARCHES = {"x86_64": "x86_64", "arm64": "aarch64"}
 HERE = Path(__file__).parent
-BOOT_SECONDS = 1400  # beside busy neighbours; alone a sixth of it
-#: The namespaces that boot.sh makes.
+BOOT_SECONDS = 1400  # on a busy machine; an idle machine needs a sixth
+#: The namespaces that boot.sh creates.
 SPACES = ("--fork", "--pid", "--mount", "--net", "--cgroup", "--uts", "--ipc")
 
 
 @pytest.fixture(scope="session")
 def artifacts() -> Path:
-    """Return the directory with what deploy/artifact/build.py made."""
+    """Return the directory with the files from deploy/artifact/build.py."""
     name = os.environ.get("ARTIFACTS")
-    return Path(name) if name else absent("ARTIFACTS is not set: make them with deploy/artifact/build.py, and name it")
+    return Path(name) if name else absent("ARTIFACTS is not set. Build the files with deploy/artifact/build.py.")
 
 
 @pytest.fixture(scope="session")
@@ -202,7 +202,7 @@ def bare(tool: Callable[[str], str], unable: Callable[..., NoReturn]) -> str:
 def simulator(
     own_archive: Path, service_python: Path, clean_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """Return an agent of its own to simulate the metadata service, which knows nothing of what is tried."""
+    """Return a separate installation of the agent that simulates the metadata service."""
     directory = tmp_path_factory.mktemp("simulator")
     subprocess.run(["tar", "-C", directory, "-xzf", own_archive], timeout=60, check=True)
     (unpacked,) = directory.glob(f"{NAME}-*")
@@ -215,7 +215,7 @@ def simulator(
 
 @pytest.fixture(scope="session")
 def drive(bare: str, simulator: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, str]]:
-    """Return a function that boots the bare Debian, has drive.sh of a directory run there, and returns its facts."""
+    """Return a function that boots the bare Debian, runs drive.sh of a directory there, and returns its facts."""
 
     def boot(name: str, *goods: Path) -> dict[str, str]:
         directory = tmp_path_factory.mktemp(name)

@@ -1,7 +1,7 @@
-"""The Ansible role at work on machines side by side, each a bare Debian with a systemd and a network of its own.
+"""The Ansible role on several machines, each a bare Debian with its own systemd and network.
 
-Ansible reaches them by ansible/ssh.sh in place of ssh, and does what the page of the rollout shows. Three, and
-ten with every version installed from nothing, take minutes:
+Ansible connects with ansible/ssh.sh in place of ssh and runs the commands of the rollout page. The tests with three
+machines take minutes:
 
     ARTIFACTS=dist BARE_DEBIAN=/a/debootstrap pytest -m long tests/deploy/test_ansible.py
 """
@@ -29,7 +29,7 @@ NEW = "99.0.0"
 
 @pytest.fixture(scope="module")
 def playbooks(deploy, tmp_path_factory):
-    """Return a copy of deploy/ansible, where an inventory may be put beside the playbooks."""
+    """Return a copy of deploy/ansible, which may receive an inventory next to the playbooks."""
     return shutil.copytree(deploy / "ansible", tmp_path_factory.mktemp("ansible") / "ansible")
 
 
@@ -39,7 +39,7 @@ def yaml_of(package, path):
 
 @pytest.mark.deploy
 @pytest.mark.timeout(600)
-def test_playbooks_and_role_have_nothing_to_lint(tool, deploy, tmp_path):
+def test_ansible_lint_reports_no_findings(tool, deploy, tmp_path):
     done = subprocess.run(
         [tool("ansible-lint"), "--offline", "--profile", "production", "--strict", "."],
         cwd=shutil.copytree(deploy / "ansible", tmp_path / "ansible"), env=environment(tmp_path),
@@ -49,7 +49,7 @@ def test_playbooks_and_role_have_nothing_to_lint(tool, deploy, tmp_path):
 
 
 @pytest.mark.deploy
-def test_every_variable_is_described_and_has_the_default_that_is_described(package, deploy):
+def test_variables_are_documented_with_their_defaults(package, deploy):
     role = deploy / f"ansible/roles/{ROLE}"
     entries = yaml_of(package, role / "meta/argument_specs.yml")["argument_specs"]
     described = {
@@ -75,7 +75,7 @@ def page(checkout):
 
 @pytest.fixture(scope="module")
 def removals(checkout):
-    """Return the commands of the page that take the agent away, as words: one VM, all, and all of it."""
+    """Return the removal commands of the page as argument lists: one VM, all VMs, and a purge."""
     text = (checkout / "docs/operate/fleet.md").read_text(encoding="utf-8")
     lines = doc_pages.marked(text, "ansible: remove").splitlines()
     return [shlex.split(line, comments=True) for line in lines if line.startswith("ansible-p")]
@@ -83,7 +83,7 @@ def removals(checkout):
 
 @pytest.fixture(scope="module")
 def shown(checkout, tool):
-    """Return the commands that the page shows, as words: check, roll out, go back."""
+    """Return the commands of the page as argument lists: check, roll out, roll back."""
     tool("ansible-playbook")
     lines = doc_pages.marked(page(checkout), "ansible: rollout").splitlines()
     check, roll_out, go_back = [shlex.split(line, comments=True) for line in lines if line.startswith("ansible-p")]
@@ -91,14 +91,14 @@ def shown(checkout, tool):
 
 
 def turn_into(tree, version, path):
-    """Make of the unpacked archive *tree* the archive *path*: the same agent, which calls itself *version*."""
+    """Pack the unpacked archive *tree* into the archive *path*, with the version changed to *version*."""
     (wheel,) = tree.glob("wheels/scheduled_events_bridge-*.whl")
     before = wheel.name.split("-")[1]
     renamed = wheel.with_name(wheel.name.replace(f"-{before}-", f"-{version}-"))
     with zipfile.ZipFile(wheel) as source, zipfile.ZipFile(renamed, "w") as target:
         for name in source.namelist():
             body = source.read(name)
-            if ".dist-info/" in name:  # RECORD too, whose line of METADATA keeps the hash of before: pip asks for none
+            if ".dist-info/" in name:  # RECORD keeps the old hash of METADATA: pip does not check it
                 body = body.replace(f"_bridge-{before}.dist-info".encode(), f"_bridge-{version}.dist-info".encode())
                 body = body.replace(f"\nVersion: {before}\n".encode(), f"\nVersion: {version}\n".encode())
             target.writestr(name.replace(f"_bridge-{before}.dist-info", f"_bridge-{version}.dist-info"), body)
@@ -114,7 +114,7 @@ def turn_into(tree, version, path):
 
 
 class Made(NamedTuple):
-    """What machines get: the archives of the version *old* and of NEW, and what drive.sh wants."""
+    """The files for the machines: the archives of the versions *old* and NEW, and the files that drive.sh needs."""
 
     old: str
     archives: Path
@@ -123,7 +123,7 @@ class Made(NamedTuple):
 
 @pytest.fixture(scope="module")
 def made(own_archive, bare, tmp_path_factory):
-    """Return the archives of two versions, the first of them installed for drive.sh."""
+    """Return the archives of two versions. The first version is installed for drive.sh."""
     archives, goods, unpacked = (tmp_path_factory.mktemp(name) for name in ("archives", "goods", "unpacked"))
     shutil.copy(own_archive, archives)
     with tarfile.open(own_archive) as tar:
@@ -146,24 +146,24 @@ def fleet(made, bare, playbooks, tmp_path):
         yield found
 
 
-# ---- none of them ---------------------------------------------------------------------------------------------------
+# ---- no machine ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.deploy
-def test_first_machine_that_cannot_be_reached_ends_the_rollout(playbooks, shown, tmp_path):
+def test_unreachable_first_machine_ends_the_rollout(playbooks, shown, tmp_path):
     _, roll_out, _ = shown
     fleet = Fleet(tmp_path, playbooks, tmp_path)
-    fleet.names += ["one", "two"]  # and started none
+    fleet.names += ["one", "two"]  # and starts neither
     done = fleet.play(roll_out, NEW)
     assert (done.code, set(done.recap), done.total("unreachable")) == (4, {"one"}, 1)
 
 
-# ---- three of them --------------------------------------------------------------------------------------------------
+# ---- three machines --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_three_machines_in_rings_of_which_the_second_fails(fleet, made, shown):
+def test_rollout_stops_at_the_failed_ring_and_rolls_back(fleet, made, shown):
     check, roll_out, go_back = shown
     fleet.start("one", with_version_before=False)
     fleet.start("two", with_version_before=True)
@@ -181,7 +181,7 @@ def test_three_machines_in_rings_of_which_the_second_fails(fleet, made, shown):
 
     done = fleet.play(roll_out, NEW, "--diff", of_host={"two": "never-ready"})
     assert done.code == 2
-    assert set(done.recap) == {"one", "two"}, "the ring after the one that failed is not begun"
+    assert set(done.recap) == {"one", "two"}, "the rollout does not continue after the failed ring"
     assert fleet.readyz("one") == (200, NEW)
     assert fleet.on("one", f"stat -c '%a %U %G' {ETC}/token") == f"640 root {NAME}"
     assert SECRET not in done.said
@@ -197,7 +197,7 @@ def test_three_machines_in_rings_of_which_the_second_fails(fleet, made, shown):
     assert (refused.code, fleet.readyz("one")) == (2, (200, NEW))
     assert f"Nothing was changed: {NEW} runs as before, and is ready." in refused.said
     assert "no_such_key" in refused.said
-    # A configuration alone with which it is not ready is put back too, and leaves no second file.
+    # A configuration that prevents readiness is rolled back too, and leaves no second file.
     in_vain = fleet.play(roll_out, NEW, "--limit", "one", config="never-ready")
     assert (in_vain.code, fleet.readyz("one")) == (2, (200, NEW))
     assert f"Rolled back: {NEW} runs as before, and is ready." in in_vain.said
@@ -206,7 +206,7 @@ def test_three_machines_in_rings_of_which_the_second_fails(fleet, made, shown):
 
     assert fleet.play(roll_out, NEW, "--limit", "three").code == 0
     assert fleet.readyz("three") == (200, NEW)
-    assert not fleet.on("three", f"find /opt/{NAME} -name config.toml -perm /o=r"), "a copy that more people may read"
+    assert not fleet.on("three", f"find /opt/{NAME} -name config.toml -perm /o=r"), "a copy that other users can read"
     back = fleet.play(go_back, NEW, "--limit", "two,three")
     assert (back.code, back.recap["two"]["changed"]) == (0, 0)
     assert fleet.readyz("three") == (200, made.old)
@@ -218,7 +218,7 @@ def test_three_machines_in_rings_of_which_the_second_fails(fleet, made, shown):
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_destination_that_fails_prevents_no_upgrade_and_excuses_no_other_problem(fleet, made, shown):
+def test_upgrade_ignores_a_failing_destination_but_no_new_problem(fleet, made, shown):
     _, roll_out, go_back = shown
     fleet.start("one", with_version_before=True)
     fleet.wait_until_up()
@@ -243,7 +243,7 @@ def test_destination_that_fails_prevents_no_upgrade_and_excuses_no_other_problem
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_agent_is_taken_off_three_machines_of_which_one_has_none(fleet, removals):
+def test_removal_handles_machines_with_and_without_the_agent(fleet, removals):
     first, every, purge = removals
     for name in ("one", "two", "three"):
         fleet.start(name, with_version_before=name != "three")
@@ -264,7 +264,7 @@ def test_agent_is_taken_off_three_machines_of_which_one_has_none(fleet, removals
         0,
         {"one": 0, "two": 1, "three": 0},
     )
-    # What a package has put there is the package's to take away.
+    # The role does not remove the files of a package.
     fleet.on("two", f"mkdir -p /usr/lib/{NAME}")
     done = fleet.play(purge, NEW)
     assert (done.code, [done.recap[name]["failed"] for name in fleet.names]) == (2, [0, 1, 0])

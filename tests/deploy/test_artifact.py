@@ -1,6 +1,6 @@
-"""The archive of a release: what it holds, and what becomes of a bare Debian with it, under a systemd of its own.
+"""The contents of a release archive, and its installation on a bare Debian with its own systemd.
 
-What a rollout and a bad day do stands in artifact/drive.sh; here is what must come of it.
+artifact/drive.sh runs a rollout and typical failures. The tests check the results.
 """
 
 import json
@@ -41,7 +41,7 @@ def members(path):
 # ---- the lock -------------------------------------------------------------------------------------------------------
 
 
-def test_lock_is_what_pyproject_asks_for(checkout):
+def test_lock_file_matches_pyproject(checkout):
     uv = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
     if uv is None:
         absent("uv is not on this machine")
@@ -57,7 +57,7 @@ def test_lock_is_what_pyproject_asks_for(checkout):
 
 
 @pytest.mark.parametrize("arch", ARCHES)
-def test_archive_is_small_and_holds_all_that_an_installation_needs(artifacts, arch):
+def test_archive_is_small_and_contains_every_installation_file(artifacts, arch):
     path = archive(artifacts, arch)
     assert path.stat().st_size < MOST_BYTES
     assert archive(artifacts, arch, f"{NAME}-extras").stat().st_size < MOST_BYTES
@@ -72,7 +72,7 @@ def test_archive_is_small_and_holds_all_that_an_installation_needs(artifacts, ar
 
 
 @pytest.mark.parametrize("page", ["docs/operate/install.md", "docs/start/first-vm.md"])
-def test_commands_of_a_page_find_the_archive_in_the_folder_of_the_build(artifacts, tmp_path, page):
+def test_documented_commands_unpack_the_built_archive(artifacts, tmp_path, page):
     for path in artifacts.iterdir():
         (tmp_path / path.name).symlink_to(path)
     [command] = re.findall(r"^tar -xzf .*-linux-x86_64$", doc_pages.page(page), re.MULTILINE)
@@ -95,9 +95,7 @@ def unpacked_for_windows(artifacts, tmp_path_factory):
     return unpacked
 
 
-def test_archive_for_windows_holds_the_installer_the_service_and_the_wheel_that_the_others_hold(
-    unpacked_for_windows, artifacts, deploy
-):
+def test_windows_archive_contains_the_installer_the_service_and_the_same_wheel(unpacked_for_windows, artifacts, deploy):
     for name in ("install.ps1", "service.py", "host.py", "config.toml"):
         assert (unpacked_for_windows / name).read_bytes() == (deploy / "windows" / name).read_bytes(), name
     with tarfile.open(archive(artifacts, "x86_64")) as tar:
@@ -108,8 +106,8 @@ def test_archive_for_windows_holds_the_installer_the_service_and_the_wheel_that_
 
 
 @pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13", "3.14"])
-def test_archive_for_windows_has_all_by_hash_without_an_index(unpacked_for_windows, python, package, tmp_path):
-    """As install.ps1 has it done; the markers are decided here, for pip would ask them of the machine it is on."""
+def test_windows_archive_installs_offline_with_hashes(unpacked_for_windows, python, package, tmp_path):
+    """Install as install.ps1 does. The test evaluates the markers, because pip would evaluate them for this machine."""
     requirement = package("packaging.requirements").requirements.Requirement
     there = {
         "python_version": python, "python_full_version": f"{python}.0", "sys_platform": "win32", "os_name": "nt",
@@ -146,11 +144,11 @@ def test_archive_for_windows_has_all_by_hash_without_an_index(unpacked_for_windo
 
 @pytest.fixture(scope="module")
 def facts(drive, own_archive):
-    """Return what artifact/drive.sh found."""
+    """Return the results of artifact/drive.sh."""
     return drive("artifact", own_archive)
 
 
-def test_bare_python_installs_and_the_secrets_are_there_before_the_first_start(facts):
+def test_installs_with_python_without_pip_and_prepared_secrets(facts):
     assert facts["python_has_no_pip"] == "yes"
     assert (facts["prepared_exit"], facts["prepared_problems"]) == ("0", "")
     assert facts["not_started_yet"] == "inactive"
@@ -158,7 +156,7 @@ def test_bare_python_installs_and_the_secrets_are_there_before_the_first_start(f
     assert int(facts["seconds_to_ready"]) < 60
 
 
-def test_what_is_installed_has_nothing_that_a_run_never_needs(facts):
+def test_installation_contains_only_runtime_packages(facts):
     held = set(facts["distributions"].split())
     assert {"requests", "scheduled_events_bridge"} <= held
     assert held & {"pip", "setuptools", "pygments", "rich", "markdown_it_py"} == set()
@@ -166,7 +164,7 @@ def test_what_is_installed_has_nothing_that_a_run_never_needs(facts):
     assert facts["manual"] == f"/usr/local/share/man/man1/{NAME}.1"
 
 
-def test_upgrade_under_load_loses_nothing_and_remembers_the_extras(facts):
+def test_upgrade_under_load_loses_no_records_and_keeps_the_extras(facts):
     assert facts["upgrade_exit"] == "0"
     assert facts["upgrade_switched"] == "yes"
     assert facts["upgrade_remembers_extras"] == "template"
@@ -184,7 +182,7 @@ def test_upgrade_under_load_loses_nothing_and_remembers_the_extras(facts):
         ("refused_configuration", f"This version refuses /etc/{NAME}/config.toml. The service was not changed"),
     ],
 )
-def test_broken_upgrade_is_refused_before_anything_is_changed(facts, fault, said):
+def test_broken_upgrade_is_rejected_before_any_change(facts, fault, said):
     assert facts[f"{fault}_exit"] == "1"
     assert facts[f"{fault}_version"] == "same"
     assert facts[f"{fault}_runs"] == "yes"
@@ -199,14 +197,14 @@ def test_broken_upgrade_is_refused_before_anything_is_changed(facts, fault, said
         ("not_ready", "did not become ready: IMDS has not responded yet."),
     ],
 )
-def test_upgrade_that_fails_at_the_start_gives_way_to_the_version_before(facts, fault, said):
+def test_upgrade_that_fails_to_start_is_rolled_back(facts, fault, said):
     assert facts[f"{fault}_exit"] == "1"
     assert facts[f"{fault}_version"] == "same"
     assert said in facts[f"{fault}_said"]
     assert "The previous version was restored" in facts[f"{fault}_said"]
 
 
-def test_unit_and_configuration_are_put_back_too_and_nothing_stays_of_what_failed(facts):
+def test_rollback_restores_the_unit_and_config_and_removes_the_failed_version(facts):
     assert facts["does_not_start_runs"] == "yes"
     assert facts["ready_again_after_not_ready"] == "yes"
     assert facts["unit_was_put_back"] == "yes"
@@ -214,7 +212,7 @@ def test_unit_and_configuration_are_put_back_too_and_nothing_stays_of_what_faile
     assert facts["trees"] == "2"
 
 
-def test_uninstall_leaves_configuration_and_state_and_purge_leaves_nothing(facts):
+def test_uninstall_keeps_configuration_and_state_and_purge_removes_them(facts):
     assert facts["uninstall_exit"] == "0"
     assert facts["uninstall_is_active"] == "inactive"
     left = facts["uninstall_left"].split()
@@ -225,7 +223,7 @@ def test_uninstall_leaves_configuration_and_state_and_purge_leaves_nothing(facts
     assert (facts["purge_left"], facts["purge_more_than_before"]) == ("", "")
 
 
-def test_first_installation_that_does_not_start_leaves_nothing_running(facts):
+def test_failed_first_installation_leaves_no_running_service(facts):
     assert facts["first_fails_exit"] == "1"
     assert facts["first_fails_is_active"] == "inactive"
     assert facts["first_fails_is_enabled"] in ("", "not-found")

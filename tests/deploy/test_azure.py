@@ -1,10 +1,10 @@
-"""The Bicep files, without the Bicep compiler: its grammar, then every resource against the models of Microsoft's SDKs.
+"""The Bicep files, checked without the Bicep compiler: the grammar, and each resource against Microsoft's SDK models.
 
-The compiler comes through no package registry. tree-sitter-bicep parses; names, modules and functions are resolved
-here; the keys, the types and the enumerated values of a resource are looked up in azure-mgmt-compute, -eventhub,
--authorization, -msi, -monitor, -loganalytics and -resource-policy, which are made from the same specifications as the
-types of the compiler. What cloud-init gets is put together as Bicep would, and cloud-init itself
-judges it. What the rules of fleet/ do is in test_fleet.py.
+No package registry has the compiler. tree-sitter-bicep parses the files, and the tests resolve names, modules, and
+functions. The tests look up the keys, types, and enumerated values of a resource in azure-mgmt-compute, -eventhub,
+-authorization, -msi, -monitor, -loganalytics, and -resource-policy. These packages are generated from the same
+specifications as the types of the compiler. test_azure_setup.py covers cloud-init, and test_fleet.py the rules of
+fleet/.
 """
 
 import importlib
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.deploy
 
 FILES = sorted(path.relative_to(AZURE).as_posix() for path in AZURE.rglob("*.bicep"))
 
-#: Of all functions those that are used, with the number of arguments (Microsoft, "Bicep functions").
+#: The functions in use, with their number of arguments (Microsoft, "Bicep functions").
 FUNCTIONS = {
     "base64": 1,
     "deployment": 0,
@@ -49,7 +49,7 @@ FUNCTIONS = {
 
 DECORATORS = {"allowed", "description", "minValue", "maxValue", "minLength", "maxLength", "secure"}
 
-#: What Bicep itself adds to a resource.
+#: Properties that Bicep itself adds to a resource.
 OF_BICEP = {"name", "parent", "scope", "dependsOn"}
 
 COMPUTE, EVENT_HUB, POLICY = "azure.mgmt.compute", "azure.mgmt.eventhub", "azure.mgmt.resource.policy"
@@ -80,12 +80,12 @@ MAPPED = {
 }
 
 
-#: Those of which the SDK has the newest version alone.
+#: The libraries that contain only the newest version.
 UNVERSIONED = {"azure.mgmt.monitor", "azure.mgmt.loganalytics"}
 
 
 def resources(parse):
-    """Yield every resource that is made: its type, its version, and its object."""
+    """Yield the type, version, and object of every resource that the files create."""
     for name in FILES:
         for declaration in declared(parse(name), "resource").values():
             if "existing" in {child.type for child in declaration.children}:
@@ -100,17 +100,17 @@ def the_resource(parse, wanted):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_it_parses_without_an_error(parse, name):
+def test_bicep_file_parses_without_errors(parse, name):
     root = parse(name)
     wrong = [node.start_point.row + 1 for node in nodes(root, "ERROR")]
     assert not root.has_error, f"{name}: lines {wrong}"
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_name_is_declared_and_every_declaration_used(parse, name):
+def test_bicep_names_are_declared_and_used(parse, name):
     root = parse(name)
     known = {kind: set(declared(root, kind)) for kind in ("parameter", "variable", "resource", "module")}
-    assert sum(map(len, known.values())) == len(set().union(*known.values())), "one name for two things"
+    assert sum(map(len, known.values())) == len(set().union(*known.values())), "duplicate name"
     loops = {text(node.child_by_field_name("initializer")) for node in nodes(root, "for_statement")}
     loops |= {text(node.named_children[0]) for node in nodes(root, "lambda_expression")}
     used = set()
@@ -126,7 +126,7 @@ def test_every_name_is_declared_and_every_declaration_used(parse, name):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_function_and_decorator_is_one_of_bicep(parse, name):
+def test_bicep_functions_and_decorators_exist(parse, name):
     root = parse(name)
     for call in nodes(root, "call_expression"):
         function, arguments = text(call.child_by_field_name("function")), call.child_by_field_name("arguments")
@@ -137,7 +137,7 @@ def test_every_function_and_decorator_is_one_of_bicep(parse, name):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_modules_exist_and_get_what_they_ask_for_and_nothing_else(parse, name):
+def test_modules_exist_and_receive_their_declared_parameters(parse, name):
     root = parse(name)
     for module, declaration in declared(root, "module").items():
         target = parse(literal(declaration.named_children[1]))
@@ -169,7 +169,7 @@ def hints(sdk, library, name):
 
 
 def unquoted(wanted, names):
-    """Return list["X"] and dict[str, "X"] with the X itself, which Python 3.10 leaves as it is."""
+    """Resolve the quoted X of list["X"] and dict[str, "X"], which Python 3.10 does not resolve."""
     arguments = typing.get_args(wanted)
     if arguments and isinstance(arguments[-1], str) and typing.get_origin(wanted) in {list, dict}:
         return typing.get_origin(wanted)[(*arguments[:-1], names[arguments[-1]])]
@@ -177,12 +177,12 @@ def unquoted(wanted, names):
 
 
 def is_typed(wanted):
-    """Return whether *wanted* is a typed dictionary, that of typing_extensions too."""
+    """Return whether *wanted* is a typed dictionary, also from typing_extensions."""
     return isinstance(wanted, type) and hasattr(wanted, "__required_keys__")
 
 
 def check(value, wanted, path, known):
-    """Compare a node with what the SDK wants at *path*; *known* returns the keys of a type."""
+    """Compare a node with the SDK's type at *path*. *known* returns the keys of a type."""
     arguments = typing.get_args(wanted)
     if value.type == "ternary_expression":
         for branch in ("consequence", "alternative"):
@@ -190,7 +190,7 @@ def check(value, wanted, path, known):
     elif is_typed(wanted):
         keys = known(wanted)
         for name, inner in parts(value, "object", path):
-            assert name in keys, f"{path}.{name} is unknown; there are {sorted(keys)}"
+            assert name in keys, f"{path}.{name} is unknown. Valid: {sorted(keys)}"
             check(inner, keys[name], f"{path}.{name}", known)
     elif typing.get_origin(wanted) in {list, dict}:
         kind = "array" if typing.get_origin(wanted) is list else "object"
@@ -202,7 +202,7 @@ def check(value, wanted, path, known):
 
 
 def parts(value, kind, path):
-    """Return the children of an object or array node with their names; none for an expression."""
+    """Return the children of an object or array node with their names, or no children for an expression."""
     assert value.type in {kind, "identifier", "null"}, f"{path} is not of the kind {kind}"
     if value.type == "object":
         return list(properties(value).items())
@@ -216,13 +216,13 @@ def check_value(value, wanted, path):
     enumerations = [kind for kind in typing.get_args(wanted) if kind is not str]
     if enumerations:
         values = {member.value for kind in enumerations for member in kind}
-        assert value in values, f"{path} is {value!r}; there are {sorted(values)}"
+        assert value in values, f"{path} is {value!r}. Valid: {sorted(values)}"
     else:
         assert type(value) is wanted, f"{path} is {value!r}, not of type {wanted.__name__}"
 
 
 @pytest.mark.parametrize("type_name", TYPED)
-def test_keys_types_and_values_are_those_of_the_sdk(parse, sdk, type_name):
+def test_resource_properties_match_the_typed_sdk_models(parse, sdk, type_name):
     library, model = TYPED[type_name]
     known = {model: hints(sdk, library, model)}
 
@@ -233,12 +233,12 @@ def test_keys_types_and_values_are_those_of_the_sdk(parse, sdk, type_name):
         if found == type_name:
             for name, value in properties(node).items():
                 if name not in OF_BICEP:
-                    assert name in known[model], f"{name} is unknown; there are {sorted(known[model])}"
+                    assert name in known[model], f"{name} is unknown. Valid: {sorted(known[model])}"
                     check(value, known[model][name], name, keys)
 
 
 @pytest.mark.parametrize("type_name", MAPPED)
-def test_keys_are_those_of_the_sdk_and_none_that_is_required_is_missing(parse, sdk, type_name):
+def test_resource_properties_match_the_sdk_models_and_required_keys_are_set(parse, sdk, type_name):
     library, version, model = MAPPED[type_name]
     module = sdk(f"{library}.models" if library in UNVERSIONED else f"{library}.v{version.replace('-', '_')}.models")
     attributes = getattr(module, model)._attribute_map
@@ -257,14 +257,14 @@ def test_keys_are_those_of_the_sdk_and_none_that_is_required_is_missing(parse, s
 
 
 def body_of(node):
-    """Return the properties of *node*, those of a JSON file that it loads too."""
+    """Return the properties of *node*, including those of a JSON file that it loads."""
     if node.type == "object":
         return properties(node)
     [path, inner] = re.fullmatch(r"loadJsonContent\('(.+)'\)\.(\w+)", text(node)).groups()
     return json.loads((AZURE / path).read_text(encoding="utf-8"))[inner]
 
 
-def test_only_the_one_identity_may_send_and_there_are_no_keys(parse):
+def test_event_hub_has_one_sender_identity_and_no_shared_keys(parse):
     namespace = the_resource(parse, "Microsoft.EventHub/namespaces")["properties"]
     assert namespace["disableLocalAuth"] is True
     assert namespace["minimumTlsVersion"] >= "1.2"
@@ -275,7 +275,7 @@ def test_only_the_one_identity_may_send_and_there_are_no_keys(parse):
     assert plain(properties(assignment)["properties"])["principalType"] == "ServicePrincipal"
 
 
-def test_only_the_one_identity_may_send_to_the_rule(parse):
+def test_data_collection_rule_has_one_sender_identity(parse):
     root = parse("logs.bicep")
     role = literal(declared(root, "variable")["senderRoleId"].named_children[1])
     assert role == "3913510d-42f4-4e42-8a64-420c390055eb"  # Monitoring Metrics Publisher
@@ -283,5 +283,5 @@ def test_only_the_one_identity_may_send_to_the_rule(parse):
 
 
 @pytest.mark.parametrize("name", ["main.bicep", "scaleset.bicep"])
-def test_the_address_of_the_wheel_stays_out_of_the_history_of_deployments(parse, name):
+def test_wheel_url_is_a_secure_parameter(parse, name):
     assert decorators(parse(name), "wheelUrl")["secure"]

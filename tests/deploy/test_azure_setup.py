@@ -25,7 +25,7 @@ SAMPLE = {
 
 
 def evaluate(node, names):
-    """Return the text of an expression of the few functions that put files together."""
+    """Return the text of an expression. Only the functions that assemble files are supported."""
     if node.type == "identifier":
         return names[text(node)] if isinstance(names[text(node)], str) else evaluate(names[text(node)], names)
     if node.type == "string":
@@ -33,7 +33,7 @@ def evaluate(node, names):
     function = text(node.child_by_field_name("function"))
     arguments = [evaluate(child, names) for child in node.child_by_field_name("arguments").named_children]
     if function == "replace":
-        assert arguments[1] in arguments[0], f"{arguments[1]} is nowhere to be replaced"
+        assert arguments[1] in arguments[0], f"{arguments[1]} is not in the text"
         return arguments[0].replace(arguments[1], arguments[2])
     if function == "base64":
         return base64.b64encode(arguments[0].encode()).decode()
@@ -43,7 +43,7 @@ def evaluate(node, names):
 
 @pytest.fixture
 def cloud_init(parse):
-    """Return the text that a VM gets."""
+    """Return the custom data of a VM."""
     root = parse("scaleset.bicep")
     variables = {name: node.named_children[1] for name, node in declared(root, "variable").items()}
     disk = literal(declared(parse("main.bicep"), "parameter")["stateDisk"].named_children[2])
@@ -52,7 +52,7 @@ def cloud_init(parse):
 
 @pytest.fixture
 def written(cloud_init, package):
-    """Return the files that cloud-init writes, by their names."""
+    """Return the files that cloud-init writes, by name."""
     files = package("yaml").safe_load(cloud_init)["write_files"]
     assert {file["encoding"] for file in files} == {"b64"}
     assert {file["permissions"] for file in files if file["path"].endswith(".sh")} == {"0755"}
@@ -60,9 +60,9 @@ def written(cloud_init, package):
     return {Path(file["path"]).name: base64.b64decode(file["content"], validate=True) for file in files}
 
 
-def test_cloud_init_accepts_what_a_vm_gets(cloud_init, tool, tmp_path):
+def test_cloud_init_accepts_the_custom_data(cloud_init, tool, tmp_path):
     assert "{{" not in cloud_init
-    # Azure takes 64 KiB (Microsoft, "Custom data and cloud-init on Azure Virtual Machines").
+    # Azure accepts 64 KiB (Microsoft, "Custom data and cloud-init on Azure Virtual Machines").
     assert len(cloud_init.encode()) < 64 * 1024
     path = tmp_path / "user-data"
     path.write_text(cloud_init, encoding="utf-8")
@@ -77,16 +77,16 @@ def test_cloud_init_accepts_what_a_vm_gets(cloud_init, tool, tmp_path):
     assert "deprecat" not in (judged.stdout + judged.stderr).lower()
 
 
-def test_the_installer_finds_all_that_it_needs_beside_it(written):
+def test_cloud_init_writes_every_file_that_the_installer_reads(written):
     wanted = set(re.findall(r'"\$here/([^"$]*|\$name[^"$]*)"', (AZURE.parent / "systemd" / "install.sh").read_text()))
-    wanted -= {"built-for", "requirements.txt", "wheels"}  # of a release's archive, and not of a wheel
+    wanted -= {"built-for", "requirements.txt", "wheels"}  # only in the archive of a release
     assert {name.replace("$name", "scheduled-events-bridge") for name in wanted} <= set(written)
     ours = ("install.sh", "try_tree.py", "scheduled-events-bridge.service", "scheduled-events-bridge.sysusers.conf")
     for name in ours:
         assert written[name] == (AZURE.parent / "systemd" / name).read_bytes()
 
 
-def test_the_configuration_of_the_vms_sends_to_the_hub(written, tmp_path):
+def test_config_file_sends_records_to_the_event_hub(written, tmp_path):
     path = tmp_path / "config.toml"
     path.write_bytes(written["config.toml"])
     settings = loader.load(path)
@@ -97,22 +97,22 @@ def test_the_configuration_of_the_vms_sends_to_the_hub(written, tmp_path):
     assert sink.config.client_id == SAMPLE["identityClientId"]
     assert sink.config.heartbeat
     assert settings.heartbeat.interval_seconds > 0
-    # The health extension asks the default address; the disk is mounted where the unit has the state by default.
+    # The health extension uses the default address, and the disk is mounted at the default state directory.
     assert settings.status == StatusSettings()
     assert settings.state.directory is None
 
 
 @pytest.fixture
 def set_up_disk(tool, tmp_path):
-    """Return a function that runs the setup on a file in place of a disk, and only so far as it deals with the disk."""
+    """Return a function that runs the disk part of the setup, with a file in place of a disk."""
     path = f"{tmp_path / 'bin'}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     for needed in ("blkid", "mkfs.ext4"):
         shutil.which(needed, path=path) or tool(needed)
     (tmp_path / "bin").mkdir()
-    stop = tmp_path / "bin" / "mkdir"  # what follows the formatting would change this machine
+    stop = tmp_path / "bin" / "mkdir"  # the steps after the formatting would change this machine
     stop.write_text("#!/bin/sh\nexit 99\n")
     stop.chmod(0o755)
-    sleep = tmp_path / "bin" / "sleep"  # the disk "late" comes after some waiting, and nobody waits here
+    sleep = tmp_path / "bin" / "sleep"  # the disk "late" appears after some calls, and the test never waits
     sleep.write_text(
         f"#!/bin/sh\nprintf x >>{tmp_path}/slept\n"
         f'[ "$(wc -c <{tmp_path}/slept)" -ne 9 ] || truncate --size 8M {tmp_path}/late\n'
@@ -132,9 +132,7 @@ def set_up_disk(tool, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["scheduled-events-bridge-0.1.0-linux-x86_64.tar.gz", "a-0.1.0-py3-none-any.whl"])
-def test_the_setup_installs_from_the_archive_by_its_own_installer_and_from_a_wheel_by_the_one_beside_it(
-    set_up_disk, tmp_path, name
-):
+def test_setup_uses_the_installer_of_the_archive_or_its_own_for_a_wheel(set_up_disk, tmp_path, name):
     run, _ = set_up_disk
     installer = f'#!/bin/sh\nprintf "%s %s\\n" "$0" "$*" >>{tmp_path}/installed\n'
     tree, here = tmp_path / "tree/scheduled-events-bridge-0.1.0-linux-x86_64", tmp_path / "setup"
@@ -151,7 +149,7 @@ def test_the_setup_installs_from_the_archive_by_its_own_installer_and_from_a_whe
     else:
         goods.write_bytes(b"a wheel")
     (tmp_path / "disk").write_bytes(bytes(8 * 1024 * 1024))
-    # This machine is not to be changed: its fstab has the line, the disk is mounted, directories elsewhere are there.
+    # The stand-ins prevent changes to this machine: the fstab has the line, the disk is mounted, directories exist.
     for program, lines in {
         "grep": "exit 0",
         "mountpoint": "exit 0",
@@ -164,7 +162,7 @@ def test_the_setup_installs_from_the_archive_by_its_own_installer_and_from_a_whe
     url, digest = f"https://example.net/{name}?sig=a", hashlib.sha256(goods.read_bytes()).hexdigest()
     assert run(tmp_path / "disk", url, "0" * 64, setup=here / "setup.sh").returncode != 0
     assert not (tmp_path / "installed").exists()
-    for _ in range(2):  # it may run again
+    for _ in range(2):  # the setup is idempotent
         done = run(tmp_path / "disk", url, digest, setup=here / "setup.sh")
         assert done.returncode == 0, done.stderr
     how = f"{here}/archive/install.sh " if name.endswith(".gz") else f"{here}/install.sh {here}/{name}"
@@ -173,7 +171,7 @@ def test_the_setup_installs_from_the_archive_by_its_own_installer_and_from_a_whe
         assert (here / "archive/config.toml").read_text() == "# setup\n"
 
 
-def test_an_empty_disk_is_formatted_and_one_that_came_through_a_reimage_is_not(set_up_disk, tmp_path):
+def test_only_an_empty_disk_is_formatted(set_up_disk, tmp_path):
     run, told = set_up_disk
     disk = tmp_path / "disk"
     disk.write_bytes(bytes(8 * 1024 * 1024))
@@ -184,9 +182,7 @@ def test_an_empty_disk_is_formatted_and_one_that_came_through_a_reimage_is_not(s
     assert told(disk, "UUID") == first
 
 
-def test_a_disk_that_is_not_there_is_waited_for_and_then_ends_the_setup_with_the_parameter_to_look_at(
-    set_up_disk, tmp_path
-):
+def test_missing_disk_fails_the_setup_after_a_wait_and_names_the_parameter(set_up_disk, tmp_path):
     run, _ = set_up_disk
     done = run(tmp_path / "absent")
     assert done.returncode == 1

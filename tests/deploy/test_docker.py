@@ -1,7 +1,7 @@
-"""The Dockerfile: read by hadolint, and carried out without an engine, instruction by instruction.
+"""The Dockerfile, checked by hadolint and executed instruction by instruction without a container engine.
 
-No container engine runs where these tests do, and no image can be fetched there: the kit container_engine stands in for
-one. What that leaves open: the base image itself, and that an engine reads the file as we do.
+The test machines have no container engine and cannot pull images, so the kit container_engine stands in for one.
+Not covered: the base image, and differences between an engine and the kit.
 """
 
 import email
@@ -27,16 +27,16 @@ def image(dockerfile):
     return Image(read_stages(dockerfile.read_text()))
 
 
-# ---- what it says ---------------------------------------------------------------------------------------------------
+# ---- lint -----------------------------------------------------------------------------------------------------------
 
 
-def test_hadolint_has_nothing_to_say(tool, dockerfile):
+def test_hadolint_reports_no_findings(tool, dockerfile):
     done = subprocess.run([tool("hadolint"), dockerfile], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "")
-    assert "hadolint" not in dockerfile.read_text()  # nor was it told to ignore anything
+    assert "hadolint" not in dockerfile.read_text()  # and no finding is ignored
 
 
-# ---- what comes of it -----------------------------------------------------------------------------------------------
+# ---- the image ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def layers(stand_in_engine, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def built(dockerfile, image, checkout, layers):
-    """Return the builder, the layer of the image, and what went to the builder."""
+    """Return the builder, the layer of the image, and the build context."""
     context = context_of(dockerfile, checkout, layers / "context")
     builder = Builder(context=context, directory=layers)
     return builder, builder.build(image.stages), context
@@ -55,12 +55,12 @@ def built(dockerfile, image, checkout, layers):
 
 @pytest.fixture(scope="module")
 def facts(built, image, tmp_path_factory):
-    """Return what its containers said of themselves."""
+    """Return the results of the container script."""
     builder, layer, _ = built
     return run_in_container(builder, image, layer, CONTAINER, tmp_path_factory.mktemp("container"), volume=STATE)
 
 
-def test_nothing_goes_to_the_builder_that_is_not_needed(built):
+def test_build_context_contains_only_required_files(built):
     _, _, context = built
     assert {path.name for path in context.iterdir()} == {
         "bridge",
@@ -74,7 +74,7 @@ def test_nothing_goes_to_the_builder_that_is_not_needed(built):
     assert held == {"healthcheck.py", "drain.py", "requirements.txt"}
 
 
-def test_every_library_of_the_image_has_the_version_of_the_lock(built, deploy):
+def test_image_contains_the_locked_versions(built, deploy):
     _, layer, _ = built
     lock = (deploy / "artifact/requirements.txt").read_text()
     locked = set(re.findall(r"(?m)^([a-z0-9-]+==[^ ]+)", lock))
@@ -86,10 +86,10 @@ def test_every_library_of_the_image_has_the_version_of_the_lock(built, deploy):
     pins -= {pin for pin in pins if pin.startswith("scheduled-events-bridge==")}
     assert len(pins) > 15
     assert pins - locked == set()
-    assert not [pin for pin in pins if pin.startswith(("apprise==", "aiohttp=="))]  # of extras that nobody asked for
+    assert not [pin for pin in pins if pin.startswith(("apprise==", "aiohttp=="))]  # of extras that were not requested
 
 
-def test_agent_works_on_a_read_only_root_without_rights(facts):
+def test_agent_runs_on_a_read_only_root_without_capabilities(facts):
     assert facts["root_is_read_only"] == "yes"
     assert facts["user"] == "10001"
     assert int(facts["capabilities"], 16) == 0
@@ -98,7 +98,7 @@ def test_agent_works_on_a_read_only_root_without_rights(facts):
     assert facts["stop"] == "0"
 
 
-def test_health_check_tells_a_healthy_agent_from_a_hung_and_a_dead_one(facts):
+def test_health_check_detects_a_hung_or_dead_agent(facts):
     assert facts["unhealthy_before_the_agent_runs"] == "1"
     assert facts["healthy"] == "yes"
     assert facts["unhealthy_while_it_hangs"] == "1"
@@ -106,14 +106,14 @@ def test_health_check_tells_a_healthy_agent_from_a_hung_and_a_dead_one(facts):
     assert facts["unhealthy_once_it_is_gone"] == "1"
 
 
-def test_health_check_follows_the_configuration(facts):
+def test_health_check_uses_the_configured_address(facts):
     assert facts["healthy_where_the_configuration_says"] == "yes"
     assert facts["healthy_where_the_environment_says"] == "yes"
     assert facts["not_called_ill_for_a_broken_file"] == "0"
     assert facts["not_called_ill_without_a_listener"] == "0"
 
 
-def test_stand_in_for_an_engine_is_clean(tool):
+def test_shellcheck_accepts_the_container_engine_stand_in(tool):
     command = [tool("shellcheck"), "--exclude=SC1091,SC2086", "--shell=sh", CONTAINER]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout

@@ -1,7 +1,7 @@
-"""The roll-out to VMs that exist: the commands of the VM Application at work, and the policy rules on sample resources.
+"""The rollout to existing VMs: the commands of the VM Application, and the policy rules on sample resources.
 
-Azure itself is not here. The commands run with the real archive and the real installer below a temporary root, and with
-an installer that fails; the rules are judged by tests/kits/azure_policy.py, which has what they use and nothing else.
+The tests run without Azure. The commands run with the real archive and installer in a temporary root, and with an
+installer that fails. tests/kits/azure_policy.py evaluates the rules and supports only their language features.
 """
 
 import json
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.deploy, pytest.mark.timeout(900)]
 NAME = "scheduled-events-bridge"
 PACKAGE = f"{NAME}.tar"
 VM, SCALE_SET = "Microsoft.Compute/virtualMachines", "Microsoft.Compute/virtualMachineScaleSets"
-#: Rule, type, and where a type keeps its model.
+#: Rule, resource type, and the path of the VM model in the resource.
 KINDS = {"virtual-machines": (VM, ()), "scale-sets": (SCALE_SET, ("virtualMachineProfile",))}
 
 
@@ -34,7 +34,7 @@ def fleet(deploy):
 # ---- the commands ---------------------------------------------------------------------------------------------------
 
 
-def test_azure_takes_the_commands(fleet):
+def test_commands_fit_the_azure_limits(fleet):
     commands = fleet("commands")
     assert set(commands) == {"install", "update", "remove"}
     for command in commands.values():
@@ -44,7 +44,7 @@ def test_azure_takes_the_commands(fleet):
 
 @pytest.fixture
 def vm(fleet, tmp_path):
-    """Return a function that runs one command as the extension does: bash, in the directory of this version's files."""
+    """Return a function that runs a command as the extension does: with bash, in the directory of this version."""
     directory = tmp_path / NAME / "1.0.0"
     directory.mkdir(parents=True)
 
@@ -59,7 +59,7 @@ def vm(fleet, tmp_path):
 
 INSTALLER = """\
 #!/bin/sh
-# In place of the installer: tells what it was asked and what it finds beside it, and ends as it is told.
+# Stands in for the installer. Records its arguments and the archive next to it, and exits with $ENDS.
 printf '%s %s\\n' "$(basename "$(pwd)")" "$*" >>"$TOLD"
 [ -f "$(dirname "$0")/built-for" ] || exit 90
 cat "$(dirname "$0")/built-for" >>"$TOLD"
@@ -68,7 +68,7 @@ exit "${ENDS:-0}"
 
 
 def stub_package(vm, tmp_path, arches=("x86_64", "arm64"), kinds=(NAME,)):
-    """Put a package of archives with an installer that only tells into the directory of *vm*."""
+    """Put a package of archives with the recording installer into the directory of *vm*."""
     with tarfile.open(vm.directory / PACKAGE, "w") as package:
         for arch in arches:
             for kind in kinds:
@@ -91,9 +91,7 @@ OWN_ARCH = {"aarch64": "arm64"}.get(platform.machine(), platform.machine())
 
 @pytest.mark.parametrize("command", ["install", "update"])
 @pytest.mark.parametrize("has_config", [True, False])
-def test_the_archive_of_this_machine_is_installed_with_the_configuration_that_came_along(
-    vm, tmp_path, command, has_config
-):
+def test_archive_of_this_architecture_is_installed_with_the_given_config(vm, tmp_path, command, has_config):
     told = stub_package(vm, tmp_path)
     if has_config:
         (vm.directory / "config.toml").write_text("")
@@ -104,14 +102,14 @@ def test_the_archive_of_this_machine_is_installed_with_the_configuration_that_ca
 
 @pytest.mark.parametrize("command", ["install", "update", "remove"])
 @pytest.mark.parametrize("ends", [1, 2, 73])
-def test_what_the_installer_ends_with_is_what_azure_is_told(vm, tmp_path, command, ends):
+def test_command_returns_the_exit_code_of_the_installer(vm, tmp_path, command, ends):
     told = stub_package(vm, tmp_path)
     assert vm(command, TOLD=str(told), ENDS=str(ends)).returncode == ends
-    assert [path.name for path in vm.directory.iterdir()] == [PACKAGE]  # nothing unpacked stays on the disk
+    assert [path.name for path in vm.directory.iterdir()] == [PACKAGE]  # no unpacked file remains
 
 
 @pytest.mark.parametrize("command", ["install", "update", "remove"])
-def test_a_package_without_this_machine_s_archive_and_one_that_is_broken_are_failures(vm, tmp_path, command):
+def test_package_that_is_broken_or_lacks_this_architecture_fails(vm, tmp_path, command):
     told = stub_package(vm, tmp_path, arches=("s390x",))
     assert vm(command, TOLD=str(told)).returncode != 0
     (vm.directory / PACKAGE).write_bytes(b"no archive")
@@ -123,19 +121,19 @@ def test_a_package_without_this_machine_s_archive_and_one_that_is_broken_are_fai
 
 @pytest.fixture
 def real_vm(vm, tmp_path, service_python):
-    """Return *vm* with the archives of a release, and the directory that is its root."""
+    """Return *vm* with the archives of a release, and its root directory."""
     name = os.environ.get("ARTIFACTS")
     if not name:
         if os.environ.get("DEPLOY_TOOLS") == "required":
             pytest.fail(
-                "ARTIFACTS is not set: make the archives with deploy/artifact/build.py, and name their directory"
+                "ARTIFACTS is not set. Build the archives with deploy/artifact/build.py and set it to their directory."
             )
         pytest.skip("ARTIFACTS is not set")
     with tarfile.open(vm.directory / PACKAGE, "w") as package:
         for path in Path(name).glob(f"{NAME}-[0-9]*-linux-{OWN_ARCH}.tar.gz"):
             package.add(path, path.name)
     root = tmp_path / "root"
-    shell = tmp_path / "bin" / "sh"  # adds the root, and the Python that a service could see
+    shell = tmp_path / "bin" / "sh"  # adds the root and a Python that is visible to the service
     shell.parent.mkdir()
     shell.write_text(
         f'#!/bin/sh\ncase $* in *--uninstall*) set -- "$@" --root {root} ;; '
@@ -145,10 +143,10 @@ def real_vm(vm, tmp_path, service_python):
     return (lambda command: vm(command, PATH=f"{shell.parent}:{os.environ['PATH']}:/usr/sbin:/sbin")), root
 
 
-def test_the_real_installer_installs_keeps_the_old_version_at_a_failed_update_and_removes(real_vm, vm):
+def test_real_installer_installs_rejects_a_failed_update_and_removes(real_vm, vm):
     run, root = real_vm
     root.mkdir()
-    assert run("remove").returncode == 0  # what is not there is no failure
+    assert run("remove").returncode == 0  # a missing installation is not an error
     config, link = root / f"etc/{NAME}/config.toml", root / f"opt/{NAME}/venv"
     (vm.directory / "config.toml").write_text('[[sinks]]\ntype = "stdout"\n')
     done = run("install")
@@ -227,21 +225,21 @@ def in_ring(ring):
         (in_ring("canary"), "canary"),
         (in_ring("EARLY"), "early"),
         ({"group": "test-vms"}, "early"),
-        ({"group": "test-vms", **in_ring("canary")}, "canary"),  # the tag counts more than the group
+        ({"group": "test-vms", **in_ring("canary")}, "canary"),  # the tag takes precedence over the group
         ({}, "rest"),
         (in_ring("none"), None),
-        (in_ring("canry"), None),  # a slip of the pen is no ring
+        (in_ring("canry"), None),  # a typo matches no ring
         ({"group": "test-vms", **in_ring("none")}, None),
         ({"os_type": "Windows", **in_ring("canary")}, None),
     ],
 )
-def test_each_vm_is_in_one_ring_at_most(fleet, rule, what, ring):
+def test_each_vm_is_in_at_most_one_ring(fleet, rule, what, ring):
     found = [name for name in RINGS if policy(fleet, rule, name).applies(resource(rule, **what))]
     assert found == ([ring] if ring else [])
 
 
 @pytest.mark.parametrize("rule", KINDS)
-def test_rings_of_the_page_share_the_vms_out(fleet, deploy, rule):
+def test_documented_rings_assign_each_vm(fleet, deploy, rule):
     rings = json.loads(doc_pages.marked(doc_pages.page("docs/operate/fleet.md"), "file: rings.json"))
     groups = [name for each in rings for name in each["resourceGroups"]]
 
@@ -268,7 +266,7 @@ def test_rings_of_the_page_share_the_vms_out(fleet, deploy, rule):
     assert set(re.findall(r"\bring\.(\w+)", template)) == {key for each in rings for key in each}
 
 
-def test_nodes_of_aks_are_left_to_aks(fleet):
+def test_aks_nodes_are_excluded(fleet):
     nodes = resource("scale-sets", aks_managed_poolName="nodepool1")
     assert not [ring for ring in RINGS if policy(fleet, "scale-sets", ring).applies(nodes)]
 
@@ -286,7 +284,7 @@ def test_nodes_of_aks_are_left_to_aks(fleet):
         [{"packageReferenceId": f"{APPLICATION}/versions/1.0.0.1"}],
     ],
 )
-def test_a_vm_without_the_version_gets_it_and_keeps_all_else(fleet, rule, before):
+def test_vm_without_the_version_receives_it_and_keeps_other_settings(fleet, rule, before):
     asked = policy(fleet, rule)
     vm = resource(rule, applications=before, **in_ring("canary"))
     assert not asked.complies(vm)
@@ -300,7 +298,7 @@ def test_a_vm_without_the_version_gets_it_and_keeps_all_else(fleet, rule, before
     assert given["packageReferenceId"] == f"{APPLICATION}/versions/1.0.0"
     # A single VM that fails stops the task of its ring; a scale set must be able to grow without the agent.
     assert given["treatFailureAsDeploymentFailure"] is (rule == "virtual-machines")
-    assert given["enableAutomaticUpgrade"] is False  # the ring says when
+    assert given["enableAutomaticUpgrade"] is False  # the ring decides the time
     (after_model, before_model) = (
         found["properties"].get("virtualMachineProfile", found["properties"]) for found in (after, vm)
     )
@@ -310,11 +308,11 @@ def test_a_vm_without_the_version_gets_it_and_keeps_all_else(fleet, rule, before
 
 @pytest.mark.parametrize("rule", KINDS)
 @pytest.mark.parametrize("effect", ["AuditIfNotExists", "Disabled"])
-def test_an_audit_changes_nothing(fleet, rule, effect):
+def test_audit_policy_changes_no_vm(fleet, rule, effect):
     vm = resource(rule, **in_ring("canary"))
     asked = policy(fleet, rule, effect=effect)
     assert not asked.complies(vm)
     assert asked.remediate(vm) == vm
 
 
-# ---- what Azure asks of a rule --------------------------------------------------------------------------------------
+# ---- limits of Azure for a rule -------------------------------------------------------------------------------------

@@ -1,8 +1,7 @@
-"""The dashboard: that Grafana can read it, and that a real agent has data for each of its panels.
+"""The dashboard: Grafana can read it, and a real agent has data for each panel.
 
-No Grafana is here to draw it. What is checked instead: its JSON against Grafana's own types, each query by promtool on
-what a busy agent exported, and the rules of Grafana's dashboard-linter that concern a dashboard like this one. The
-linter itself could not be had.
+The tests run without Grafana. They check the JSON against Grafana's types, and run each query with promtool on the
+metrics of a busy agent.
 """
 
 import json
@@ -23,11 +22,11 @@ RULES = PROMETHEUS / "rules.yml"
 DASHBOARD = ROOT / "deploy" / "grafana" / "scheduled-events-bridge.json"
 
 MINUTES = 40
-#: Exported, and neither in a rule nor in a panel, on purpose.
+#: Exported metrics that are intentionally in no rule and no panel.
 UNUSED = {
-    "process_virtual_memory_bytes": "address space that nobody has touched says nothing; the resident set does",
+    "process_virtual_memory_bytes": "the resident set is the meaningful memory metric",
 }
-#: What promtool cannot know, as Grafana would fill it in with everything selected.
+#: The variables that Grafana substitutes, with everything selected.
 VARIABLES = {"$job": ".+", "$instance": ".+", "$sink": ".+", "$__rate_interval": "5m"}
 
 
@@ -70,11 +69,11 @@ def run(*command):
     return done.returncode, done.stdout + done.stderr
 
 
-# What it shows.
+# The panels.
 
 
-def test_every_query_finds_something_in_what_a_busy_agent_exported(tool, tmp_path, queries, busy):
-    """promtool shows what a query gives only where it expected something else, so it is told to expect nothing."""
+def test_dashboard_queries_return_data_of_a_busy_agent(tool, tmp_path, queries, busy):
+    """promtool prints the result of a query only on a mismatch, so each query expects no samples."""
     lines = series_of(busy, minutes=MINUTES)
     checks = [{"expr": query, "eval_time": f"{MINUTES - 1}m", "exp_samples": []} for _, query in queries]
     lines = ["tests:", "- interval: 1m", "  input_series:", *(f"  {line}" for line in lines)]
@@ -86,7 +85,7 @@ def test_every_query_finds_something_in_what_a_busy_agent_exported(tool, tmp_pat
     assert [title for title, query in queries if query not in found] == [], said
 
 
-def test_every_metric_of_an_agent_is_looked_at_somewhere_and_no_other_is(package, queries, busy):
+def test_dashboard_and_alerts_use_every_agent_metric(package, queries, busy):
     groups = package("yaml").safe_load(RULES.read_text())["groups"]
     rules = [rule["expr"] for group in groups for rule in group["rules"]]
     used = names_in([*rules, *(query for _, query in queries)])
@@ -95,7 +94,7 @@ def test_every_metric_of_an_agent_is_looked_at_somewhere_and_no_other_is(package
     assert {family(name) for name in exported} - {family(name) for name in used} == set(UNUSED)
 
 
-def test_the_tests_of_the_alerts_use_the_series_of_an_agent(busy):
+def test_alert_tests_use_series_that_an_agent_exports(busy):
     exported = {(name, frozenset(dict(labels))) for name, labels in busy[1].values}
     used = set()
     for path in (PROMETHEUS / "tests").glob("*.yml"):
@@ -108,10 +107,10 @@ def family(name):
     return re.sub(r"_seconds_(bucket|sum|count)$", "_seconds", name)
 
 
-# How Grafana reads it.
+# The format.
 
 
-def test_grafanas_own_types_know_every_key_of_it(package, dashboard):
+def test_grafana_types_contain_every_key_of_the_dashboard(package, dashboard):
     package("grafana_foundation_sdk")
     from grafana_foundation_sdk.cog import plugins  # noqa: PLC0415
     from grafana_foundation_sdk.cog.encoder import JSONEncoder  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""The chart: linted, judged by the schemas of Kubernetes, and compared with what kustomize makes of the same."""
+"""The chart: linted, validated against Kubernetes schemas, and compared with the kustomizations."""
 
 import json
 import subprocess
@@ -24,14 +24,14 @@ KUBERNETES = DEPLOY / "kubernetes"
 NAME = "scheduled-events-bridge"
 VERSIONS = ("1.29", "1.31", "1.33", "1.35")
 EVENT_HUBS = tomllib.loads((KUBERNETES / "overlays/event-hubs/config.toml").read_text())
-#: A kustomization, and the values of the chart that are to come to the same.
+#: A kustomization, and the values of the chart that give the same result.
 SAME = {
     "base": {},
     "overlays/host-network": {"hostNetwork": True},
     "overlays/event-hubs": {"config": EVENT_HUBS},
     "overlays/drain": {"drain": {"enabled": True}},
 }
-#: Values that use all that the chart knows.
+#: Values that use every feature of the chart.
 EVERYTHING = {
     "drain": {"enabled": True, "arguments": ["--force"]},
     "imagePullSecrets": [{"name": "pull"}],
@@ -45,7 +45,7 @@ EVERYTHING = {
 
 @pytest.fixture(scope="module")
 def helm(tool, tmp_path_factory):
-    """Run helm with a home of its own; return how it ended."""
+    """Return a function that runs helm with its own home directory and returns the completed process."""
     home = tmp_path_factory.mktemp("helm")
 
     def run(*arguments):
@@ -58,7 +58,7 @@ def helm(tool, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def rendered(helm, package, tmp_path_factory):
-    """Return what the chart makes of values, or how helm ended where it refuses."""
+    """Return a function that renders the chart with *values*, or returns the error of helm if *refused*."""
 
     def render(values=None, *, release=NAME, refused=False):
         path = tmp_path_factory.mktemp("values") / "values.json"
@@ -79,7 +79,7 @@ def config_of(manifests):
 
 
 def substance(manifests):
-    """Return *manifests* by kind without names and labels that each tool makes in its own way, nor the Namespace."""
+    """Return *manifests* by kind without the Namespace, generated names, and labels."""
     found = {}
     for manifest in json.loads(json.dumps(manifests)):
         without_labels(manifest["metadata"])
@@ -107,14 +107,14 @@ def of_daemon_set(spec):
 
 
 def without_labels(metadata):
-    """Take away the labels and annotations, and see that there was nothing else but a name and a namespace."""
+    """Remove the labels and annotations, and check that only a name and a namespace remain."""
     for key in ("labels", "annotations", "creationTimestamp"):
         metadata.pop(key, None)
     assert set(metadata) <= {"name", "namespace"}
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_chart_makes_what_kustomize_makes(rendered, kustomized, name):
+def test_chart_creates_the_same_resources_as_kustomize(rendered, kustomized, name):
     ours, theirs = substance(rendered(SAME[name])), substance(kustomized(KUBERNETES / name))
     assert ours.keys() == theirs.keys()
     for kind, manifest in theirs.items():
@@ -122,7 +122,7 @@ def test_chart_makes_what_kustomize_makes(rendered, kustomized, name):
 
 
 @pytest.mark.parametrize("values", [*SAME.values(), EVERYTHING, {"podMonitor": {"enabled": True}}], ids=str)
-def test_chart_is_right_for_helm(helm, tmp_path, values):
+def test_helm_lint_has_no_findings(helm, tmp_path, values):
     path = tmp_path / "values.json"
     path.write_text(json.dumps(values))
     done = helm("lint", "--strict", CHART, "--values", path)
@@ -131,7 +131,7 @@ def test_chart_is_right_for_helm(helm, tmp_path, values):
 
 
 @pytest.mark.parametrize("kubernetes", [*VERSIONS, "newest"])
-def test_every_manifest_is_valid_in_strict_mode(rendered, package, kubernetes):
+def test_manifests_match_the_kubernetes_schemas(rendered, package, kubernetes):
     validate = package("kubernetes_validate")
     wanted = ".".join(validate.latest_version().split(".")[:2]) if kubernetes == "newest" else kubernetes
     for values in (
@@ -175,13 +175,13 @@ def test_every_manifest_is_valid_in_strict_mode(rendered, package, kubernetes):
         ({"priorityClass": {"value": 2_000_000_000}}, "value"),
     ],
 )
-def test_schema_refuses_what_is_unknown_or_wrong(rendered, values, named):
+def test_schema_rejects_unknown_or_wrong_values(rendered, values, named):
     said = rendered(values, refused=True)
     assert "schema" in said
     assert named in said
 
 
-def test_values_of_the_readme_are_taken_and_make_a_configuration(rendered, package):
+def test_documented_values_render_a_valid_configuration(rendered, package):
     [block] = doc_pages.blocks(doc_pages.page("deploy/helm/README.md"), "yaml")
     manifests = rendered(package("yaml").safe_load(block.text))
     [sink] = read(tomllib.loads(config_of(manifests))).sinks
@@ -189,7 +189,7 @@ def test_values_of_the_readme_are_taken_and_make_a_configuration(rendered, packa
     assert only(manifests, "PodMonitor")
 
 
-def test_stop_that_would_be_a_kill_is_refused(rendered):
+def test_too_short_termination_grace_period_is_rejected(rendered):
     for values in (
         {"config": {"stop_grace_seconds": 29}},
         {"configToml": "stop_grace_seconds = 29.5  # long\n"},
@@ -201,6 +201,6 @@ def test_stop_that_would_be_a_kill_is_refused(rendered):
     rendered({"config": {"stop_grace_seconds": 0}, "terminationGracePeriodSeconds": 2})
 
 
-def test_pod_monitor_is_off_by_default_and_refused_where_nothing_can_be_scraped(rendered):
+def test_pod_monitor_is_off_by_default_and_rejected_with_the_host_network(rendered):
     assert not [each for each in rendered() if each["kind"] == "PodMonitor"]
     assert "loopback" in rendered({"podMonitor": {"enabled": True}, "hostNetwork": True}, refused=True)

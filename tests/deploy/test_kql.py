@@ -1,4 +1,4 @@
-"""Microsoft's own language service has nothing against the KQL, and the tables are the record's schema."""
+"""Microsoft's language service accepts the KQL, and the tables match the schema of the record."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _problems(blocks):
 
 
 @pytest.mark.parametrize("platform", _PLATFORMS)
-def test_queries_are_right_and_give_the_columns_of_their_header(kql, judged, platform):
+def test_queries_are_valid_and_return_the_documented_columns(kql, judged, platform):
     blocks = {name: judged[platform][name] for name in kql.queries}
     assert {name: _problems(each) for name, each in blocks.items()} == {name: [] for name in kql.queries}
     for name, each in blocks.items():
@@ -72,13 +72,13 @@ def test_queries_are_right_and_give_the_columns_of_their_header(kql, judged, pla
         assert [column for column, _ in each[0]["columns"]] == header_columns(kql.queries[name]), name
 
 
-def test_commands_are_right(judged):
+def test_management_commands_are_valid(judged):
     blocks = judged["data-explorer"]["setup"]
     assert _problems(blocks) == []
     assert [block["kind"] for block in blocks] == ["Command"] * 4
 
 
-def test_query_of_the_workspace_page_is_right(judged):
+def test_documented_workspace_query_is_valid(judged):
     blocks = judged["log-analytics"]["page"]
     assert _problems(blocks) == []
     [block] = blocks
@@ -102,7 +102,7 @@ def _leaves(schema, name, prefix="$.data"):
             yield f"{prefix}.{field}", {option.get("type", "string") for option in options}
 
 
-def test_mapping_takes_every_field_of_the_record_and_no_other(kql):
+def test_mapping_contains_exactly_the_fields_of_the_record(kql):
     table = kql.platforms["data-explorer"].columns
     assert list(kql.mapping) == list(table)
     leaves = dict(_leaves(json_schema(), "TransitionRecord"))

@@ -1,7 +1,7 @@
-"""The queries give the right answers on what two real agents sent, by both roads into a table.
+"""Results of the KQL queries for the records of two real agents, in Data Explorer and Log Analytics.
 
-What is late, lost, doubled or refused is made from real records by changing that one thing. The queries run in
-duckdb-kql, which is not Kusto: see tests/kits/kql/engine.py.
+Late, lost, duplicate, and rejected records are real records with one change. The queries run in duckdb-kql, which is
+not Kusto: see tests/kits/kql/engine.py.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def sent(tmp_path_factory):
 
 @pytest.fixture(params=["data-explorer", "log-analytics"])
 def ask(request, deploy, package):
-    """Return a function: the name of a query, what arrived and the time in, rows out."""
+    """Return a function that runs a query on arrivals at a given time and returns the rows."""
     engine = package("duckdb_kql")
     kql = Kql(deploy / "azure" / "kql")
 
@@ -48,7 +48,7 @@ def ask(request, deploy, package):
 
 
 def _arrivals(events, delay=_SECOND_OF_DELAY):
-    """Return *events* as they arrive: *delay* after they were observed, by every clock."""
+    """Return *events* as arrivals, each *delay* after its observation by every clock."""
     return [(event, _seen(event) + delay, _seen(event) + delay) for event in events]
 
 
@@ -65,7 +65,7 @@ def _after(events, **later):
 
 
 def _of(events, vm=None, transition=None, event_id=None):
-    """Return those of *events* that are of this VM, transition and EventId."""
+    """Return the *events* with this VM, transition, and EventId."""
     return [
         event
         for event in events
@@ -81,21 +81,21 @@ def _only(events, *which):
 
 
 def _with(event, **fields):
-    """Return a copy of *event* whose record has *fields* in place of its own."""
+    """Return a copy of *event* with *fields* of its record replaced."""
     changed = copy.deepcopy(event)
     changed["data"].update(fields)
     return changed
 
 
 def _at(event, moment):
-    """Return a copy of *event*, observed at *moment*, with an id and a sequence of its own."""
+    """Return a copy of *event* observed at *moment*, with a new id and sequence."""
     text = moment.astimezone(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     data = event["data"]
     return _with(event, observed_at=text, id=f"{data['id']} at {text}", sequence=data["sequence"] + 1000)
 
 
 def _list(value):
-    """Return a dynamic value, which the engine gives as a list or as JSON."""
+    """Return a dynamic value, which the engine returns as a list or as JSON."""
     return json.loads(value) if isinstance(value, str) else value
 
 
@@ -103,7 +103,7 @@ def _near(seconds):
     return pytest.approx(seconds, abs=0.002)
 
 
-def test_fleet_timeline_tells_each_event_of_each_vm_once(ask, sent):
+def test_fleet_timeline_lists_each_event_of_each_vm_once(ask, sent):
     doubled = [*_arrivals(sent), *_arrivals(sent, timedelta(minutes=1))]
     rows = ask("fleet-timeline", doubled, now=_after(sent, hours=1))
     told = {(row["event_id"], row["vm_name"]): row for row in rows}
@@ -138,7 +138,7 @@ def test_fleet_timeline_tells_each_event_of_each_vm_once(ask, sent):
     assert [row["first_seen"] for row in rows] == sorted((row["first_seen"] for row in rows), reverse=True)
 
 
-def test_open_events_are_those_that_should_be_over(ask, sent):
+def test_open_events_lists_overdue_events(ask, sent):
     now = _after(sent, hours=2)
     rows = ask("open-events", _arrivals(sent), now=now)
     assert {(row["event_id"], row["vm_name"], row["event_status"]) for row in rows} == {
@@ -154,21 +154,21 @@ def test_open_events_are_those_that_should_be_over(ask, sent):
 
 
 def _listing(events, vm, event_ids):
-    """Return *events* with a newest record of *vm* that has *event_ids* as its list of open events."""
+    """Return *events* with *event_ids* as the list of open events in the newest record of *vm*."""
     return [
         *events,
         _with(_at(_of(events, vm, "heartbeat")[-1], _after(events, minutes=1)), active_event_ids=event_ids),
     ]
 
 
-def test_event_that_is_missing_from_the_newest_list_is_not_open(ask, sent):
+def test_event_missing_from_the_newest_active_event_ids_is_not_open(ask, sent):
     now = _after(sent, hours=2)
     for event_ids, expected in ((["open"], ["evicted", "open"]), ([], ["evicted"]), (None, ["evicted", "open"])):
         rows = ask("open-events", _arrivals(_listing(sent, FIRST, event_ids)), now=now)
         assert sorted(row["event_id"] for row in rows) == expected
 
 
-def test_silent_agent_is_found_and_an_eviction_said(ask, sent):
+def test_silent_agents_are_listed_with_their_evictions(ask, sent):
     now = _after(sent, hours=1)
     alive = _at(_of(sent, FIRST, "heartbeat")[-1], now - timedelta(minutes=1))
     [row] = ask("silent-agents", _arrivals([*sent, alive]), now=now)
@@ -181,7 +181,7 @@ def test_silent_agent_is_found_and_an_eviction_said(ask, sent):
     assert row["usual_seconds"] == _near(mean)
 
 
-def test_missing_agents_are_those_of_the_list_that_sent_nothing(ask, sent):
+def test_missing_agents_are_listed_vms_that_sent_no_record(ask, sent):
     known = _of(sent, FIRST)[0]["data"]["vm"]["resource_id"]
     absent = f"{known}0"
 
@@ -213,7 +213,7 @@ def test_notice_counts_each_event_once(ask, sent):
     assert figures["Reboot", "Platform"]["median_seconds"] is None
 
 
-def test_approvals_tell_who_and_how_soon_it_started(ask, sent):
+def test_approvals_list_the_approver_and_the_delay_until_the_start(ask, sent):
     approved = _only(sent, FIRST, "approved", "reboot")
     refusal = {
         "source": "portal",
@@ -238,8 +238,8 @@ def test_approvals_tell_who_and_how_soon_it_started(ask, sent):
     assert _list(rows[1]["resources"]) == [FIRST]
 
 
-def test_late_records_are_those_that_arrived_late_at_first(ask, sent):
-    """A second copy that comes late is no late record; where no event hub's time is known, the table's counts."""
+def test_late_records_use_the_first_arrival(ask, sent):
+    """A late duplicate is not a late record. Without an event hub time, the time of the table counts."""
     late = _only(sent, FIRST, "started", "open")
     arrivals = _arrivals([event for event in sent if event is not late])
     arrivals += _arrivals([late], timedelta(hours=1))
@@ -251,7 +251,7 @@ def test_late_records_are_those_that_arrived_late_at_first(ask, sent):
     assert row["median_seconds"] == _near(1)
 
 
-def test_lost_records_are_the_holes_in_a_stream(ask, sent):
+def test_lost_records_are_the_sequence_gaps_of_a_stream(ask, sent):
     mine = sorted(_of(sent, FIRST), key=lambda event: event["data"]["sequence"])
     lost = [mine[2], mine[3], mine[7]]
     came = [event for event in sent if event not in lost]
@@ -262,7 +262,7 @@ def test_lost_records_are_the_holes_in_a_stream(ask, sent):
     assert (row["first_sequence"], row["last_sequence"]) == (1, mine[-1]["data"]["sequence"])
 
 
-def test_records_under_way_are_not_called_lost(ask, sent):
+def test_records_in_flight_are_not_reported_as_lost(ask, sent):
     hole = max(_of(sent, FIRST), key=lambda event: event["data"]["sequence"] if event in sent[:-5] else 0)
     came = [event for event in sent if event is not hole]
     assert ask("lost-records", _arrivals(came), now=_after(sent, minutes=30)) == []

@@ -1,4 +1,4 @@
-"""The manifests: built by kustomize, judged by the schemas of Kubernetes, and held against their own configuration."""
+"""The manifests: built by kustomize, and checked against the Kubernetes schemas and their own configuration."""
 
 import shutil
 import subprocess
@@ -26,7 +26,7 @@ def build(request):
 
 @pytest.fixture(scope="module")
 def manifests(build, kustomized):
-    """Return what the kustomization builds."""
+    """Return the manifests of the kustomization."""
     return kustomized(KUBERNETES / build)
 
 
@@ -49,7 +49,7 @@ def environment(agent):
 
 @pytest.fixture
 def settings(manifests, pod, environment, tmp_path):
-    """Return the settings of the ConfigMap that the pod really mounts, and of its environment."""
+    """Return the settings from the ConfigMap that the pod mounts and from its environment."""
     config_map = only(manifests, "ConfigMap")
     (volume,) = (volume for volume in pod["volumes"] if "configMap" in volume)
     assert volume["configMap"]["name"] == config_map["metadata"]["name"]
@@ -60,19 +60,19 @@ def settings(manifests, pod, environment, tmp_path):
 
 
 @pytest.mark.parametrize("version", [*VERSIONS, "newest"])
-def test_every_manifest_is_valid_in_strict_mode(manifests, package, version):
+def test_manifests_match_the_kubernetes_schemas(manifests, package, version):
     validate = package("kubernetes_validate")
     wanted = ".".join(validate.latest_version().split(".")[:2]) if version == "newest" else version
     for manifest in manifests:
         assert validate.validate(manifest, wanted, strict=True) == wanted
 
 
-def test_the_configuration_is_read_from_where_the_agent_looks(agent, settings, pod):
+def test_config_map_is_mounted_at_the_path_that_the_agent_reads(agent, settings, pod):
     assert settings.sinks
     assert volume_of(pod, mount(agent, "/etc/scheduled-events-bridge/config.toml")).keys() == {"name", "configMap"}
 
 
-def test_state_is_on_the_node_and_belongs_to_the_user_of_the_agent(pod, agent, settings):
+def test_state_is_on_the_node_and_owned_by_the_agent_user(pod, agent, settings):
     found = mount(agent, settings.state.directory)
     assert not found.get("readOnly")
     volume = volume_of(pod, found)
@@ -90,7 +90,7 @@ def test_state_is_on_the_node_and_belongs_to_the_user_of_the_agent(pod, agent, s
 
 @pytest.fixture
 def own_overlay(kustomized, tmp_path):
-    """Build an overlay beside those that come along, of a kustomization.yaml and a config.toml."""
+    """Return a function that builds a custom overlay from a kustomization.yaml and a config.toml."""
     shutil.copytree(KUBERNETES, tmp_path / "kubernetes")
     directory = tmp_path / "kubernetes/overlays/own"
     directory.mkdir()
@@ -103,7 +103,7 @@ def own_overlay(kustomized, tmp_path):
     return built
 
 
-def test_overlay_of_the_readme_replaces_the_configuration_and_the_image(own_overlay):
+def test_documented_overlay_replaces_the_configuration_and_the_image(own_overlay):
     [recipe] = doc_pages.blocks(doc_pages.page("deploy/kubernetes/README.md"), "yaml")
     manifests = own_overlay(recipe.text)
     config = only(manifests, "ConfigMap")
@@ -114,11 +114,11 @@ def test_overlay_of_the_readme_replaces_the_configuration_and_the_image(own_over
     assert images == {"registry.contoso.net/scheduled-events-bridge:0.1.0"}
 
 
-def test_the_kubelet_waits_longer_than_a_stop_takes(pod, settings):
+def test_termination_grace_period_exceeds_the_stop_grace_period(pod, settings):
     assert pod["terminationGracePeriodSeconds"] > settings.stop_grace_seconds + 1
 
 
-def test_two_agents_never_run_on_one_node(manifests):
+def test_rolling_update_never_runs_two_agents_on_one_node(manifests):
     strategy = only(manifests, "DaemonSet")["spec"]["updateStrategy"]
     assert strategy["type"] == "RollingUpdate"
     assert strategy["rollingUpdate"]["maxSurge"] == 0
@@ -126,7 +126,7 @@ def test_two_agents_never_run_on_one_node(manifests):
 
 
 @pytest.mark.parametrize("build", ["overlays/drain"], scope="module", indirect=True)
-def test_drain_may_do_what_its_program_asks_for_and_nothing_else(manifests):
+def test_drain_role_grants_exactly_the_required_permissions(manifests):
     role, binding = only(manifests, "ClusterRole"), only(manifests, "ClusterRoleBinding")
     granted = [(resource, verb) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]]
     assert sorted(granted) == sorted(RIGHTS)
@@ -141,7 +141,7 @@ def test_drain_may_do_what_its_program_asks_for_and_nothing_else(manifests):
     assert binding["subjects"] == [subject]
 
 
-def test_every_container_is_confined_and_the_agent_is_no_root(pod, agent):
+def test_containers_are_confined_and_the_agent_is_not_root(pod, agent):
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     for container in pod["containers"] + pod["initContainers"]:
@@ -165,7 +165,7 @@ def scrape_job(package):
 
 
 def test_prometheus_accepts_the_scrape_job(tool, package, scrape_job, tmp_path):
-    """But for its kubernetes_sd_configs, which Debian builds Prometheus without."""
+    """The check omits kubernetes_sd_configs, because Debian builds Prometheus without it."""
     job = {**scrape_job, "static_configs": [{"targets": ["10.244.0.9:9464"]}]}
     del job["kubernetes_sd_configs"]
     path = tmp_path / "prometheus.yml"

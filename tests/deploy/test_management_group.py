@@ -1,4 +1,4 @@
-"""The policy for a management group: the same policy as for one subscription, at a scope with its own rules."""
+"""The policy for a management group, which is the policy for a subscription at another scope."""
 
 import json
 import math
@@ -23,7 +23,7 @@ def files(parse):
     return {scope: parse(name) for scope, name in names.items()}
 
 
-def test_each_file_has_its_scope_and_the_same_policy(files):
+def test_policies_of_both_scopes_are_the_same(files):
     for scope, root in files.items():
         [target] = nodes(root, "target_scope_assignment")
         assert literal(target.named_children[0]) == scope
@@ -35,7 +35,7 @@ def test_each_file_has_its_scope_and_the_same_policy(files):
     assert one == group
 
 
-def test_identity_has_the_role_of_the_rules_on_the_whole_management_group(files, deploy):
+def test_identity_has_the_required_role_on_the_management_group(files, deploy):
     root = files["managementGroup"]
     granted = properties(body(declared(root, "resource")["contributor"]))
     assert set(granted) == {"name", "properties"}  # without a scope, the role is assigned at the scope of the file
@@ -53,7 +53,7 @@ def assignment_name(root, ring):
     return text(name).strip("'").replace("${ring.name}", ring)
 
 
-def test_azure_accepts_the_names_of_the_assignments(files):
+def test_assignment_names_fit_the_azure_limit(files):
     rings = json.loads(doc_pages.marked(doc_pages.page("docs/operate/fleet.md"), "file: rings.json"))
     [longest] = re.findall(r"can have at most (\d+) characters", doc_pages.page(PAGE))
     for name in [*(each["name"] for each in rings), "r" * int(longest)]:
@@ -82,7 +82,7 @@ def value(node, names):
 
 
 @pytest.mark.parametrize(("group", "scope"), [("", SUBSCRIPTION), ("contoso", GROUP)])
-def test_task_remediates_the_assignment_of_its_scope(parse, files, group, scope):
+def test_remediation_task_names_the_assignment_of_its_scope(parse, files, group, scope):
     root = parse("fleet/remediation.bicep")
     variables = {name: node.named_children[1] for name, node in declared(root, "variable").items()}
     names = {**variables, "ring": "canary", "managementGroupName": group, "subscription().id": SUBSCRIPTION}
@@ -98,7 +98,7 @@ def test_task_remediates_the_assignment_of_its_scope(parse, files, group, scope)
     assert literal(target.named_children[0]) == "subscription"
 
 
-def test_durations_of_the_page_follow_from_its_formula_and_the_template(parse):
+def test_documented_durations_match_the_formula_and_the_template(parse):
     page = doc_pages.page(PAGE)
     formula = "duration = ceiling(VMs / (tasks * parallelDeployments)) * minutes per VM"
     assert doc_pages.marked(page, "rollout: duration").strip() == formula

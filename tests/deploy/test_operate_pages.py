@@ -1,4 +1,4 @@
-"""What docs/operate has one copy for a fleet: the search for the VMs that lose the agent, the units of the secrets."""
+"""Scripts of docs/operate: the removal of the agent from VMs, and the units that fetch secrets."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import pytest
 pytestmark = pytest.mark.deploy
 
 NAME = "scheduled-events-bridge"
-#: Plays `az vm list`, whose --query is JMESPath, over vms.json, and notes what else it is asked to do.
+#: Simulates `az vm list`, whose --query is JMESPath, with vms.json, and records all other commands.
 AZ = """#!{python}
 import json, pathlib, sys
 import jmespath
@@ -25,7 +25,7 @@ else:
 """
 
 
-def test_removal_on_the_page_finds_the_vms_that_have_the_application_and_leaves_others_theirs(package, tmp_path):
+def test_documented_removal_affects_only_vms_with_just_this_application(package, tmp_path):
     package("jmespath")
     galleries = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Compute/galleries/apps/applications"
     ours, backup = f"{galleries}/{NAME}/versions/1.0.0", f"{galleries}/{NAME}-backup/versions/1.0.0"
@@ -54,7 +54,7 @@ def test_removal_on_the_page_finds_the_vms_that_have_the_application_and_leaves_
 UNITS = ("fetch-secrets.service", "fetch-secrets.timer")
 
 
-def test_units_of_the_secrets_page_are_read_without_a_word(tool, tmp_path):
+def test_systemd_analyze_accepts_the_units_of_the_secrets_page(tool, tmp_path):
     page = doc_pages.page("docs/operate/secrets.md")
     program = tmp_path / "fetch-secrets"
     program.write_text(doc_pages.marked(page, "file: fetch-secrets"))

@@ -1,7 +1,7 @@
-"""The real Collector runs deploy/otel-collector/config.yaml: what it answered with 200 arrives, whatever happens then.
+"""The OpenTelemetry Collector with deploy/otel-collector/config.yaml: every acknowledged record arrives.
 
-The file itself runs, not a copy: its addresses and its directory come from the environment, and a limit that takes
-too long to reach is lowered on the command line.
+The tests run the real Collector with the file itself. Its addresses and its directory come from the environment, and
+the command line lowers a limit that takes too long to reach.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def config(deploy):
 
 
 def _until(found, what, within_seconds=_ARRIVE_SECONDS):
-    """Return what *found* returns, once that is true."""
+    """Wait until the result of *found* is true, and return it."""
     never = threading.Event()
     deadline = time.monotonic() + within_seconds
     while not (answer := found()):
@@ -56,7 +56,7 @@ def _free_address():
 
 
 def _read(url):
-    """Return the status and the text at *url*; (None, "") while nothing listens there."""
+    """Return the status and the text at *url*, or (None, "") if nothing listens there."""
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:
             return answer.status, answer.read().decode()
@@ -79,7 +79,7 @@ def _logs_in(request):
 
 
 class Backend(HttpPeer):
-    """A stand-in for what the Collector exports to; it knows what it accepted."""
+    """A backend for the Collector that keeps the accepted log records."""
 
     def __init__(self):
         self.arrived = {}
@@ -99,7 +99,7 @@ class Backend(HttpPeer):
 
 
 class Collector:
-    """The Collector with the configuration as it stands; it can be killed and started again on its directory."""
+    """A Collector process with the shipped configuration, which can be killed and restarted on its directory."""
 
     def __init__(self, program, config, directory, backend):
         self._program = program
@@ -119,7 +119,7 @@ class Collector:
         self._process = None
 
     def start(self, **settings):
-        """Start it with *settings* (dots written as two underscores) on top of the file; return once it is healthy."""
+        """Start with *settings* (two underscores stand for a dot) in addition to the file, and wait until healthy."""
         sets = [f"--set={name.replace('__', '.')}={value}" for name, value in settings.items()]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -132,19 +132,19 @@ class Collector:
         return _read(self.health_url)[0] == 200
 
     def validate(self, **environment):
-        """Return the exit status and the words of `validate`; a variable that is None is not set."""
+        """Return the exit status and the output of `validate`. A variable that is None is not set."""
         merged = {name: value for name, value in {**self._environment, **environment}.items() if value is not None}
         command = [self._program, "validate", "--config", str(self._config)]
         done = subprocess.run(command, env=merged, capture_output=True, text=True, timeout=_START_SECONDS, check=False)
         return done.returncode, done.stdout + done.stderr
 
     def metric(self, name):
-        """Return the sum of the samples of *name*; None while there is none."""
+        """Return the sum of the samples of *name*, or None without samples."""
         lines = [line for line in _read(self.metrics_url)[1].splitlines() if line.startswith(f"{name}{{")]
         return sum(float(line.rpartition(" ")[2]) for line in lines) if lines else None
 
     def kill(self):
-        """SIGKILL: no flush, no goodbye."""
+        """Send SIGKILL."""
         self._process.kill()
         self._process.wait(_STOP_SECONDS)
 
@@ -189,7 +189,7 @@ def test_configuration_is_valid(collector):
     assert collector.validate() == (0, "")
 
 
-def test_records_come_out_as_the_sink_wrote_them(collector, backend):
+def test_collector_forwards_records_unchanged(collector, backend):
     collector.start()
     records = [sample_record(1), sample_record(2, event=sample_event(event_type="Preempt"))]
     _send(collector, records)
@@ -205,7 +205,7 @@ def test_records_come_out_as_the_sink_wrote_them(collector, backend):
         assert resource == {each.key: each.value.string_value for each in sent.resource.attributes}
 
 
-def test_records_wait_for_a_backend_that_is_down(collector, backend):
+def test_records_are_queued_while_the_backend_is_down(collector, backend):
     collector.start()
     backend.refuse_for_now()
     records = [sample_record(number) for number in range(1, 21)]
@@ -217,7 +217,7 @@ def test_records_wait_for_a_backend_that_is_down(collector, backend):
 
 
 @pytest.mark.parametrize("stop", [Collector.kill, Collector.close])
-def test_records_survive_a_killed_and_a_stopped_collector(collector, backend, stop):
+def test_queued_records_survive_a_killed_or_stopped_collector(collector, backend, stop):
     collector.start()
     backend.refuse_for_now()
     records = [sample_record(number) for number in range(1, 51)]
@@ -230,7 +230,7 @@ def test_records_survive_a_killed_and_a_stopped_collector(collector, backend, st
     backend.wait_for(records)
 
 
-def test_full_queue_refuses_and_loses_nothing(collector, backend):
+def test_full_queue_rejects_records_without_loss(collector, backend):
     collector.start(exporters__otlp_http__sending_queue__queue_size=10)
     backend.refuse_for_now()
     records = [sample_record(number) for number in range(1, 101)]
@@ -253,7 +253,7 @@ def _is_taken(sink, record):
     return True
 
 
-def test_what_the_backend_refuses_for_good_is_dropped_and_counted(collector, backend):
+def test_permanently_rejected_records_are_dropped_and_counted(collector, backend):
     collector.start()
     backend.say(401)
     _send(collector, [sample_record()])
@@ -265,8 +265,8 @@ def test_what_the_backend_refuses_for_good_is_dropped_and_counted(collector, bac
     assert set(backend.arrived) == {later.id}
 
 
-def test_nothing_stands_between_the_answer_and_the_disk(config, package):
-    """A batch processor, or a queue that gives up, loses what was answered with 200; both take too long to watch."""
+def test_records_are_on_disk_before_the_response(config, package):
+    """A batch processor or a queue with a time limit would lose acknowledged records after a long time."""
     read = package("yaml").safe_load(config.read_text())
     assert read["service"]["pipelines"]["logs"]["processors"] == ["memory_limiter"]
     assert read["extensions"]["file_storage"]["fsync"] is True

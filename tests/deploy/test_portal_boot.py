@@ -1,6 +1,6 @@
-"""The portal's page and unit under a real systemd, which is process 1 of namespaces of its own (systemd/boot.sh).
+"""The portal's page and unit under a real systemd as process 1 of its own namespaces (systemd/boot.sh).
 
-Every block of the page runs there as it stands, the one that installs too, from wheels that were fetched before.
+Every block of the page runs unchanged. The installation uses wheels that were downloaded before.
 """
 
 import os
@@ -18,12 +18,12 @@ HERE = Path(__file__).parent
 PAGE = doc_pages.page("docs/operate/portal.md")
 NAME = "scheduled-events-portal"
 BLOCKS = [each.mark.partition(": ")[2] for each in doc_pages.blocks(PAGE) if each.mark.startswith("portal service: ")]
-BOOT_SECONDS = 1300  # beside busy neighbours; alone a tenth of it
+BOOT_SECONDS = 1300  # on a busy machine; an idle machine needs a tenth
 
 
 @pytest.fixture(scope="module")
 def wheels(deploy, package_source, clean_environment, service_python, tmp_path_factory):
-    """Return a directory with the wheel of the portal, and below it the libraries of the lock."""
+    """Return a directory with the wheel of the portal, and the locked libraries in a subdirectory."""
     directory = tmp_path_factory.mktemp("wheels")
     pip = [service_python, "-m", "pip"]
     fetched = ["download", "--quiet", "--no-deps", "--only-binary", ":all:", "--require-hashes"]
@@ -39,7 +39,7 @@ def wheels(deploy, package_source, clean_environment, service_python, tmp_path_f
 
 @pytest.fixture(scope="module")
 def goods(deploy, wheels, service_python, tool, tmp_path_factory):
-    """Return a directory with all that the machine is to have: a checkout with its wheel, libraries, and the blocks."""
+    """Return a directory with the files for the machine: a checkout with its wheel, libraries, and the blocks."""
     for name in ("unshare", "ip", "runuser", "curl", "openssl"):
         tool(name)
     goods = tmp_path_factory.mktemp("boot") / "goods"
@@ -72,13 +72,13 @@ def facts(goods, unable):
     return dict(line.split("=", 1) for line in found.read_text().splitlines())
 
 
-def test_every_block_of_the_page_works_as_it_stands(facts):
+def test_every_command_block_of_the_page_succeeds(facts):
     assert {name: facts.get(name.replace(" ", "_")) for name in BLOCKS} == dict.fromkeys(BLOCKS, "0")
     assert facts["ready_again"] == "yes"
     assert facts["door"] == "200"
 
 
-def test_portal_is_confined_and_works(facts):
+def test_portal_runs_in_the_sandbox(facts):
     assert facts["active"] == "active"
     assert facts["status"] == "Serving http://127.0.0.1:8443"
     assert facts["user"] == NAME
@@ -90,13 +90,13 @@ def test_portal_is_confined_and_works(facts):
     assert facts["database"] == f"{NAME} 600"
 
 
-def test_wrong_configuration_fails_the_start_and_is_over_once_it_is_mended(facts):
+def test_invalid_configuration_fails_the_start_until_it_is_fixed(facts):
     assert facts["restart_with_a_wrong_file"] != "0"
     assert int(facts["mistake_in_the_journal"]) >= 1
     assert facts["exit_status"] == "78"
     assert facts["ready_once_it_is_mended"] == "yes"
 
 
-def test_it_stops_in_time(facts):
+def test_portal_stops_within_the_grace_period(facts):
     assert int(facts["stop_seconds"]) <= 5
     assert facts["stopped_with"] == "0"

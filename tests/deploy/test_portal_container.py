@@ -1,6 +1,6 @@
-"""The portal's image carried out by the kit container_engine, and what becomes of a container of it: docker/portal.sh.
+"""The portal's image, built and run by the kit container_engine. docker/portal.sh runs in the container.
 
-It computes for most of a minute, so it runs by its own command: pytest -m long tests/deploy/test_portal_container.py
+The tests take about a minute and run separately: pytest -m long tests/deploy/test_portal_container.py
 """
 
 import email
@@ -40,14 +40,14 @@ def built(dockerfile, image, checkout, stand_in_engine, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def facts(built, image, deploy, tmp_path_factory):
-    """Return what its container said of itself."""
+    """Return the results of the container script."""
     directory = tmp_path_factory.mktemp("container")
     shutil.copy(deploy / "portal/kubernetes/base/portal.toml", directory)
     builder, layer = built
     return run_in_container(builder, image, layer, CONTAINER, directory, volume=STATE)
 
 
-def test_image_holds_the_versions_of_the_lock_compiled_and_no_installer(built, deploy):
+def test_image_contains_compiled_locked_versions_without_pip(built, deploy):
     _, layer = built
     (packages,) = (layer / "root/opt/scheduled-events-portal/venv/lib").glob("python*/site-packages")
     found = {}
@@ -63,7 +63,7 @@ def test_image_holds_the_versions_of_the_lock_compiled_and_no_installer(built, d
     assert not (packages / "pip").exists()
 
 
-def test_portal_works_on_a_read_only_root_without_rights(facts):
+def test_portal_runs_on_a_read_only_root_without_capabilities(facts):
     assert facts["root_is_read_only"] == "yes"
     assert facts["user"] == "10001"
     assert int(facts["capabilities"], 16) == 0
@@ -75,7 +75,7 @@ def test_portal_works_on_a_read_only_root_without_rights(facts):
     assert int(facts["stop_seconds"]) <= 5
 
 
-def test_health_check_tells_a_healthy_portal_from_a_hung_and_a_dead_one(facts):
+def test_health_check_detects_a_hung_or_dead_portal(facts):
     assert facts["unhealthy_before_the_portal_runs"] == "1"
     assert facts["healthy"] == "yes"
     assert facts["unhealthy_while_it_hangs"] == "1"

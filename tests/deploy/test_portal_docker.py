@@ -1,4 +1,4 @@
-"""The portal's Dockerfile, read by hadolint, and its lock. What comes of them is in test_portal_container.py."""
+"""The portal's Dockerfile, checked by hadolint, and its lock file. test_portal_container.py runs the image."""
 
 import re
 import subprocess
@@ -22,13 +22,13 @@ def dockerfile(deploy):
     return deploy / "portal/Dockerfile"
 
 
-# ---- what it says ---------------------------------------------------------------------------------------------------
+# ---- lint -----------------------------------------------------------------------------------------------------------
 
 
-def test_hadolint_has_nothing_to_say(tool, dockerfile):
+def test_hadolint_reports_no_findings(tool, dockerfile):
     done = subprocess.run([tool("hadolint"), dockerfile], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "")
-    assert "hadolint" not in dockerfile.read_text()  # nor was it told to ignore anything
+    assert "hadolint" not in dockerfile.read_text()  # and no finding is ignored
 
 
 # ---- the lock -------------------------------------------------------------------------------------------------------
@@ -38,7 +38,7 @@ def locked(path):
     return dict(re.findall(r"(?m)^([a-z0-9-]+)==(\S+)", path.read_text()))
 
 
-def test_lock_has_all_of_the_extra_above_its_floors_and_the_versions_that_the_agent_has(deploy, checkout):
+def test_lock_contains_the_extras_and_matches_the_agent_lock(deploy, checkout):
     versions, agents = locked(deploy / "portal/requirements.txt"), locked(deploy / "artifact/requirements.txt")
     settings = tomllib.loads((checkout / "pyproject.toml").read_text())
     extras = settings["project"]["optional-dependencies"]
@@ -52,10 +52,10 @@ def test_lock_has_all_of_the_extra_above_its_floors_and_the_versions_that_the_ag
         assert numbers >= tuple(map(int, re.findall(r"\d+", floors[name]["floor"]))), name
 
 
-# ---- what carries it out (test_portal_container.py) ---------------------------------------------------------------
+# ---- the script of test_portal_container.py -----------------------------------------------------------------------
 
 
-def test_stand_in_for_a_day_of_the_portal_is_clean(tool):
+def test_shellcheck_accepts_the_portal_container_script(tool):
     command = [tool("shellcheck"), "--exclude=SC1091,SC2086", "--shell=sh", CONTAINER]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout

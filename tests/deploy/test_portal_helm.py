@@ -107,7 +107,7 @@ def test_helm_lint_has_no_findings(helm, values):
 
 
 @pytest.mark.parametrize("version", [*VERSIONS, "newest"])
-def test_every_manifest_is_valid_in_strict_mode(rendered, package, version):
+def test_manifests_match_the_kubernetes_schemas(rendered, package, version):
     validate = package("kubernetes_validate")
     wanted = ".".join(validate.latest_version().split(".")[:2]) if version == "newest" else version
     for values in (*SAME.values(), EVERYTHING):
@@ -128,13 +128,13 @@ def test_every_manifest_is_valid_in_strict_mode(rendered, package, version):
     ],
     ids=str,
 )
-def test_wrong_values_are_refused_with_the_reason(helm, values, named):
+def test_wrong_values_are_rejected_with_the_reason(helm, values, named):
     done = helm("template", NAME, CHART, values=values)
     assert done.returncode != 0
     assert named in done.stderr
 
 
-def test_postgresql_allows_replicas_and_its_port(rendered):
+def test_postgresql_allows_replicas_and_opens_its_port(rendered):
     manifests = rendered(POSTGRESQL)
     assert only(manifests, "StatefulSet")["spec"]["replicas"] == 3
     ports = only(manifests, "NetworkPolicy")["spec"]["egress"][1]["ports"]

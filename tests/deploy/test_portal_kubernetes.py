@@ -1,4 +1,4 @@
-"""The portal's manifests: built by kustomize, judged by schemas, and held against their own configuration."""
+"""The portal's manifests: built by kustomize, and checked against the Kubernetes schemas and their configuration."""
 
 import re
 from pathlib import Path
@@ -25,7 +25,7 @@ def build(request):
 
 @pytest.fixture(scope="module")
 def manifests(build, kustomized):
-    """Return what the kustomization builds."""
+    """Return the manifests of the kustomization."""
     return kustomized(KUBERNETES / build)
 
 
@@ -42,7 +42,7 @@ def portal(pod):
 
 @pytest.fixture
 def settings(manifests, pod, tmp_path):
-    """Return the settings of the ConfigMap that the pod really mounts."""
+    """Return the settings from the ConfigMap that the pod mounts."""
     config_map = only(manifests, "ConfigMap")
     (volume,) = (volume for volume in pod["volumes"] if "configMap" in volume)
     assert volume["configMap"]["name"] == config_map["metadata"]["name"]
@@ -53,14 +53,14 @@ def settings(manifests, pod, tmp_path):
 
 
 @pytest.mark.parametrize("version", [*VERSIONS, "newest"])
-def test_every_manifest_is_valid_in_strict_mode(manifests, package, version):
+def test_manifests_match_the_kubernetes_schemas(manifests, package, version):
     validate = package("kubernetes_validate")
     wanted = ".".join(validate.latest_version().split(".")[:2]) if version == "newest" else version
     for manifest in manifests:
         assert validate.validate(manifest, wanted, strict=True) == wanted
 
 
-def test_configuration_is_read_from_where_the_portal_looks(pod, portal, settings):
+def test_config_map_is_mounted_at_the_path_that_the_portal_reads(pod, portal, settings):
     assert portal["args"] == ["portal"]
     assert volume_of(pod, mount(portal, f"/etc/{NAME}/portal.toml")).keys() == {"name", "configMap"}
     assert settings.database.file is None  # so it is in the image's $STATE_DIRECTORY
@@ -69,7 +69,7 @@ def test_configuration_is_read_from_where_the_portal_looks(pod, portal, settings
     assert volume_of(pod, mount(portal, "/tmp")).keys() == {"name", "emptyDir"}
 
 
-def test_secrets_are_files_that_the_pod_has_for_its_group_alone(pod, portal, settings, deploy):
+def test_secrets_are_mounted_as_files_for_the_group_of_the_pod(pod, portal, settings, deploy):
     named = [settings.agents.attested.secret_file, settings.readers.token_file, settings.signing.private_key_file]
     volume = volume_of(pod, mount(portal, named[0]))
     assert volume["secret"] == {"secretName": NAME, "defaultMode": 0o440}
@@ -79,7 +79,7 @@ def test_secrets_are_files_that_the_pod_has_for_its_group_alone(pod, portal, set
     assert all(mount(portal, name)["mountPath"] == str(Path(name).parent) for name in named)
 
 
-def test_probes_ask_where_the_portal_listens(portal, settings):
+def test_probes_use_the_operator_address(portal, settings):
     host, port = address_of(settings.operator.listen)
     assert host == "0.0.0.0"
     for name, path in (("startupProbe", "/healthz"), ("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")):
@@ -90,7 +90,7 @@ def test_probes_ask_where_the_portal_listens(portal, settings):
     }
 
 
-def test_service_leads_to_the_portal_and_never_to_the_operators_port(build, manifests, pod, settings):
+def test_service_exposes_the_portal_but_not_the_operator_port(build, manifests, pod, settings):
     service = only(manifests, "Service")
     (port,) = service["spec"]["ports"]
     assert port["targetPort"] == "portal"
@@ -106,11 +106,11 @@ def test_service_leads_to_the_portal_and_never_to_the_operators_port(build, mani
         (found,) = (each for each in pod["containers"][0]["volumeMounts"] if each["name"] == "tls")
         for name in (settings.server.cert_file, settings.server.key_file):
             assert str(Path(name).parent) == found["mountPath"]
-            assert Path(name).name in {"tls.crt", "tls.key"}  # as a Secret of the type kubernetes.io/tls has them
+            assert Path(name).name in {"tls.crt", "tls.key"}  # the keys of a Secret of type kubernetes.io/tls
         assert volume_of(pod, found)["secret"]["defaultMode"] == 0o440
 
 
-def test_pod_is_confined_and_has_no_right_to_the_api(manifests, pod, portal):
+def test_pod_is_confined_and_has_no_kubernetes_api_access(manifests, pod, portal):
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     context = portal["securityContext"]

@@ -1,7 +1,7 @@
-"""The page of whoever runs the portal: its commands in their order, with the unit's own command, as another user.
+"""The commands of the operator page of the portal, in order, with ExecStart of the unit under another user.
 
-In the place of systemd a stand-in does what the unit says, in a directory of the test: it copies the credentials, and
-runs ExecStart as a user who may read all, for this directory is root's, and write nothing but the state directory.
+A stand-in for systemctl follows the unit in a temporary directory: it copies the credentials and runs ExecStart. The
+user can read everything, because root owns the directory, but can write only to the state directory.
 """
 
 import os
@@ -87,11 +87,11 @@ def desk(tool, deploy, tmp_path_factory, clean_environment):
         if as_user:
             tool("setpriv")
             closed = [each for each in Path(bridge.__file__).parents if not each.stat().st_mode & 0o001]
-            if closed:  # access(2), by which Alembic looks for its folder, heeds no capability
-                pytest.skip(f"the installation is where no other user gets to: {closed[0]}")
+            if closed:  # Alembic finds its folder with access(2), which ignores capabilities
+                pytest.skip(f"other users cannot access the installation: {closed[0]}")
         words = {
             "as_user": as_user, "home": home, "operator": operator, "name": NAME,
-            "mode": "0440" if as_user else "0400",  # one's own key is nobody else's
+            "mode": "0440" if as_user else "0400",  # only the owner reads a private key
             "credentials": home / "credentials", "unit": home / f"etc/systemd/system/{NAME}.service",
         }  # fmt: skip
         for name, text in {"systemctl": SYSTEMCTL, "runuser": RUNUSER, "systemd-sysusers": "#!/bin/sh\n"}.items():
@@ -108,7 +108,7 @@ def desk(tool, deploy, tmp_path_factory, clean_environment):
             for said, here in elsewhere.items():
                 text = text.replace(said, here)
             (home / "deploy/portal/systemd" / path.name).write_text(text)
-        for version in ("0.1.0", "0.2.0"):  # both this one
+        for version in ("0.1.0", "0.2.0"):  # both are this installation
             (home / "opt/venvs" / version).symlink_to(sys.prefix)
         (home / "opt/venv").symlink_to("venvs/0.1.0")
         desk.environment |= {
@@ -124,7 +124,7 @@ def desk(tool, deploy, tmp_path_factory, clean_environment):
                 subprocess.run(["kill", "-KILL", pid.read_text().strip()], check=False)
 
 
-def test_whoever_follows_the_page_runs_backs_up_restores_upgrades_and_goes_back(desk):
+def test_documented_commands_run_back_up_restore_upgrade_and_roll_back(desk):
     home = desk.home
 
     def do(mark, typed=""):

@@ -1,4 +1,4 @@
-"""The alert rules of the portal: their unit tests, and that every series which they look at is one of the portal's."""
+"""The alert rules and the dashboard of the portal: their unit tests, and the series that they use."""
 
 import json
 import re
@@ -31,7 +31,7 @@ def rules(package, directory):
 
 @pytest.fixture
 def promtool(tool):
-    """Return a function that runs promtool and returns (exit status, what it said)."""
+    """Return a function that runs promtool and returns (exit status, output)."""
 
     def run(*arguments):
         command = [tool("promtool"), *map(str, arguments)]
@@ -48,27 +48,27 @@ def test_promtool_accepts_the_rules_and_the_configuration(promtool, directory):
     assert (status, "WARNING" in said) == (0, False), said
 
 
-def test_right_alerts_fire_and_no_other(promtool, directory):
+def test_alert_rules_pass_their_promtool_tests(promtool, directory):
     kept = sorted((directory / "tests").glob("*.yml"))
     assert kept
     status, said = promtool("test", "rules", *kept)
     assert status == 0, said
 
 
-def test_each_alert_fires_in_a_test(rules, directory):
+def test_each_alert_has_a_promtool_test(rules, directory):
     kept = "".join(path.read_text() for path in (directory / "tests").glob("*.yml"))
     assert set(re.findall(r"ALERTS\{alertname=\"(\w+)\"", kept)) == {rule["alert"] for rule in rules}
 
 
 def selected_by(text):
-    """Return the series that the PromQL or YAML *text* looks at, each with the names of the labels that it asks for."""
+    """Return the series that the PromQL or YAML *text* selects, each with its selected label names."""
     found = re.findall(r"\b((?:scheduled_events_portal|process)_\w+)(?:\{([^}]*)\})?", text)
     return {(name, label) for name, labels in found for label in ["", *re.findall(r"(\w+)\s*[=!]", labels)]}
 
 
 @pytest.fixture(scope="module")
 def exported():
-    """Return the series of a portal to which everything has happened, with each label, and with each of its values."""
+    """Return all series of a portal with their labels, and all label values."""
     metrics = PortalMetrics()
     metrics.answered("records", 503)
     metrics.decisions_refused.labels("unknown_key").inc()
@@ -93,7 +93,7 @@ def exported():
     }
 
 
-def test_each_panel_of_the_dashboard_shows_series_of_a_portal(exported, deploy):
+def test_each_dashboard_panel_uses_series_of_the_portal(exported, deploy):
     text = (deploy / "grafana/scheduled-events-portal.json").read_text()
     panels = [each for each in json.loads(text)["panels"] if each["type"] != "row"]
     shown = [selected_by(target["expr"]) for panel in panels for target in panel["targets"]]
@@ -104,7 +104,7 @@ def test_each_panel_of_the_dashboard_shows_series_of_a_portal(exported, deploy):
     assert set(re.findall(r'decision=\\"(\w+)\\"', text)) <= values
 
 
-def test_grafana_knows_each_key_of_the_dashboard(package, deploy):
+def test_grafana_types_contain_every_key_of_the_dashboard(package, deploy):
     package("grafana_foundation_sdk")
     from grafana_foundation_sdk.cog import plugins  # noqa: PLC0415
     from grafana_foundation_sdk.cog.encoder import JSONEncoder  # noqa: PLC0415
@@ -115,7 +115,7 @@ def test_grafana_knows_each_key_of_the_dashboard(package, deploy):
     assert list(lost(dashboard, json.loads(JSONEncoder().encode(Dashboard.from_json(dashboard))))) == []
 
 
-def test_rules_and_their_tests_look_at_what_a_portal_exports(rules, directory, exported):
+def test_rules_and_their_tests_use_series_of_the_portal(rules, directory, exported):
     series, values = exported
     wanted = selected_by("\n".join(rule["expr"] for rule in rules))
     wanted = {(name, label) for name, label in wanted if label != "job"}

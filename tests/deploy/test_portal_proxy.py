@@ -1,4 +1,4 @@
-"""The sample of a proxy before the portal: read by nginx, and at work before a portal that really runs."""
+"""The sample nginx configuration for a proxy in front of the portal, with nginx and a running portal."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def portal(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def proxy(tool, deploy, portal, tmp_path_factory):
-    """Return the address of an nginx with the sample, on another port and with a certificate of a test."""
+    """Return a proxy with the sample configuration, on a free port and with a test certificate."""
     directory = tmp_path_factory.mktemp("nginx")
     ca = PrivateCa(directory / "ca")
     files = ca.issue("localhost")
@@ -95,7 +95,7 @@ class _Proxy:
         return requests.get(f"{self.url}{path}", verify=self.ca_file, timeout=SECONDS, **more)
 
     def raw(self, request, until):
-        """Return what comes back for *request* until it has *until* in it."""
+        """Send *request* and return the response up to the part that contains *until*."""
         context = ssl.create_default_context(cafile=self.ca_file)
         with (
             socket.create_connection(("127.0.0.1", self.port), timeout=SECONDS) as plain,
@@ -125,9 +125,9 @@ def _wait_for(port):
 
 @pytest.fixture(scope="module")
 def browser(proxy):
-    """Return a session of somebody who signed in through the proxy."""
+    """Return the session of a user who signed in through the proxy."""
     session = requests.Session()
-    session.trust_env = False  # else a bundle of the environment goes before this one
+    session.trust_env = False  # otherwise a CA bundle from the environment takes precedence
     session.verify = proxy.ca_file
     answer = session.post(
         f"{proxy.url}/login",
@@ -140,11 +140,11 @@ def browser(proxy):
     return session
 
 
-def test_person_signs_in_through_it_by_the_name_that_the_browser_has(browser, proxy):
+def test_user_can_sign_in_through_the_proxy(browser, proxy):
     assert browser.get(f"{proxy.url}/agents", timeout=SECONDS).status_code == 200
 
 
-def test_nobody_says_by_himself_who_he_is(proxy, portal):
+def test_proxy_discards_the_user_header_of_a_client(proxy, portal):
     header = {"X-Forwarded-User": "ann"}
     answer = proxy.get("/", headers=header, allow_redirects=False)
     assert (answer.status_code, answer.headers["Location"].partition("?")[0]) == (303, "/login")
@@ -154,14 +154,14 @@ def test_nobody_says_by_himself_who_he_is(proxy, portal):
     assert requests.get(direct, headers=header, timeout=SECONDS, allow_redirects=False).status_code == 200
 
 
-def test_live_stream_comes_as_it_is_written(browser, proxy):
+def test_proxy_does_not_buffer_the_live_stream(browser, proxy):
     with browser.get(f"{proxy.url}/live", stream=True, timeout=SECONDS) as answer:
         assert answer.headers["Content-Type"].startswith("text/event-stream")
         began = next(answer.iter_content(None))
     assert b"event: changed" in began
 
 
-def test_decision_reaches_an_agent_that_waits_at_once(proxy, portal):
+def test_decision_reaches_a_waiting_agent_immediately(proxy, portal):
     path = f"/api/v1/vms/{VM_ID}/decisions"
     headers = {"Authorization": f"Bearer {AGENT_TOKEN}"}
     bring = _Bringing(portal)
@@ -181,7 +181,7 @@ class _Bringing:
         self._portal = portal
 
     def one(self):
-        """Bring a decision for the VM."""
+        """Send a decision for the VM."""
         token = sign_decision(
             self._portal.key,
             kid="ops",
@@ -199,7 +199,7 @@ class _Bringing:
         assert answer.status_code == 200, answer.text
 
 
-def test_body_that_the_portal_takes_passes_and_a_larger_one_does_not(proxy):
+def test_proxy_and_portal_have_the_same_body_limit(proxy):
     headers = {"Authorization": f"Bearer {AGENT_TOKEN}", "Content-Type": "application/cloudevents-batch+json"}
 
     def status_of(size):
@@ -211,8 +211,8 @@ def test_body_that_the_portal_takes_passes_and_a_larger_one_does_not(proxy):
     assert status_of(1024 * 1024 + 1) == 413
 
 
-def test_wrong_passwords_of_one_client_do_not_stop_another(proxy, portal):
-    """The portal counts by what the proxy says of the client, and never by what the client says."""
+def test_wrong_passwords_of_one_client_do_not_block_another(proxy, portal):
+    """The portal counts by the client address from the proxy and ignores the address that the client sends."""
     said = {"X-Forwarded-For": "203.0.113.7", "Origin": proxy.url}
     for _ in range(3):
         form = {"name": "nobody", "password": "a wrong password", "next": "/"}

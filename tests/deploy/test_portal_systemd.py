@@ -1,4 +1,4 @@
-"""The portal's unit, its drop-in and its configuration: read by systemd's own tools and by the portal itself."""
+"""The portal's unit, drop-in, and configuration, checked by the systemd tools and the portal's loader."""
 
 import re
 import shutil
@@ -35,7 +35,7 @@ def unit(directory):
 
 @pytest.fixture(scope="module", params=["as it is", "with TLS"])
 def table(request, directory):
-    """Return the configuration as it is, or with what stands in it as comments in the place of the first `listen`."""
+    """Return the configuration unchanged, or with the commented TLS settings in place of the first `listen`."""
     text = (directory / "portal.toml").read_text()
     if request.param == "with TLS":
         text = re.sub(r"(?m)^listen = .*\n(?=# listen = )", "", text)
@@ -43,7 +43,7 @@ def table(request, directory):
     return text
 
 
-def test_systemd_reads_the_unit_without_a_word(tool, directory, unit, tmp_path):
+def test_systemd_analyze_accepts_the_unit(tool, directory, unit, tmp_path):
     program = tmp_path / "scheduled-events-bridge"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
@@ -60,7 +60,7 @@ def test_systemd_reads_the_unit_without_a_word(tool, directory, unit, tmp_path):
         assert (done.returncode, done.stdout + done.stderr) == (0, ""), drop_ins
 
 
-def test_sandbox_leaves_little_exposed(tool, directory, tmp_path):
+def test_sandbox_exposure_level_is_low(tool, directory, tmp_path):
     shutil.copy(directory / UNIT, tmp_path)
     done = subprocess.run(
         [tool("systemd-analyze"), "security", "--offline=yes", "--no-pager", tmp_path / UNIT],
@@ -71,22 +71,24 @@ def test_sandbox_leaves_little_exposed(tool, directory, tmp_path):
     assert float(said[1]) <= MOST_EXPOSURE
 
 
-def test_it_is_never_given_up_and_may_stop_as_slowly_as_the_portal_promises(unit):
+def test_unit_restarts_without_a_limit_and_allows_a_graceful_stop(unit):
     assert (unit["Restart"], unit["StartLimitIntervalSec"]) == (["always"], ["0"])
     assert float(unit["TimeoutStopSec"][0]) > 5
     assert unit["Type"] == ["notify"]
 
 
-def test_configuration_is_right(table, tmp_path):
+def test_configuration_is_valid_in_both_variants(table, tmp_path):
     path = tmp_path / "portal.toml"
     path.write_text(table)
     settings = load(path)
     host, _ = address_of(settings.server.listen)
-    assert (settings.server.cert_file is None) == (host == "127.0.0.1")  # agents speak plain http to loopback alone
+    assert (settings.server.cert_file is None) == (
+        host == "127.0.0.1"
+    )  # agents use plain HTTP only with loopback addresses
     assert str(database_file(settings, {"STATE_DIRECTORY": f"/var/lib/{NAME}"})) == f"/var/lib/{NAME}/portal.db"
 
 
-def test_every_credential_is_named_by_the_configuration_and_no_other(table, unit, directory):
+def test_unit_loads_exactly_the_configured_credentials(table, unit, directory):
     given = list(unit["LoadCredential"])
     if "\ncert_file" in table:
         given += settings_of(directory / "tls.conf")["LoadCredential"]
@@ -97,7 +99,7 @@ def test_every_credential_is_named_by_the_configuration_and_no_other(table, unit
         assert path == f"/etc/{NAME}/private/{name}"
 
 
-def test_what_drives_the_booted_portal_is_clean(tool):
+def test_shellcheck_accepts_the_boot_script(tool):
     script = Path(__file__).parent / "portal/drive.sh"
     done = subprocess.run([tool("shellcheck"), script], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout

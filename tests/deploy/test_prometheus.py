@@ -17,7 +17,7 @@ PROMETHEUS = Path(__file__).parents[2] / "deploy" / "prometheus"
 
 @pytest.fixture
 def promtool(tool):
-    """Return a function that runs promtool and returns (exit status, what it said)."""
+    """Return a function that runs promtool and returns (exit status, output)."""
     program = tool("promtool")
 
     def run(*arguments):
@@ -34,12 +34,12 @@ def rules(package):
     return [rule for group in groups for rule in group["rules"]]
 
 
-def test_the_tests_of_the_alerts_pass(promtool):
+def test_alert_rules_pass_their_promtool_tests(promtool):
     status, said = promtool("test", "rules", *sorted((PROMETHEUS / "tests").glob("*.yml")))
     assert status == 0, said
 
 
-def test_each_alert_fires_in_a_test_and_stays_silent_before(rules):
+def test_each_alert_has_a_promtool_test(rules):
     fired = set()
     for path in (PROMETHEUS / "tests").glob("*.yml"):
         text = path.read_text()
@@ -47,7 +47,7 @@ def test_each_alert_fires_in_a_test_and_stays_silent_before(rules):
     assert fired == {rule["alert"] for rule in rules}
 
 
-# What no single agent shows.
+# Alerts about a fleet.
 
 
 def fleet(tmp_path, series, *, minute, firing):
@@ -63,7 +63,7 @@ def fleet(tmp_path, series, *, minute, firing):
 
 
 @pytest.mark.parametrize(("down", "firing"), [(5, []), (6, ["ScheduledEventsBridgeFleetBlind"])])
-def test_somebody_is_woken_when_more_than_one_agent_in_twenty_is_down(promtool, tmp_path, down, firing):
+def test_more_than_five_percent_of_agents_down_pages_the_on_call(promtool, tmp_path, down, firing):
     series = [
         (f'up{{job="scheduled-events-bridge", instance="vm-{number}"}}', f"{0 if number < down else 1}+0x40")
         for number in range(100)
@@ -73,7 +73,7 @@ def test_somebody_is_woken_when_more_than_one_agent_in_twenty_is_down(promtool, 
 
 
 @pytest.mark.parametrize(("slope", "firing"), [(1, []), (0, ["ScheduledEventsBridgeSinkDown"])])
-def test_nobody_is_woken_for_a_sink_that_takes_records_from_others(promtool, tmp_path, slope, firing):
+def test_sink_failure_pages_only_if_no_agent_delivers_to_the_sink(promtool, tmp_path, slope, firing):
     def of(name, number, values):
         labels = f'job="scheduled-events-bridge", instance="vm-{number}", sink="sre"'
         return f"scheduled_events_bridge_sink_{name}{{{labels}}}", values
@@ -86,7 +86,7 @@ def test_nobody_is_woken_for_a_sink_that_takes_records_from_others(promtool, tmp
     assert status == 0, said
 
 
-# What the on-call reads.
+# Syntax.
 
 
 def test_promtool_accepts_rules_and_configurations(promtool):

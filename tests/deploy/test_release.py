@@ -1,6 +1,6 @@
-"""What keeps a release from being made or published: .ci/release.py in a small tree, with small files of a release.
+"""The checks of .ci/release.py that prevent an incorrect release, with a small tree and small release files.
 
-That the real files are made and install is shown by the step `release` of .ci/run, which makes them.
+The step `release` of .ci/run builds and installs the real files.
 """
 
 import hashlib
@@ -51,7 +51,7 @@ What a user gets:
 
 
 class Tree:
-    """A git checkout with as much of ours as a release looks at."""
+    """A git checkout with the files that the release checks read."""
 
     def __init__(self, root, program):
         self.root = root
@@ -120,7 +120,7 @@ def test_tag_that_matches_every_file_is_accepted(tree, tmp_path):
 
 
 @pytest.mark.parametrize("tag", ["v1.2.4", "1.2.3", "v1.2.3-rc1", "v1.2.3\nversion=9", "--on", "v1.2.3;touch made"])
-def test_tag_of_another_version_is_refused(tree, tag, tmp_path):
+def test_tag_of_another_version_is_rejected(tree, tag, tmp_path):
     outputs = tmp_path / "outputs"
     done = tree.release("check", f"--tag={tag}", GITHUB_OUTPUT=str(outputs), GITHUB_REPOSITORY="a/b")
     refused(done, "but pyproject.toml has 1.2.3. Use the tag v1.2.3, or change the version.")
@@ -139,7 +139,7 @@ def test_tag_of_another_version_is_refused(tree, tag, tmp_path):
         (f"## {VERSION} (2026-11-22)", f"## Unreleased: {VERSION}", "still contains ## Unreleased: 1.2.3. Change"),
     ],
 )
-def test_changelog_without_the_version_is_refused(tree, old, new, sentence):
+def test_changelog_without_the_version_is_rejected(tree, old, new, sentence):
     tree.replace("CHANGELOG.md", old, new)
     tree.commit()
     tree.git("tag", "--force", TAG)
@@ -147,19 +147,19 @@ def test_changelog_without_the_version_is_refused(tree, old, new, sentence):
 
 
 @pytest.mark.parametrize("name", ["deploy/docker/Dockerfile", "deploy/kubernetes/base/kustomization.yaml", IN_CHART])
-def test_file_with_another_version_is_refused(tree, name):
+def test_file_with_another_version_is_rejected(tree, name):
     tree.replace(name, VERSION, "1.2.2")
     refused(tree.release("check"), f"{name} contains 1.2.2, but the version is 1.2.3.")
 
 
 @pytest.mark.parametrize("name", ["CHANGELOG.md", "left-over.txt"])
-def test_dirty_tree_is_refused(tree, name):
+def test_uncommitted_changes_are_rejected(tree, name):
     with (tree.root / name).open("a") as file:
         file.write("\n")
     refused(tree.release("check", "--tag", TAG), f"The tree has uncommitted changes: {name}.")
 
 
-def test_tag_on_another_commit_is_refused(tree):
+def test_tag_on_another_commit_is_rejected(tree):
     tree.write("more", "")
     tree.commit()
     refused(tree.release("check", "--tag", TAG), f"{TAG} is not the commit that is checked out.")
@@ -199,7 +199,7 @@ def bom_of(version, *components):
 
 
 class Files:
-    """The files of a release, small ones; `seal` writes the sums of what is there."""
+    """Small release files. `seal` writes the checksums of the existing files."""
 
     def __init__(self, directory):
         self.directory = directory
@@ -256,14 +256,14 @@ def test_complete_release_is_accepted(tree, files):
         *PACKAGES,
     ],
 )
-def test_missing_file_is_refused_even_if_no_digest_is_listed(tree, files, name):
+def test_missing_file_is_rejected_even_if_no_digest_is_listed(tree, files, name):
     (files.directory / name).unlink()
     if name != "SHA256SUMS":
         files.seal()
     refused(verify(tree, files), f"does not contain {name}.")
 
 
-def test_file_without_a_digest_is_refused(tree, files):
+def test_file_without_a_digest_is_rejected(tree, files):
     files.put(f"stray-{VERSION}", b"")
     refused(verify(tree, files), f"SHA256SUMS does not list stray-{VERSION}.")
 
@@ -298,7 +298,7 @@ def test_file_without_a_digest_is_refused(tree, files):
         "bom's kind",
     ],
 )
-def test_file_with_other_content_is_refused(tree, files, name, content, sentence):
+def test_file_with_wrong_content_is_rejected(tree, files, name, content, sentence):
     files.put(name, content)
     files.seal()
     refused(verify(tree, files), sentence)
@@ -322,7 +322,7 @@ def test_packed_chart_is_complete_and_reproducible(module, tmp_path):
     assert packed_files == {f"{NAME}/Chart.yaml": CHART.encode(), f"{NAME}/templates/a.yaml": b"kind: A\n"}
 
 
-def test_notes_are_the_section_of_the_version_with_one_line_per_item(module, monkeypatch):
+def test_release_notes_are_the_changelog_section_with_one_line_per_item(module, monkeypatch):
     monkeypatch.setenv("GITHUB_SERVER_URL", "https://example.net")
     monkeypatch.setenv("GITHUB_REPOSITORY", "a/b")
     page = "https://example.net/a/b/blob/v1.2.3/docs/README.md"
@@ -331,7 +331,7 @@ def test_notes_are_the_section_of_the_version_with_one_line_per_item(module, mon
 
 @pytest.fixture
 def gh(tmp_path):
-    """Return the environment with a gh that writes what it is asked, and the file it writes it to."""
+    """Return an environment with a gh that records its arguments, and the file with the arguments."""
     said = tmp_path / "said"
     program = tmp_path / "bin/gh"
     program.parent.mkdir()

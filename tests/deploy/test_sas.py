@@ -58,15 +58,15 @@ def test_dry_run_and_help_run_nothing(sas):
         *((), BLOB[:2], ("--days", "1", *BLOB), ("--hours",)),
     ],
 )
-def test_wrong_arguments_are_refused(sas, given):
+def test_wrong_arguments_are_rejected(sas, given):
     done, arguments = sas(*given)
     assert (done.returncode, done.stdout, arguments) == (2, "", None)
 
 
-def test_failure_of_az_is_the_failure_of_the_script(sas):
+def test_script_returns_the_exit_code_of_az(sas):
     assert sas(*BLOB, AZ_ENDS="1")[0].returncode == 1
 
 
-def test_script_is_clean(tool, deploy):
+def test_shellcheck_reports_no_findings(tool, deploy):
     command = [tool("shellcheck"), deploy / "azure" / "fleet" / "sas.sh"]
     assert subprocess.run(command, check=False, timeout=60).returncode == 0

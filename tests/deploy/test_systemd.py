@@ -1,4 +1,4 @@
-"""The unit, its drop-ins and the installer: read by systemd's own tools, and installed into a tree of its own."""
+"""The unit, its drop-ins, and the installer, checked by the systemd tools and installed into a temporary root."""
 
 import os
 import re
@@ -23,7 +23,7 @@ DROP_INS = {"none": [], "credentials": ["credentials.conf"], "command-sink": ["c
 
 MOST_EXPOSURE = 2.0
 
-#: How far the clock of a frozen VM may jump when it goes on.
+#: How far the clock of a VM may jump after a freeze.
 FREEZE_SECONDS = 60
 
 #: Azure's notice of a Preempt.
@@ -39,7 +39,7 @@ def unit(deploy):
 
 
 class Tree:
-    """A directory that the installer is told to take for the machine."""
+    """A directory that the installer uses as the root of the machine."""
 
     def __init__(self, root, installer, source, environment, python):
         self.root = root
@@ -49,7 +49,7 @@ class Tree:
         self.environment = environment
 
     def install(self, *more):
-        """Run the installer and return how it ended."""
+        """Run the installer and return the completed process."""
         return subprocess.run(
             [self._installer, "--root", self.root, "--python", self._python, *more, self._source],
             env=self.environment,
@@ -72,7 +72,7 @@ class Tree:
         return {path.name for path in (self.root / f"opt/{NAME}/venvs").iterdir()}
 
     def run(self, *arguments):
-        """Run the installed command, which believes that it lies in /opt."""
+        """Run the installed command, whose paths start with /opt."""
         return self.run_python(self.link / f"bin/{NAME}", *arguments)
 
     def run_python(self, *arguments):
@@ -93,9 +93,9 @@ def tree(package_source, clean_environment, service_python, tool, tmp_path_facto
 
 
 def read_by_systemd(tool, tree, directory, drop_ins):
-    """Return what systemd says of the installed unit with *drop_ins*, name -> text."""
+    """Return the exit code and findings of systemd-analyze for the installed unit with *drop_ins*, name -> text."""
     installed = tree.root / f"etc/systemd/system/{UNIT}"
-    # systemd-analyze looks for the programs where the unit says, so that must be where the tree is
+    # systemd-analyze checks that the programs of the unit exist, so the paths must point into the tree
     (directory / f"{UNIT}.d").mkdir(parents=True)
     (directory / UNIT).write_text(installed.read_text().replace(OPT, f"{tree.root}{OPT}"))
     for name, text in drop_ins.items():
@@ -108,18 +108,18 @@ def read_by_systemd(tool, tree, directory, drop_ins):
 
 
 @pytest.mark.parametrize("drop_ins", DROP_INS.values(), ids=DROP_INS)
-def test_systemd_reads_the_unit_without_a_word(tool, deploy, tree, tmp_path, drop_ins):
+def test_systemd_analyze_accepts_the_unit(tool, deploy, tree, tmp_path, drop_ins):
     texts = {name: (deploy / "systemd" / name).read_text() for name in drop_ins}
     assert read_by_systemd(tool, tree, tmp_path, texts) == (0, "")
 
 
-def test_drop_in_of_the_file_sink_is_read_without_a_word(tool, tree, tmp_path):
+def test_systemd_analyze_accepts_the_file_sink_drop_in(tool, tree, tmp_path):
     shown = doc_pages.marked(doc_pages.page("docs/reference/sinks.md"), "unit: logs directory")
     assert read_by_systemd(tool, tree, tmp_path, {"file.conf": shown}) == (0, "")
 
 
 @pytest.mark.parametrize("drop_ins", [[], ["credentials.conf"]], ids=["alone", "credentials"])
-def test_sandbox_leaves_little_exposed(tool, deploy, tmp_path, drop_ins):
+def test_sandbox_exposure_level_is_low(tool, deploy, tmp_path, drop_ins):
     shutil.copy(deploy / "systemd" / UNIT, tmp_path)
     (tmp_path / f"{UNIT}.d").mkdir()
     for name in drop_ins:
@@ -133,7 +133,7 @@ def test_sandbox_leaves_little_exposed(tool, deploy, tmp_path, drop_ins):
     assert float(said[1]) <= MOST_EXPOSURE
 
 
-def test_a_frozen_vm_does_not_trip_the_watchdog(unit):
+def test_watchdog_timeout_exceeds_the_freeze_of_a_vm(unit):
     assert float(unit["WatchdogSec"][0]) >= 2 * FREEZE_SECONDS
 
 
@@ -142,7 +142,7 @@ def systemd_version(tool):
     return int(said.stdout.split()[1])
 
 
-def test_installer_lets_the_pauses_grow_where_systemd_knows_that(tree, tool, tmp_path, monkeypatch):
+def test_installer_adds_restart_backoff_if_systemd_supports_it(tree, tool, tmp_path, monkeypatch):
     steps = tree.root / f"etc/systemd/system/{UNIT}.d/10-restart-steps.conf"
     assert steps.is_file() is (systemd_version(tool) >= STEPS_SINCE)
     newer = tmp_path / "systemctl"
@@ -161,13 +161,13 @@ def test_installer_lets_the_pauses_grow_where_systemd_knows_that(tree, tool, tmp
     assert re.findall(r"Unknown key '(\w+)'", said) == unknown, said
 
 
-def test_it_is_never_given_up(unit):
+def test_unit_restarts_without_a_limit(unit):
     assert unit["Restart"] == ["always"]
     assert unit["StartLimitIntervalSec"] == ["0"]
     assert "RestartPreventExitStatus" not in unit
 
 
-def test_every_example_in_the_configuration_is_right_once_it_is_taken_in(tree, tmp_path):
+def test_examples_in_the_configuration_are_valid_when_uncommented(tree, tmp_path):
     examples = re.sub(r"(?m)^# (?=\[|[a-z_]+ = )", "", tree.config.read_text())
     assert examples.count("[[sinks]]") == 3
     (tmp_path / "config.toml").write_text(examples)
@@ -178,7 +178,7 @@ def test_every_example_in_the_configuration_is_right_once_it_is_taken_in(tree, t
     assert "webhook-secret" in done.stdout
 
 
-def test_upgrade_keeps_configuration_drop_ins_and_one_version_to_go_back_to(tree):
+def test_upgrade_keeps_configuration_drop_ins_and_the_previous_version(tree):
     drop_in = tree.root / f"etc/systemd/system/{UNIT}.d/mine.conf"
     drop_in.parent.mkdir(exist_ok=True)
     drop_in.write_text("[Service]\nMemoryMax=1G\n")
@@ -196,9 +196,9 @@ def test_upgrade_keeps_configuration_drop_ins_and_one_version_to_go_back_to(tree
     assert drop_in.exists()
 
 
-def test_python_that_the_sandbox_hides_is_refused(tree, service_python, tmp_path):
+def test_python_hidden_by_the_sandbox_is_rejected(tree, service_python, tmp_path):
     versions, linked = tree.versions, tree.link.resolve()
-    hidden = tmp_path / "bin/python3"  # the service has a /tmp of its own
+    hidden = tmp_path / "bin/python3"  # the service has a private /tmp
     hidden.parent.mkdir()
     shutil.copy(service_python.resolve(), hidden)
     done = tree.install("--python", hidden)

@@ -15,8 +15,8 @@ UNIT = f"{NAME}.service"
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(600)]
 
-#: Stands in for a Python of another version, and makes venvs that hold nothing but itself. An agent of such a venv
-#: refuses a configuration with the word "refused", and uses colors on a terminal unless NO_COLOR has a value.
+#: Stands in for a Python of another version, and creates venvs that contain only itself. The agent of such a venv
+#: rejects a configuration with the word "refused", and uses colors on a terminal unless NO_COLOR has a value.
 PYTHON = """#!/bin/sh
 for last; do :; done
 case "$*" in
@@ -29,7 +29,7 @@ esac
 
 @pytest.fixture
 def stand_in(service_python):
-    """Return a function that writes what looks like a Python of another version to a path."""
+    """Return a function that writes a stand-in for another Python version to a path."""
 
     def write(path, version):
         path.parent.mkdir(exist_ok=True)
@@ -42,7 +42,7 @@ def stand_in(service_python):
 
 @pytest.fixture
 def on_this_machine(tool, unable, tmp_path):
-    """Return a function that runs a command where / forgets what is written and systemctl only notes it."""
+    """Return a function that runs a command on a discarded overlay of /, with a systemctl that only records calls."""
     inside = (
         "mount --make-rprivate / && mount -t tmpfs none /run && mkdir -p /run/systemd/system && "
         "mount -t tmpfs none /opt && mount -t tmpfs none /usr/local && mkdir /usr/local/bin && "
@@ -71,7 +71,7 @@ def on_this_machine(tool, unable, tmp_path):
 
 @pytest.fixture
 def onto_this_machine(on_this_machine, stand_in, deploy, tmp_path):
-    """Return a function that installs a wheel there, without --root."""
+    """Return a function that installs a wheel on that overlay, without --root."""
     wheel = tmp_path / "agent.whl"
     wheel.touch()
 
@@ -84,20 +84,20 @@ def onto_this_machine(on_this_machine, stand_in, deploy, tmp_path):
 
 @pytest.fixture
 def archive(deploy, tmp_path):
-    """Return the directory of an unpacked archive with libraries for Python 3.10 alone."""
+    """Return the directory of an unpacked archive that has libraries only for Python 3.10."""
     directory = shutil.copytree(deploy / "systemd", tmp_path / "archive")
     (directory / "built-for").write_text(f"version=1.0\nmachine={platform.machine()}\npythons='3.10'\n")
     return directory
 
 
-def test_installer_starts_the_agent_at_once(onto_this_machine):
+def test_installer_starts_the_agent(onto_this_machine):
     done, asked = onto_this_machine()
     assert done.returncode == 0, done.stderr
     assert asked == ["daemon-reload", f"--quiet enable {UNIT}", f"restart {UNIT}"]
     assert "is not ready" not in done.stdout + done.stderr
 
 
-def test_told_not_to_start_it_leaves_what_runs_alone_and_says_so(onto_this_machine):
+def test_no_start_leaves_the_running_service_and_prints_the_restart_command(onto_this_machine):
     done, asked = onto_this_machine("--no-start")
     assert done.returncode == 0, done.stderr
     assert asked == ["daemon-reload", f"--quiet enable {UNIT}"]
@@ -105,7 +105,7 @@ def test_told_not_to_start_it_leaves_what_runs_alone_and_says_so(onto_this_machi
 
 
 @pytest.mark.parametrize(("no_color", "has_colors"), [("", True), ("1", False)])
-def test_no_color_applies_to_the_commands_that_the_installer_runs(onto_this_machine, no_color, has_colors):
+def test_no_color_applies_to_commands_run_by_the_installer(onto_this_machine, no_color, has_colors):
     ours, theirs = pty.openpty()
     try:
         done, _ = onto_this_machine(stderr=theirs, NO_COLOR=no_color)
@@ -121,16 +121,14 @@ def test_no_color_applies_to_the_commands_that_the_installer_runs(onto_this_mach
     ("version", "code", "said"),
     [((3, 9, 20), 1, "3.10 or newer"), ((3, 14, 8), 0, ""), ((3, 15, 0), 0, "tested with Python 3.10 to 3.14 only")],
 )
-def test_newer_python_is_taken_with_a_word_and_an_older_one_is_not(onto_this_machine, version, code, said):
+def test_untested_newer_python_warns_and_an_older_python_is_rejected(onto_this_machine, version, code, said):
     done, _ = onto_this_machine(version=version)
     assert done.returncode == code, done.stderr
     assert said in done.stderr
     assert ("tested" in done.stderr) == (version >= (3, 15))
 
 
-def test_python_that_the_archive_has_libraries_for_is_taken_though_a_newer_one_comes_first(
-    on_this_machine, stand_in, archive, tmp_path
-):
+def test_supported_python_is_preferred_over_a_newer_one_first_in_path(on_this_machine, stand_in, archive, tmp_path):
     newer = stand_in(tmp_path / "bin/python3", (3, 15, 0))
     stand_in(tmp_path / "bin/python3.10", (3, 10, 4))
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
@@ -156,7 +154,7 @@ def test_python_that_the_archive_has_libraries_for_is_taken_though_a_newer_one_c
         (["nowhere"], "neither a wheel nor a checkout"),
     ],
 )
-def test_wrong_usage_of_the_installer_is_said(deploy, arguments, said):
+def test_wrong_usage_exits_with_2_and_the_reason(deploy, arguments, said):
     done = subprocess.run(
         [deploy / "systemd/install.sh", *arguments], capture_output=True, text=True, timeout=30, check=False
     )
@@ -164,7 +162,7 @@ def test_wrong_usage_of_the_installer_is_said(deploy, arguments, said):
     assert said in done.stderr
 
 
-def test_help_of_the_installer_lists_its_options(deploy):
+def test_help_lists_every_option_of_the_installer(deploy):
     done = subprocess.run(
         [deploy / "systemd/install.sh", "--help"], capture_output=True, text=True, timeout=30, check=True
     )
@@ -174,7 +172,7 @@ def test_help_of_the_installer_lists_its_options(deploy):
     assert accepted <= set(re.findall(r"--[a-z-]+", done.stdout))
 
 
-def test_shell_scripts_are_clean(tool, deploy):
+def test_shellcheck_accepts_the_shell_scripts(tool, deploy):
     here = Path(__file__).parent
     scripts = [deploy / "systemd/install.sh", deploy / "artifact/lock.sh", *sorted(here.glob("systemd/*.sh"))]
     scripts += [each for name in ("artifact", "packages", "ansible") for each in sorted(here.glob(f"{name}/*.sh"))]

@@ -53,11 +53,11 @@ def plain(value):
     return value.strip('"')
 
 
-def test_both_make_the_same_resources(made, bicep):
+def test_terraform_and_bicep_create_the_same_resources(made, bicep):
     assert {plain(each["type"]) for each in made.values()} == bicep
 
 
-def test_module_is_given_on_the_page_what_it_takes(module, package):
+def test_documented_example_passes_the_variables_of_the_module(module, package):
     shown = package("hcl2").loads(
         doc_pages.marked(doc_pages.page("docs/operate/fleet-terraform.md"), "terraform: module")
     )

@@ -1,7 +1,7 @@
-"""The Windows service without Windows: the agent in it at work, its use of pywin32 by types, its installer by grammar.
+"""The Windows service, tested without Windows: the running agent, the types of pywin32, and the installer's syntax.
 
-Neither Windows nor PowerShell comes through a package registry, so install.ps1 has not been run here:
-tree-sitter-powershell parses it, and what it calls and names is compared with what there is.
+No package registry has Windows or PowerShell, so the tests do not run install.ps1. tree-sitter-powershell parses the
+script, and the tests compare its commands and names with the existing ones.
 """
 
 import os
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.deploy
 WINDOWS = Path(__file__).parents[2] / "deploy" / "windows"
 NAME = "scheduled-events-bridge"
 
-#: Runs the agent as service.py does; a line on standard input takes the place of the service manager.
+#: Runs the agent as service.py does. A line on standard input stands in for the service manager.
 DRIVER = """
 import sys, threading
 from pathlib import Path
@@ -94,7 +94,7 @@ def wait_for(text, log, process):
         time.sleep(0.05)
 
 
-def test_stop_from_another_thread_drains_and_ends_with_0(service, simulator, tmp_path):
+def test_stop_from_another_thread_drains_and_exits_with_0(service, simulator, tmp_path):
     start, log = service
     process = start(settings(simulator.endpoint, tmp_path / "state"), "-c", DRIVER, str(WINDOWS), str(log), "")
     wait_for("The agent is running.", log, process)
@@ -107,18 +107,18 @@ def test_stop_from_another_thread_drains_and_ends_with_0(service, simulator, tmp
     assert "The agent stopped." in said
 
 
-def test_wrong_configuration_ends_with_78_and_the_log_says_why(service):
+def test_invalid_configuration_exits_with_78_and_logs_the_reason(service):
     start, log = service
     process = start("[imds]\nendpiont = 1\n", "-c", DRIVER, str(WINDOWS), str(log), "")
     assert process.wait(20) == 78
     assert "endpiont" in log.read_text()
 
 
-def test_what_is_called_of_pywin32_is_there_with_these_types(package):
+def test_service_uses_pywin32_with_correct_types(package):
     package("mypy")
     stubs = {path.name for entry in sys.path for path in Path(entry).glob("win32-stubs")}
     if not stubs:
-        package("win32service")  # skips, or fails where every tool must be there
+        package("win32service")  # skips, or fails if every tool is required
     program = [sys.executable, "-m", "mypy", "--strict", "--platform", "win32", "--cache-dir", os.devnull]
     judged = subprocess.run(
         [*program, str(WINDOWS / "service.py"), str(WINDOWS / "host.py")],
@@ -132,7 +132,7 @@ def test_what_is_called_of_pywin32_is_there_with_these_types(package):
     assert judged.returncode == 0, judged.stdout + judged.stderr
 
 
-def test_sinks_call_pywin32_and_files_as_they_are_on_windows(package):
+def test_sinks_type_check_for_windows(package):
     package("mypy")
     if not {path.name for entry in sys.path for path in Path(entry).glob("win32-stubs")}:
         package("win32evtlog")  # likewise
@@ -150,7 +150,7 @@ def test_sinks_call_pywin32_and_files_as_they_are_on_windows(package):
 
 # ---- the installer ----
 
-#: The cmdlets that it uses, with the parameters they have in Windows PowerShell 5.1 (Microsoft, "PowerShell modules").
+#: The cmdlets in use, with their parameters in Windows PowerShell 5.1 (Microsoft, "PowerShell modules").
 CMDLETS = {
     "Copy-Item": {"Path", "Destination"},
     "Get-Acl": {"Path"},
@@ -173,7 +173,7 @@ CMDLETS = {
     "Test-Path": set(),
     "Write-Warning": set(),
 }
-#: Those that the page shows beside them.
+#: The additional cmdlets on the page.
 SHOWN_CMDLETS = {
     "Copy-Item": {"Path", "Destination"},
     "Expand-Archive": {"Path", "DestinationPath"},
@@ -227,17 +227,17 @@ def functions(script):
     return {text(next(nodes(found, "function_name"))): found for found in nodes(script, "function_statement")}
 
 
-def test_installer_parses_without_an_error(script):
+def test_installer_parses_without_errors(script):
     assert not script.has_error, [node.start_point.row + 1 for node in nodes(script, "ERROR")]
 
 
-def test_installer_calls_only_what_there_is_with_parameters_that_there_are(script):
+def test_installer_uses_only_existing_cmdlets_and_parameters(script):
     own = functions(script)
     assert own
     for command in nodes(script, "command"):
         name = text(command.child_by_field_name("command_name"))
         if command.children[0].type == "command_invokation_operator":
-            assert (name, text(command)) == ("$File", "& $File @Arguments"), "all programs are started in one place"
+            assert (name, text(command)) == ("$File", "& $File @Arguments"), "only one function starts programs"
             continue
         assert name in own or name in CMDLETS, name
         for parameter in nodes(command, "command_parameter"):
@@ -245,7 +245,7 @@ def test_installer_calls_only_what_there_is_with_parameters_that_there_are(scrip
                 assert text(parameter).lstrip("-") in CMDLETS.get(name, set()), text(command)
 
 
-def test_every_variable_is_set_before_strict_mode_asks_for_it(script):
+def test_installer_uses_only_assigned_variables(script):
     assigned = {
         text(found) for node in nodes(script, "left_assignment_expression") for found in nodes(node, "variable")
     }
@@ -256,11 +256,11 @@ def test_every_variable_is_set_before_strict_mode_asks_for_it(script):
         assert name in known or name.startswith("$env:"), name
 
 
-def test_installer_and_program_agree_on_names_and_places(script, tmp_path):
+def test_installer_service_and_agent_use_the_same_names_and_paths(script, tmp_path):
     source, program = text(script), (WINDOWS / "service.py").read_text()
     assert f"$name = '{NAME}'" in source
     assert f'NAME = "{NAME}"' in program
-    # where the agent looks by itself, on Windows
+    # the default paths of the agent on Windows
     environment = {"PROGRAMDATA": "DATA"}
     directory = loader.state_directory(loader.read({}), environment, windows=True)
     assert directory == Path("DATA", NAME, "state")
@@ -278,13 +278,13 @@ def test_installer_and_program_agree_on_names_and_places(script, tmp_path):
     assert "$venv = Join-Path $Version 'venv'" in source
 
 
-def test_a_shutdown_waits_longer_than_the_agent_takes(script):
+def test_preshutdown_timeout_exceeds_the_stop_grace_period(script):
     (milliseconds,) = re.findall(r"'preshutdown', '(\d+)'", text(functions(script)["Register-Agent"]))
     assert int(milliseconds) / 1000 > loader.read({}).stop_grace_seconds + 1
     assert 'sys.argv[1:2] == ["preshutdown"]' in (WINDOWS / "service.py").read_text()
 
 
-def test_only_the_service_and_the_administrators_get_at_the_data(script):
+def test_only_the_service_and_administrators_can_access_the_data(script):
     body = text(functions(script)["Protect-Data"])
     assert "'/inheritance:r'" in body
     granted = set(re.findall(r"[\"'](\*S-[\d-]+|\$\{account\}):\(OI\)\(CI\)(\w+)[\"']", body))
@@ -307,7 +307,7 @@ def parameters_in(command):
 
 
 @pytest.mark.parametrize("block", SHOWN)
-def test_commands_of_the_page_parse_and_are_there_with_their_parameters(parse, script, block):
+def test_documented_commands_parse_and_use_existing_parameters(parse, script, block):
     root = parse(block.text.encode())
     assert not root.has_error, block.text
     installer = {name.lstrip("$") for name in parameters_of(next(nodes(script, "param_block")))}
@@ -324,7 +324,7 @@ def test_commands_of_the_page_parse_and_are_there_with_their_parameters(parse, s
             assert set(parameters_in(command)) <= SHOWN_CMDLETS[name], text(command)
 
 
-def test_the_configuration_that_comes_with_it_is_right():
+def test_shipped_configuration_is_valid():
     found = loader.load(WINDOWS / "config.toml")
     assert [sink.type_name for sink in found.sinks] == ["stdout"]
     assert found.state.directory is None

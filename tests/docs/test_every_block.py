@@ -27,13 +27,11 @@ _APPROVAL = "tests/docs/test_first_approval.py::test_a_newcomer_approves_an_even
 _FIRST_VM = "tests/docs/test_first_vm.py::test_a_reboot_is_announced_approved_and_told_as_the_page_says"
 _GENERATED = "tests/docs/test_reference.py::test_generated_parts_are_what_the_code_says_now"
 _SINK = "tests/docs/test_sink_readme.py::test_example_sends_by_either_name"
-_SECRETS_UNITS = "tests/deploy/test_operate_pages.py::test_units_of_the_secrets_page_are_read_without_a_word"
+_SECRETS_UNITS = "tests/deploy/test_operate_pages.py::test_systemd_analyze_accepts_the_units_of_the_secrets_page"
 _FIRST_PORTAL = (
     "tests/portal/test_first_portal.py::test_a_newcomer_approves_an_event_through_the_portal_and_sees_it_start"
 )
-_PORTAL_PAGE = (
-    "tests/deploy/test_portal_page.py::test_whoever_follows_the_page_runs_backs_up_restores_upgrades_and_goes_back"
-)
+_PORTAL_PAGE = "tests/deploy/test_portal_page.py::test_documented_commands_run_back_up_restore_upgrade_and_roll_back"
 #: Mark of a block -> what runs, loads or compares it.
 RUN = {
     "demo-command": "tests/docs/test_readme.py::test_readme_demo_command_works_in_a_fresh_copy",
@@ -74,7 +72,7 @@ RUN = {
     ),
     "postgresql: configuration": "tests/portal/test_settings.py::test_configurations_of_the_page_are_right",
     "portal: decide": "tests/portal/test_agent_follows.py::test_somebody_decides_as_the_page_shows",
-    "portal service: install": "tests/deploy/test_portal_boot.py::test_every_block_of_the_page_works_as_it_stands",
+    "portal service: install": "tests/deploy/test_portal_boot.py::test_every_command_block_of_the_page_succeeds",
     "portal service: set up": _PORTAL_PAGE,
     "portal service: secrets": _PORTAL_PAGE,
     "portal service: start": _PORTAL_PAGE,
@@ -92,10 +90,10 @@ RUN = {
     "kql: transformation": (
         "tests/docs/test_operators.py::test_transformation_is_printed_as_a_data_collection_rule_takes_it"
     ),
-    "kql: look": "tests/deploy/test_kql.py::test_query_of_the_workspace_page_is_right",
+    "kql: look": "tests/deploy/test_kql.py::test_documented_workspace_query_is_valid",
     **dict.fromkeys(
         [f"windows: {what}" for what in ("unpack", "install", "configure", "look", "event log", "remove")],
-        "tests/deploy/test_windows.py::test_commands_of_the_page_parse_and_are_there_with_their_parameters",
+        "tests/deploy/test_windows.py::test_documented_commands_parse_and_use_existing_parameters",
     ),
     "drain script": "tests/docs/test_configurations.py::test_drain_script_drains_and_undrains",
     "file: acme_pager.py": _SINK,
@@ -111,16 +109,16 @@ RUN = {
     "haproxy": "tests/e2e/test_load_balancers.py::"
     "test_haproxy_sends_no_new_request_to_the_vm_after_two_check_intervals",
     "rollout: duration": (
-        "tests/deploy/test_management_group.py::test_durations_of_the_page_follow_from_its_formula_and_the_template"
+        "tests/deploy/test_management_group.py::test_documented_durations_match_the_formula_and_the_template"
     ),
-    "file: rings.json": "tests/deploy/test_fleet.py::test_rings_of_the_page_share_the_vms_out",
-    "ansible: rollout": "tests/deploy/test_ansible.py::test_three_machines_in_rings_of_which_the_second_fails",
-    "ansible: remove": "tests/deploy/test_ansible.py::test_agent_is_taken_off_three_machines_of_which_one_has_none",
+    "file: rings.json": "tests/deploy/test_fleet.py::test_documented_rings_assign_each_vm",
+    "ansible: rollout": "tests/deploy/test_ansible.py::test_rollout_stops_at_the_failed_ring_and_rolls_back",
+    "ansible: remove": "tests/deploy/test_ansible.py::test_removal_handles_machines_with_and_without_the_agent",
     "file: fetch-secrets": "tests/docs/test_secrets.py::test_secrets_come_from_the_vault_as_the_agent_wants_them",
     "unit: fetch-secrets.service": _SECRETS_UNITS,
     "unit: fetch-secrets.timer": _SECRETS_UNITS,
-    "terraform: module": "tests/deploy/test_terraform.py::test_module_is_given_on_the_page_what_it_takes",
-    "unit: logs directory": "tests/deploy/test_systemd.py::test_drop_in_of_the_file_sink_is_read_without_a_word",
+    "terraform: module": "tests/deploy/test_terraform.py::test_documented_example_passes_the_variables_of_the_module",
+    "unit: logs directory": "tests/deploy/test_systemd.py::test_systemd_analyze_accepts_the_file_sink_drop_in",
 }
 #: An unpacked sdist has no .github.
 PAGES = [
@@ -260,7 +258,7 @@ def checked(tmp_path, monkeypatch):
 @pytest.mark.skipif(sys.platform == "win32", reason="the paths of the pages are those of Linux")
 @pytest.mark.parametrize("seen", [completed, uncommented], ids=["as it is", "with what is a comment"])
 @pytest.mark.parametrize(("page", "block"), CONFIGURATIONS)
-def test_configuration_is_right(page, block, seen, checked):
+def test_configuration_is_valid_in_both_variants(page, block, seen, checked):
     if 'type = "eventlog"' in block.text:
         pytest.skip("needs Windows")
     if 'type = "apprise"' in block.text and find_spec("apprise") is None:

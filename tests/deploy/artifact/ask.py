@@ -1,4 +1,4 @@
-"""What drive.sh asks and tells on a VM that has Python and no curl."""
+"""HTTP requests and small tools of drive.sh for a VM that has Python but no curl."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 def status_of(url: str) -> int:
-    """Return the HTTP status of a page, 0 where nobody answers."""
+    """Return the HTTP status of a page, or 0 without a response."""
     try:
         with urllib.request.urlopen(url, timeout=2) as answer:
             return int(answer.status)
@@ -40,7 +40,7 @@ def announce(enough: str, url: str) -> None:
 
 
 def lost(announced: str, records: str) -> str:
-    """Return how many announced events have no record, and how many numbers of the stream are missing."""
+    """Return the number of announced events without a record and the number of gaps in the sequence."""
     wanted = set(Path(announced).read_text().split())
     told = [json.loads(line) for line in Path(records).read_text().splitlines()]
     numbers = {int(record["sequence"]) for record in told}
@@ -49,7 +49,7 @@ def lost(announced: str, records: str) -> str:
 
 
 def without_library(library: str, path: str) -> None:
-    """Take a library out of a requirements file."""
+    """Remove a library from a requirements file."""
     text = Path(path).read_text()
     shorter = re.sub(rf"(?m)^{library}==.*\\\n(    --hash.*\n)+", "", text)
     assert shorter != text
