@@ -1,4 +1,4 @@
-"""The CloudEvent that the webhook and Event Hubs carry: its attributes, and the record in it."""
+"""The CloudEvent of the webhook and eventhubs sinks: its attributes and its record."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def decoded(record: TransitionRecord) -> dict[str, Any]:
     return event
 
 
-def test_data_is_the_record_of_any_transition() -> None:
+def test_data_contains_the_record_of_every_transition() -> None:
     for transition in Transition:
         record = sample_record(
             3, transition=transition, event=None if transition is Transition.HEARTBEAT else sample_event()
@@ -44,6 +44,6 @@ def test_source_is_the_resource_id_or_the_name(vm: VmIdentity, source: str) -> N
     assert decoded(sample_record(vm=vm))["source"] == source
 
 
-def test_an_attribute_without_a_value_is_left_out() -> None:
+def test_attribute_without_a_value_is_omitted() -> None:
     assert "subject" not in decoded(sample_record(event=None, transition=Transition.HEARTBEAT))
     assert "subject" not in decoded(sample_record(event=sample_event(event_id=None)))

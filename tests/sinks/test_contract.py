@@ -1,4 +1,4 @@
-"""The contract suite itself: it passes what is right, catches what is not, and every sink of this project runs it."""
+"""The contract suite itself: a correct sink passes, and each faulty sink fails."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OK, _PARTLY, _BAD = 200, 207, 400
 
 
 class PostSink(Sink):
-    """A sink that does everything right, but for what *fault* names."""
+    """A sink that is correct except for *fault*."""
 
     failures = 0
 
@@ -76,8 +76,8 @@ class PostSink(Sink):
 
     def _post(self, batch):
         is_late = self.config.fault == "is late" or (self.config.fault == "is late at first" and not PostSink.failures)
-        # One that shrugs, or keeps sockets, must be there long before the host cuts it. A busy machine is late too, and
-        # is given half a second for that: being late by a fault is more.
+        # The faults "shrugs" and "keeps sockets" must respond long before the host cancels the call. The allowance for
+        # a busy machine is half a second, and the delay of the fault "is late" is longer.
         slow = 3.0 if is_late else 0.4 if self.config.fault in {"shrugs", "keeps sockets"} else 1.0
         return self._ask("POST", _body(batch), self.config.timeout_seconds * slow)
 
@@ -122,7 +122,7 @@ class PostContract(HttpSinkContract):
 
 
 class TestPostContract(PostContract):
-    """What is right passes."""
+    """A correct sink passes the suite."""
 
 
 CAUGHT = {
@@ -148,7 +148,7 @@ CAUGHT = {
 
 
 @pytest.mark.parametrize("fault", sorted(CAUGHT))
-def test_sink_with_a_fault_is_caught(fault):
+def test_faulty_sink_fails_the_contract(fault):
     contract = PostContract()
     contract.fault = fault
     contract.deadline_seconds = 0.5
@@ -157,7 +157,7 @@ def test_sink_with_a_fault_is_caught(fault):
     assert SECRET not in str(caught.value)
 
 
-def test_sink_that_the_host_had_to_cut_once_left_nothing_behind(monkeypatch):
+def test_sink_cut_once_by_the_host_passes_the_leak_test(monkeypatch):
     monkeypatch.setattr(PostSink, "failures", 0)
     contract = PostContract()
     contract.fault = "is late at first"

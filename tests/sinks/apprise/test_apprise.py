@@ -1,6 +1,6 @@
-"""The apprise sink over a stand-in for the library: who gets what again, what is said, and what never is.
+"""The apprise sink with a stand-in for the library: retries, messages, and masked secrets.
 
-The library itself is no part of the test requirements; tests/interop has the same sink over the real one.
+The test requirements do not include the library. tests/interop runs the sink with the real library.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sinks.sentence import sentence
 
 
 class Library(types.ModuleType):
-    """As much of the package `apprise` as the sink uses; a URL's outcome says what becomes of a message."""
+    """The part of the package `apprise` that the sink uses. `outcomes` sets the result for each URL."""
 
     def __init__(self) -> None:
         super().__init__("apprise")
@@ -112,7 +112,7 @@ def wait_for_end(threads: list[threading.Thread]) -> None:
         thread.join(10)
 
 
-def test_every_url_gets_the_headline_and_the_sentence(library: Library, tmp_path: Path) -> None:
+def test_every_url_receives_the_title_and_the_sentence(library: Library, tmp_path: Path) -> None:
     sink_for(tmp_path, "slack://a/b/c", "mailto://d").send([sample_record()])
     assert library.urls() == ["mailto://d", "slack://a/b/c"]
     assert library.sent[0][1] == {
@@ -138,7 +138,7 @@ def test_every_url_gets_the_headline_and_the_sentence(library: Library, tmp_path
         ("test", "Preempt", "info"),
     ],
 )
-def test_how_bad_it_is_shows(
+def test_notify_type_shows_the_severity(
     library: Library, tmp_path: Path, transition: str, event_type: str, notify_type: str
 ) -> None:
     record = sample_record(transition=Transition(transition), event=sample_event(event_type=event_type))
@@ -158,12 +158,12 @@ def test_service_that_accepted_a_record_does_not_receive_it_again(library: Libra
     assert library.urls() == ["slack://one"] * 2 + ["slack://two"] * 3
 
 
-def test_refusal_that_a_person_must_mend_is_told_as_such(library: Library, tmp_path: Path) -> None:
+def test_authorization_failure_needs_attention(library: Library, tmp_path: Path) -> None:
     library.outcomes = {"slack://a": "Failed to send: Unauthorized - Invalid Token, error=401."}
     assert failure(sink_for(tmp_path, "slack://a")).needs_attention
 
 
-def test_invalid_url_needs_a_person_before_anything_is_sent(library: Library, tmp_path: Path) -> None:
+def test_invalid_url_needs_attention_before_any_message_is_sent(library: Library, tmp_path: Path) -> None:
     sink = sink_for(tmp_path, "slack://a", "hunter2-no-url")
     for call in (sink.check, lambda: sink.send([sample_record()])):
         with pytest.raises(DeliveryFailed, match=r"^URL 2: Apprise cannot use this URL") as caught:
@@ -173,7 +173,7 @@ def test_invalid_url_needs_a_person_before_anything_is_sent(library: Library, tm
     assert library.sent == []
 
 
-def test_service_that_hangs_costs_one_deadline_and_one_thread(library: Library, tmp_path: Path) -> None:
+def test_hung_service_uses_one_thread(library: Library, tmp_path: Path) -> None:
     sink = sink_for(tmp_path, "slack://hangs", timeout_seconds=1.0)
     library.outcomes = {"slack://hangs": "hang"}
     before = threading.enumerate()
@@ -190,7 +190,7 @@ def test_service_that_hangs_costs_one_deadline_and_one_thread(library: Library, 
     assert len(library.sent) == 2
 
 
-def test_success_after_the_deadline_is_not_sent_again(library: Library, tmp_path: Path) -> None:
+def test_success_after_the_deadline_is_not_retried(library: Library, tmp_path: Path) -> None:
     sink = sink_for(tmp_path, "slack://slow", timeout_seconds=1.0)
     library.outcomes = {"slack://slow": "hang"}
     before = threading.enumerate()
@@ -204,7 +204,9 @@ def test_success_after_the_deadline_is_not_sent_again(library: Library, tmp_path
     assert len(library.sent) == 2
 
 
-def test_no_part_of_a_url_is_said_or_logged(library: Library, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_errors_and_logs_contain_no_part_of_a_url(
+    library: Library, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     url = "tgram://AbC123token/user%40mail?pass=geheim%21x&t=ab"
     library.outcomes = {url: f"{url} abc123TOKEN abc123token AbC123token user@mail geheim!x geheim%21x " * 3}
     with caplog.at_level(logging.DEBUG):
@@ -215,7 +217,7 @@ def test_no_part_of_a_url_is_said_or_logged(library: Library, tmp_path: Path, ca
     assert said.startswith("Apprise: <secret>")
 
 
-def test_missing_package_names_the_extra_at_the_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_package_names_the_extra_at_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "apprise", None)
     path = tmp_path / "config.toml"
     path.write_text('[[sinks]]\ntype = "apprise"\nurls_env = "APPRISE_URLS"\n')
@@ -233,7 +235,7 @@ def test_missing_package_names_the_extra_at_the_start(monkeypatch: pytest.Monkey
         ('urls = "slack://hunter2"', "Unknown key `sinks[0].urls` (sink 'apprise')"),
     ],
 )
-def test_wrong_configuration_is_said(tmp_path: Path, table: str, said: str) -> None:
+def test_invalid_configuration_is_reported(tmp_path: Path, table: str, said: str) -> None:
     path = tmp_path / "config.toml"
     path.write_text(f'[[sinks]]\ntype = "apprise"\n{table}\n')
     with pytest.raises(ConfigurationError) as caught:
@@ -242,6 +244,6 @@ def test_wrong_configuration_is_said(tmp_path: Path, table: str, said: str) -> N
     assert "hunter2" not in str(caught.value)
 
 
-def test_library_is_imported_when_it_is_used_and_not_before(agent_env: dict[str, str]) -> None:
+def test_library_is_imported_only_when_used(agent_env: dict[str, str]) -> None:
     code = "import sys, sinks.apprise; sys.exit('apprise' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], env=agent_env, check=True, timeout=60)

@@ -1,4 +1,4 @@
-"""The command sink with real programs: what each exit means for the record, and what the program gets to know."""
+"""The command sink with real programs: the outcome of each exit code, and the input of the program."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def send(program: str, *records: TransitionRecord, **config: Any) -> None:
     CommandSink(CommandConfig(command=(program,), **config)).send(records or (sample_record(),))
 
 
-def test_exit_0_delivers_and_the_record_was_on_standard_input(script: WriteScript, tmp_path: Path) -> None:
+def test_exit_0_delivers_the_record_from_standard_input(script: WriteScript, tmp_path: Path) -> None:
     record = sample_record()
     send(script(f"cat >{tmp_path}/got"), record)
     assert (tmp_path / "got").read_bytes() == encode(record) + b"\n"
 
 
-def test_exit_75_is_tried_again_and_may_have_begun(script: WriteScript) -> None:
+def test_exit_75_is_retried(script: WriteScript) -> None:
     with pytest.raises(DeliveryFailed, match=r"^on-event requested a retry \(exit code 75\): pods are left$") as caught:
         send(script("echo pods are left >&2; exit 75"))
     assert not caught.value.needs_attention
@@ -72,21 +72,21 @@ def test_exit_75_is_tried_again_and_may_have_begun(script: WriteScript) -> None:
         ("kill -9 $$", "on-event was killed by SIGKILL."),
     ],
 )
-def test_any_other_end_parks(script: WriteScript, body: str, said: str) -> None:
+def test_any_other_exit_parks_the_record(script: WriteScript, body: str, said: str) -> None:
     with pytest.raises(DeliveryRejected) as caught:
         send(script(body))
     assert str(caught.value) == said
 
 
 @pytest.mark.parametrize("signal_name", ["TERM", "INT", "HUP"])
-def test_program_stopped_by_the_service_manager_is_run_again(script: WriteScript, signal_name: str) -> None:
+def test_program_stopped_by_the_service_manager_is_retried(script: WriteScript, signal_name: str) -> None:
     with pytest.raises(DeliveryFailed, match=f"was stopped by SIG{signal_name}"):
         send(script(f"trap - INT; kill -{signal_name} $$; sleep 10"))
 
 
-def test_too_slow_is_killed_and_parked_before_the_host_would_retry_it(script: WriteScript, tmp_path: Path) -> None:
+def test_slow_program_is_killed_and_parked_before_the_host_retries(script: WriteScript, tmp_path: Path) -> None:
     program = script(f"trap '' TERM; echo half done >&2; (sleep 2.3; echo alive >{tmp_path}/alive) & wait; sleep 300")
-    limit = 2.0  # of which a tenth lies between the kill and the host's own deadline: more than a busy machine is late
+    limit = 2.0  # a tenth of it lies between the kill and the host's deadline, which is enough for a busy machine
     sender = Sender(
         lambda: CommandSink(CommandConfig(command=(program,), timeout_seconds=limit)),
         name="command",
@@ -126,12 +126,12 @@ sender.close()
 
 
 def is_waiting(pid: int) -> bool:
-    """Return whether no thread of the process runs or would run if it got a processor; Linux alone tells."""
+    """Return whether no thread of the process is running or runnable. Linux only."""
     stats = [each.read_text() for each in Path(f"/proc/{pid}/task").glob("*/stat")]
     return all(each.rpartition(")")[2].split()[0] == "S" for each in stats)
 
 
-def test_freeze_longer_than_the_rest_of_the_timeout_runs_no_program_again(
+def test_freeze_longer_than_the_timeout_does_not_run_the_program_again(
     script: WriteScript, tmp_path: Path, agent_env: dict[str, str]
 ) -> None:
     pid, go_on = tmp_path / "pid", tmp_path / "go-on"
@@ -139,7 +139,7 @@ def test_freeze_longer_than_the_rest_of_the_timeout_runs_no_program_again(
     program = script(f"echo $$ >{pid}.new; mv {pid}.new {pid}; {steps}; echo done >>{tmp_path}/done")
     command = [sys.executable, "-c", FROZEN, program]
     with subprocess.Popen(command, env=agent_env, stdout=subprocess.PIPE, text=True) as host:
-        # A start that is not over yet is no wait: its whole time counts, frozen or not.
+        # During the start of the program, the frozen time counts in full. Wait until the sink waits for the program.
         waits = 0
         while not pid.exists() or waits < 5:
             time.sleep(0.02)
@@ -154,7 +154,7 @@ def test_freeze_longer_than_the_rest_of_the_timeout_runs_no_program_again(
     assert (out, (tmp_path / "done").read_text()) == ("", "done\n")
 
 
-def test_missing_program_needs_a_person_and_the_record_waits(tmp_path: Path) -> None:
+def test_missing_program_needs_attention_and_the_record_stays_pending(tmp_path: Path) -> None:
     missing = str(tmp_path / "missing")
     for attempt in (lambda: send(missing), CommandSink(CommandConfig(command=(missing,))).check):
         with pytest.raises(DeliveryFailed, match=r"missing(' does not exist| cannot be started)") as caught:
@@ -165,7 +165,7 @@ def test_missing_program_needs_a_person_and_the_record_waits(tmp_path: Path) -> 
     assert caught.value.needs_attention
 
 
-def test_program_that_cannot_be_executed_needs_a_person(script: WriteScript, tmp_path: Path) -> None:
+def test_program_that_cannot_be_executed_needs_attention(script: WriteScript, tmp_path: Path) -> None:
     program = script("exit 0")
     Path(program).write_text("exit 0\n")
     with pytest.raises(DeliveryFailed, match=r"Exec format error\. Check the program") as caught:
@@ -181,7 +181,7 @@ def test_program_that_cannot_be_executed_needs_a_person(script: WriteScript, tmp
         assert caught.value.needs_attention
 
 
-def test_check_runs_nothing(script: WriteScript, tmp_path: Path) -> None:
+def test_check_does_not_run_the_program(script: WriteScript, tmp_path: Path) -> None:
     sink = CommandSink(CommandConfig(command=(script(f">{tmp_path}/ran"),)))
     sink.check()
     CommandSink(CommandConfig(command=("sh", "-c", f">{tmp_path}/ran"))).check()
@@ -190,7 +190,7 @@ def test_check_runs_nothing(script: WriteScript, tmp_path: Path) -> None:
         CommandSink(CommandConfig(command=("sh",), directory=str(tmp_path / "gone"))).check()
 
 
-def test_program_sees_the_record_and_the_environment_it_was_given(
+def test_program_receives_the_record_and_the_configured_environment(
     script: WriteScript, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WEBHOOK_SECRET", "hush")
@@ -204,7 +204,7 @@ def test_program_sees_the_record_and_the_environment_it_was_given(
     assert ours == environment_of(sample_record())
 
 
-def test_program_sees_the_secrets_of_the_agents_credentials_only_if_the_configuration_passes_them(
+def test_program_receives_agent_secrets_only_if_passed_explicitly(
     script: WriteScript, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("AZURE_CLIENT_SECRET", "AZURE_PASSWORD", "HOOK"):
@@ -232,7 +232,7 @@ def test_program_sees_the_secrets_of_the_agents_credentials_only_if_the_configur
         ('command = ["drain"]\ncommnad = 1', "Did you mean 'command'?"),
     ],
 )
-def test_wrong_configuration_is_said(tmp_path: Path, table: str, said: str) -> None:
+def test_invalid_configuration_is_reported(tmp_path: Path, table: str, said: str) -> None:
     path = tmp_path / "config.toml"
     path.write_text(f'[[sinks]]\ntype = "command"\n{table}\n')
     with pytest.raises(ConfigurationError) as caught:

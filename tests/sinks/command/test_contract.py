@@ -1,4 +1,4 @@
-"""The command sink against the contract every sink passes: its peer is the program that it runs."""
+"""The contract suite for the command sink, with a program as the peer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ printf '%s\\n' "$SCHEDULED_EVENT_ID" >>"{received}"
 
 
 class Program(Peer):
-    """A script that notes the record's id, and then does what a second file says."""
+    """A script that records the ID of the record, and then runs a second file."""
 
     def __init__(self, directory):
         self._received = directory / "received"
@@ -55,11 +55,11 @@ class TestCommandSinkContract(SinkContract):
     sink_type = "command"
     secrets = (SECRET,)
     after_silence = DeliveryRejected
-    #: Killing a process group takes its time on a busy machine, and the host cuts at 1.04 of this.
+    #: Killing a process group takes time on a busy machine, and the host cancels the call at 1.04 of this deadline.
     deadline_seconds = 1.0
-    no_network = "it runs a program of this machine"
+    no_network = "the sink runs a local program"
     skips: ClassVar = {
-        "test_retry_after_is_passed_on": "an exit code names no time",
+        "test_retry_after_is_passed_on": "an exit code has no delay",
         "test_part_of_a_batch_refused_is_rejected_by_name": "a command runs for one record at a time",
     }
 

@@ -1,4 +1,4 @@
-"""The keys of the Event Hubs sink, and which of them go together."""
+"""The keys of the Event Hubs sink and their valid combinations."""
 
 from __future__ import annotations
 
@@ -53,18 +53,18 @@ def mistakes(**keys: Any) -> str:
         ({**IDENTITY, "transport": "https", "proxy": "http://a:1", "proxy_file": "/b"}, "both set. Remove one"),
     ],
 )
-def test_configuration_that_cannot_work_is_refused(keys, said) -> None:
+def test_invalid_configuration_is_rejected(keys, said) -> None:
     assert said in mistakes(**keys)
 
 
-def test_connection_string_in_the_wrong_key_is_not_repeated() -> None:
+def test_connection_string_in_the_wrong_key_is_not_in_the_error() -> None:
     said = mistakes(**{**IDENTITY, "fully_qualified_namespace": f"Endpoint=sb://ns.net/;SharedAccessKey={KEY}"})
     assert "fully_qualified_namespace is not a complete host name" in said
     assert KEY not in said
 
 
-def test_record_goes_through_the_proxy_over_https(monkeypatch) -> None:
-    """The namespace does not exist: only the proxy is told its name."""
+def test_https_transport_uses_the_proxy(monkeypatch) -> None:
+    """The namespace does not exist. Only the proxy receives its name."""
     key = "Endpoint=sb://ns.servicebus.windows.net;SharedAccessKeyName=send;SharedAccessKey=a2V5;EntityPath=hub"
     monkeypatch.setenv("EVENT_HUBS", key)
     with ConnectProxy(password="agent:right") as proxy:

@@ -1,4 +1,4 @@
-"""Connection strings that lack something, and signatures beside the SDK's."""
+"""Incomplete connection strings, and signatures compared with the SDK."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sinks.eventhubs.connection_string import parse, shared_access_signature
 KEY = "c2VjcmV0LWtleQ=="
 
 
-def test_connection_string_that_is_none_names_what_is_missing_and_no_value() -> None:
+def test_invalid_connection_string_reports_the_missing_part_without_values() -> None:
     for text, said in [
         (f"SharedAccessKey={KEY}", "no Endpoint"),
         (f"Endpoint=sb://ns/;SharedAccessKey={KEY}", "does not have both SharedAccessKeyName and SharedAccessKey"),
@@ -26,7 +26,7 @@ def test_connection_string_that_is_none_names_what_is_missing_and_no_value() -> 
         assert KEY not in repr(parse(f"Endpoint=sb://n;SharedAccessKeyName=a;SharedAccessKey={KEY}", eventhub="h"))
 
 
-def test_signature_is_the_one_of_the_sdk() -> None:
+def test_signature_is_the_same_as_from_the_sdk() -> None:
     generate_sas_token: Any = importlib.import_module("azure.eventhub._pyamqp.utils").generate_sas_token
     ours = shared_access_signature("https://ns/hub", key_name="a b", key=KEY, expires_on=1_800_000_000)
     theirs = generate_sas_token("https://ns/hub", "a b", KEY, 1_800_000_000)

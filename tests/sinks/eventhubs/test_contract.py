@@ -1,4 +1,4 @@
-"""The eventhubs sink over HTTPS against the contract every sink passes; over AMQP it runs it under tests/interop."""
+"""The contract suite for the eventhubs sink over HTTPS. tests/interop runs the suite over AMQP."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEY = "c2VjcmV0LWtleS1vZi10aGUtY29udHJhY3Q="
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
-    """A file with a certificate of 127.0.0.1 that signs itself, and its key."""
+    """Return a file with a self-signed certificate for 127.0.0.1 and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
     now = dt.datetime.now(dt.timezone.utc)
@@ -41,7 +41,7 @@ def certificate(tmp_path_factory):
     return path
 
 
-# CPython's ssl leaves a socket unclosed that was reset before the handshake; it is gone with its last reference.
+# CPython's ssl does not close a socket that was reset before the handshake until the last reference is gone.
 @pytest.mark.filterwarnings("ignore:.*ssl.SSLSocket:pytest.PytestUnraisableExceptionWarning")
 class TestEventHubsSinkContractOverHttps(HttpSinkContract):
     sink_type = "eventhubs"
@@ -68,7 +68,7 @@ class TestEventHubsSinkContractOverHttps(HttpSinkContract):
             "ca_file": str(self.certificate),
         }
 
-    def test_a_compressed_answer_counts_by_its_status(self):
+    def test_undecodable_response_body_is_judged_by_its_status(self):
         with self.peer() as peer, self._host(peer.address) as host:
             peer.say(201, headers={"Content-Encoding": "gzip"}, body=b"this is no gzip")
             expect_accepted(host.send(self._batch()))

@@ -1,4 +1,4 @@
-"""The event loop on a thread of its own: what it cuts, and that nothing of it stays."""
+"""The event loop thread: deadlines, and no leaked threads or sockets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sinks.eventhubs.event_loop import Ended, LoopThread, Overdue
 
 @pytest.fixture
 def silent_port() -> Iterator[int]:
-    """Return a port that accepts, by the kernel's hand, and never says a word."""
+    """Return a port on which the kernel accepts connections and no one responds."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener.getsockname()[1]
 
@@ -30,7 +30,7 @@ def loop_thread(**keys: Any) -> LoopThread:
     return LoopThread("eventhubs:test", **{"idle_seconds": 30.0, "close": close, **keys})
 
 
-def test_work_that_swallows_its_cancellation_is_cut_all_the_same(silent_port) -> None:
+def test_task_that_ignores_cancellation_ends_at_the_deadline(silent_port) -> None:
     async def stubborn() -> None:
         reader, _ = await asyncio.open_connection("127.0.0.1", silent_port)
         while True:
@@ -48,7 +48,7 @@ def test_work_that_swallows_its_cancellation_is_cut_all_the_same(silent_port) ->
         in_time(cut, deadline_seconds=0.5)
 
 
-def test_loop_that_does_not_turn_is_left_at_the_deadline_and_ends_by_itself() -> None:
+def test_blocked_loop_is_abandoned_at_the_deadline_and_ends_later() -> None:
     release = threading.Event()
 
     async def block() -> None:
@@ -69,7 +69,7 @@ def test_loop_that_does_not_turn_is_left_at_the_deadline_and_ends_by_itself() ->
             loop.end(grace_seconds=0, wait_seconds=5)
 
 
-def test_call_after_the_end_says_so_and_an_idle_loop_ends() -> None:
+def test_call_after_the_end_raises_ended() -> None:
     async def answer() -> int:
         return 7
 

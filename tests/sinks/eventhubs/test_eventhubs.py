@@ -1,4 +1,4 @@
-"""The Event Hubs sink without an event hub: what it refuses to be configured with, and peers that never answer."""
+"""The Event Hubs sink without an event hub: silent peers, imports, and tokens."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def record(event_id: str | None = "A-1", **fields: Any) -> TransitionRecord:
 
 @pytest.fixture
 def silent_port() -> Iterator[int]:
-    """Return a port that accepts, by the kernel's hand, and never says a word."""
+    """Return a port on which the kernel accepts connections and no one responds."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener.getsockname()[1]
 
 
 @pytest.fixture
 def sink_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Return what builds a sink by a connection string to a port of this machine."""
+    """Return a function that builds a sink with a connection string to a local port."""
     made = []
 
     def build(port: int, *, is_tls: bool = False, **keys: Any) -> EventHubsSink:
@@ -82,9 +82,9 @@ def failure(sink: EventHubsSink) -> DeliveryFailed:
 
 @pytest.mark.parametrize("transport", ["amqp", "https"])
 @pytest.mark.parametrize("is_tls", [False, True])
-def test_silent_peer_ends_at_the_deadline_and_leaves_nothing(sink_of, silent_port, transport, is_tls) -> None:
+def test_silent_peer_fails_at_the_deadline_and_leaks_nothing(sink_of, silent_port, transport, is_tls) -> None:
     sink = sink_of(silent_port, is_tls=is_tls, transport=transport)
-    failure(sink)  # imports, and starts what starts once
+    failure(sink)  # imports the libraries and starts the shared threads
     with nothing_left_behind():
         for _ in range(5):
             error = in_time(lambda: failure(sink), deadline_seconds=LIMIT_SECONDS)
@@ -92,7 +92,7 @@ def test_silent_peer_ends_at_the_deadline_and_leaves_nothing(sink_of, silent_por
             assert KEY not in str(error)
 
 
-def test_close_frees_a_send_that_hangs(sink_of, silent_port) -> None:
+def test_close_ends_a_hung_send(sink_of, silent_port) -> None:
     sink = sink_of(silent_port, timeout_seconds=60)
     errors: list[DeliveryFailed] = []
     thread = threading.Thread(target=lambda: errors.append(failure(sink)))
@@ -104,13 +104,13 @@ def test_close_frees_a_send_that_hangs(sink_of, silent_port) -> None:
     assert "closed" in str(errors[0])
 
 
-def test_records_of_two_events_are_asked_for_one_by_one(sink_of, silent_port) -> None:
+def test_batch_of_two_events_is_rejected_so_that_records_are_sent_singly(sink_of, silent_port) -> None:
     with pytest.raises(DeliveryRejected) as caught:
         sink_of(silent_port).send([record("A"), record("B")])
     assert caught.value.records == ()
 
 
-def test_nothing_of_azure_is_imported_before_the_first_send() -> None:
+def test_azure_packages_are_not_imported_before_the_first_send() -> None:
     code = (
         "import sys; from sinks.eventhubs.sink import EventHubsConfig, EventHubsSink\n"
         f"EventHubsSink(EventHubsConfig(transport='https', **{IDENTITY})); assert 'asyncio' not in sys.modules\n"
@@ -124,11 +124,13 @@ def test_nothing_of_azure_is_imported_before_the_first_send() -> None:
 # Tokens.
 
 
-def test_managed_identity_is_never_asked_for_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_managed_identity_requests_bypass_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("IDENTITY_ENDPOINT", "MSI_ENDPOINT", "AZURE_FEDERATED_TOKEN_FILE", "AZURE_CLIENT_ID", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     for name in ("HTTP_PROXY", "http_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody is there; who is would ask as another machine
+        monkeypatch.setenv(
+            name, "http://127.0.0.1:9"
+        )  # no proxy listens; a proxy would get the token of another machine
     with Simulator("live-migration", listen="127.0.0.1:0") as simulator:
         monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", simulator.endpoint)
         access = Access(EventHubsConfig(credential="managed_identity", **IDENTITY))
@@ -136,7 +138,7 @@ def test_managed_identity_is_never_asked_for_through_a_proxy(monkeypatch: pytest
     assert len(access.authorization()) > len("Bearer ")
 
 
-def test_identity_that_gets_no_token_needs_a_person(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_identity_without_a_token_needs_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("IDENTITY_ENDPOINT", "MSI_ENDPOINT", "AZURE_FEDERATED_TOKEN_FILE", "AZURE_CLIENT_ID"):
         monkeypatch.delenv(name, raising=False)
     with Simulator("live-migration", listen="127.0.0.1:0") as simulator:

@@ -1,4 +1,4 @@
-"""What goes beside the body of a message."""
+"""The partition key and the properties of a message."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from bridge.testing.records import sample_event, sample_record
 from sinks.eventhubs.message import partition_key, properties
 
 
-def test_partition_key_is_the_event_and_never_longer_than_event_hubs_takes() -> None:
+def test_partition_key_is_the_event_id_within_the_event_hubs_limit() -> None:
     assert partition_key(sample_record(event=sample_event(event_id="A-1"))) == "A-1"
     names = tuple(f"vm-{n}" for n in range(99))
     nameless = sample_record(event=sample_event(event_id=None, resources=names))
     assert len(partition_key(nameless)) == 64
     assert (
         len(partition_key(sample_record(event=sample_event(event_id="")))) == 64
-    )  # "" would be no key at all, and no order
+    )  # with "", records would have no key and no order
 
 
-def test_unknown_properties_are_left_out() -> None:
+def test_unknown_properties_are_omitted() -> None:
     heartbeat = sample_record(event=None, transition=Transition.HEARTBEAT, vm=VmIdentity())
     assert properties(heartbeat) == {"transition": "heartbeat"}

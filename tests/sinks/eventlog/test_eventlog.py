@@ -1,4 +1,4 @@
-"""The eventlog sink against the contract every sink passes, and what an event says; the log stands in for Windows'."""
+"""The contract suite for the eventlog sink, and its events, with a stand-in for the Windows event log."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ERROR, WARNING, INFORMATION = 1, 2, 4
 @pytest.fixture
 def log(monkeypatch):
     if sys.platform == "win32":
-        pytest.skip("it would write to this machine's event log")
+        pytest.skip("the test would write to the event log of this machine")
     for name in ("win32evtlog", "pywintypes"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(str(STAND_IN))
@@ -73,10 +73,10 @@ class EventLogPeer(Peer):
 
 class TestEventLogSinkContract(LocalSinkContract):
     sink_type = "eventlog"
-    no_network = "it calls Windows"
+    no_network = "the sink calls Windows"
     skips: ClassVar = {
         **LocalSinkContract.skips,
-        "test_silence_leaves_no_thread_and_no_socket_behind": "a call of Windows cannot be broken off; one waits",
+        "test_silence_leaves_no_thread_and_no_socket_behind": "a Windows call cannot be canceled, so one thread waits",
     }
 
     @pytest.fixture(autouse=True)
@@ -113,7 +113,7 @@ def test_event_has_the_id_of_its_transition_and_the_level_of_its_severity(log, t
     assert not log.open_handles
 
 
-def test_record_that_no_event_can_hold_is_parked(log):
+def test_record_that_exceeds_the_event_size_is_parked(log):
     sink = sink_of()
     with pytest.raises(DeliveryRejected, match="31839"):
         sink.send([sample_record(event=sample_event(resources=["\U0001f600" * 16_000]))])
@@ -122,7 +122,7 @@ def test_record_that_no_event_can_hold_is_parked(log):
 
 
 @pytest.mark.parametrize(("number", "needs_a_person"), [(5, True), (1502, True), (1722, False)])
-def test_full_log_needs_a_person_and_a_service_that_starts_does_not(log, number, needs_a_person):
+def test_full_log_needs_attention_but_an_unavailable_service_does_not(log, number, needs_a_person):
     log.refusal[:] = [(number, "No.")]
     sink = sink_of()
     with pytest.raises(DeliveryFailed, match=rf"No\. \(error {number}\)") as caught:
@@ -132,7 +132,7 @@ def test_full_log_needs_a_person_and_a_service_that_starts_does_not(log, number,
     assert not log.open_handles
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there it is")
-def test_without_windows_it_is_a_mistake_that_says_so():
+@pytest.mark.skipif(sys.platform == "win32", reason="the sink works on Windows")
+def test_configuration_is_rejected_without_windows():
     with pytest.raises(ConfigurationError, match="needs Windows and pywin32"):
         sink_of()

@@ -1,4 +1,4 @@
-"""The file sink: the sink contract, half lines, two writers, and blocked calls."""
+"""The file sink: the contract suite, partial lines, two writers, and blocked calls."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from bridge.testing.records import sample_record
 from bridge.testing.watching import in_time
 from sinks.file import FileConfig, FileSink
 
-fcntl = pytest.importorskip("fcntl", reason="the files of these tests are locked as POSIX does")
-resource = pytest.importorskip("resource", reason="likewise, a full disk is played by its limits")
+fcntl = pytest.importorskip("fcntl", reason="the tests use POSIX file locks")
+resource = pytest.importorskip("resource", reason="the tests simulate a full disk with POSIX resource limits")
 
 
 def sink_of(path, **table):
@@ -34,7 +34,7 @@ def ids(path):
 
 
 class FilePeer(Peer):
-    """A file that can be written, that is a directory, or that somebody else has locked."""
+    """A writable file, a directory, or a file that another process has locked."""
 
     def __init__(self, path):
         self.path = path
@@ -75,7 +75,7 @@ class FilePeer(Peer):
 
 class TestFileSinkContract(LocalSinkContract):
     sink_type = "file"
-    no_network = "it writes to a file"
+    no_network = "the sink writes to a file"
     skips: ClassVar = {
         **LocalSinkContract.skips,
         "test_silence_leaves_no_thread_and_no_socket_behind": "a blocked call keeps its thread until it returns",
@@ -95,7 +95,7 @@ class TestFileSinkContract(LocalSinkContract):
         return {"path": str(self.directory / f"records-{self.count}.jsonl")}
 
 
-def test_file_that_another_tool_moves_away_is_made_anew(tmp_path):
+def test_file_moved_by_another_tool_is_created_again(tmp_path):
     path = tmp_path / "a.jsonl"
     sink = sink_of(path)
     sink.send([sample_record(1)])
@@ -105,7 +105,7 @@ def test_file_that_another_tool_moves_away_is_made_anew(tmp_path):
     assert (ids(tmp_path / "moved"), ids(path)) == ([sample_record(1).id], [sample_record(2).id])
 
 
-def test_half_a_line_that_a_kill_left_does_not_break_the_next_one(tmp_path):
+def test_partial_line_left_by_a_kill_does_not_break_the_next_line(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"half": ')
     sink = sink_of(path)
@@ -116,7 +116,7 @@ def test_half_a_line_that_a_kill_left_does_not_break_the_next_one(tmp_path):
     assert json.loads(whole)["id"] == sample_record(1).id
 
 
-def test_record_that_did_not_fit_on_the_disk_is_written_whole_by_the_next_send(tmp_path):
+def test_record_truncated_by_a_full_disk_is_written_again(tmp_path):
     path = tmp_path / "a.jsonl"
     sink = sink_of(path)
     sink.send([sample_record(1)])
@@ -136,7 +136,7 @@ def test_record_that_did_not_fit_on_the_disk_is_written_whole_by_the_next_send(t
 
 
 @pytest.mark.parametrize("kind", ["pipe", "directory", "nowhere"])
-def test_path_that_is_no_file_needs_a_person_and_is_not_waited_for(tmp_path, kind):
+def test_path_that_is_not_a_regular_file_needs_attention_without_a_wait(tmp_path, kind):
     path = tmp_path / "no" / "a.jsonl" if kind == "nowhere" else tmp_path / "a.jsonl"
     if kind == "pipe":
         os.mkfifo(path)
@@ -161,17 +161,17 @@ for number in range(int(sys.argv[2]), int(sys.argv[2]) + 100):
 """
 
 
-def test_two_writers_of_one_file_lose_and_break_no_line(tmp_path):
+def test_two_writers_of_one_file_lose_and_mix_no_lines(tmp_path):
     path = tmp_path / "a.jsonl"
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(path), str(first)]) for first in (1, 101)]
     assert [each.wait(60) for each in writers] == [0, 0]
     assert sorted(ids(path)) == sorted(sample_record(number).id for number in range(1, 201))
 
 
-# A disk that hangs.
+# A hung disk.
 
 
-def test_call_that_hangs_costs_one_thread_and_what_follows_waits_for_it():
+def test_hung_call_uses_one_thread_and_blocks_later_calls():
     sink, let_go, made = FileSink(FileConfig(path="/a", timeout_seconds=0.1)), threading.Event(), []
 
     def hang():
@@ -193,7 +193,7 @@ def test_call_that_hangs_costs_one_thread_and_what_follows_waits_for_it():
     assert made == [1, 2]
 
 
-def test_close_ends_the_wait_for_a_call_that_hangs():
+def test_close_ends_the_wait_for_a_hung_call():
     sink, let_go, errors = FileSink(FileConfig(path="/a")), threading.Event(), []
 
     def run():

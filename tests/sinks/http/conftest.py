@@ -1,4 +1,4 @@
-"""Peers of an endpoint, and an endpoint."""
+"""Fixtures for the tests of the HTTP endpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The keys of a sink over HTTP: what is wrong with their values is said, and the values are not."""
+"""The configuration keys of HTTP sinks: errors describe the problem without the value."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from sinks.http.config import HttpConfig
         ({"proxy": "http://proxy:SECRET"}, "proxy must be a URL"),
     ],
 )
-def test_a_wrong_setting_is_said_without_its_value(keys: dict[str, Any], sentence: str) -> None:
+def test_invalid_setting_is_reported_without_its_value(keys: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence) as wrong:
         HttpConfig(**keys)
     assert "SECRET" not in "".join([*traceback.format_exception(wrong.value), repr(wrong.value)])
 
 
-def test_an_encrypted_key_is_refused_because_nobody_types_its_passphrase(tmp_path: Path) -> None:
+def test_encrypted_client_key_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "key.pem").write_text("-----BEGIN ENCRYPTED PRIVATE KEY-----\n")
     with pytest.raises(ValueError, match="is encrypted"):
         HttpConfig(client_cert_file=str(tmp_path / "key.pem"))

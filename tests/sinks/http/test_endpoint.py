@@ -1,4 +1,4 @@
-"""What the HTTP sinks share, against real servers: each answer means what the table says, and no secret gets out."""
+"""The shared endpoint of the HTTP sinks with real servers: status codes, redirects, headers, and proxies."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ MATRIX = {
 
 
 @pytest.mark.parametrize("status", MATRIX)
-def test_each_status_means_what_the_table_says(peer: Peer, endpoint: Any, status: int) -> None:
+def test_status_code_determines_the_outcome(peer: Peer, endpoint: Any, status: int) -> None:
     peer.answer = Answer(status=status, body=b"", headers={"Location": f"{peer.url}/elsewhere"})
     assert outcome(endpoint(f"{peer.url}/here")) == (MATRIX[status][0], frozenset(MATRIX[status][1]))
     asked = [peer.requests.get_nowait().path for _ in range(peer.requests.qsize())]
-    # Never followed, never sent twice. What somebody else still sends to the port's last owner does not count.
+    # No redirect, no repeated request. Requests to a previous owner of the port do not count.
     assert [path for path in asked if path in ("/here", "/elsewhere")] == ["/here"]
 
 
@@ -73,7 +73,9 @@ def test_each_status_means_what_the_table_says(peer: Peer, endpoint: Any, status
         ("soon", None),
     ],
 )
-def test_retry_after_is_handed_on(peer: Peer, endpoint: Any, status: int, text: str, seconds: float | None) -> None:
+def test_retry_after_is_passed_to_the_host(
+    peer: Peer, endpoint: Any, status: int, text: str, seconds: float | None
+) -> None:
     if text == "a date in an hour":
         text = format_datetime(datetime.now(timezone.utc) + timedelta(hours=1), usegmt=True)
     peer.answer = Answer(status=status, headers={"Retry-After": text})
@@ -90,7 +92,7 @@ def test_configured_statuses_override_the_table(peer: Peer, endpoint: Any) -> No
         assert outcome(overridden)[0] == word
 
 
-def test_a_redirect_carries_neither_body_nor_token_to_another_host(peer: Peer, endpoint: Any, tmp_path: Path) -> None:
+def test_redirect_is_not_followed_to_another_host(peer: Peer, endpoint: Any, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("tok-abcdef")
     other = Peer()
     try:
@@ -104,7 +106,7 @@ def test_a_redirect_carries_neither_body_nor_token_to_another_host(peer: Peer, e
 
 
 @pytest.mark.parametrize("how", ["fin", "rst"])
-def test_a_connection_that_the_peer_closed_meanwhile_costs_no_failure(raw_peer: Any, endpoint: Any, how: str) -> None:
+def test_connection_closed_by_the_peer_causes_no_failure(raw_peer: Any, endpoint: Any, how: str) -> None:
     def answer_and_hang_up(_: RawPeer, connection: socket.socket) -> None:
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
         if how == "rst":
@@ -120,7 +122,7 @@ def test_a_connection_that_the_peer_closed_meanwhile_costs_no_failure(raw_peer: 
         assert gone.wait(5)
 
 
-def test_headers_come_from_the_configuration_a_file_and_a_token(peer: Peer, endpoint: Any, tmp_path: Path) -> None:
+def test_headers_are_merged_from_configuration_file_and_token(peer: Peer, endpoint: Any, tmp_path: Path) -> None:
     token, headers = tmp_path / "token", tmp_path / "headers"
     token.write_text("one\n")
     headers.write_text("X-Api-Key: abc:def\n# a comment\nX-Two:  two \n")
@@ -135,7 +137,7 @@ def test_headers_come_from_the_configuration_a_file_and_a_token(peer: Peer, endp
 
 
 @pytest.mark.parametrize("line", ["just-a-secret-word", "X-Key: caf\u00e9-secret", "Content-Length: 3", "X Y: secret"])
-def test_a_header_that_cannot_be_sent_needs_a_person_and_is_not_shown(
+def test_invalid_header_needs_attention_and_is_not_in_the_error(
     peer: Peer, endpoint: Any, tmp_path: Path, line: str
 ) -> None:
     (tmp_path / "headers").write_text(f"{line}\n")
@@ -145,7 +147,7 @@ def test_a_header_that_cannot_be_sent_needs_a_person_and_is_not_shown(
     assert "secret" not in str(failed.value)
 
 
-def test_requests_go_through_the_proxy_and_the_environment_is_not_asked(
+def test_configured_proxy_is_used_and_the_environment_is_ignored(
     peer: Peer, endpoint: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
@@ -156,7 +158,7 @@ def test_requests_go_through_the_proxy_and_the_environment_is_not_asked(
     assert "proxy-authorization" in [*peer.requests.queue][-1].headers
 
 
-def test_a_proxy_that_wants_another_password_needs_a_person(raw_peer: Any, endpoint: Any) -> None:
+def test_proxy_authentication_failure_needs_attention(raw_peer: Any, endpoint: Any) -> None:
     refusal = b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n"
     proxy = raw_peer(lambda _, connection: connection.sendall(refusal))
     for scheme in ("http", "https"):
@@ -164,7 +166,7 @@ def test_a_proxy_that_wants_another_password_needs_a_person(raw_peer: Any, endpo
         assert outcome(through) == ("failed", {"needs_attention"}), scheme
 
 
-def test_a_connection_that_was_idle_for_long_is_not_trusted(peer: Peer) -> None:
+def test_long_idle_connection_is_not_reused(peer: Peer) -> None:
     clock = [0.0]
     each = Endpoint(peer.url, HttpConfig(), monotonic=lambda: clock[0])
     for seconds, connections in ((0.0, 1), (59.0, 1), (61.0, 2), (1.0, 2)):

@@ -25,7 +25,7 @@ SECRET_PATH = "/services/T0000/B0000/XXXXXXXXSECRETXXXXXXXX"
 
 
 def certificate(directory: Path, *, host: str = "127.0.0.1", days: tuple[int, int] = (-1, 1)) -> Path:
-    """Return a file with a certificate that signs itself, and its key."""
+    """Return a file with a self-signed certificate and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
     now = datetime.now(timezone.utc)
@@ -52,7 +52,7 @@ def tls_peer(file: Path, *, client_ca: Path | None = None) -> Peer:
     return Peer(tls=context)
 
 
-def test_a_private_authority_is_trusted_by_its_file_alone(endpoint: Any, tmp_path: Path) -> None:
+def test_private_ca_is_trusted_only_with_its_file(endpoint: Any, tmp_path: Path) -> None:
     file = certificate(tmp_path)
     peer = tls_peer(file)
     try:
@@ -63,7 +63,7 @@ def test_a_private_authority_is_trusted_by_its_file_alone(endpoint: Any, tmp_pat
 
 
 @pytest.mark.parametrize("fault", [{"days": (-3, -1)}, {"host": "127.0.0.2"}], ids=["expired", "another host"])
-def test_a_wrong_certificate_needs_a_person(endpoint: Any, tmp_path: Path, fault: dict[str, Any]) -> None:
+def test_invalid_certificate_needs_attention(endpoint: Any, tmp_path: Path, fault: dict[str, Any]) -> None:
     file = certificate(tmp_path, **fault)
     peer = tls_peer(file)
     try:
@@ -73,7 +73,7 @@ def test_a_wrong_certificate_needs_a_person(endpoint: Any, tmp_path: Path, fault
         peer.close()
 
 
-def test_a_client_certificate_is_shown_and_its_absence_needs_a_person(endpoint: Any, tmp_path: Path) -> None:
+def test_client_certificate_is_sent_and_a_missing_one_fails(endpoint: Any, tmp_path: Path) -> None:
     file = certificate(tmp_path)
     peer = tls_peer(file, client_ca=file)
     keys = {"ca_file": str(file), "timeout_seconds": 5.0}
@@ -91,7 +91,7 @@ def everything_said(error: BaseException) -> str:
 
 
 @pytest.mark.parametrize("status", [200, 302, 400, 403, 404, 410, 500, "refused", "reset", "silent", "headers"])
-def test_no_secret_is_in_an_error_or_a_log_line(  # noqa: PLR0917  # fixtures
+def test_errors_and_log_lines_contain_no_secret(  # noqa: PLR0917  # fixtures
     peer: Peer, raw_peer: Any, endpoint: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, status: Any
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -100,7 +100,7 @@ def test_no_secret_is_in_an_error_or_a_log_line(  # noqa: PLR0917  # fixtures
     (tmp_path / "more").write_text("more-SECRET-1\nmore-SECRET-2\n")
     secrets = ["XXXXXXXXSECRETXXXXXXXX", "sig-SECRET-sig", "tok-SECRET-token", "key-SECRET-key", "bWU6U0VDUkVU"]
     secrets += ["more-SECRET-1", "more-SECRET-2"]
-    # In the middle of the cut, too: half a secret is one.
+    # The truncation limit is inside a secret, because half a secret is also a secret.
     echo = ("x" * 230 + f" Cannot POST {SECRET_PATH} " + " ".join(secrets)).encode()
     if isinstance(status, int):
         peer.answer = Answer(status=status, body=echo, headers={"Location": f"https://x.invalid{SECRET_PATH}"})
@@ -135,7 +135,7 @@ def basic(user_and_password: str) -> str:
 
 
 @pytest.mark.parametrize("pair", ["me:hunter2", "m%C3%A9:hunter%2F2", "x:y", "only-me"])
-def test_a_user_and_password_of_the_url_are_masked_as_they_are_sent(peer: Peer, endpoint: Any, pair: str) -> None:
+def test_url_credentials_are_masked_in_their_encoded_form(peer: Peer, endpoint: Any, pair: str) -> None:
     each = endpoint(peer.url.replace("://", f"://{pair if ':' in pair else pair + ':'}@"))
     assert each.post(b"{}", {}).status_code == 200
     sent = peer.requests.get().headers["authorization"]
@@ -147,9 +147,7 @@ def test_a_user_and_password_of_the_url_are_masked_as_they_are_sent(peer: Peer, 
     assert "Authorization: Basic <secret> (<secret>)" in str(refused.value)
 
 
-def test_a_user_and_password_of_the_proxy_are_masked_as_they_are_sent(
-    peer: Peer, endpoint: Any, tmp_path: Path
-) -> None:
+def test_proxy_credentials_are_masked_in_their_encoded_form(peer: Peer, endpoint: Any, tmp_path: Path) -> None:
     (tmp_path / "proxy").write_text(peer.url.replace("://", "://me:hunter2@"))
     each = endpoint("http://hook.invalid/", proxy_file=str(tmp_path / "proxy"))
     peer.answer = Answer(status=400, body=f"Proxy-Authorization: Basic {basic('me:hunter2')}".encode())
@@ -159,7 +157,9 @@ def test_a_user_and_password_of_the_proxy_are_masked_as_they_are_sent(
 
 
 @pytest.mark.parametrize("source", ["token", "file", "setting"])
-def test_an_explicit_authorization_wins_over_the_urls(peer: Peer, endpoint: Any, tmp_path: Path, source: str) -> None:
+def test_explicit_authorization_takes_precedence_over_url_credentials(
+    peer: Peer, endpoint: Any, tmp_path: Path, source: str
+) -> None:
     (tmp_path / "token").write_text("one")
     (tmp_path / "file").write_text("authorization: Bearer one\n")
     keys: dict[str, dict[str, Any]] = {

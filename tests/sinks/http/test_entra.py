@@ -1,4 +1,4 @@
-"""Tokens of Entra ID for the sinks over HTTP: the simulator's token endpoint, and a receiver that reads each token."""
+"""Entra ID tokens of the HTTP sinks, with the simulator's token endpoint and a receiver that validates tokens."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TABLES = {
 
 @pytest.fixture
 def imds(monkeypatch):
-    """A simulator whose token endpoint azure-identity finds; a proxy that is nowhere must not be asked."""
+    """Return a simulator with a token endpoint for azure-identity. The proxy in the environment does not exist."""
     for name in ("IDENTITY_ENDPOINT", "MSI_ENDPOINT", "AZURE_FEDERATED_TOKEN_FILE", "AZURE_CLIENT_ID", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
@@ -39,7 +39,7 @@ def imds(monkeypatch):
 
 
 class Receiver:
-    """Takes what shows a valid token for *AUDIENCE* that it has not been told to refuse."""
+    """Accepts requests with a valid token for *AUDIENCE*, except for tokens in `refused`."""
 
     def __init__(self, peer):
         self._peer = peer
@@ -87,7 +87,7 @@ def make_sink(receiver):
 
 @pytest.mark.usefixtures("imds")
 @pytest.mark.parametrize("kind", TABLES)
-def test_each_request_shows_the_token_of_the_managed_identity(make_sink, receiver, kind):
+def test_each_request_carries_the_token_of_the_managed_identity(make_sink, receiver, kind):
     sink = make_sink(kind)
     sink.send([sample_record(1)])
     sink.send([sample_record(2)])
@@ -98,11 +98,11 @@ def test_each_request_shows_the_token_of_the_managed_identity(make_sink, receive
 
 @pytest.mark.usefixtures("imds")
 @pytest.mark.parametrize("kind", TABLES)
-def test_refused_token_is_replaced_and_not_shown(make_sink, receiver, kind):
+def test_rejected_token_is_replaced_and_is_not_in_the_error(make_sink, receiver, kind):
     sink = make_sink(kind)
     sink.send([sample_record(1)])
     receiver.refused.add(receiver.tokens[0])
-    time.sleep(1.01 - time.time() % 1)  # the simulator's tokens differ by the second in which they were made
+    time.sleep(1.01 - time.time() % 1)  # the simulator creates one token per second
     with pytest.raises(DeliveryFailed, match="401") as caught:
         sink.send([sample_record(2)])
     assert not caught.value.needs_attention
@@ -112,7 +112,7 @@ def test_refused_token_is_replaced_and_not_shown(make_sink, receiver, kind):
     assert len(set(receiver.tokens)) == 2
 
 
-def test_token_in_place_of_a_refused_one_is_not_exchanged_again_at_each_try(make_sink, receiver, imds):
+def test_replaced_token_is_not_replaced_again_on_each_retry(make_sink, receiver, imds):
     receiver.refuses_all = True
     sink = make_sink()
     for _ in range(5):
@@ -122,8 +122,8 @@ def test_token_in_place_of_a_refused_one_is_not_exchanged_again_at_each_try(make
     assert len([each for each in imds.requests if "oauth2/token" in each.path]) == 2
 
 
-def test_token_endpoint_that_hangs_counts_under_the_deadline(make_sink, receiver, imds):
-    make_sink().send([sample_record(1)])  # azure-identity is imported
+def test_hung_token_endpoint_fails_within_the_deadline(make_sink, receiver, imds):
+    make_sink().send([sample_record(1)])  # imports azure-identity
     imds.world.set_fault(Fault(kind="silence", target="token"))
     sink = make_sink(timeout_seconds=0.4)
 
@@ -146,27 +146,27 @@ def test_token_endpoint_that_hangs_counts_under_the_deadline(make_sink, receiver
     ],
 )
 @pytest.mark.parametrize("kind", TABLES)
-def test_scope_that_cannot_be_meant_is_a_mistake(kind, keys, words):
+def test_invalid_scope_is_rejected(kind, keys, words):
     with pytest.raises(ConfigurationError, match=words):
         read({"sinks": [{**TABLES[kind]("https://example.net"), **keys}]})
 
 
 @pytest.mark.parametrize("kind", TABLES)
-def test_token_goes_over_plain_http_to_this_machine_only(kind):
+def test_token_requires_https_except_on_loopback(kind):
     with pytest.raises(ConfigurationError, match="https"):
         read({"sinks": [{**TABLES[kind]("http://example.net"), "entra_scope": SCOPE}]})
 
 
 @pytest.mark.parametrize("key", ["proxy", "proxy_file", "proxy_env"])
 @pytest.mark.parametrize("kind", TABLES)
-def test_token_goes_over_plain_http_through_no_proxy(kind, key):
+def test_token_requires_https_through_a_proxy(kind, key):
     keys = {"entra_scope": SCOPE, key: "http://proxy.example.net:3128"}
     read({"sinks": [{**TABLES[kind]("https://localhost"), **keys}]})
     with pytest.raises(ConfigurationError, match="https URL, because the proxy can read a token"):
         read({"sinks": [{**TABLES[kind]("http://localhost:8080"), **keys}]})
 
 
-def test_token_is_not_shown_to_a_plain_url_that_a_file_names(tmp_path):
+def test_token_is_not_sent_to_a_plain_http_url_from_a_file(tmp_path):
     (tmp_path / "url").write_text("http://example.net/hook\n")
     table = {"type": "webhook", "url_file": str(tmp_path / "url"), "entra_scope": SCOPE}
     sink = read({"sinks": [table]}).sinks[0].build()

@@ -1,4 +1,4 @@
-"""Standard Webhooks signatures against the vector of the specification's own libraries."""
+"""Standard Webhooks signatures, compared with the test vector of the reference libraries."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from bridge.sink import Secret
 from sinks.http.signature import Signer
 
 
-def test_the_vector_of_the_standard_webhooks_reference_libraries() -> None:
+def test_signature_matches_the_standard_webhooks_test_vector() -> None:
     # github.com/standard-webhooks, the test of its reference libraries.
     secret = Secret(key="secret", env="S", environ={"S": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"})
     body = b'{"test": 2432232314}'

@@ -1,4 +1,4 @@
-"""The otlp sink against the contract every sink passes."""
+"""The contract suite for the otlp sink."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The otlp sink: what a record becomes, and what each answer means."""
+"""The otlp sink: the mapping of records, requests, and the outcome of each response."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def config(peer, **keys):
 
 
 def plain(value):
-    """Return an AnyValue as Python has it."""
+    """Return an AnyValue as a Python value."""
     kind = value.WhichOneof("value")
     return [plain(each) for each in value.array_value.values] if kind == "array_value" else getattr(value, kind)
 
@@ -67,11 +67,11 @@ def response(rejected=0, message=""):
     return answer.SerializeToString()
 
 
-# What a record becomes.
+# The mapping of a record.
 
 
-def test_one_record_whole(peer, sink):
-    """The golden example: what a backend shows of one record, field by field."""
+def test_every_field_of_one_record_is_exported(peer, sink):
+    """The complete example of one record in a backend, field by field."""
     sink.send([sample_record()])
     [resource_logs] = sent(peer).resource_logs
     [scope_logs] = resource_logs.scope_logs
@@ -129,7 +129,7 @@ def test_one_record_whole(peer, sink):
 
 
 @pytest.mark.parametrize(("ids", "expected"), [(("A", "B"), ["A", "B"]), ((), []), (None, "absent")])
-def test_an_empty_list_of_active_events_is_sent_and_an_unknown_list_is_not(ids, expected):
+def test_empty_active_event_ids_are_sent_and_unknown_ones_are_omitted(ids, expected):
     found = attributes(log_record(sample_record(active_event_ids=ids)).attributes)
     assert found.get(f"{PREFIX}active_event_ids", "absent") == expected
 
@@ -170,7 +170,7 @@ def test_severity_of_any_other_record_follows_its_transition(transition, event_t
     assert log_record(sample_record(transition=Transition(transition), event=event)).severity_text == text
 
 
-def test_approval_outcome_carries_who_and_why():
+def test_approval_outcome_contains_the_approvers_and_the_reason():
     approval = Approval(
         source="portal",
         decision_id="d-1",
@@ -194,12 +194,12 @@ def test_approval_outcome_carries_who_and_why():
 
 
 @pytest.mark.parametrize("incarnation", [3, "abc123", "3"])
-def test_incarnation_is_always_text_so_that_a_backend_sees_one_type(incarnation):
+def test_incarnation_is_always_a_string(incarnation):
     found = attributes(log_record(sample_record(incarnation=incarnation)).attributes)
     assert found[f"{PREFIX}incarnation"] == str(incarnation)
 
 
-def test_labels_set_anything_but_the_identity():
+def test_labels_set_resource_attributes_except_the_vm_identity():
     labels = {"service.name": "web", "deployment.environment.name": "prod", "host.id": "forged", "cloud.region": "mars"}
     [found] = ExportLogsServiceRequest.FromString(encode_request([sample_record(labels=labels)])).resource_logs
     values = attributes(found.resource.attributes)
@@ -212,7 +212,7 @@ def names_of_the_semantic_conventions():
     return {value for module in modules for value in vars(module).values() if isinstance(value, str)}
 
 
-def test_every_other_name_than_those_of_the_semantic_conventions_has_the_prefix(peer, sink):
+def test_attributes_outside_the_semantic_conventions_have_the_prefix(peer, sink):
     """Each field of the VM has a value, so that each attribute of the resource appears."""
     text = dict.fromkeys(("vm_id", "resource_id", "subscription_id", "resource_group", "location", "zone"), "x")
     vm = VmIdentity(name="a", scale_set="s", placement_group_id="5a7e", tags={"cost center": "47", "empty": ""}, **text)
@@ -245,7 +245,7 @@ def test_batch_keeps_its_order():
 # The request.
 
 
-def test_gzip_on_request(peer):
+def test_gzip_is_used_if_configured(peer):
     raw = []
     peer.reply(lambda request: raw.append(request) or Answer(status=200))
     sink = OtlpSink(config(peer, compression="gzip"))
@@ -268,17 +268,17 @@ def test_gzip_on_request(peer):
         ("http://[::1]:4318", "http://[::1]:4318/v1/logs"),
     ],
 )
-def test_path_is_added_once(endpoint, url):
+def test_signal_path_is_added_once(endpoint, url):
     assert signal_url(endpoint, "logs") == url
 
 
-def test_password_in_the_endpoint_is_refused_and_not_shown():
+def test_password_in_the_endpoint_is_rejected_and_is_not_in_the_error():
     with pytest.raises(ConfigurationError, match="headers_file") as caught:
         read({"sinks": [{"type": "otlp", "endpoint": "https://me:hunter2@otlp.example.net"}]})
     assert "hunter2" not in str(caught.value)
 
 
-# The answers.
+# The responses.
 
 
 @pytest.mark.parametrize(
@@ -302,12 +302,12 @@ def test_password_in_the_endpoint_is_refused_and_not_shown():
     ],
     ids=lambda answer: f"{answer.status} {answer.body[:20]!r}",
 )
-def test_2xx_that_rejects_nothing_is_delivered(peer, sink, answer):
+def test_2xx_without_rejections_is_delivered(peer, sink, answer):
     peer.reply(lambda _: answer)
     sink.send([sample_record()])
 
 
-def test_warning_of_a_receiver_that_rejects_nothing_is_logged_once(peer, sink, caplog):
+def test_warning_of_the_receiver_is_logged_once(peer, sink, caplog):
     peer.say(200, body=response(0, "please upgrade"))
     for number in (1, 2):
         sink.send([sample_record(number)])
@@ -325,7 +325,7 @@ def test_partial_success_with_rejections_rejects_the_whole_batch(peer, sink):
     assert caught.value.records == tuple(batch)
 
 
-def test_secret_that_the_receiver_repeats_is_not_shown_not_even_in_part(peer, tmp_path):
+def test_secret_echoed_by_the_receiver_is_masked_even_if_truncated(peer, tmp_path):
     (tmp_path / "token").write_text("secret-token-4711")
     sink = OtlpSink(config(peer, bearer_token_file=str(tmp_path / "token")))
     peer.say(200, body=response(1, "x" * 250 + "secret-token-4711"))
@@ -342,7 +342,7 @@ def test_check_sends_an_empty_request(peer, sink):
     assert (request.path, request.headers["content-length"]) == ("/v1/logs", "0")
 
 
-def test_check_doubts_a_web_page(peer, sink):
+def test_check_rejects_a_web_page(peer, sink):
     peer.reply(lambda _: Answer(status=200, body=b"<html>", content_type="text/html; charset=utf-8"))
     with pytest.raises(DeliveryFailed, match="web page"):
         sink.check()

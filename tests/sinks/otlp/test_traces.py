@@ -135,7 +135,7 @@ def test_send_test_sends_a_span(send):
     assert span.start_time_unix_nano == span.end_time_unix_nano
 
 
-def test_clock_that_was_set_back_gives_no_negative_span(send):
+def test_clock_set_back_creates_no_negative_span(send):
     [(span, _)] = send(ending(observed_at=ANNOUNCED))
     assert span.start_time_unix_nano == span.end_time_unix_nano
 
@@ -151,7 +151,7 @@ def test_sink_receives_only_endings():
     )
 
 
-def test_transitions_without_an_ending_are_refused():
+def test_transitions_without_an_ending_are_rejected():
     with pytest.raises(ConfigurationError, match="needs a transition that ends an event: completed, canceled, ended"):
         read({"sinks": [{"type": "otlp", "signal": "traces", "transitions": ["started"]}]})
 

@@ -1,4 +1,4 @@
-"""The stdout sink against the contract every sink passes: its peer is whatever standard output leads to."""
+"""The contract suite for the stdout sink, with the target of standard output as the peer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(not _FULL_DISK.exists(), reason="only Linux has 
 
 
 class Redirected(Peer):
-    """Standard output, led to a reader, to a full disk, or to a pipe that is full and that nobody reads."""
+    """Standard output, redirected to a reader, a full disk, or a full pipe without a reader."""
 
     def __init__(self, monkeypatch):
         self._read_end, self._write_end = os.pipe()
@@ -39,7 +39,7 @@ class Redirected(Peer):
 
     @property
     def received(self):
-        """All that was written before: it is read up to a line that is written now."""
+        """Return all records written so far, up to a marker line that this property writes."""
         mark = f"read up to here {uuid.uuid4()}\n"
         os.write(self._write_end, mark.encode())
         with self._changed:
@@ -85,7 +85,7 @@ class Redirected(Peer):
 
 class TestStdoutSinkContract(LocalSinkContract):
     sink_type = "stdout"
-    no_network = "it writes to a descriptor"
+    no_network = "the sink writes to a descriptor"
     skips: ClassVar = {
         **LocalSinkContract.skips,
         "test_silence_leaves_no_thread_and_no_socket_behind": "a blocked write keeps its thread until it returns",

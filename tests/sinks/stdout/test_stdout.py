@@ -1,4 +1,4 @@
-"""The stdout sink against real pipes: nothing lost in a buffer, no broken line, no hanging."""
+"""The stdout sink with real pipes: no record lost in a buffer, no partial line, and no hang."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bridge.sink import DeliveryFailed
 from sinks.sentence import sentence
 from sinks.stdout import StdoutConfig, StdoutSink
 
-# A child whose standard output is the test's pipe; it reports on standard error.
+# A child process whose standard output is a pipe of the test. It reports on standard error.
 CHILD = """
 import sys, time
 from sinks.stdout import StdoutConfig, StdoutSink
@@ -47,7 +47,7 @@ def child(code: str, env: dict[str, str], **options: Any) -> subprocess.Popen[by
     return subprocess.Popen([sys.executable, "-c", CHILD + code], env=env, **options)
 
 
-def test_json_is_one_whole_record_a_line(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_json_format_writes_one_record_per_line(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     records = [record(id="a", event=event(description="two\nlines")), record(id="b")]
     StdoutSink(StdoutConfig()).send(records)
     lines = capfdbinary.readouterr().out.splitlines()
@@ -55,7 +55,7 @@ def test_json_is_one_whole_record_a_line(capfdbinary: pytest.CaptureFixture[byte
 
 
 @pytest.mark.parametrize("stream", [None, "closed"])
-def test_closed_standard_output_needs_a_person(monkeypatch: pytest.MonkeyPatch, stream: str | None) -> None:
+def test_closed_standard_output_needs_attention(monkeypatch: pytest.MonkeyPatch, stream: str | None) -> None:
     closed = io.StringIO()
     closed.close()
     monkeypatch.setattr(sys, "stdout", closed if stream else None)
@@ -74,7 +74,7 @@ def test_piped_output_survives_a_kill_right_after_the_send(agent_env: dict[str, 
 
 
 @pytest.mark.parametrize("filling", [100, 10_000])
-def test_stalled_reader_fails_in_time_and_breaks_no_line(agent_env: dict[str, str], filling: int) -> None:
+def test_stalled_reader_fails_at_the_deadline_without_partial_lines(agent_env: dict[str, str], filling: int) -> None:
     code = f"""
 sink, number, said = StdoutSink(StdoutConfig(timeout_seconds=0.5)), 0, ""
 while not said:
@@ -91,7 +91,7 @@ sink.send([record(number + 1, {filling})])
         assert process.stdin
         assert process.stderr
         number, seconds, said = process.stderr.readline().decode().split(" ", 2)
-        assert float(seconds) < 5  # how exactly it keeps its deadline is measured by the contract
+        assert float(seconds) < 5  # the contract suite measures the exact deadline
         assert "did not respond within 0.5 s" in said
         process.stdin.write(b"go on\n")
         process.stdin.flush()
@@ -131,6 +131,6 @@ workers = [threading.Thread(target=work, args=(first,)) for first in (0, 50)]
     assert sorted(record["sequence"] for record in records_in(out)) == list(range(100))
 
 
-def test_text_format_writes_that_line(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_text_format_writes_the_sentence(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     StdoutSink(StdoutConfig(format="text")).send([record()])
     assert capfdbinary.readouterr().out.decode() == sentence(record()) + "\n"

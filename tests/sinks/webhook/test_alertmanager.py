@@ -1,4 +1,4 @@
-"""Records as alerts: one set of labels for an event's life, an end that is always there, and clocks that differ."""
+"""Records as alerts: constant labels during an event, an end time in every alert, and clock differences."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def alerts(made: AlertmanagerFormat | None = None, *, now: datetime = NOW, **fie
     return found
 
 
-def test_an_alert_says_what_who_and_when() -> None:
+def test_alert_contains_the_event_the_vm_and_the_times() -> None:
     (alert,) = alerts(event=sample_event(not_before=NOT_BEFORE))
     assert alert["labels"] == {
         "alertname": "AzureScheduledEvent",
@@ -55,7 +55,7 @@ def test_an_alert_says_what_who_and_when() -> None:
 
 
 @pytest.mark.parametrize(("event_type", "severity"), [("Freeze", "info"), ("Preempt", "critical")])
-def test_labels_are_the_same_for_the_whole_life_of_an_event(event_type: str, severity: str) -> None:
+def test_labels_do_not_change_during_an_event(event_type: str, severity: str) -> None:
     scheduled = sample_event(event_type=event_type, not_before=NOT_BEFORE)
     started = sample_event(event_type=event_type, event_status="Started", not_before=None)
     postponed = sample_event(event_type=event_type, not_before=NOT_BEFORE + timedelta(hours=1))
@@ -70,7 +70,7 @@ def test_labels_are_the_same_for_the_whole_life_of_an_event(event_type: str, sev
     assert all(len(life) == 1 for life in lives)
 
 
-def test_an_alert_links_to_its_vm_in_the_portal_of_its_cloud() -> None:
+def test_alert_links_to_the_vm_in_the_azure_portal_of_its_cloud() -> None:
     hosts = {"westeurope": "portal.azure.com", "usgovvirginia": "portal.azure.us", "chinaeast2": "portal.azure.cn"}
     for location, host in hosts.items():
         vm = msgspec.structs.replace(VM, location=location, resource_id=f"{VM.resource_id}(1)")
@@ -79,24 +79,24 @@ def test_an_alert_links_to_its_vm_in_the_portal_of_its_cloud() -> None:
     assert "generatorURL" not in alerts(vm=VmIdentity(name="WestNO_0"))[0]
 
 
-def test_chosen_tags_are_labels_and_replace_none_of_ours() -> None:
+def test_selected_tags_become_labels_without_replacing_built_in_labels() -> None:
     vm = msgspec.structs.replace(VM, tags={"Cost-Centre": "4711", "severity": "page", "secret": "s", "team": "web"})
     (alert,) = alerts(AlertmanagerFormat(tag_labels=("cost-centre", "severity", "absent", "team")), vm=vm)
     assert alert["labels"]["cost_centre"] == "4711"
     assert alert["labels"]["severity"] == "info"
-    assert alert["labels"]["team"] == "payments"  # the configuration says so, for all VMs of this agent's kind
+    assert alert["labels"]["team"] == "payments"  # the label of the configuration takes precedence over the tag
     assert not {"secret", "absent"} & set(alert["labels"])
 
 
 @pytest.mark.parametrize("transition", ENDS)
-def test_an_end_resolves_now(transition: Transition) -> None:
+def test_ended_event_resolves_the_alert_immediately(transition: Transition) -> None:
     (alert,) = alerts(transition=transition, observed_at="2026-11-20T11:00:02.000Z")
     ends_at = parse_time(alert["endsAt"])
     assert ends_at == NOW - timedelta(seconds=10)
-    assert parse_time(alert["startsAt"]) <= ends_at  # else Alertmanager refuses it
+    assert parse_time(alert["startsAt"]) <= ends_at  # otherwise, Alertmanager rejects the alert
 
 
-def test_a_type_that_changes_resolves_the_alert_under_the_old_labels() -> None:
+def test_changed_event_type_resolves_the_alert_with_the_old_labels() -> None:
     before, after = alerts(
         transition=Transition.UPDATED,
         event=sample_event(event_type="Freeze"),
@@ -109,7 +109,7 @@ def test_a_type_that_changes_resolves_the_alert_under_the_old_labels() -> None:
     assert parse_time(after["endsAt"]) > NOW
 
 
-def test_labels_of_the_configuration_are_spelt_as_prometheus_does_and_replace_none_of_ours() -> None:
+def test_configured_labels_are_sanitized_and_replace_no_built_in_labels() -> None:
     (alert,) = alerts(labels={"cost-centre": "12", "0day": "x", "severity": "page", "empty": ""})
     assert alert["labels"]["cost_centre"] == "12"
     assert alert["labels"]["_0day"] == "x"
@@ -121,7 +121,7 @@ def test_labels_of_the_configuration_are_spelt_as_prometheus_does_and_replace_no
     "transition",
     [Transition.HEARTBEAT, Transition.APPROVED, Transition.APPROVAL_REFUSED, Transition.APPROVAL_FAILED],
 )
-def test_what_disturbs_nobody_is_delivered_without_a_request(transition: Transition) -> None:
+def test_heartbeats_and_approvals_are_delivered_without_a_request(transition: Transition) -> None:
     with HttpPeer() as peer:
         sink = WebhookSink(WebhookConfig(url=f"http://{peer.address.authority}", format="alertmanager"))
         for event in (None, sample_event()):
@@ -130,14 +130,14 @@ def test_what_disturbs_nobody_is_delivered_without_a_request(transition: Transit
         assert peer.requests == ()
 
 
-def test_a_test_resolves_by_itself() -> None:
+def test_alert_expires_after_five_minutes() -> None:
     (alert,) = alerts(transition=Transition.TEST)
     assert parse_time(alert["endsAt"]) == NOW + timedelta(minutes=5)
     assert "nothing happens" in alert["annotations"]["summary"]
 
 
 @pytest.mark.parametrize("base", ["http://a:9093", "http://a:9093/", "http://a:9093/api/v2/alerts"])
-def test_the_address_or_the_whole_url_will_do(base: str) -> None:
+def test_base_url_and_full_url_are_both_accepted(base: str) -> None:
     assert alerts_url(base) == "http://a:9093/api/v2/alerts"
     assert alerts_url("http://a/prefix") == "http://a/prefix/api/v2/alerts"
 
@@ -148,7 +148,7 @@ def peer() -> Iterator[HttpPeer]:
         yield each
 
 
-def test_check_asks_alertmanager_for_its_status(peer: HttpPeer) -> None:
+def test_check_requests_the_status_of_alertmanager(peer: HttpPeer) -> None:
     sink = WebhookSink(WebhookConfig(url=f"http://{peer.address.authority}/", format="alertmanager"))
     peer.say(200, body=b'{"versionInfo": {"version": "0.25.0"}}')
     sink.check()

@@ -1,4 +1,4 @@
-"""The sink `webhook` with `credential = "attested"`: each record shows the portal's token for this VM."""
+"""The sink `webhook` with `credential = "attested"`: each request carries the portal's token for this VM."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def attesting():
 
 @pytest.fixture
 def portal(attesting):
-    """A peer that answers as a portal does."""
+    """Return a peer that responds like a portal."""
 
     with HttpPeer() as peer:
         peer.reply(attesting.answer)
@@ -66,7 +66,7 @@ def table(portal, **keys):
     return {"type": "webhook", "url": url, "credential": "attested", **keys}
 
 
-def test_records_come_with_a_token_for_this_vm_that_was_got_once(make_sink, attesting, azure):
+def test_records_carry_a_cached_token_for_this_vm(make_sink, attesting, azure):
     sink = make_sink()
     sink.send([sample_record(1)])
     sink.send([sample_record(2)])
@@ -75,7 +75,7 @@ def test_records_come_with_a_token_for_this_vm_that_was_got_once(make_sink, atte
     assert attesting.tokens == {"token-1": azure.machines[0].vm_id}
 
 
-def test_a_token_that_is_refused_is_got_anew_for_the_next_try_and_not_shown_to_people(make_sink, attesting):
+def test_rejected_token_is_renewed_for_the_retry_and_is_not_in_the_error(make_sink, attesting):
     sink = make_sink()
     sink.send([sample_record(1)])
     attesting.tokens.clear()
@@ -85,20 +85,20 @@ def test_a_token_that_is_refused_is_got_anew_for_the_next_try_and_not_shown_to_p
     assert "token-1" not in str(caught.value)
     sink.send([sample_record(2)])
     assert [token for token, _ in attesting.records] == ["token-1", "token-2"]
-    attesting.tokens.clear()  # so soon again: it would hardly help
+    attesting.tokens.clear()  # too soon for another token
     with pytest.raises(DeliveryFailed, match="rejected a token that it issued") as caught:
         sink.send([sample_record(3)])
     assert caught.value.needs_attention
 
 
-def test_a_portal_that_refuses_the_document_is_said_with_its_word(make_sink, attesting):
+def test_rejection_of_the_document_is_reported_with_the_reason_of_the_portal(make_sink, attesting):
     attesting.refuses = [(403, "subscription_not_listed")]
     with pytest.raises(DeliveryFailed, match="subscription_not_listed") as caught:
         make_sink().send([sample_record()])
     assert caught.value.needs_attention
 
 
-def test_a_send_waits_for_the_token_within_its_deadline(make_sink):
+def test_send_waits_for_the_token_until_its_deadline(make_sink):
     let_go = threading.Event()
     sink = make_sink(lambda _: let_go.wait(PATIENCE_SECONDS) and "late", timeout_seconds=0.5)
 
@@ -124,7 +124,7 @@ def test_a_send_waits_for_the_token_within_its_deadline(make_sink):
         ({"credential": "entra"}, "but must be 'attested'"),
     ],
 )
-def test_a_credential_that_cannot_be_meant_is_a_mistake(keys, words):
+def test_contradictory_credential_settings_are_rejected(keys, words):
     wanted = {
         "type": "webhook",
         "url": "https://portal.example.net/api/v1/records",

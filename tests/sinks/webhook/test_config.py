@@ -1,4 +1,4 @@
-"""The keys of a webhook: what is wrong with their values is said, and the values are not."""
+"""The configuration keys of a webhook: errors describe the problem without the value."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ URL = {"url": "https://example.net/hook"}
         ({**URL, "headers": {"Host ": "x"}}, "invalid character"),
     ],
 )
-def test_a_wrong_setting_is_said_in_a_sentence(keys: dict[str, Any], sentence: str) -> None:
+def test_invalid_setting_is_reported_without_secrets(keys: dict[str, Any], sentence: str) -> None:
     said = mistakes(**keys)
     assert sentence in said
     assert "SECRET" not in said

@@ -1,4 +1,4 @@
-"""The webhook sink, in each of its formats, against the contract every sink passes."""
+"""The contract suite for the webhook sink in each format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROUTING_KEY = "R0123456789ABCDEFGHIJKLMNOPQRSTU"
 class TestWebhookSinkContract(HttpSinkContract):
     sink_type = "webhook"
     secrets = ("XXXX-path-4711", TOKEN, SIGNING)
-    skips = {"test_part_of_a_batch_refused_is_rejected_by_name": "a webhook carries one record a request"}  # noqa: RUF012
+    skips = {"test_part_of_a_batch_refused_is_rejected_by_name": "a webhook request contains one record"}  # noqa: RUF012
 
     @pytest.fixture(autouse=True)
     def directory(self, tmp_path):

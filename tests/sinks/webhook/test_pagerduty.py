@@ -1,4 +1,4 @@
-"""Records as PagerDuty events: one incident an event, resolved by its end; what nobody can act on pages nobody."""
+"""Records as PagerDuty events: one incident per event, and change events for events without a possible action."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def message(urgent_as: str = "change", **fields: Any) -> tuple[str, dict[str, An
 
 
 @pytest.mark.parametrize("transition", [Transition.SCHEDULED, Transition.STARTED, Transition.UPDATED])
-def test_an_event_triggers_an_incident(transition: Transition) -> None:
+def test_open_event_triggers_an_incident(transition: Transition) -> None:
     record = sample_record(transition=transition)
     url, body = message(transition=transition)
     assert (url, body["event_action"]) == (DEFAULT_URL, "trigger")
@@ -45,20 +45,20 @@ def test_an_event_triggers_an_incident(transition: Transition) -> None:
 
 
 @pytest.mark.parametrize("transition", [Transition.COMPLETED, Transition.CANCELED, Transition.ENDED])
-def test_its_end_resolves_the_same_incident(transition: Transition) -> None:
+def test_ended_event_resolves_the_same_incident(transition: Transition) -> None:
     url, body = message(transition=transition)
     assert (url, body["event_action"]) == (DEFAULT_URL, "resolve")
     assert body["dedup_key"] == message()[1]["dedup_key"]
 
 
-def test_every_vm_has_the_same_key_for_an_event() -> None:
+def test_dedup_key_of_an_event_is_the_same_on_every_vm() -> None:
     here, there = (sample_record(vm=VmIdentity(name=name)) for name in ("WestNO_0", "WestNO_1"))
     assert dedup_key(here) == dedup_key(there)
 
 
 @pytest.mark.parametrize("event_type", ["Preempt", "Terminate"])
 @pytest.mark.parametrize("transition", [Transition.SCHEDULED, Transition.STARTED, Transition.COMPLETED])
-def test_what_nobody_can_act_on_is_a_change_unless_told_otherwise(event_type: str, transition: Transition) -> None:
+def test_preempt_and_terminate_are_change_events_by_default(event_type: str, transition: Transition) -> None:
     event = sample_event(event_type=event_type)
     url, body = message(event=event, transition=transition)
     assert url == CHANGE_URL
@@ -67,7 +67,7 @@ def test_what_nobody_can_act_on_is_a_change_unless_told_otherwise(event_type: st
     assert (url, "event_action" in body) == (DEFAULT_URL, True)
 
 
-def test_an_incident_whose_event_turns_into_a_change_is_resolved() -> None:
+def test_event_that_becomes_a_change_event_resolves_its_incident() -> None:
     url, body = message(
         transition=Transition.UPDATED,
         event=sample_event(event_type="Terminate"),
@@ -77,7 +77,7 @@ def test_an_incident_whose_event_turns_into_a_change_is_resolved() -> None:
     assert (url, body["event_action"]) == (DEFAULT_URL, "resolve")
 
 
-def test_a_test_wakes_nobody() -> None:
+def test_record_triggers_no_incident() -> None:
     assert message("alert", transition=Transition.TEST)[0] == CHANGE_URL
 
 
@@ -85,7 +85,7 @@ def test_a_test_wakes_nobody() -> None:
     "transition",
     [Transition.HEARTBEAT, Transition.APPROVED, Transition.APPROVAL_REFUSED, Transition.APPROVAL_FAILED],
 )
-def test_what_is_no_part_of_an_events_life_makes_no_request(transition: Transition) -> None:
+def test_heartbeats_and_approvals_cause_no_request(transition: Transition) -> None:
     made = PagerDutyFormat(Secret(key="routing_key", env="K", environ={"K": ROUTING_KEY}), urgent_as="change")
     for event in (None, sample_event()):
         record = sample_record(transition=transition, event=event)
@@ -103,7 +103,7 @@ def test_what_is_no_part_of_an_events_life_makes_no_request(transition: Transiti
         (500, b"", DeliveryFailed),
     ],
 )
-def test_answers_mean_what_pagerduty_says(
+def test_responses_of_pagerduty_determine_the_outcome(
     monkeypatch: pytest.MonkeyPatch, status: int, body: bytes, error: type[Exception] | None
 ) -> None:
     monkeypatch.setenv("ROUTING_KEY", ROUTING_KEY)

@@ -1,4 +1,4 @@
-"""Records through a template: tried out before it is needed, kept in its sandbox, and never half a JSON."""
+"""Templates of the webhook sink: validation at start, the sandbox, and valid JSON."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def mistake(**keys: Any) -> str:
     return ""
 
 
-def test_a_record_becomes_what_the_template_says() -> None:
+def test_template_formats_the_record() -> None:
     record = sample_record(event=sample_event(description='"quoted"\n\u2603'))
     with HttpPeer() as peer:
         sink = WebhookSink(WebhookConfig(url=f"http://{peer.address.authority}", format="template", template=CHAT))
@@ -62,13 +62,11 @@ def test_a_record_becomes_what_the_template_says() -> None:
         ({"template": "{}", "content_type": "text/\nplain"}, "content_type"),
     ],
 )
-def test_a_template_that_would_fail_is_found_when_the_configuration_is_read(
-    keys: dict[str, Any], sentence: str
-) -> None:
+def test_invalid_template_is_detected_when_the_configuration_is_read(keys: dict[str, Any], sentence: str) -> None:
     assert sentence in mistake(**keys)
 
 
-def test_a_template_is_tried_only_with_what_the_sink_gets() -> None:
+def test_template_is_tested_only_with_transitions_of_the_sink() -> None:
     template = '{"a": {{ event.event_type | tojson }}}'
     assert not mistake(template=template, transitions=["scheduled", "completed"])
     assert "heartbeat" in mistake(template=template, transitions=["scheduled"], heartbeat=True)
@@ -87,9 +85,7 @@ def test_a_template_is_tried_only_with_what_the_sink_gets() -> None:
         ("vm.name.split('_')", "vm.name"),
     ],
 )
-def test_a_template_that_only_fails_with_a_null_that_real_records_have_is_found_at_a_desk(
-    value: str, null: str
-) -> None:
+def test_template_that_fails_on_a_null_field_is_detected_at_start(value: str, null: str) -> None:
     transitions = ["scheduled", "started", "completed"]
     said = mistake(template=f"{{{{ {value} }}}}", content_type="text/plain", transitions=transitions)
     assert "The template fails" in said
@@ -105,7 +101,7 @@ def test_a_template_that_only_fails_with_a_null_that_real_records_have_is_found_
     ],
     ids=["template", "url"],
 )
-def test_a_template_may_name_a_label_that_is_configured_and_no_other(keys: dict[str, str]) -> None:
+def test_template_can_use_only_configured_labels(keys: dict[str, str]) -> None:
     table = {"sinks": [{"type": "webhook", "url": "https://example.net/", "format": "template", **keys}]}
     assert len(read({**table, "labels": {"team": 'pay"ments'}}).sinks) == 1
     for others in ({}, {"labels": {"tema": "payments"}}):
@@ -113,13 +109,13 @@ def test_a_template_may_name_a_label_that_is_configured_and_no_other(keys: dict[
             read({**table, **others})
 
 
-def test_a_branch_for_one_transition_is_tried_with_what_that_transition_lacks() -> None:
+def test_branch_for_a_transition_is_tested_without_the_fields_it_lacks() -> None:
     template = '{"a": {{ (event.not_before[:10] if transition == "completed" else "") | tojson }}}'
     assert "transition completed: " in mistake(template=template, transitions=["completed"])
     assert not mistake(template=template, transitions=["scheduled"])
 
 
-def test_a_template_may_name_what_the_other_formats_say() -> None:
+def test_template_can_use_severity_summary_and_sentence() -> None:
     template = "{{ severity }}|{{ summary }}|{{ sentence }}"
     config = WebhookConfig(url="http://x", format="template", template=template, content_type="text/plain")
     assert config.template == template
@@ -141,7 +137,7 @@ def test_icon_and_color_follow_the_severity_of_the_transition() -> None:
     assert looks[Transition.ENDED].split()[0] == looks[Transition.TEST].split()[0] == "info"
 
 
-def test_a_record_whose_body_is_blank_causes_no_request() -> None:
+def test_blank_body_causes_no_request() -> None:
     template = "{% if not previous %}{}{% endif %}\n"
     with HttpPeer() as peer:
         url = f"http://{peer.address.authority}"
@@ -168,7 +164,7 @@ CLOSE = (
 
 
 @pytest.mark.parametrize("by", ["url", "url_env"])
-def test_an_alert_is_closed_at_the_url_that_the_template_makes(monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+def test_url_template_closes_the_alert(monkeypatch: pytest.MonkeyPatch, by: str) -> None:
     with HttpPeer() as peer:
         url = f"http://{peer.address.authority}/v2/alerts{CLOSE}"
         monkeypatch.setenv("OPSGENIE", url)
@@ -196,20 +192,20 @@ def test_an_alert_is_closed_at_the_url_that_the_template_makes(monkeypatch: pyte
         ({"url": "http://example.net/{% if %}"}, "url is invalid"),
     ],
 )
-def test_a_url_that_would_fail_is_found_when_the_configuration_is_read(keys: dict[str, Any], sentence: str) -> None:
+def test_invalid_url_template_is_detected_when_the_configuration_is_read(keys: dict[str, Any], sentence: str) -> None:
     found = mistake(**{"template": "{}", "transitions": ["scheduled"], **keys})
     assert sentence in found
     assert "secret" not in found
 
 
-def test_a_record_that_the_template_cannot_take_is_parked_without_a_request() -> None:
+def test_template_error_parks_the_record_without_a_request() -> None:
     made = TemplateFormat('{"n": {{ 1 // (sequence - 2) }}}', content_type="application/json")
     assert made.render(sample_record(3)) == b'{"n": 1}'
     with pytest.raises(DeliveryRejected, match="ZeroDivisionError"):
         made.render(sample_record(2))
 
 
-def test_without_jinja2_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_jinja2_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     said = mistake(template="{}")
     assert "the extra [template]: " in said

@@ -1,4 +1,4 @@
-"""The webhook sink: what it sends, with which headers, and what its settings say when they are wrong."""
+"""The webhook sink: CloudEvents, signatures, the URL, and the check."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def sink(peer: HttpPeer) -> Iterator[Any]:
 # The CloudEvent.
 
 
-def test_a_record_goes_out_as_a_cloudevent(peer: HttpPeer, sink: Any) -> None:
+def test_record_is_sent_as_a_cloudevent(peer: HttpPeer, sink: Any) -> None:
     record = sample_record(17)
     sink().send([record])
     (request,) = peer.requests
@@ -77,7 +77,9 @@ def signature(key: str, request: Any) -> str:
     return "v1," + base64.b64encode(hmac.new(base64.b64decode(key), signed, hashlib.sha256).digest()).decode()
 
 
-def test_every_secret_of_the_file_signs_and_a_new_one_counts_at_once(peer: HttpPeer, sink: Any, tmp_path: Path) -> None:
+def test_every_secret_in_the_file_signs_and_changes_apply_immediately(
+    peer: HttpPeer, sink: Any, tmp_path: Path
+) -> None:
     secrets = tmp_path / "secrets"
     secrets.write_text(f"# new\nwhsec_{KEY}\n# old\nwhsec_{OTHER_KEY}\n")
     each = sink(secret_file=str(secrets))
@@ -94,7 +96,9 @@ def test_every_secret_of_the_file_signs_and_a_new_one_counts_at_once(peer: HttpP
 @pytest.mark.parametrize(
     "text", [KEY, "whsec_", "whsec_c2hvcnQ=", f"whsec_{KEY}!", "whsec_" + base64.b64encode(b"x" * 65).decode()]
 )
-def test_a_wrong_secret_needs_a_person_and_is_not_shown(sink: Any, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_invalid_secret_needs_attention_and_is_not_in_the_error(
+    sink: Any, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
     monkeypatch.setenv("HOOK_SECRET", text)
     each = sink(secret_env="HOOK_SECRET")
     for call in (lambda: each.send([sample_record()]), each.check):
@@ -104,10 +108,10 @@ def test_a_wrong_secret_needs_a_person_and_is_not_shown(sink: Any, monkeypatch: 
         assert text == "whsec_" or text not in str(failed.value)
 
 
-# Where it goes.
+# The URL.
 
 
-def test_the_url_of_a_file_is_read_again(peer: HttpPeer, sink: Any, tmp_path: Path) -> None:
+def test_url_file_is_read_for_every_request(peer: HttpPeer, sink: Any, tmp_path: Path) -> None:
     url = tmp_path / "url"
     url.write_text(f"http://{peer.address.authority}/one\n")
     each = sink(url_file=str(url))
@@ -122,11 +126,11 @@ def test_the_url_of_a_file_is_read_again(peer: HttpPeer, sink: Any, tmp_path: Pa
     assert "SECRET" not in str(failed.value)
 
 
-# What a check says.
+# The check.
 
 
 @pytest.mark.parametrize("status", [200, 204, 400, 405, 415, 429, 501])
-def test_check_takes_any_answer_that_shows_somebody_is_there(peer: HttpPeer, sink: Any, status: int) -> None:
+def test_check_accepts_any_response_of_a_working_endpoint(peer: HttpPeer, sink: Any, status: int) -> None:
     peer.say(status)
     sink().check()
     (request,) = peer.requests
@@ -135,14 +139,14 @@ def test_check_takes_any_answer_that_shows_somebody_is_there(peer: HttpPeer, sin
 
 
 @pytest.mark.parametrize("status", [301, 307, 401, 403, 404, 407, 410, 500, 502, 503])
-def test_check_says_what_is_wrong(peer: HttpPeer, sink: Any, status: int) -> None:
+def test_check_reports_the_status_of_a_wrong_endpoint(peer: HttpPeer, sink: Any, status: int) -> None:
     peer.say(status)
     with pytest.raises(DeliveryFailed, match=f"responded with {status} .*`send-test`") as failed:
         sink().check()
     assert failed.value.needs_attention
 
 
-def test_check_of_pagerduty_asks_only_whether_it_is_there(
+def test_check_of_pagerduty_tests_only_the_connection(
     peer: HttpPeer, sink: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pagerduty = sink("/v2/enqueue", format="pagerduty", routing_key_env="KEY")
