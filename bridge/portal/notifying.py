@@ -105,10 +105,10 @@ class NotificationSender:
             await asyncio.sleep(_ROUND_SECONDS)
 
     def close(self) -> None:
-        """Cancel the running request, and send no further notification."""
+        """Cancel the running request, and wait for the thread, which uses the database."""
         self._stopping.set()
         self._session.close()
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.shutdown(cancel_futures=True)
 
     def run_once(self) -> None:
         """Store new notifications. Then send all due notifications until a request fails."""
