@@ -28,9 +28,7 @@ _FIRST_VM = "tests/docs/test_first_vm.py::test_a_reboot_is_announced_approved_an
 _GENERATED = "tests/docs/test_reference.py::test_generated_parts_are_what_the_code_says_now"
 _SINK = "tests/docs/test_sink_readme.py::test_example_sends_by_either_name"
 _SECRETS_UNITS = "tests/deploy/test_operate_pages.py::test_systemd_analyze_accepts_the_units_of_the_secrets_page"
-_FIRST_PORTAL = (
-    "tests/portal/test_first_portal.py::test_a_newcomer_approves_an_event_through_the_portal_and_sees_it_start"
-)
+_FIRST_PORTAL = "tests/portal/test_first_portal.py::test_documented_first_portal_approves_an_event_that_then_starts"
 _PORTAL_PAGE = "tests/deploy/test_portal_page.py::test_documented_commands_run_back_up_restore_upgrade_and_roll_back"
 #: Mark of a block -> what runs, loads or compares it.
 RUN = {
@@ -51,27 +49,27 @@ RUN = {
     "first VM: after": _FIRST_VM,
     "first VM: seen": _FIRST_VM,
     "approvals: stop": "tests/docs/test_first_vm.py::test_a_file_stops_every_approval_and_status_says_so",
-    "file: portal.toml": "tests/portal/test_settings.py::test_configurations_of_the_page_are_right",
+    "file: portal.toml": "tests/portal/test_settings.py::test_documented_configurations_are_valid",
     "first portal: install": ".ci/run::step_portal",
     "first portal: enter": _FIRST_PORTAL,
     "first portal: secrets": _FIRST_PORTAL,
-    "inventory: configuration": "tests/portal/test_settings.py::test_configurations_of_the_page_are_right",
-    "file: vms.csv": "tests/portal/test_inventory.py::test_file_of_the_page_is_valid",
+    "inventory: configuration": "tests/portal/test_settings.py::test_documented_configurations_are_valid",
+    "file: vms.csv": "tests/portal/test_inventory.py::test_documented_inventory_file_is_valid",
     "file: first portal.toml": _FIRST_PORTAL,
     "file: first agent.toml": _FIRST_PORTAL,
     "first portal: run": _FIRST_PORTAL,
     "first portal: announce": _FIRST_PORTAL,
     "first portal: user": _FIRST_PORTAL,
-    "portal: people": "tests/portal/test_users_command.py::test_people_are_let_in_as_the_page_shows",
-    "portal: people configuration": "tests/portal/test_users_command.py::test_people_are_let_in_as_the_page_shows",
-    "notify: configuration": "tests/portal/test_notify_settings.py::test_configuration_of_the_page_is_right",
-    "login: configuration": "tests/portal/test_oidc.py::test_configuration_of_the_page_is_right",
-    "postgresql: database": "tests/portal/test_postgresql.py::test_roles_of_the_page_serve_and_cannot_change_the_audit",
+    "portal: people": "tests/portal/test_users_command.py::test_documented_commands_create_the_users",
+    "portal: people configuration": "tests/portal/test_users_command.py::test_documented_commands_create_the_users",
+    "notify: configuration": "tests/portal/test_notify_settings.py::test_documented_configuration_is_valid",
+    "login: configuration": "tests/portal/test_oidc.py::test_documented_configuration_is_valid",
+    "postgresql: database": "tests/portal/test_postgresql.py::test_documented_roles_can_serve_but_not_change_the_audit",
     "postgresql: a role that may only add": (
-        "tests/portal/test_postgresql.py::test_roles_of_the_page_serve_and_cannot_change_the_audit"
+        "tests/portal/test_postgresql.py::test_documented_roles_can_serve_but_not_change_the_audit"
     ),
-    "postgresql: configuration": "tests/portal/test_settings.py::test_configurations_of_the_page_are_right",
-    "portal: decide": "tests/portal/test_agent_follows.py::test_somebody_decides_as_the_page_shows",
+    "postgresql: configuration": "tests/portal/test_settings.py::test_documented_configurations_are_valid",
+    "portal: decide": "tests/portal/test_agent_follows.py::test_documented_commands_sign_and_send_a_decision",
     "portal service: install": "tests/deploy/test_portal_boot.py::test_every_command_block_of_the_page_succeeds",
     "portal service: set up": _PORTAL_PAGE,
     "portal service: secrets": _PORTAL_PAGE,

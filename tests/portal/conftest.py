@@ -1,7 +1,7 @@
-"""The portal's tests need its libraries: without the extra, and so on Python 3.10, they are skipped.
+"""Fixtures of the portal's tests. Without the extra [portal], as on Python 3.10, the tests are skipped.
 
-What is written for both engines takes `database`, and runs on SQLite and on PostgreSQL; where no PostgreSQL is, the
-latter is skipped, unless POSTGRESQL=required.
+Tests with the fixture `database` run on SQLite and on PostgreSQL. Without PostgreSQL, the second run is skipped, unless
+POSTGRESQL=required.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _IS_INSTALLED = all(
 
 
 class _Skipped(pytest.Module):
-    """A file of tests that is not even imported."""
+    """A test file that is skipped without an import."""
 
     def collect(self) -> NoReturn:
         raise pytest.skip.Exception("the extra [portal] is not installed", allow_module_level=True)
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
-    """Return the file as one that is skipped, where the libraries are missing."""
+    """Skip the file if the libraries are missing."""
     return None if _IS_INSTALLED else _Skipped.from_parent(parent, path=module_path)
 
 
@@ -51,7 +51,7 @@ def _missing(what: str) -> NoReturn:
 
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[Server]:
-    """A PostgreSQL of the tests' own."""
+    """A PostgreSQL server for the tests."""
     if find_spec("psycopg") is None:
         _missing("the extra [portal-postgresql] is not installed")
     from postgresql_server import Server, programs  # noqa: PLC0415  # needs the extra
@@ -66,14 +66,14 @@ def postgresql() -> Iterator[Server]:
 
 @pytest.fixture
 def postgresql_database(postgresql: Server) -> Iterator[Database]:
-    """A database of PostgreSQL, as a first start of the portal makes one."""
+    """A PostgreSQL database, migrated as on the first start of the portal."""
     with postgresql.database() as found:
         yield found
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def new_database(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., AbstractContextManager[Database]]:
-    """What makes a database of each engine: as a first start of the portal does, or *is_empty*; a context manager."""
+    """A context manager that creates a database of each engine, migrated unless *is_empty*."""
     from portal_databases import of_file  # noqa: PLC0415  # needs the extra
 
     if request.param == "sqlite":
@@ -84,21 +84,21 @@ def new_database(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[...
 
 @pytest.fixture
 def database(new_database: Callable[..., AbstractContextManager[Database]]) -> Iterator[Database]:
-    """A database of each engine, as a first start of the portal makes one."""
+    """A database of each engine, migrated as on the first start of the portal."""
     with new_database() as found:
         yield found
 
 
 @pytest.fixture
 def empty_database(new_database: Callable[..., AbstractContextManager[Database]]) -> Iterator[Database]:
-    """A database of each engine, with nothing in it."""
+    """An empty database of each engine."""
     with new_database(is_empty=True) as found:
         yield found
 
 
 @pytest.fixture
 def store(database: Database) -> Store:
-    """A store on a database of each engine."""
+    """A store with a database of each engine."""
     return database.store()
 
 
@@ -129,7 +129,7 @@ def azure() -> Authority:
 
 @pytest.fixture(scope="module")
 def stranger() -> Authority:
-    """Another authority, with the very same names."""
+    """Another authority with the same names."""
     from azure_documents import Authority  # noqa: PLC0415  # needs the extra
     from verifier_kit import NOW  # noqa: PLC0415  # needs the extra
 

@@ -1,4 +1,4 @@
-"""The whole way: agents tell the portal, somebody decides by what it shows, an agent follows, Azure starts."""
+"""End to end: agents report an event to the portal, a user decides, an agent follows, and Azure starts the event."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def azure():
 
 @pytest.fixture
 def agents(request, tmp_path, portal, azure, pair):
-    """Both VMs' agents, as processes; each gets the same token from a file, or one that Azure vouched for."""
+    """The agents of both VMs, as processes, with a shared token from a file or with attested tokens."""
     (tmp_path / "token").write_text(f"{AGENT_TOKEN}\n", encoding="utf-8")
     (tmp_path / "token").chmod(0o600)
     agent_env, processes = request.getfixturevalue("agent_env"), []
@@ -104,7 +104,7 @@ def _agent(directory, vm, endpoint, url, pair, *, way):
 def wait_for(condition, seconds=40):
     until = time.monotonic() + seconds
     while not (found := condition()):
-        assert time.monotonic() < until, "it did not happen in time"
+        assert time.monotonic() < until, "the condition was not met in time"
         time.sleep(0.05)
     return found
 
@@ -132,7 +132,7 @@ def bring(portal, pair, vm, event, decision="approve"):
 
 @pytest.mark.usefixtures("agents")
 @pytest.mark.parametrize("agents", ["token", "attested"], indirect=True)
-def test_an_agent_follows_a_decision_and_the_portal_shows_what_became_of_it(portal, azure, pair):
+def test_agent_follows_a_decision_and_the_portal_shows_the_outcome(portal, azure, pair):
     event_id = azure.world.add_event(EventSpec(event_type="Freeze", resources=VMS, notice_seconds=3600))
     wait_for(lambda: len((shown(portal, event_id) or {"vms": ()})["vms"]) == 2)
     event = shown(portal, event_id)
@@ -148,7 +148,7 @@ def test_an_agent_follows_a_decision_and_the_portal_shows_what_became_of_it(port
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_somebody_decides_as_the_page_shows(portal, pair, tmp_path, agent_env):
+def test_documented_commands_sign_and_send_a_decision(portal, pair, tmp_path, agent_env):
     script = doc_pages.marked(doc_pages.page("docs/howto/portal.md"), "portal: decide")
     [event_id] = set(re.findall(r"events/([0-9A-F-]{36})", script))
     [vm_id] = set(re.findall(r"vm_id=([0-9a-f-]{36})", script))

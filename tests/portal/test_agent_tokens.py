@@ -1,4 +1,4 @@
-"""Challenges and tokens of the portal: its own it knows again, and nobody else's."""
+"""Challenges and tokens of the portal: validity, secret rotation, and forgeries."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def new_token(clock, *secrets):
     return tokens(clock, *secrets).new(VM, subscription_id=SUBSCRIPTION)
 
 
-def test_a_challenge_is_known_again_for_six_minutes_by_each_process_with_the_secret(clock):
+def test_challenge_is_valid_for_six_minutes_in_each_process_with_the_secret(clock):
     other = challenges(clock)
     nonce = challenges(clock).new()
     assert other.is_fresh(nonce)
@@ -50,13 +50,13 @@ def test_a_challenge_is_known_again_for_six_minutes_by_each_process_with_the_sec
     assert not other.is_fresh(nonce)
 
 
-def test_a_challenge_of_a_secret_that_is_being_replaced_counts_on(clock):
+def test_challenge_stays_valid_during_a_secret_rotation(clock):
     nonce = challenges(clock, "old" * 20).new()
     assert challenges(clock, SECRET, "old" * 20).is_fresh(nonce)
     assert not challenges(clock, SECRET).is_fresh(nonce)
 
 
-def test_a_challenge_of_which_one_character_differs_is_nobodys(clock):
+def test_challenge_with_one_changed_character_is_rejected(clock):
     nonce = challenges(clock).new()
     for position in range(len(nonce)):
         other = "a" if nonce[position] != "a" else "b"
@@ -64,11 +64,11 @@ def test_a_challenge_of_which_one_character_differs_is_nobodys(clock):
 
 
 @pytest.mark.parametrize("nonce", ["", "a", "20260506-070809", "ä" * 32, "a" * 32, "=" * 32, "\0", "a" * 10_000])
-def test_what_is_no_challenge_is_nobodys(clock, nonce):
+def test_invalid_challenge_is_rejected(clock, nonce):
     assert not challenges(clock).is_fresh(nonce)
 
 
-def test_a_challenge_of_a_clock_that_is_ahead_counts_within_a_minute(clock):
+def test_challenge_from_a_clock_one_minute_ahead_is_valid(clock):
     ahead = ManualClock(clock.now())
     ahead.advance(60)
     assert challenges(clock).is_fresh(challenges(ahead).new())
@@ -76,7 +76,7 @@ def test_a_challenge_of_a_clock_that_is_ahead_counts_within_a_minute(clock):
     assert not challenges(clock).is_fresh(challenges(ahead).new())
 
 
-def test_a_token_stands_for_its_vm_for_an_hour(clock):
+def test_token_is_valid_for_its_vm_for_one_hour(clock):
     token = new_token(clock)
     assert tokens(clock).vm_id_of(token) == VM
     clock.advance(TOKEN_SECONDS - 1)
@@ -86,14 +86,14 @@ def test_a_token_stands_for_its_vm_for_an_hour(clock):
         tokens(clock).vm_id_of(token)
 
 
-def test_a_token_of_a_secret_that_is_being_replaced_counts_on(clock):
+def test_token_stays_valid_during_a_secret_rotation(clock):
     token = new_token(clock, "old" * 20)
     assert tokens(clock, SECRET, "old" * 20).vm_id_of(token) == VM
     with pytest.raises(TokenRefused):
         tokens(clock, SECRET).vm_id_of(token)
 
 
-def test_a_token_that_was_read_before_counts_no_longer_than_its_hour_and_its_secret(clock):
+def test_cached_token_expires_with_its_lifetime_or_its_secret(clock):
     secrets = [SECRET]
     reader = AgentTokens(lambda: secrets, clock=clock.clock)
     token = new_token(clock)
@@ -108,7 +108,7 @@ def test_a_token_that_was_read_before_counts_no_longer_than_its_hour_and_its_sec
         reader.vm_id_of(token)
 
 
-def test_a_challenge_is_no_key_to_a_token_and_a_token_none_to_another_audience(clock):
+def test_challenge_cannot_sign_a_token_and_a_token_needs_the_right_audience(clock):
     claims = {"sub": VM, "aud": "scheduled-events-portal", "iat": 1_900_000_000, "exp": 1_999_999_999}
     for key, changes in [(SECRET, {}), (challenges(clock).new(), {}), (SECRET + " ", {"aud": "x"})]:
         forged = jwt.encode({**claims, **changes}, key, algorithm="HS256")
@@ -116,7 +116,7 @@ def test_a_challenge_is_no_key_to_a_token_and_a_token_none_to_another_audience(c
             tokens(clock).vm_id_of(forged)
 
 
-def test_a_token_without_a_signature_or_with_another_algorithm_is_refused(clock):
+def test_token_without_a_signature_or_with_another_algorithm_is_rejected(clock):
     _, payload, signature = new_token(clock).split(".")
 
     def part(value):
@@ -131,7 +131,7 @@ def test_a_token_without_a_signature_or_with_another_algorithm_is_refused(clock)
 @pytest.mark.parametrize(
     "bogus", ["", ".", "..", "a.b.c", "ä.b.c", "\ud800", "a" * 10_000, "W" * 1500 + ".b.c", "a.b.c.d", "\0"]
 )
-def test_what_is_no_token_is_refused_without_a_word_of_it(clock, bogus):
+def test_invalid_token_is_rejected_and_is_not_in_the_error(clock, bogus):
     with pytest.raises(TokenRefused) as caught:
         tokens(clock).vm_id_of(bogus)
     assert len(bogus) < 3 or bogus not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Attested agents at a running portal: the right ones write and ask for themselves, all others get nothing."""
+"""Attested agents at a running portal: tokens, records, and polls for their own VM only."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def azure():
 
 
 def table_of(azure, directory):
-    # A secret of this portal alone: a document of another test's portal is none that this one asked for.
+    # Each portal has its own secret, so that documents for the portal of another test are invalid.
     (directory / "secret").write_text(f"{secrets.token_hex(20)}\n")
     (directory / "secret").chmod(0o600)
     (directory / "roots.pem").write_bytes(azure.attestation.root_pem)
@@ -50,7 +50,7 @@ def table(azure, tmp_path):
 
 @pytest.fixture(scope="module")
 def shared(azure, tmp_path_factory):
-    """A portal for tests that leave nothing in it."""
+    """A portal for tests that store nothing."""
     directory = tmp_path_factory.mktemp("shared")
     with RunningPortal(directory / "portal", agents={"attested": table_of(azure, directory)}) as running:
         yield running
@@ -70,7 +70,7 @@ def portal(table, tmp_path):
 
 @pytest.fixture
 def imds(azure):
-    """Return the metadata service of a VM, by its number."""
+    """Return a function that returns the IMDS client of a VM by its number."""
     with contextlib.ExitStack() as stack:
         yield lambda vm=0: stack.enter_context(
             contextlib.closing(
@@ -119,10 +119,10 @@ def counted_in(page, word):
     return 0 if found is None else float(found[1])
 
 
-# What counts.
+# Valid documents.
 
 
-def test_a_vm_gets_a_token_and_writes_its_records_with_it(portal, imds, azure):
+def test_vm_obtains_a_token_and_sends_its_records(portal, imds, azure):
     nonce = challenge(portal)
     answer = shown(portal, imds().attested_document(nonce))
     assert answer.status_code == 200
@@ -134,7 +134,7 @@ def test_a_vm_gets_a_token_and_writes_its_records_with_it(portal, imds, azure):
     assert counted(portal, "accepted") == 1
 
 
-def test_the_sink_of_an_agent_delivers_to_the_portal(portal, imds, azure):
+def test_webhook_sink_with_attested_credentials_delivers_to_the_portal(portal, imds, azure):
     sink = {"type": "webhook", "url": f"{portal.url}/records", "credential": "attested", "timeout_seconds": 30.0}
     sender = read_agent({"sinks": [sink]}).sinks[0].build()
     sender.attest_by(attested_tokens(imds().attested_document))
@@ -146,7 +146,7 @@ def test_the_sink_of_an_agent_delivers_to_the_portal(portal, imds, azure):
     assert [vm["vm_key"] for vm in portal.get("/events/e").json()["event"]["vms"]] == [azure.machines[0].vm_id]
 
 
-def test_a_metadata_service_that_repeats_itself_recovers_with_the_same_challenge(portal, imds, azure):
+def test_repeated_documents_of_imds_recover_with_the_same_challenge(portal, imds, azure):
     azure.world.set_fault(Fault(kind="cached_nonce", count=3))
     asked, waits = [], []
 
@@ -164,13 +164,13 @@ def test_a_metadata_service_that_repeats_itself_recovers_with_the_same_challenge
     assert counted(portal, "old_nonce") + counted(portal, "replayed") == 3
 
 
-def test_a_portal_that_prefers_a_nonce_takes_the_document_as_it_is(table, imds, azure, tmp_path):
+def test_preferred_nonce_accepts_a_document_with_a_cached_nonce(table, imds, azure, tmp_path):
     with RunningPortal(tmp_path / "preferring", agents={"attested": {**table, "nonce": "preferred"}}) as portal:
         azure.world.set_fault(Fault(kind="cached_nonce", count=1))
         assert token_of(portal, imds)
 
 
-def test_a_token_outlives_a_restart_and_ends_with_its_secret(portal, imds, azure, table):
+def test_token_survives_a_restart_and_expires_with_its_secret(portal, imds, azure, table):
     token = token_of(portal, imds)
     portal.stop()
     portal.start()
@@ -179,11 +179,11 @@ def test_a_token_outlives_a_restart_and_ends_with_its_secret(portal, imds, azure
     assert portal.post(cloud_event_bytes(record_of(azure, 0)), token=token).status_code == 401
 
 
-# What does not.
+# Invalid documents and foreign records.
 
 
 @pytest.mark.parametrize("kind", DOCUMENT_KINDS)
-def test_no_document_with_a_fault_gets_a_token(shared, imds, azure, kind):
+def test_invalid_document_receives_no_token(shared, imds, azure, kind):
     azure.world.set_fault(Fault(kind=kind, count=1))
     document = imds().attested_document(challenge(shared))
     before = shared.metrics()
@@ -196,7 +196,7 @@ def test_no_document_with_a_fault_gets_a_token(shared, imds, azure, kind):
 
 
 @pytest.mark.parametrize("changes", [{}, {"vm_id": None}, {"vm_id": "vm_0"}])
-def test_a_record_of_another_vm_or_of_none_is_refused_with_all_that_came_along(portal, imds, azure, changes):
+def test_record_without_the_vm_of_the_token_rejects_the_whole_batch(portal, imds, azure, changes):
     token = token_of(portal, imds)
     foreign = record_of(azure, 1, event_id="foreign", **changes)
     for body in (batch([record_of(azure, 0), foreign]), batch([foreign])):
@@ -205,14 +205,14 @@ def test_a_record_of_another_vm_or_of_none_is_refused_with_all_that_came_along(p
     assert 'callers_refused_total{reason="not_yours"} 2' in portal.metrics()
 
 
-def test_a_vm_is_told_of_its_own_decisions_and_of_no_others(shared, imds, azure):
+def test_vm_receives_only_its_own_decisions(shared, imds, azure):
     headers = {"Authorization": f"Bearer {token_of(shared, imds)}"}
     own, others = (f"{shared.url}/vms/{machine.vm_id}/decisions?index=0&wait=1" for machine in azure.machines)
     assert requests.get(own, headers=headers, timeout=PATIENCE_SECONDS).status_code == 200
     assert requests.get(others, headers=headers, timeout=PATIENCE_SECONDS).status_code == 403
 
 
-def test_a_token_asks_for_the_decisions_of_its_vm_and_of_no_other(shared, imds, azure):
+def test_token_permits_only_polls_for_its_vm(shared, imds, azure):
     token = token_of(shared, imds)
     own, other = (machine.vm_id for machine in azure.machines)
     asked = {"token": token, "index": "0", "wait": "1"}
@@ -222,16 +222,16 @@ def test_a_token_asks_for_the_decisions_of_its_vm_and_of_no_other(shared, imds, 
     assert shared.get(f"/vms/{other}/decisions", **{**asked, "token": token[:-4] + "AAAA"}).status_code == 401
 
 
-# Whoever it is: bounds.
+# Missing configuration.
 
 
-def test_without_the_table_there_are_no_such_routes(tmp_path):
+def test_routes_for_attested_tokens_need_the_table(tmp_path):
     with RunningPortal(tmp_path) as portal:
         assert posted(portal, "/agents/challenge").status_code == 404
         assert posted(portal, "/agents/token").status_code == 404
 
 
-def test_a_portal_without_its_secret_says_so_and_goes_on(portal, table, imds, azure):
+def test_unreadable_secret_returns_503_until_it_is_restored(portal, table, imds, azure):
     token, file = token_of(portal, imds), Path(table["secret_file"])
     secret = file.read_text()
     for content in ("", "too short\n"):
@@ -246,7 +246,7 @@ def test_a_portal_without_its_secret_says_so_and_goes_on(portal, table, imds, az
     assert portal.post(cloud_event_bytes(record_of(azure, 0)), token=token).status_code == 204
 
 
-def test_a_refusal_says_its_reason_to_the_agent_that_logs_it(table, imds, tmp_path):
+def test_agent_receives_the_reason_of_a_rejected_document(table, imds, tmp_path):
     other = {**table, "subscriptions": ["00000000-0000-0000-0000-000000000000"]}
     with RunningPortal(tmp_path / "other", agents={"attested": other}) as portal:
         token = AttestedToken(

@@ -1,4 +1,4 @@
-"""What readers get: events by pages and filters, one event, the audit, and an export; and who gets nothing."""
+"""The API for readers: events by pages and filters, one event, the audit, and the export."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def portal(tmp_path_factory):
         yield running
 
 
-def test_what_each_agent_says_of_itself_is_told(portal):
+def test_agents_endpoint_returns_the_reported_agent_state(portal):
     stranger = "00000000-0000-4000-8000-00000000abcd"
     said = {"version": "9.9", "kids": ["ops"], "required_approvals": 2, "dry_run": True, "disabled": False}
     asked = requests.get(
@@ -75,7 +75,7 @@ def test_past_events_are_listed_newest_first_with_their_total(portal):
     assert answer.json()["total"] == 13
 
 
-def test_pages_follow_each_other_without_a_gap(portal):
+def test_pagination_returns_each_event_once(portal):
     seen, cursor = [], None
     for _ in range(20):
         answer = portal.get("/events", limit="3", state="all", **({} if cursor is None else {"cursor": cursor}))
@@ -117,11 +117,11 @@ def test_events_are_filtered(portal, query, count):
         {"limit": "9" * 5000},
     ],
 )
-def test_a_query_that_cannot_be_meant_is_refused(portal, query):
+def test_invalid_query_is_rejected(portal, query):
     assert portal.get("/events", **query).status_code == 400
 
 
-def test_an_event_is_found_by_its_key_and_by_its_event_id(portal):
+def test_event_is_found_by_its_key_and_by_its_event_id(portal):
     by_id = portal.get("/events/E-3").json()
     assert portal.get(f"/events/{by_id['event']['key']}").json() == by_id
     event = by_id["event"]
@@ -130,7 +130,7 @@ def test_an_event_is_found_by_its_key_and_by_its_event_id(portal):
     assert event["undecidable_because"] is None
 
 
-def test_the_records_of_an_event_are_lines_and_of_a_vm_the_one_that_counts(tmp_path):
+def test_records_of_an_event_are_json_lines_and_a_vm_has_its_newest_record(tmp_path):
     newest = fleet_record(0, event_id="two words", sequence=2, seconds=1, transition=Transition.STARTED)
     records = [fleet_record(0, event_id="two words"), newest, fleet_record(1, event_id="two words")]
     with RunningPortal(tmp_path) as portal:
@@ -145,26 +145,26 @@ def test_the_records_of_an_event_are_lines_and_of_a_vm_the_one_that_counts(tmp_p
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("token", [None, "wrong", AGENT_TOKEN])
-def test_who_is_no_reader_gets_nothing(portal, path, token):
+def test_requests_without_the_reader_token_are_rejected(portal, path, token):
     answer = portal.get(path, token=token)
     assert answer.status_code == 401
     assert set(answer.json()) == {"error"}
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_without_a_readers_token_nobody_may_read(tmp_path, path):
+def test_api_is_closed_without_a_configured_reader_token(tmp_path, path):
     with RunningPortal(tmp_path, readers={"token_file": None, "token_env": None}) as portal:
         for token in (None, "", "None"):
             assert portal.get(path, token=token).status_code == 403
 
 
-def test_the_audit_is_read_from_a_number_on(portal):
+def test_audit_entries_are_returned_after_a_number(portal):
     found = portal.get("/audit").json()
     assert [entry["action"] for entry in found["entries"]] == ["started"]
     assert portal.get("/audit", after=str(found["last"])).json() == {"entries": [], "last": found["last"]}
 
 
-def test_an_export_is_every_entry_a_line_in_constant_memory(tmp_path):
+def test_export_streams_one_entry_per_line_in_constant_memory(tmp_path):
     store = Store.of_file(tmp_path / "portal.db")
     store.migrate()
     entry = Entry(actor="ada", action="approved", subject="e", details={"reason": "x" * 400})

@@ -1,4 +1,4 @@
-"""Attested documents that somebody made with care: none counts, and none ends in an error of the portal's own."""
+"""Crafted attested documents: the portal rejects each of them without an internal error."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def changed(der, change):
     return outer.dump(force=True)
 
 
-# Who signs.
+# Signers.
 
 
-def test_two_signers_are_refused_in_either_order_and_also_when_both_are_the_same(verifier, azure, stranger):
+def test_two_signers_are_rejected_in_either_order_even_if_identical(verifier, azure, stranger):
     content = verifier.content()
     mine = cms.ContentInfo.load(azure.document(content, azure.signer(NAME)))["content"]["signer_infos"][0]
     his = cms.ContentInfo.load(stranger.document(content, stranger.signer(NAME)))["content"]["signer_infos"][0]
@@ -43,7 +43,7 @@ def _sign(data, signers):
     data["signer_infos"] = cms.SignerInfos(signers)
 
 
-def test_a_signer_that_is_named_by_its_key_is_not_looked_for(verifier):
+def test_signer_identified_by_its_key_is_malformed(verifier):
     def by_key(data):
         data["signer_infos"][0]["version"] = "v3"
         data["signer_infos"][0]["sid"] = cms.SignerIdentifier(name="subject_key_identifier", value=b"0" * 20)
@@ -51,8 +51,8 @@ def test_a_signer_that_is_named_by_its_key_is_not_looked_for(verifier):
     assert verifier.refusal(changed(verifier.document(), by_key)) is DocumentRefusal.MALFORMED
 
 
-def test_a_genuine_signature_does_not_carry_over_to_another_content(verifier):
-    """What is signed without attributes are bytes: with attributes that say so much, and the other way round."""
+def test_signature_is_not_valid_for_another_content(verifier):
+    """Signed attributes cannot be replayed as content, and signed content cannot be replayed as attributes."""
     plain, other = verifier.document(), verifier.document(attributes=True)
     attributes = cms.ContentInfo.load(other)["content"]["signer_infos"][0]["signed_attrs"]
     signature = cms.ContentInfo.load(other)["content"]["signer_infos"][0]["signature"]
@@ -77,9 +77,9 @@ def test_a_genuine_signature_does_not_carry_over_to_another_content(verifier):
 
 
 @pytest.mark.parametrize("attributes", [False, True], ids=["plain", "attributes"])
-@pytest.mark.parametrize("kind", ["signed_data", "1.3.6.1.4.1.311.2.1.4"])  # the second is of bytes, as data is
-def test_a_content_of_another_type_needs_attributes_that_name_it(verifier, kind, attributes):
-    """The signature is right in each: RFC 5652, sections 5.3 and 11.1."""
+@pytest.mark.parametrize("kind", ["signed_data", "1.3.6.1.4.1.311.2.1.4"])  # the second type also contains bytes
+def test_content_of_another_type_is_malformed(verifier, kind, attributes):
+    """The signature is valid in each case: RFC 5652, sections 5.3 and 11.1."""
 
     def other_type(data):
         data["encap_content_info"]["content_type"] = kind
@@ -89,8 +89,8 @@ def test_a_content_of_another_type_needs_attributes_that_name_it(verifier, kind,
 
 @pytest.mark.parametrize("attributes", [False, True], ids=["plain", "attributes"])
 @pytest.mark.parametrize("digest", [SHA1, MD5], ids=["sha1", "md5"])
-def test_a_weak_digest_is_of_no_kind_that_is_known(verifier, digest, attributes):
-    """Also where the signature is right for it."""
+def test_weak_digest_algorithm_is_malformed(verifier, digest, attributes):
+    """Even if the signature is valid for the digest."""
     oid = {SHA1: "sha1", MD5: "md5"}[digest]
     key = verifier.azure.key
 
@@ -104,7 +104,7 @@ def test_a_weak_digest_is_of_no_kind_that_is_known(verifier, digest, attributes)
     assert verifier.refusal(changed(verifier.document(attributes=attributes), weak)) is DocumentRefusal.MALFORMED
 
 
-def test_a_signature_of_another_padding_is_forged(verifier):
+def test_signature_with_another_padding_is_forged(verifier):
     def pss(data):
         signed = bytes(data["encap_content_info"]["content"])
         way = padding.PSS(padding.MGF1(hashes.SHA256()), 32)
@@ -114,7 +114,7 @@ def test_a_signature_of_another_padding_is_forged(verifier):
 
 
 @pytest.mark.parametrize("signature", [b"", b"\0", b"\0" * 256, b"\xff" * 256, b"0" * 5_000])
-def test_a_signature_that_is_none_is_forged(verifier, signature):
+def test_invalid_signature_bytes_are_forged(verifier, signature):
     for desk_of in (verifier, VerifierKit(Authority(NOW, key=ec.generate_private_key(ec.SECP256R1())))):
 
         def none(data):
@@ -123,18 +123,18 @@ def test_a_signature_that_is_none_is_forged(verifier, signature):
         assert desk_of.refusal(changed(desk_of.document(), none)) is DocumentRefusal.FORGED
 
 
-# The way to a root.
+# The certificate chain.
 
 
 @pytest.mark.parametrize("uses", [("key_encipherment",), ("crl_sign",), ("data_encipherment", "key_agreement")])
-def test_a_certificate_whose_key_is_not_for_signatures_is_not_trusted(verifier, uses):
+def test_certificate_without_a_signature_key_usage_is_not_trusted(verifier, uses):
     key_usage = tuple(uses)
     if "key_agreement" not in uses:
         assert verifier.accepts(verifier.document(key_usage=(*key_usage, "digital_signature")))
     assert verifier.refusal(verifier.document(key_usage=key_usage)) is DocumentRefusal.UNTRUSTED
 
 
-def test_a_key_for_commitments_signs_too(verifier):
+def test_content_commitment_key_usage_is_accepted(verifier):
     assert verifier.accepts(verifier.document(key_usage=("content_commitment",)))
 
 
@@ -151,7 +151,7 @@ def test_a_key_for_commitments_signs_too(verifier):
     ],
     ids=["no CA", "no key_cert_sign", "permitted", "excluded", "excluded name", "expired", "unknown critical"],
 )
-def test_an_issuer_that_may_not_issue_it_leads_to_no_root(azure, issuer):
+def test_issuer_without_permission_is_not_trusted(azure, issuer):
     right, wrong = azure.below(is_authority=True), azure.below(**issuer)
     content = VerifierKit(azure).content()
     assert VerifierKit(azure).accepts(right.document(content, right.signer(NAME), right.intermediate))
@@ -159,7 +159,7 @@ def test_an_issuer_that_may_not_issue_it_leads_to_no_root(azure, issuer):
     assert VerifierKit(azure).refusal(der) is DocumentRefusal.UNTRUSTED
 
 
-def test_an_intermediate_that_may_have_none_below_it_leads_to_no_root():
+def test_path_length_of_an_intermediate_is_enforced():
     azure = Authority(NOW, path_length=0)
     verifier = VerifierKit(azure)
     below = azure.below(is_authority=True)
@@ -169,17 +169,17 @@ def test_an_intermediate_that_may_have_none_below_it_leads_to_no_root():
     assert verifier.accepts(verifier.document())
 
 
-def test_certificates_that_name_one_another_in_a_circle_end(verifier, stranger):
+def test_circular_certificate_chain_is_not_trusted(verifier, stranger):
     one, two = stranger.below(is_authority=True), stranger.below(is_authority=True)
     der = one.document(verifier.content(), one.signer(NAME), one.intermediate, two.intermediate, stranger.intermediate)
     assert verifier.refusal(der) is DocumentRefusal.UNTRUSTED
 
 
-# Certificates of strangers that are made to be misread. Before the chain is known, anybody's are looked at.
+# Malformed certificates of attackers, which the portal parses before it has verified the chain.
 
 
 @pytest.mark.parametrize("name", ["-a.metadata.azure.com", "a-.metadata.azure.com", "-.metadata.azure.com"])
-def test_a_name_that_no_host_can_have_is_refused(verifier, stranger, name):
+def test_invalid_host_name_in_a_certificate_is_rejected(verifier, stranger, name):
     for authority in (verifier.azure, stranger):
         der = authority.document(verifier.content(), authority.signer(name))
         assert verifier.refusal(der) is DocumentRefusal.WRONG_NAME
@@ -197,7 +197,7 @@ ODD_NAMES = {
 
 
 @pytest.mark.parametrize("odd", ODD_NAMES)
-def test_a_certificate_with_a_name_that_cannot_be_read_is_refused(verifier, stranger, odd):
+def test_certificate_with_an_unreadable_name_is_rejected(verifier, stranger, odd):
     right = b"\x82" + bytes([len(NAME)]) + NAME.encode()
     found = ODD_NAMES[odd] + (right if odd != "nul" else b"")
     extension = x509.UnrecognizedExtension(ExtensionOID.SUBJECT_ALTERNATIVE_NAME, b"\x30" + bytes([len(found)]) + found)
@@ -211,14 +211,14 @@ def test_a_certificate_with_a_name_that_cannot_be_read_is_refused(verifier, stra
     "extension",
     ["AUTHORITY_INFORMATION_ACCESS", "NAME_CONSTRAINTS", "CERTIFICATE_POLICIES", "POLICY_CONSTRAINTS", "TLS_FEATURE"],
 )
-def test_a_certificate_with_an_extension_that_cannot_be_read_ends_in_no_error(verifier, stranger, extension, value):
+def test_certificate_with_an_unreadable_extension_causes_no_error(verifier, stranger, extension, value):
     more = (x509.UnrecognizedExtension(getattr(ExtensionOID, extension), value),)
     der = stranger.document(verifier.content(), stranger.signer(NAME, more=more))
     assert verifier.refusal(der) in {DocumentRefusal.UNTRUSTED, DocumentRefusal.WRONG_NAME, DocumentRefusal.MALFORMED}
 
 
-def test_a_certificate_with_a_subject_that_cannot_be_read_is_refused(verifier, stranger):
-    """Nor an algorithm that is one: then the library wants to name the subject in its own message."""
+def test_certificate_with_an_unreadable_subject_is_rejected(verifier, stranger):
+    """The algorithm is also invalid, so that the library formats the subject in its error message."""
     signer = stranger.signer(NAME)
     found = signer.public_bytes(Encoding.DER)
     broken = found.replace(b"metadata.azure", b"metadata.az\x82re", 1).replace(b"\x86H\xce=\x04", b"\x86H1=\x04", 1)
@@ -226,13 +226,13 @@ def test_a_certificate_with_a_subject_that_cannot_be_read_is_refused(verifier, s
     assert verifier.refusal(der) is DocumentRefusal.UNTRUSTED
 
 
-# What it says.
+# The content.
 
 
 @pytest.mark.parametrize(
     "other", [str.upper, str.title, lambda text: text.replace("i", "\u0131").replace("s", "\u017f")]
 )
-def test_a_challenge_in_other_letters_is_another_nonce(verifier, other):
+def test_challenge_is_case_sensitive(verifier, other):
     nonce = next(text for text in iter(verifier.challenges.new, "") if other(text) != text)
     assert verifier.refusal(verifier.document(content=said(other(nonce), NOW))) is DocumentRefusal.OLD_NONCE
     assert verifier.accepts(verifier.document(content=said(nonce, NOW)))
@@ -248,12 +248,12 @@ def test_a_challenge_in_other_letters_is_another_nonce(verifier, other):
         {"vmId": f"urn:uuid:{VM_ID}"},
     ],
 )
-def test_a_vm_id_in_another_spelling_is_none(verifier, changes):
+def test_vm_id_in_another_format_is_rejected(verifier, changes):
     assert verifier.refusal(verifier.document(content=verifier.content(**changes))) is DocumentRefusal.NO_VM_ID
 
 
 @pytest.mark.parametrize("text", [f" {SUBSCRIPTION_ID}", f"{SUBSCRIPTION_ID}\n", "", "*", SUBSCRIPTION_ID[:-1]])
-def test_a_subscription_in_another_spelling_is_not_listed(verifier, text):
+def test_subscription_in_another_format_is_not_listed(verifier, text):
     der = verifier.document(content=verifier.content(subscriptionId=text))
     assert verifier.refusal(der) is DocumentRefusal.SUBSCRIPTION_NOT_LISTED
 
@@ -262,14 +262,14 @@ def test_a_subscription_in_another_spelling_is_not_listed(verifier, text):
     "text",
     ["05/06/30 07:08:09", "05/06/30 07:08:09 ", "2030-05-06T07:08:09Z", "05/06/2030 07:08:09 -0000", "1/1/1 -0000"],
 )
-def test_a_time_without_a_zone_or_of_another_form_is_malformed(verifier, text):
+def test_time_without_a_zone_or_in_another_format_is_malformed(verifier, text):
     for name in ("createdOn", "expiresOn"):
         times = {"createdOn": "05/06/30 07:08:09 -0000", "expiresOn": "05/06/30 13:08:09 -0000", name: text}
         der = verifier.document(content=verifier.content(timeStamp=times))
         assert verifier.refusal(der) is DocumentRefusal.MALFORMED
 
 
-def test_a_zone_counts_and_cannot_make_a_document_younger(verifier):
+def test_time_zone_of_a_document_is_applied(verifier):
     times = {"createdOn": "05/06/30 07:08:09 +0100", "expiresOn": "05/06/30 13:08:09 -0000"}
     assert verifier.refusal(verifier.document(content=verifier.content(timeStamp=times))) is DocumentRefusal.TOO_OLD
     times["createdOn"] = "05/06/30 07:08:09 -0100"
@@ -279,7 +279,7 @@ def test_a_zone_counts_and_cannot_make_a_document_younger(verifier):
 
 
 @pytest.mark.parametrize("name", ["vmId", "nonce", "subscriptionId"])
-def test_a_member_that_comes_twice_is_malformed_whichever_is_right(verifier, name):
+def test_duplicate_json_member_is_malformed(verifier, name):
     right = verifier.content()
     for twice in (b'{"%s": "x", ' % name.encode() + right[1:], right[:-1] + b', "%s": "x"}' % name.encode()):
         assert verifier.refusal(verifier.document(content=twice)) is DocumentRefusal.MALFORMED
@@ -288,7 +288,7 @@ def test_a_member_that_comes_twice_is_malformed_whichever_is_right(verifier, nam
 # Size.
 
 
-def test_the_largest_document_is_looked_at_and_one_more_character_is_not(verifier):
+def test_document_size_limit_is_exact(verifier):
     nonce = verifier.challenges.new()
     padded = len(verifier.document(content=said(nonce, NOW, padding="")))
     room = MAX_DOCUMENT_CHARACTERS // 4 * 3 - padded - 64
@@ -297,7 +297,7 @@ def test_the_largest_document_is_looked_at_and_one_more_character_is_not(verifie
     assert verifier.refusal(too_large) is DocumentRefusal.TOO_LARGE
 
 
-def test_a_bag_of_many_certificates_is_not_read(verifier, azure):
+def test_document_with_too_many_certificates_is_malformed(verifier, azure):
     signer = azure.signer(NAME)
     der = azure.document(verifier.content(), signer)
     assert verifier.refusal(with_bag(der, signer, *(azure.signer(NAME) for _ in range(5)))) is DocumentRefusal.MALFORMED
@@ -305,13 +305,13 @@ def test_a_bag_of_many_certificates_is_not_read(verifier, azure):
 
 
 class LongKey:
-    """A key of 8,192 bits, of which nobody has the private half."""
+    """A public key of 8,192 bits without a private key."""
 
     def public_key(self):
         return rsa.RSAPublicNumbers(65537, (1 << 8191) + 1).public_key()
 
 
-def test_a_key_that_would_take_long_is_not_tried(stranger):
+def test_too_long_key_is_malformed(stranger):
     verifier = VerifierKit(Authority(NOW, key=LongKey()))
     assert verifier.refusal(verifier.document(key=stranger.key)) is DocumentRefusal.MALFORMED
 
@@ -325,7 +325,7 @@ def test_a_key_that_would_take_long_is_not_tried(stranger):
     ],
     ids=["secp256k1", "brainpool", "exponent"],
 )
-def test_certificate_with_a_costly_key_is_not_tried(verifier, azure, key):
+def test_certificate_with_an_expensive_key_is_malformed(verifier, azure, key):
     class Costly:
         def public_key(self):
             return key

@@ -1,4 +1,4 @@
-"""The audit: a chain that grows only, and that names the first entry which is not as it was written."""
+"""The audit: an append-only hash chain that detects the first changed entry."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def fault_of(store):
 
 
 def tampered(store, statement):
-    """Do as somebody does who owns the database, and knows of the triggers."""
+    """Run *statement* as the owner of the database, without the triggers."""
 
     def work(connection):
         where = " ON audit" if connection.dialect.name == "postgresql" else ""
@@ -47,7 +47,7 @@ def ten(store):
     return store
 
 
-def test_a_chain_is_as_it_was_written(ten):
+def test_unchanged_chain_is_valid(ten):
     assert fault_of(ten) is None
     found = ten.read(entries, after=0)
     assert [entry.entry for entry in found] == list(range(1, 11))
@@ -72,14 +72,14 @@ def test_a_chain_is_as_it_was_written(ten):
         ("DELETE FROM audit", 1, "missing"),
     ],
 )
-def test_the_first_entry_that_was_changed_is_named(ten, statement, entry, why):
+def test_first_changed_entry_is_named(ten, statement, entry, why):
     tampered(ten, statement)
     found = fault_of(ten)
     assert found.entry == entry
     assert why in found.why
 
 
-def test_an_entry_that_is_made_anew_with_its_hash_gives_the_next_one_away(ten):
+def test_rewritten_entry_with_a_valid_hash_invalidates_the_next_entry(ten):
     fourth = ten.read(entries, after=3, limit=1)[0]
     third = ten.read(entries, after=2, limit=1)[0]
     forged = chained(
@@ -94,14 +94,14 @@ def test_an_entry_that_is_made_anew_with_its_hash_gives_the_next_one_away(ten):
 
 
 @pytest.mark.parametrize("statement", ["UPDATE audit SET actor = 'eve'", "DELETE FROM audit"])
-def test_the_database_itself_refuses_to_change_an_entry(ten, statement):
+def test_database_prevents_changes_of_an_entry(ten, statement):
     with ten.engine.connect() as connection, pytest.raises(DBAPIError, match="cannot be changed or deleted"):
         connection.exec_driver_sql(statement)
     assert fault_of(ten) is None
 
 
 @pytest.mark.parametrize("columns", ["entry", "rowid, entry"])
-def test_sqlite_refuses_to_replace_an_entry(tmp_path, columns):
+def test_sqlite_prevents_the_replacement_of_an_entry(tmp_path, columns):
     with of_file(tmp_path) as database:
         store = database.store()
         store.write(add_entries, [new()], at=AT)
@@ -115,7 +115,7 @@ def test_sqlite_refuses_to_replace_an_entry(tmp_path, columns):
         assert fault_of(store) is None
 
 
-def test_entry_with_a_stored_hash_is_found_until_it_is_removed(ten):
+def test_truncated_chain_is_detected_with_a_stored_hash(ten):
     seventh = ten.read(entries, after=6, limit=1)[0]
     assert ten.read(entry_with_hash, seventh.hash) == 7
     tampered(ten, "DELETE FROM audit WHERE entry > 6")
@@ -124,7 +124,7 @@ def test_entry_with_a_stored_hash_is_found_until_it_is_removed(ten):
     assert ten.read(entry_with_hash, seventh.hash) is None
 
 
-def test_two_who_add_at_once_make_one_chain(database):
+def test_concurrent_writers_create_one_chain(database):
     stores = [database.store() for _ in range(2)]
 
     def add(store):
@@ -140,7 +140,7 @@ def test_two_who_add_at_once_make_one_chain(database):
     assert fault_of(stores[1]) is None
 
 
-def test_the_hash_can_be_computed_by_anybody_from_what_an_export_shows(ten):
+def test_hash_can_be_computed_from_an_export(ten):
     for line in (msgspec.json.encode(entry) for entry in ten.read(entries, after=0)):
         shown = json.loads(line)
         names = ("entry", "at", "actor", "action", "subject", "details", "previous_hash")

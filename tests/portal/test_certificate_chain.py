@@ -1,4 +1,4 @@
-"""Certificates of authorities that are fetched: from listed addresses alone, few, and none is trusted for it."""
+"""Intermediate certificates: the portal fetches them only from listed addresses, at a limited rate."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def clock():
 
 @pytest.fixture
 def shelf(azure):
-    """A peer that has the intermediate's certificate, DER, at each address."""
+    """A peer that returns the certificate of the intermediate in DER form at every path."""
     with HttpPeer() as peer:
         peer.reply(lambda _: Answer(body=azure.intermediate.public_bytes(Encoding.DER)))
         peer.base = f"http://{peer.address.authority}/certs"
@@ -39,7 +39,7 @@ def asked(shelf):
 
 
 @pytest.mark.parametrize("encoding", [Encoding.DER, Encoding.PEM])
-def test_what_is_missing_is_fetched_once(clock, shelf, azure, encoding):
+def test_missing_intermediate_is_fetched_once(clock, shelf, azure, encoding):
     shelf.reply(lambda _: Answer(body=azure.intermediate.public_bytes(encoding)))
     found = intermediates(clock, shelf)
     for _ in range(3):
@@ -59,7 +59,7 @@ def test_certificates_of_further_issuers_are_fetched(clock, shelf, azure):
     assert found.available() == tuple(certificates.values())
 
 
-def test_a_day_later_it_is_fetched_again_and_yesterdays_is_better_than_none(clock, shelf, azure):
+def test_intermediate_is_refreshed_after_a_day_and_kept_on_failure(clock, shelf, azure):
     found, signer = intermediates(clock, shelf), azure.signer(NAME, at=f"{shelf.base}/ca.crt")
     found.fetch_for(signer)
     clock.advance(86_401)
@@ -88,7 +88,7 @@ def test_a_day_later_it_is_fetched_again_and_yesterdays_is_better_than_none(cloc
         "",
     ],
 )
-def test_nothing_is_asked_for_elsewhere(clock, shelf, azure, place):
+def test_unlisted_addresses_are_not_requested(clock, shelf, azure, place):
     authority = shelf.address.authority
     found = intermediates(clock, shelf)
     found.fetch_for(azure.signer(NAME, at=place.format(origin=f"http://{authority}", authority=authority)))
@@ -108,9 +108,9 @@ def test_nothing_is_asked_for_elsewhere(clock, shelf, azure, place):
         None,
     ],
 )
-def test_a_failure_is_kept_for_five_minutes(clock, shelf, azure, answer, caplog):
+def test_failed_fetch_is_not_retried_immediately(clock, shelf, azure, answer, caplog):
     if answer is None:
-        answer = Answer(body=Authority(NOW).intermediate.public_bytes(Encoding.DER))  # a stranger's, of that name
+        answer = Answer(body=Authority(NOW).intermediate.public_bytes(Encoding.DER))  # of a stranger with the same name
     shelf.reply(lambda _: answer)
     found, signer = intermediates(clock, shelf), azure.signer(NAME, at=f"{shelf.base}/secret-words.crt")
     for _ in range(5):
@@ -123,7 +123,7 @@ def test_a_failure_is_kept_for_five_minutes(clock, shelf, azure, answer, caplog)
     assert azure.intermediate in found.available()
 
 
-def test_a_flood_of_forged_certificates_costs_ten_requests_a_minute_and_no_memory(clock, shelf, azure):
+def test_forged_certificates_cause_at_most_ten_requests_per_minute(clock, shelf, azure):
     shelf.reply(lambda _: Answer(status=404))
     found = intermediates(clock, shelf)
     for number in range(60):
@@ -136,7 +136,7 @@ def test_a_flood_of_forged_certificates_costs_ten_requests_a_minute_and_no_memor
     assert len(found._fetched) <= 64
 
 
-def test_the_roots_of_azure_are_among_those_that_certifi_has():
+def test_azure_roots_are_in_certifi():
     names = {each.subject.rfc4514_string() for each in azure_roots()}
     assert any("DigiCert Global Root G2" in name for name in names)
     assert any("Microsoft RSA Root Certificate Authority 2017" in name for name in names)

@@ -1,4 +1,4 @@
-"""The commands beside the server: migrate, backup, audit verify and export; what they print, and how they end."""
+"""The commands of `portal`: migrate, check-config, backup, audit verify, and export."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run(*words):
     return done
 
 
-def test_migrate_makes_the_database_and_says_so_once(config):
+def test_migrate_creates_the_database_once(config):
     assert run("migrate", "--config", config).stdout == "The empty database was migrated to step 0001.\n"
     assert "already at step" in run("migrate", "--config", config).stdout
 
@@ -67,7 +67,7 @@ def test_check_config_reports_all_problems_at_once(config, tmp_path):
     assert done.stderr.count("Problem: ") == 4
 
 
-def test_check_config_tries_the_identity_provider_and_the_database(config, tmp_path):
+def test_check_config_connects_to_the_identity_provider_and_the_database(config, tmp_path):
     (tmp_path / "state").mkdir(exist_ok=True)
     (tmp_path / "state" / "portal.db").write_bytes(b"no database" * 100)
     provider = "[people.oidc]\nissuer = 'http://127.0.0.1:9'\nclient_id = 'portal'\nclient_secret_env = 'SECRET'\n"
@@ -86,7 +86,7 @@ def test_check_config_tries_the_identity_provider_and_the_database(config, tmp_p
 
 
 @pytest.mark.usefixtures("store")
-def test_verify_says_how_many_entries_are_right(config):
+def test_verify_prints_the_number_of_valid_entries(config):
     last = json.loads(run("export", "--config", config).stdout.splitlines()[-1])["hash"]
     done = run("audit", "verify", "--config", config)
     assert (done.return_value, done.stdout) == (
@@ -95,7 +95,7 @@ def test_verify_says_how_many_entries_are_right(config):
     )
 
 
-def test_verify_names_the_first_entry_that_was_changed_and_ends_with_1(store, config):
+def test_verify_names_the_first_changed_entry_and_exits_with_1(store, config):
     def tamper(connection):
         connection.exec_driver_sql("DROP TRIGGER audit_no_update")
         connection.exec_driver_sql("UPDATE audit SET actor = 'eve' WHERE entry >= 2")
@@ -107,20 +107,20 @@ def test_verify_names_the_first_entry_that_was_changed_and_ends_with_1(store, co
 
 
 @pytest.mark.usefixtures("store")
-def test_export_prints_an_entry_a_line(config):
+def test_export_prints_one_entry_per_line(config):
     lines = run("export", "--config", config).stdout.splitlines()
     assert [json.loads(line)["actor"] for line in lines] == ["ada", "=cmd|' /C calc'!A0", "grace"]
 
 
 @pytest.mark.usefixtures("store")
-def test_export_as_csv_holds_no_formula(config):
+def test_csv_export_escapes_formulas(config):
     rows = list(csv.DictReader(io.StringIO(run("export", "--format", "csv", "--config", config).stdout)))
     assert [row["actor"] for row in rows] == ["ada", "'=cmd|' /C calc'!A0", "grace"]
     assert json.loads(rows[0]["details"]) == {"a": [1]}
 
 
 @pytest.mark.usefixtures("store")
-def test_backup_makes_a_file_that_a_portal_can_start_on(config, tmp_path):
+def test_backup_creates_a_usable_database_and_never_overwrites(config, tmp_path):
     run("backup", "--config", config, tmp_path / "copy.db")
     copy = Store.of_file(tmp_path / "copy.db")
     assert copy.migrate() == ("0001", "0001")
@@ -130,6 +130,6 @@ def test_backup_makes_a_file_that_a_portal_can_start_on(config, tmp_path):
 
 
 @pytest.mark.parametrize("words", [("audit", "verify"), ("export",), ("backup", "copy.db")])
-def test_without_a_database_the_commands_say_so(config, words):
+def test_commands_report_a_missing_database(config, words):
     with pytest.raises(BridgeError, match="No database exists at"):
         run(*words, "--config", config)

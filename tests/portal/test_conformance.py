@@ -1,4 +1,4 @@
-"""The reference portal meets every sentence that the conformance kit knows, and takes what `decide --all` signs."""
+"""The portal meets every requirement of the conformance kit, and accepts decisions of `decide --all`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def portal(tmp_path, pair):
         yield running
 
 
-def test_the_portal_meets_every_sentence_of_the_protocol(portal, pair, tmp_path):
+def test_portal_meets_every_requirement_of_the_protocol(portal, pair, tmp_path):
     (tmp_path / "token").write_text(f"{AGENT_TOKEN}\n")
     unused = (KeySettings(kid="unused", approver="unused", public_key_file="unused"),)
 
@@ -79,7 +79,7 @@ def test_the_portal_meets_every_sentence_of_the_protocol(portal, pair, tmp_path)
 
 
 @pytest.mark.parametrize("nonce", ["required", "preferred"])
-def test_the_portal_meets_every_sentence_of_attested_tokens(tmp_path, nonce):
+def test_portal_meets_every_requirement_for_attested_tokens(tmp_path, nonce):
     unused = (KeySettings(kid="unused", approver="unused", public_key_file="unused"),)
     (tmp_path / "secret").write_text(f"{secrets.token_hex(20)}\n")
     (tmp_path / "secret").chmod(0o600)
@@ -128,7 +128,7 @@ def sign_for_all(portal, pair, record, *, kid="ops"):
     return printed.getvalue().split()
 
 
-def test_what_decide_signs_for_all_is_carried_to_each_vm(portal, pair):
+def test_decisions_signed_with_decide_all_reach_each_vm(portal, pair):
     records = [fleet_record(number) for number in range(3)]
     portal.send(*records)
     tokens = sign_for_all(portal, pair, records[0])

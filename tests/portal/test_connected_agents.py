@@ -1,4 +1,4 @@
-"""The agents that the portal knows: connected, reconnecting after a stop of a portal process, and disconnected."""
+"""The connection state of agents: connected, reconnecting after a stop of a portal process, and disconnected."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def state(agents, vm):
     return "reconnecting" if seen.is_reconnecting else "connected" if seen.is_connected else "disconnected"
 
 
-def test_agent_disconnects_15_s_after_its_last_poll_and_stays_known_for_a_day(agents, clock):
+def test_agent_disconnects_15_s_after_its_last_poll_and_is_kept_for_a_day(agents, clock):
     agents.begins("held", "")
     poll(agents, 1, 2, index=7)
     clock.advance(14)
@@ -178,7 +178,7 @@ def test_processes_see_the_agents_of_each_other(postgresql_database, clock):
         assert (state(other.agents, 1), state(other.agents, "held")) == ("disconnected", "connected")
 
 
-def test_agents_that_could_not_be_stored_are_stored_later(tmp_path, clock):
+def test_agents_are_stored_after_a_failed_attempt(tmp_path, clock):
     agents = ConnectedAgents(clock.clock)
     poll(agents, 1)
     agents.share_again(agents.take_unshared())

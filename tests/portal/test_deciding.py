@@ -1,4 +1,4 @@
-"""The desk asks who decides once more where nobody else writes, and says what it did when agents are told later."""
+"""Changes during a decision: the portal checks the user and the scope again in the transaction of the decision."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ AT = format_time(NOW)
 
 
 class Office:
-    """A verdict service, and Pam with a session, who may decide for the team payments."""
+    """A store and the session of Pam, who can decide for the team payments."""
 
     def __init__(self, directory):
         self.store = Store.of_file(directory / "portal.db")
@@ -57,7 +57,7 @@ class Office:
         self.store.write(put_user, msgspec.structs.replace(self.user, disabled_at=AT))
 
     def say(self, word, person=None, *, meanwhile=None, broken_store=None):
-        """Say *word*; *meanwhile* is done by another process after the service has first looked."""
+        """Submit the decision *word*. *meanwhile* runs after the first check and before the write."""
 
         async def main():
             threads = StoreThreads(self.store)
@@ -95,7 +95,7 @@ class Office:
 
 
 class _Slow:
-    """The threads of a store, at which a write waits while something else is written."""
+    """The threads of a store that run *meanwhile* before each write."""
 
     def __init__(self, threads, meanwhile):
         self.read = threads.read
@@ -114,27 +114,27 @@ def office(tmp_path):
     office.store.close()
 
 
-def test_person_who_is_disabled_while_the_request_waits_decides_nothing(office):
+def test_user_disabled_during_the_request_cannot_decide(office):
     with pytest.raises(AccessDenied) as refused:
         office.say("approve", meanwhile=office.disable)
     assert (refused.value.status, office.said) == (401, [])
 
 
-def test_person_of_a_proxy_who_is_disabled_while_the_request_waits_decides_nothing(office):
+def test_proxy_user_disabled_during_the_request_cannot_decide(office):
     proxied = Person(key="local pam", name="Pam", grants=grant(), csrf_token="t")
     with pytest.raises(AccessDenied) as refused:
         office.say("approve", proxied, meanwhile=office.disable)
     assert (refused.value.status, office.said) == (403, [])
 
 
-def test_vm_outside_the_scope_that_tells_of_the_event_meanwhile_is_not_spoken_for(office):
+def test_vm_outside_the_scope_that_joins_during_the_request_blocks_the_decision(office):
     other = fleet_record(1, sequence=2, labels={"team": "search"})
     with pytest.raises(VerdictRefused, match="outside your scope"):
         office.say("approve", meanwhile=lambda: office.tell(other))
     assert office.said == []
 
 
-def test_hold_that_is_stored_is_answered_for_although_the_book_cannot_be_read_now(office, tmp_path):
+def test_stored_hold_is_acknowledged_even_if_decisions_cannot_be_read(office, tmp_path):
     empty = Store.of_file(tmp_path / "empty.db")
     assert set(office.say("hold", broken_store=empty).sent_to) == {vm_id_of(0), vm_id_of(1)}
     assert office.said == ["hold"]

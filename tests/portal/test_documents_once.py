@@ -1,4 +1,4 @@
-"""A portal of several processes takes an attested document once: who stole it on its way has no use for it."""
+"""Several portal processes accept an attested document only once, so that a stolen document is useless."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def azure():
 
 @pytest.fixture
 def processes(azure, database, tmp_path):
-    """Return what makes the routes of two processes of a portal."""
+    """Return a function that creates the routes of two portal processes."""
     made = []
     (tmp_path / "secret").write_text("one secret of forty characters, or so, or more\n")
     (tmp_path / "secret").chmod(0o600)
@@ -75,7 +75,7 @@ def document(azure, asked):
     return azure.attestation.document(azure.machines[0], answer(asked.challenge)[1]["nonce"])
 
 
-def test_a_document_gets_a_token_of_one_process_alone(processes, azure):
+def test_document_receives_a_token_from_only_one_process(processes, azure):
     ours, others = processes()
     shown = document(azure, ours)
     found = [answer(each.token, document=shown) for each in (others, ours, others)]
@@ -87,14 +87,14 @@ def test_a_document_gets_a_token_of_one_process_alone(processes, azure):
     assert answer(others.token, document=document(azure, ours))[0] == 200
 
 
-def test_without_the_database_no_document_is_taken(processes, azure, database):
+def test_document_is_not_accepted_without_the_database(processes, azure, database):
     ours, _ = processes()
     database.store().write(properties.drop)
     with pytest.raises(StoreUnavailable):
         answer(ours.token, document=document(azure, ours))
 
 
-def test_of_many_who_show_a_document_at_once_one_is_told_that_it_counts(database):
+def test_concurrent_uses_of_a_document_succeed_only_once(database):
     stores = [database.store() for _ in range(4)]
     begun = threading.Barrier(len(stores))
 
@@ -106,7 +106,7 @@ def test_of_many_who_show_a_document_at_once_one_is_told_that_it_counts(database
         assert sorted(pool.map(take, stores)) == [False, False, False, True]
 
 
-def test_what_was_taken_is_forgotten_when_its_time_is_over(database):
+def test_used_document_is_deleted_after_its_expiry(database):
     store = database.store()
 
     def take(nonce, *, after, vm_id=VM):
@@ -120,6 +120,6 @@ def test_what_was_taken_is_forgotten_when_its_time_is_over(database):
     assert take("b", after=420)
     found = select(properties.c.name).where(properties.c.name.startswith("document:"))
     names = store.read(lambda connection: list(connection.execute(found).scalars()))
-    assert len(names) == 2  # that of the other VM, and b
+    assert len(names) == 2  # the document of the other VM, and b
     assert all(len(name) == 32 for name in names)
     assert take("a", after=421)

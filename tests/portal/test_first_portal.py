@@ -1,4 +1,4 @@
-"""The first portal, as its page has it: its files, its commands in order, and that Azure is told."""
+"""The page of the first portal: its files and commands, up to the start of an approved event."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def desk(tmp_path, agent_env):
     with ExitStack() as stack:
         simulator, status, portal, operator = (stack.enter_context(held_port()) for _ in range(4))
         elsewhere = {
-            "/tmp/bridge-portal": str(tmp_path / "portal"),  # what the page says
+            "/tmp/bridge-portal": str(tmp_path / "portal"),  # the paths and addresses of the page
             "127.0.0.1:8169": f"127.0.0.1:{simulator}",
             "127.0.0.1:8443": f"127.0.0.1:{portal}",
-            # What the page leaves at its default has to be said here.
+            # The page uses default addresses, and the test needs free ports.
             "simulate quiet": f"simulate quiet --listen 127.0.0.1:{simulator}",
             "[approval.remote]\n": f'[status]\nlisten = "127.0.0.1:{status}"\n\n[approval.remote]\n',
             "[database]": (
@@ -48,7 +48,7 @@ def desk(tmp_path, agent_env):
         desk.leave()
 
 
-def test_a_newcomer_approves_an_event_through_the_portal_and_sees_it_start(desk):
+def test_documented_first_portal_approves_an_event_that_then_starts(desk):
     enter = desk.text("first portal: enter")
     began = time.monotonic()
     desk.do(enter + desk.text("first portal: secrets"))
@@ -58,7 +58,7 @@ def test_a_newcomer_approves_an_event_through_the_portal_and_sees_it_start(desk)
     desk.do(enter + desk.text("first portal: user"), typed=f"{PASSWORD}\n")
     desk.do(enter + "scheduled-events-bridge check-config --config agent.toml")
     desk.begin(enter + desk.text("first portal: run"))
-    desk.wait_for("control: http")  # of the simulator, which may be up later than the agent
+    desk.wait_for("control: http")  # of the simulator, which might start later than the agent
     desk.wait_for("is running")
     desk.do(enter + desk.text("first portal: announce"))
     desk.wait_for(" scheduled: Reboot")

@@ -1,4 +1,4 @@
-"""The views of VMs, and the event that the portal shows."""
+"""How the portal combines the views of VMs into one event."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_report_of_a_vm_outside_resources_changes_only_its_own_view(store):
         assert event.differing == 1
 
 
-def test_different_description_of_an_outsider_is_only_in_its_view(store):
+def test_different_description_of_an_outsider_is_only_in_its_own_view(store):
     event = only_event(
         store, fleet_record(0, description="a"), fleet_record(1, description="a"), fleet_record(2, description="b")
     )
@@ -129,7 +129,7 @@ def states(store, *records, **options):
     return {event.event.event_id: event.state for event in all_events(store).values()}
 
 
-def test_event_that_is_not_in_the_newest_list_has_ended_for_the_vm(store):
+def test_event_missing_from_the_newest_active_event_ids_has_ended_for_the_vm(store):
     announced = fleet_record(0, active=("A",))
     other = fleet_record(0, sequence=2, event_id="B", active=("B",), seconds=5)
     assert states(store, announced, other) == {"A": State.ENDED, "B": State.SCHEDULED}
@@ -142,7 +142,7 @@ def test_new_stream_and_unknown_list_end_no_event(store):
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (0, 2), (2, 1, 0)])
-def test_both_events_are_open_after_the_agent_lost_its_state_and_another_event_came(store, order):
+def test_both_events_are_open_after_state_loss_and_a_new_event(store, order):
     announced = fleet_record(0, sequence=7, active=("A",))
     again = replace(announced, stream_id=fleet_record(0, stream=1).stream_id, sequence=1)
     second = fleet_record(0, stream=1, sequence=2, event_id="B", active=("A", "B"), seconds=60)
@@ -157,7 +157,7 @@ def test_heartbeat_with_a_list_ends_an_event_whose_ending_was_lost(store):
     assert states(store, fleet_record(0), life, unknown) == {"A": State.ENDED}
 
 
-def test_list_that_arrives_first_ends_an_older_event_and_a_newer_list_opens_it(store):
+def test_list_applies_to_older_records_that_arrive_later(store):
     add(store, fleet_record(0, sequence=5, transition=Transition.HEARTBEAT, active=()))
     assert states(store, fleet_record(0, sequence=3)) == {"A": State.ENDED}
     assert states(store, fleet_record(0, sequence=6, transition=Transition.HEARTBEAT, active=("A",))) == {
@@ -170,7 +170,7 @@ def test_older_list_ends_no_newer_event(store):
     assert states(store, fleet_record(0, sequence=2), early) == {"A": State.SCHEDULED}
 
 
-def test_event_without_an_event_id_has_ended_once_a_list_is_known(store):
+def test_event_without_an_event_id_ends_with_the_first_list(store):
     life = fleet_record(0, sequence=2, transition=Transition.HEARTBEAT, active=())
     assert states(store, fleet_record(0, event_id=None), life) == {None: State.ENDED}
 
@@ -180,7 +180,7 @@ def test_list_of_one_vm_does_not_end_the_event_of_another_vm(store):
     assert states(store, fleet_record(0), life) == {"A": State.SCHEDULED}
 
 
-def test_late_record_of_an_older_stream_opens_nothing_again(store):
+def test_late_record_of_an_older_stream_does_not_reopen_the_event(store):
     told = fleet_record(0, stream=0, seconds=1)
     ended = fleet_record(0, stream=1, transition=Transition.COMPLETED, seconds=5)
     late = fleet_record(0, stream=0, sequence=2, transition=Transition.STARTED, seconds=2)
@@ -188,19 +188,19 @@ def test_late_record_of_an_older_stream_opens_nothing_again(store):
     assert (event.state, event.first_observed_at) == (State.COMPLETED, told.observed_at)
 
 
-def test_stream_of_a_clock_that_was_ahead_does_not_outrank_later_streams(store):
+def test_stream_with_a_clock_ahead_does_not_outrank_later_streams(store):
     add(store, fleet_record(0, stream=432_000), at=format_time(NOW + timedelta(seconds=1)))
     later = fleet_record(0, stream=5, transition=Transition.STARTED)
     assert only_event(store, later, at=LATER).state is State.STARTED
 
 
 @pytest.mark.parametrize("stream_id", ["7ef1d8a4-0c2b-4c7e-9a35-1f5f6d1f2b90", "no UUID"])
-def test_stream_that_has_no_time_counts_from_its_first_arrival(store, stream_id):
+def test_stream_without_a_time_is_ordered_by_its_first_arrival(store, stream_id):
     add(store, replace(fleet_record(0), stream_id=stream_id), at=format_time(NOW - timedelta(hours=1)))
     assert only_event(store, fleet_record(0, transition=Transition.STARTED), at=LATER).state is State.STARTED
 
 
-def test_time_in_the_future_counts_as_the_arrival_and_a_time_in_the_past_stands(store):
+def test_future_time_is_replaced_by_the_arrival_and_a_past_time_is_kept(store):
     ahead = only_event(store, fleet_record(0, seconds=300 * 86_400))
     assert (ahead.first_observed_at, ahead.observed_at) == (ARRIVAL, ARRIVAL)
     assert only_event(store, fleet_record(1, seconds=-7_200)).first_observed_at == format_time(NOW - timedelta(hours=2))
@@ -225,11 +225,11 @@ def test_outcome_of_an_approval_does_not_change_the_state(store, transition):
         ({"transition": Transition.CANCELED}, "the event is over"),
     ],
 )
-def test_event_that_no_one_can_decide_on_has_a_reason(store, fields, why):
+def test_undecidable_event_has_a_reason(store, fields, why):
     assert only_event(store, fleet_record(0, **fields)).undecidable_because == why
 
 
-def test_events_without_an_event_id_are_one_where_type_machines_and_group_are():
+def test_events_without_an_event_id_match_by_type_vms_and_group():
     one, other = fleet_record(0, event_id=None), fleet_record(1, event_id=None, resources=("vm_1", "VM_0"))
     assert event_key(one.event, one.vm) == event_key(other.event, other.vm)
     elsewhere = type(one.vm)(name="vm_0", vm_id="x", resource_group="east", subscription_id="s")

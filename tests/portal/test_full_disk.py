@@ -1,4 +1,4 @@
-"""A full disk: what could not be stored is refused, told to nobody, and taken once there is room again."""
+"""A full disk: the portal rejects records and decisions that it cannot store, and accepts them again later."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def told(portal):
     return requests.get(url, headers=AS_AGENT, timeout=20).json()["decisions"]
 
 
-def test_nothing_is_told_that_a_full_disk_did_not_store(disk, tmp_path):
+def test_decision_is_not_delivered_if_a_full_disk_prevents_its_storage(disk, tmp_path):
     signer = Signer(tmp_path)
     running = RunningPortal(
         tmp_path / "state", keys=[signer.table()], database={"file": str(disk.path / "state" / "portal.db")}
@@ -38,7 +38,7 @@ def test_nothing_is_told_that_a_full_disk_did_not_store(disk, tmp_path):
         stored = [tokens.pop()]
         assert bring(portal, stored[0]).status_code == 200
         disk.fill()
-        while (answer := bring(portal, tokens[-1])).status_code == 200:  # what the journal has room for by itself
+        while (answer := bring(portal, tokens[-1])).status_code == 200:  # until the journal is full
             stored.append(tokens.pop())
         assert (answer.status_code, answer.headers["Retry-After"]) == (503, "2")
         assert sorted(told(portal)) == sorted(stored)
@@ -58,7 +58,7 @@ def test_nothing_is_told_that_a_full_disk_did_not_store(disk, tmp_path):
 
 
 @pytest.mark.long
-def test_an_idle_portal_is_not_ready_while_the_disk_is_full(disk, tmp_path):
+def test_idle_portal_is_not_ready_while_the_disk_is_full(disk, tmp_path):
     def status():
         return requests.get(f"{portal.operator_url}/readyz", timeout=20).status_code
 

@@ -27,7 +27,7 @@ STREAMS = 256
 
 @contextmanager
 def repeated(*requests_of_clients):
-    """Repeat each request in a thread of its own. Yield the results, with the number of the client."""
+    """Repeat each request in its own thread. Yield the results, with the number of the client."""
     results, stop = [], threading.Event()
 
     def repeat(number, request):
@@ -47,7 +47,7 @@ def repeated(*requests_of_clients):
         each.result()
 
 
-def test_flood_of_records_of_one_vm_refuses_no_honest_record(fleet_of):
+def test_flood_of_records_of_one_vm_rejects_no_honest_record(fleet_of):
     with fleet_of().running() as fleet:
         flood = [fleet_record(HOSTILE, event_id=f"E-{number}", resources=("vm_0", "vm_66")) for number in range(5)]
         with repeated(*[lambda: fleet.send(HOSTILE, *flood).status_code] * 4) as statuses:
@@ -60,7 +60,7 @@ def test_flood_of_records_of_one_vm_refuses_no_honest_record(fleet_of):
         assert 5 * accepted <= (120 + 5) * len(fleet.portals)
 
 
-def test_user_logs_in_during_guesses_from_other_addresses(fleet_of):
+def test_user_can_log_in_during_guesses_from_other_addresses(fleet_of):
     with fleet_of().running() as fleet:
         for portal in fleet.portals:
             for number in range(5):
@@ -76,7 +76,7 @@ def test_user_logs_in_during_guesses_from_other_addresses(fleet_of):
                 assert {each.result() for each in guesses} == {401}
 
 
-def test_256_streams_of_one_viewer_leave_the_page_of_another_user_live(fleet_of):
+def test_256_streams_of_one_viewer_do_not_affect_another_user(fleet_of):
     with fleet_of().running() as fleet, ExitStack() as opened:
         for portal in fleet.portals:
             for _ in range(STREAMS):
@@ -147,7 +147,7 @@ def show(portal, client, document):
 
 
 def served_during_a_flood(simulator, fleet):
-    """Return how many documents of 24 clients were answered until an honest agent had a token, and the seconds."""
+    """Return the number of responses to 24 clients until an honest agent had a token, and the seconds."""
     portal = fleet.portals[0]
     used = document_of(simulator, portal, 1)
     assert show(portal, requests, used) == 200

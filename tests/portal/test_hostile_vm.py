@@ -34,7 +34,7 @@ def hostile(**fields):
 
 
 def of_others(fleet):
-    """Return what everyone else sees: the API, and the page of a person of each scope."""
+    """Return the view of other users: the API, and the page of a user of each scope."""
     answer = fleet.events()
     return (
         [(each["key"], each["digest"], each["state"], each["groups"]) for each in answer["events"]],
@@ -78,12 +78,12 @@ def test_rate_and_size_of_records_are_limited(fleet_of):
         fleet.report(HOSTILE, hostile(event_id="a minute later"))
 
 
-def test_duration_of_400_digits_is_refused_as_malformed(fleet):
+def test_duration_of_400_digits_is_rejected_as_malformed(fleet):
     answer = fleet.send(HOSTILE, hostile(duration_seconds=int("9" * 400)))
     assert answer.status_code == 400, answer.text
 
 
-def test_other_report_of_an_event_changes_nothing_and_no_hold_is_refused(fleet):
+def test_report_of_an_outsider_changes_nothing_and_blocks_no_hold(fleet):
     for vm in (0, 1):
         fleet.report(vm, fleet_record(vm, description="planned", active=("A",)))
         fleet.poll(vm)
@@ -147,7 +147,7 @@ def test_unconfirmed_name_needs_an_explicit_confirmation(fleet):
     assert fleet.decide("sam", "hold", "A").status_code == 303
 
 
-def test_claimed_label_enters_no_scope_with_an_inventory(fleet_of, tmp_path):
+def test_claimed_label_grants_no_scope_with_an_inventory(fleet_of, tmp_path):
     inventory = tmp_path / "vms.csv"
     lines = [f"{vm_id_of(vm)},vm_{vm},West,team=payments" for vm in (0, 1)]
     inventory.write_text("\n".join(["vmId,name,resourceGroup,labels", *lines]), encoding="utf-8")
@@ -178,7 +178,7 @@ def test_only_the_vm_whose_command_covers_all_receives_the_approval(fleet):
 
 
 @pytest.mark.parametrize("token", [None, AGENT_TOKEN], ids=["attested", "shared token"])
-def test_approval_reaches_ten_honest_agents_next_to_invented_agents(fleet, token):
+def test_approval_reaches_ten_honest_agents_despite_invented_agents(fleet, token):
     names = tuple(f"vm_{number}" for number in range(10))
     for vm in range(10):
         fleet.report(vm, fleet_record(vm, resources=names), token=token)

@@ -1,4 +1,4 @@
-"""Clients that keep to no rule: what they send is refused, costs a bounded amount, and harms nobody else."""
+"""Misbehaving HTTP clients: limits for headers, bodies, and connections, without effect on other clients."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def client(portal):
 
 
 class Client:
-    """A connection; what comes is read to its end."""
+    """A raw connection to the portal."""
 
     def __init__(self, portal):
         self.socket = socket.create_connection(portal.portal.address, timeout=SECONDS)
@@ -44,7 +44,7 @@ class Client:
         self.socket.close()
 
     def send(self, data):
-        """Send *data*; return whether the other side still takes something."""
+        """Send *data*, and return whether the connection still accepts data."""
         try:
             self.socket.sendall(data)
         except OSError:
@@ -52,7 +52,7 @@ class Client:
         return True
 
     def rest(self):
-        """Return all that comes until the connection ends, which it must."""
+        """Return all data until the portal closes the connection."""
         found = b""
         try:
             while more := self.socket.recv(65_536):
@@ -62,7 +62,7 @@ class Client:
         return found
 
     def is_ended(self):
-        """Return whether the connection has ended by now; what came before that is passed over."""
+        """Return whether the connection is closed, and discard the received data."""
         try:
             while select.select([self.socket], [], [], 0)[0]:
                 if not self.socket.recv(65_536):
@@ -72,7 +72,7 @@ class Client:
         return False
 
     def drip(self, data, pause=0.05):
-        """Send *data* again and again until the connection is ended; return False when it never is."""
+        """Send *data* repeatedly until the connection is closed. Return False if it stays open."""
         until = time.monotonic() + SECONDS
         while time.monotonic() < until:
             if self.is_ended() or not self.send(data):
@@ -100,34 +100,34 @@ def wait_for(what, seconds=SECONDS):
         time.sleep(0.02)
 
 
-# The head of a request.
+# The header.
 
 
 @pytest.mark.parametrize(
     "head", [b"GET /api/v1/events?", b"GET /api/v1/events HTTP/1.1\r\nX: ", b"GET / HTTP/1.1\r\nX"]
 )
-def test_a_head_without_an_end_is_refused_long_before_its_end(portal, client, head):
+def test_endless_header_is_cut_early(portal, client, head):
     before = cut_by(portal)
     sent = 0
     client.send(head)
     while sent < 64 * 1024 * 1024 and client.send(b"y" * 65_536):
         sent += 65_536
-    assert sent < 32 * 1024 * 1024  # what the system keeps on the way is not ours
+    assert sent < 32 * 1024 * 1024  # the buffers of the kernel do not count
     wait_for(lambda: cut_by(portal) == before + 1)
 
 
 @pytest.mark.parametrize("head", [b"", b"GET /api/v1/ev", EVENTS[:-1]])
-def test_a_connection_that_asks_nothing_is_ended(client, head):
+def test_idle_connection_without_a_request_is_closed(client, head):
     client.send(head)
     assert statuses(client.rest()) == []
 
 
-def test_a_head_that_drips_is_given_up(client):
+def test_slow_header_is_cut(client):
     client.send(EVENTS[:-2])
     assert client.drip(b"X: y\r\n")
 
 
-def test_half_open_connections_are_all_ended_and_keep_nobody_out(portal):
+def test_half_open_connections_are_closed_and_block_no_client(portal):
     clients = [Client(portal) for _ in range(100)]
     for client in clients[::2]:
         client.send(b"POST /api/v1/records HTTP/1.1\r\n")
@@ -139,10 +139,10 @@ def test_half_open_connections_are_all_ended_and_keep_nobody_out(portal):
         client.socket.close()
 
 
-# Its body.
+# The body.
 
 
-def test_chunks_without_an_end_are_given_up(portal, client):
+def test_endless_chunked_body_is_cut(portal, client):
     client.send(f"POST /api/v1/records HTTP/1.1\r\nHost: x\r\n{AS_AGENT}Transfer-Encoding: chunked\r\n\r\n".encode())
     sent = 0
     while sent < 64 * 1024 * 1024 and client.send(b"1000\r\n" + b" " * 0x1000 + b"\r\n"):
@@ -152,15 +152,17 @@ def test_chunks_without_an_end_are_given_up(portal, client):
 
 
 @pytest.mark.parametrize("length", ["Transfer-Encoding: chunked", "Content-Length: 1000000"])
-def test_a_body_that_drips_behind_its_answer_keeps_no_connection(client, length):
-    client.send(f"POST /api/v1/records HTTP/1.1\r\nHost: x\r\n{length}\r\n\r\n".encode())  # 401, whatever it brings
+def test_slow_body_after_the_response_is_cut(client, length):
+    client.send(
+        f"POST /api/v1/records HTTP/1.1\r\nHost: x\r\n{length}\r\n\r\n".encode()
+    )  # the response is 401 before the body arrives
     assert client.drip(b"1\r\n \r\n")
 
 
-# What is no request, or one that two servers would read differently.
+# Request smuggling.
 
 
-def test_a_request_before_the_response_to_the_previous_one_ends_the_connection(portal):
+def test_pipelined_request_closes_the_connection(portal):
     before = cut_by(portal)
     poll = f"GET /api/v1/vms/{vm_id_of(0)}/decisions?index=1&wait=600 HTTP/1.1\r\nHost: x\r\n{AS_AGENT}\r\n".encode()
     held = "scheduled_events_portal_held_polls "
@@ -173,15 +175,12 @@ def test_a_request_before_the_response_to_the_previous_one_ends_the_connection(p
     assert cut_by(portal) == before + 1
 
 
-# What is said in a request.
+# The path.
 
 
 @pytest.mark.parametrize(
     "path", ["/api/v1/vms/a%2Fdecisions", "/api/v1%2Faudit", "/%2e%2e/api/v1/audit", "//api/v1/audit"]
 )
-def test_an_encoded_slash_leads_nowhere(client, path):
+def test_encoded_slash_is_not_found(client, path):
     client.send(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
     assert statuses(client.rest()) == [404]
-
-
-# Ten thousand tokens that are none.

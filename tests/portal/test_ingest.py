@@ -1,4 +1,4 @@
-"""Records in over HTTP: every form of a CloudEvent, who may send them, and what is no record."""
+"""Ingestion of records over HTTP: the forms of a CloudEvent, authentication, and invalid records."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def shown(portal, event_id):
     return answer.json() if answer.status_code == 200 else None
 
 
-def test_a_structured_event_is_stored_and_shown(portal):
+def test_structured_cloudevent_is_stored(portal):
     record = fleet_record(0, event_id="structured")
     assert portal.post(cloud_event_bytes(record)).status_code == 204
     found = shown(portal, "structured")
@@ -44,27 +44,27 @@ def test_a_structured_event_is_stored_and_shown(portal):
     assert found["records"] == [json.loads(body_of(record))]
 
 
-def test_a_batch_is_stored_whole(portal):
+def test_batch_of_cloudevents_is_stored(portal):
     records = [fleet_record(vm, event_id="batch") for vm in range(20)]
     assert portal.post(batch(records), content_type=f"{BATCH}; charset=utf-8").status_code == 204
     assert len(shown(portal, "batch")["event"]["vms"]) == 20
 
 
-def test_a_binary_event_is_stored(portal):
+def test_binary_cloudevent_is_stored(portal):
     record = fleet_record(0, event_id="binary", sequence=7)
     answer = portal.post(body_of(record), content_type="application/json", **binary_headers(record))
     assert answer.status_code == 204
     assert shown(portal, "binary")["event"]["vms"][0]["record_id"] == record.id
 
 
-def test_the_same_again_is_taken_and_changes_nothing(portal):
+def test_repeated_record_is_accepted_and_changes_nothing(portal):
     record = fleet_record(0, event_id="again", sequence=8)
     for _ in range(3):
         assert portal.post(cloud_event_bytes(record)).status_code == 204
     assert len(shown(portal, "again")["records"]) == 1
 
 
-def test_the_webhook_sink_of_the_agent_delivers(portal, tmp_path):
+def test_webhook_sink_delivers_to_the_portal(portal, tmp_path):
     (tmp_path / "token").write_text(AGENT_TOKEN, encoding="utf-8")
     config = WebhookSink.Config(name="portal", url=f"{portal.url}/records", bearer_token_file=str(tmp_path / "token"))
     sink = WebhookSink(config)
@@ -76,7 +76,7 @@ def test_the_webhook_sink_of_the_agent_delivers(portal, tmp_path):
 
 
 @pytest.mark.parametrize("token", [None, "", "wrong", "readers-token-1", "\u00e4"])
-def test_who_shows_no_right_token_is_not_let_in(portal, token):
+def test_request_without_a_valid_token_is_rejected(portal, token):
     headers = {} if token is None else {"Authorization": f"Bearer {token}".encode()}
     answer = requests.post(
         f"{portal.url}/records",
@@ -89,7 +89,7 @@ def test_who_shows_no_right_token_is_not_let_in(portal, token):
     assert shown(portal, "refused") is None
 
 
-def test_a_token_that_is_changed_in_its_file_counts_at_once(fresh, tmp_path):
+def test_changed_token_file_applies_immediately(fresh, tmp_path):
     (tmp_path / "agents").write_text("# the new one first\nnew-token\nagents-token-1\n", encoding="utf-8")
     for token in ("new-token", AGENT_TOKEN):
         assert fresh.post(cloud_event_bytes(fleet_record(0)), token=token).status_code == 204
@@ -147,14 +147,14 @@ _WRONG = {
 
 
 @pytest.mark.parametrize("body", _WRONG.values(), ids=_WRONG)
-def test_what_is_no_record_is_refused_for_good_and_nothing_of_it_is_stored(portal, body):
+def test_invalid_record_is_rejected_with_400_and_not_stored(portal, body):
     answer = portal.post(body)
     assert answer.status_code == 400
     assert len(answer.json()["error"]) < 400
     assert shown(portal, "wrong") is None
 
 
-def test_a_batch_with_one_that_is_wrong_is_refused_whole(portal):
+def test_batch_with_one_invalid_record_is_rejected_completely(portal):
     good = fleet_record(0, event_id="in a wrong batch")
     body = b"[" + cloud_event_bytes(good) + b"," + _envelope(data__sequence=-1) + b"]"
     assert portal.post(body, content_type=BATCH).status_code == 400
@@ -162,7 +162,7 @@ def test_a_batch_with_one_that_is_wrong_is_refused_whole(portal):
     assert shown(portal, "in a wrong batch") is None
 
 
-def test_a_body_of_a_mebibyte_is_taken_and_one_byte_more_is_not(portal):
+def test_body_limit_is_one_mebibyte(portal):
     record = fleet_record(0, event_id="large", sequence=11)
     body = cloud_event_bytes(record)
     room = MAX_BODY_BYTES - len(body)
@@ -178,7 +178,7 @@ def test_a_body_of_a_mebibyte_is_taken_and_one_byte_more_is_not(portal):
     assert portal.post(in_chunks()).status_code == 413
 
 
-def test_a_body_that_does_not_arrive_in_time_ends_the_connection(tmp_path):
+def test_late_body_closes_the_connection(tmp_path):
     with (
         RunningPortal(tmp_path, limits=HttpLimits(request_seconds=0.3)) as portal,
         socket.create_connection(portal.portal.address, timeout=20) as client,
@@ -191,7 +191,7 @@ def test_a_body_that_does_not_arrive_in_time_ends_the_connection(tmp_path):
             assert client.recv(65_536) == b""
 
 
-def test_many_wrong_tokens_are_counted_and_are_one_line_of_the_log(fresh, caplog):
+def test_wrong_tokens_are_counted_and_logged_once(fresh, caplog):
     with requests.Session() as session:
         for number in range(100):
             answer = session.post(
@@ -206,7 +206,7 @@ def test_many_wrong_tokens_are_counted_and_are_one_line_of_the_log(fresh, caplog
     assert "wrong-" not in refusals[0]
 
 
-def test_outcomes_of_approvals_are_in_the_audit_once(fresh):
+def test_outcome_of_an_approval_has_one_audit_entry(fresh):
     outcome = fleet_record(0, sequence=2, transition=Transition.APPROVED, seconds=2)
     fresh.send(fleet_record(0), outcome)
     fresh.send(outcome)

@@ -1,4 +1,4 @@
-"""The inventory file: CSV and JSON, and files that the portal refuses."""
+"""The inventory file: CSV, JSON, and invalid files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ENTRY = InventoryEntry(
 )
 
 
-def test_file_of_the_page_is_valid(tmp_path):
+def test_documented_inventory_file_is_valid(tmp_path):
     [block] = [
         each for each in doc_pages.blocks(doc_pages.page("docs/howto/portal-people.md")) if each.mark == "file: vms.csv"
     ]
@@ -45,13 +45,13 @@ def test_json_file_has_the_same_members(tmp_path):
         ("[", "not a valid CSV or JSON"),
     ],
 )
-def test_invalid_file_is_refused(tmp_path, text, message):
+def test_invalid_file_is_rejected(tmp_path, text, message):
     (tmp_path / "vms.json").write_text(text, encoding="utf-8")
     with pytest.raises(InventoryInvalid, match=message):
         read_inventory(tmp_path / "vms.json")
 
 
-def test_file_that_is_not_utf_8_is_refused(tmp_path):
+def test_file_that_is_not_utf_8_is_rejected(tmp_path):
     (tmp_path / "vms.csv").write_bytes("vmId,name\n\u00e4".encode("utf-16"))
     with pytest.raises(InventoryInvalid, match="not a valid CSV or JSON"):
         read_inventory(tmp_path / "vms.csv")

@@ -1,4 +1,4 @@
-"""What the portal has answered for is there after it was killed: records, decisions, and a chain without a gap."""
+"""After a kill, the portal has every acknowledged record and decision, and an audit chain without gaps."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ def killable(tmp_path, agent_env, signer):
 
 
 def _work(portal, signer, stop, kept):
-    """Send records and bring decisions, and keep what was answered for, until *stop*."""
+    """Send records and decisions until *stop*, and add the acknowledged ones to *kept*."""
     number = len(kept["records"])
     with contextlib.suppress(requests.RequestException):
         while not stop.is_set():
             number += 1
-            about = {"event_id": f"E-{number}", "sequence": number, "seconds": number}  # the newest come first
+            about = {"event_id": f"E-{number}", "sequence": number, "seconds": number}  # newest first
             records = [fleet_record(vm, **about) for vm in range(5)]
             headers = {**AS_AGENT, "Content-Type": BATCH}
             answer = requests.post(f"{portal.url}/records", data=batch(records), headers=headers, timeout=20)
@@ -95,7 +95,7 @@ def _work(portal, signer, stop, kept):
 
 
 def _decisions(portal, vm_id):
-    """Return all that the agent of *vm_id* is told: an answer has room for a thousand, and then it asks again."""
+    """Return all decisions for *vm_id*. A response contains at most 1,000, so the function polls repeatedly."""
     index, told = 0, []
     while len(told) % MAX_DECISIONS == 0:
         asked = requests.get(f"{portal.url}/vms/{vm_id}/decisions?index={index}&wait=1", headers=AS_AGENT, timeout=20)
@@ -128,7 +128,7 @@ def _check(portal, kept):
     "rounds",
     [pytest.param(2, id="few"), pytest.param(100, id="many", marks=[pytest.mark.long, pytest.mark.timeout(1800)])],
 )
-def test_nothing_that_was_answered_for_is_lost_by_a_kill(killable, signer, rounds):
+def test_kill_loses_no_acknowledged_record_or_decision(killable, signer, rounds):
     kept = {"records": [], "decisions": {}}
     for number in range(rounds):
         stop = threading.Event()
@@ -144,7 +144,7 @@ def test_nothing_that_was_answered_for_is_lost_by_a_kill(killable, signer, round
     assert len(kept["decisions"]) > 0
 
 
-def test_a_decision_that_was_stored_just_before_a_kill_is_told_after_it(killable, signer):
+def test_decision_stored_just_before_a_kill_is_delivered_after_the_restart(killable, signer):
     token = signer.sign()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(_ask, killable, index=1, wait=60)
@@ -152,7 +152,7 @@ def test_a_decision_that_was_stored_just_before_a_kill_is_told_after_it(killable
         while "held_polls 1.0" not in requests.get(f"{killable.operator_url}/metrics", timeout=20).text:
             assert time.monotonic() < until
             time.sleep(0.02)
-        killable.process.send_signal(signal.SIGSTOP)  # so that nothing wakes the poll between the commit and the end
+        killable.process.send_signal(signal.SIGSTOP)  # so that no poll completes between the commit and the kill
         store = Store.of_file(killable.directory / "portal.db")
         assert list(store.write(add_decisions, [_stored(token)], at="2026-11-20T11:00:30.000Z").values()) == [2]
         store.close()

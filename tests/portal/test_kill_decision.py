@@ -1,7 +1,7 @@
-"""A process is killed while it takes a decision, at any point of it: none is lost, and none comes twice.
+"""A process is killed at a random point of a decision: no decision is lost or duplicated.
 
-One of two processes on PostgreSQL, and the one process on SQLite. Whoever decides looks what became of what was not
-answered before saying it again, as people do; a program brings its decision again.
+The tests kill one of two processes on PostgreSQL, and the only process on SQLite. After a missing response, a user
+checks the page before a second attempt, and a program sends its decision again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bridge.portal.store.events import event_of
 logger = logging.getLogger(__name__)
 
 FEW, MANY = 4, 200
-#: How long a kill waits at most, at first; it follows the machine, so that about half come before the answer.
+#: Initial maximum delay of a kill. It adapts to the machine, so that about half of the kills precede the response.
 _LONGEST_SECONDS = 0.06
 LEFT = (
     "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
@@ -38,7 +38,7 @@ LEFT = (
 
 
 class Agent(threading.Thread):
-    """An agent that asks one of *portals* after another, as a load balancer has it, and keeps what it is told."""
+    """An agent that polls *portals* in turn, as behind a load balancer, and keeps the decisions."""
 
     def __init__(self, vm, portals):
         super().__init__(daemon=True)
@@ -64,7 +64,7 @@ class Agent(threading.Thread):
 
 
 class Fleet:
-    """Portals, the agents of two VMs, and who decides."""
+    """Portals, the agents of two VMs, and the users and programs that decide."""
 
     def __init__(self, directory, database, how_many):
         self.pair = Pair(directory, database)
@@ -87,7 +87,7 @@ class Fleet:
             agent.join(30)
 
     def round(self, number, chance, end_of_killed):
-        """Decide something while the portal that takes it is killed, and once more where that came to nothing."""
+        """Submit a decision, kill the portal during the request, and retry without a successful response."""
         dying = self.portals[number % len(self.portals)]
         decide = self.click(number) if number % 2 else self.carry()
         answers = []
@@ -132,10 +132,10 @@ class Fleet:
         self.clicked.append(key)
 
         def decide(url):
-            if self.store.read(verdicts_of, [key]):  # the page says that Ann has approved
+            if self.store.read(verdicts_of, [key]):  # the page shows the approval of Ann
                 return True
             answer = say(url, "ann", "approve", key=key, digest=digest)
-            # 409: no agent has come to that process yet.
+            # 409: no agent has polled that process yet.
             assert answer.status_code in (201, 409, 503), answer.text
             return answer.status_code == 201
 
@@ -143,7 +143,7 @@ class Fleet:
 
 
 def check(fleet):
-    """Hold what the database has against what was answered, and what the agents were told against the database."""
+    """Compare the database with the acknowledged decisions, and the received decisions with the database."""
     rows = fleet.store.read(
         lambda connection: connection.exec_driver_sql(
             "SELECT vm_key, jws, event_key, verdict_id FROM decisions ORDER BY decision_index"
@@ -161,7 +161,7 @@ def check(fleet):
         until = time.monotonic() + 30
         while len(agent.told) < len(wanted) and time.monotonic() < until:
             time.sleep(0.05)
-        assert agent.told == wanted  # each once, and in their order
+        assert agent.told == wanted  # each once and in order
     total = fleet.store.read(count)
     assert fleet.store.read(lambda connection: first_fault(all_entries(connection), count=total)) is None
 
@@ -173,14 +173,14 @@ ROUNDS = [
 
 
 @pytest.mark.parametrize("rounds", ROUNDS)
-def test_of_two_processes_one_that_is_killed_loses_no_decision_and_doubles_none(
+def test_killing_one_of_two_processes_loses_and_duplicates_no_decision(
     tmp_path, postgresql, postgresql_database, rounds
 ):
     fleet = Fleet(tmp_path, postgresql_database, 2)
     name = postgresql_database.name
 
     def end_of_killed():
-        """Wait until the server has seen that the process is gone: a commit that is under way is done or not then."""
+        """Wait until PostgreSQL has ended the connections of the process and decided its open commits."""
         until = time.monotonic() + 30
         while postgresql.sql(name, LEFT) != [(0,)]:
             assert time.monotonic() < until
@@ -193,7 +193,7 @@ def test_of_two_processes_one_that_is_killed_loses_no_decision_and_doubles_none(
 
 
 @pytest.mark.parametrize("rounds", ROUNDS)
-def test_the_one_process_on_sqlite_that_is_killed_loses_no_decision_and_doubles_none(tmp_path, rounds):
+def test_killing_the_process_on_sqlite_loses_and_duplicates_no_decision(tmp_path, rounds):
     with of_file(tmp_path) as database:
         fleet = Fleet(tmp_path, database, 1)
         try:

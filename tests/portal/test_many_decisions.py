@@ -31,13 +31,13 @@ def announce(fleet, *, events=EVENTS, vms=VMS, **fields):
 
 
 def form_of(fleet, person, path, button):
-    """Return the address and the fields of the form on the page at *path*, as *button* submits it."""
+    """Return the URL and the fields that *button* submits on the page at *path*."""
     form, pressed = fleet.page(person, path).form_with(button)
     return form.action, [*form.fields, *pressed]
 
 
 def verdicts_of(fleet, vm):
-    """Return the verdicts for *vm*, oldest first, after the check of the signatures."""
+    """Verify the signatures, and return the verdicts for *vm*, oldest first."""
     key = TrustedKey(kid="p1", approver="portal", public_key_file=str(fleet.public_key_file))
     claims = [verify_for_any_vm(each, keys=[key], now=fleet.clock.clock.now()) for each in fleet.poll(vm)["decisions"]]
     assert {each.audience for each in claims} <= {vm_id_of(vm)}
@@ -48,7 +48,7 @@ def audit(fleet, *actions):
     return [each for each in fleet.portal().get("/audit").json()["entries"] if each["action"] in actions]
 
 
-def test_wave_that_two_people_hold_at_once_has_one_audit_entry_of_each(fleet_of, database):
+def test_concurrent_holds_of_a_wave_have_one_audit_entry_per_user(fleet_of, database):
     with fleet_of().running() as fleet:
         announce(fleet)
         forms = {person: form_of(fleet, person, f"/decide?wave={WAVE}", "hold") for person in ("ann", "sam")}
@@ -72,7 +72,7 @@ def test_wave_that_two_people_hold_at_once_has_one_audit_entry_of_each(fleet_of,
     assert store.read(lambda connection: first_fault(all_entries(connection), count=total)) is None
 
 
-def test_approval_and_hold_of_the_same_events_at_once_never_end_in_an_approval(fleet_of):
+def test_concurrent_approval_and_hold_never_result_in_an_approval(fleet_of):
     """Whichever is stored first, the hold is the newest decision on each event."""
     with fleet_of().running() as fleet:
         announce(fleet, events=10, vms=10)

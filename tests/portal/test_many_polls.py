@@ -1,6 +1,6 @@
-"""Two hundred polls at once: each is answered with its own decision, and nothing is left of lost connections.
+"""200 concurrent polls: each receives its own decision, and lost connections are released.
 
-tests/bench/test_portal.py has the figures of five thousand.
+tests/bench/test_portal.py measures 5,000 polls.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _wait_until_held(portal, count):
         time.sleep(0.02)
 
 
-def test_all_are_told_at_once_each_its_own(portal, polls, signer):
+def test_each_held_poll_receives_its_own_decision(portal, polls, signer):
     tokens = [signer.sign(vm_id_of(vm)) for vm in range(COUNT)]
     assert requests.post(f"{portal.url}/decisions", json={"decisions": tokens}, timeout=SECONDS).status_code == 200
     for client, token in zip(polls, tokens, strict=True):
@@ -76,7 +76,7 @@ def test_all_are_told_at_once_each_its_own(portal, polls, signer):
 
 @pytest.fixture
 def uncollected():
-    """Keep the garbage collector away: it seldom comes to a process that does nothing any more."""
+    """Disable the garbage collector, which rarely runs in an idle process."""
     gc.disable()
     yield
     gc.enable()
@@ -87,13 +87,13 @@ def _connections():
 
 
 @pytest.mark.usefixtures("uncollected")
-def test_nothing_is_left_of_those_that_vanish(portal, polls):
+def test_closed_connections_are_released(portal, polls):
     assert _connections() >= COUNT
     for client in polls:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         client.close()
     _wait_until_held(portal, 0)
     until = time.monotonic() + SECONDS
-    while _connections() > 10:  # those that ask for metrics
+    while _connections() > 10:  # the connections of the metrics requests
         assert time.monotonic() < until, _connections()
         time.sleep(0.2)

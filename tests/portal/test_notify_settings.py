@@ -1,4 +1,4 @@
-"""The settings and the formats of notifications: mistakes with the required action, and hostile text as plain text."""
+"""The settings and formats of notifications: errors with the required action, and hostile text as plain text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _read(*targets, people=None):
     return read({"agents": {"token_env": "AGENT"}, "people": origin, "notify": list(targets)})
 
 
-def test_configuration_of_the_page_is_right():
+def test_documented_configuration_is_valid():
     text = doc_pages.marked(doc_pages.page("docs/operate/portal-notifications.md"), "notify: configuration")
     settings = read({"agents": {"token_env": "AGENT"}, **tomllib.loads(text)})
     assert [each.format for each in settings.notify] == ["slack", "teams", "pagerduty", "standard"]
@@ -45,12 +45,12 @@ def test_configuration_of_the_page_is_right():
         ([{**URL, "formats": "slack"}], "Did you mean 'format'?"),
     ],
 )
-def test_a_mistake_has_a_message_with_the_required_action(targets, message):
+def test_invalid_setting_is_reported_with_the_required_action(targets, message):
     with pytest.raises(ConfigurationError, match=message):
         _read(*targets)
 
 
-def test_links_need_the_address_of_the_portal():
+def test_links_need_the_origin_of_the_portal():
     with pytest.raises(ConfigurationError, match=r"needs people.origin, such as https://portal.example.net"):
         _read(URL, people={})
 
@@ -64,7 +64,7 @@ def test_links_need_the_address_of_the_portal():
         (None, 0o600, "Create it."),
     ],
 )
-def test_an_unusable_secret_file_has_a_message_with_the_required_action(tmp_path, monkeypatch, content, mode, message):
+def test_unusable_secret_file_is_reported_with_the_required_action(tmp_path, monkeypatch, content, mode, message):
     monkeypatch.setenv("AGENT", "token")
     file = tmp_path / "secret"
     if content is not None:
@@ -74,13 +74,13 @@ def test_an_unusable_secret_file_has_a_message_with_the_required_action(tmp_path
         check_secrets(_read({**URL, "secret_file": str(file)}))
 
 
-def test_a_missing_certificate_file_has_a_message_with_the_required_action(monkeypatch):
+def test_missing_certificate_file_is_reported_with_the_required_action(monkeypatch):
     monkeypatch.setenv("AGENT", "token")
     with pytest.raises(ConfigurationError, match=r"notify.ops.ca_file: The file /ca.pem does not exist"):
         check_secrets(_read({**URL, "ca_file": "/ca.pem"}))
 
 
-def test_the_url_in_a_file_must_be_a_url(tmp_path, monkeypatch):
+def test_url_from_a_file_is_validated(tmp_path, monkeypatch):
     monkeypatch.setenv("AGENT", "token")
     file = tmp_path / "url"
     file.write_text("hooks.example.net", encoding="utf-8")
@@ -124,7 +124,7 @@ def test_teams_shows_hostile_text_as_plain_text_only():
     assert attachment["content"]["actions"] == [{"type": "Action.OpenUrl", "title": "Open the event", "url": LINK}]
 
 
-def test_a_pagerduty_incident_has_the_id_of_the_notification_as_its_key():
+def test_notification_id_is_the_dedup_key_of_the_pagerduty_incident():
     body = body_of("pagerduty", NOTIFICATION, replace(EVENT, names=()), link=LINK, at="")
     assert body["dedup_key"] == "msg_1"
     assert body["payload"]["source"] == "scheduled-events-portal"

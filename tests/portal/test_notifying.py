@@ -95,14 +95,14 @@ def _poll(kit, vm):
 
 
 def _run(kit, sender, *, rounds=3):
-    """Run *sender* some times, far enough apart for retries and expired claims."""
+    """Run *sender* several times, with intervals that allow retries and expire claims."""
     for _ in range(rounds):
         kit.agents.sweep()
         sender.run_once()
         kit.clock.advance(31)
 
 
-def test_an_undecided_event_causes_one_signed_notification_shortly_before_not_before(kit, receiver, tmp_path):
+def test_undecided_event_causes_one_signed_notification_shortly_before_not_before(kit, receiver, tmp_path):
     (tmp_path / "secret").write_text(_SECRET, encoding="utf-8")
     with closing(kit.sender(receiver.url, secret_file=str(tmp_path / "secret"), minutes=4)) as sender:
         sender.run_once()
@@ -148,9 +148,9 @@ def test_each_refused_decision_causes_one_notification(kit, receiver):
     assert receiver.types() == ["refused"]
 
 
-def test_an_agent_that_is_disconnected_for_a_minute_causes_one_notification(kit, receiver):
+def test_agent_disconnected_for_a_minute_causes_one_notification(kit, receiver):
     with closing(kit.sender(receiver.url, Kind.AGENT_DISCONNECTED)) as sender:
-        for _ in range(3):  # as during a restart of the portal, after which the agents return
+        for _ in range(3):  # as after a restart of the portal, when the agents reconnect
             for vm in (0, 1):
                 _poll(kit, vm)
             sender.run_once()
@@ -165,7 +165,7 @@ def test_an_agent_that_is_disconnected_for_a_minute_causes_one_notification(kit,
     assert "Disconnected: the agent of vm_1." in body["data"]["text"]
 
 
-def test_an_agent_that_reconnects_after_a_restart_of_the_portal_causes_no_notification(kit, receiver):
+def test_agent_that_reconnects_after_a_portal_restart_causes_no_notification(kit, receiver):
     at = format_time(SOON)
     known = [
         StoredAgent(
@@ -198,7 +198,7 @@ def test_a_started_event_causes_no_notification_about_its_agents(kit, receiver):
 
 @pytest.mark.parametrize("is_started", [False, True])
 @pytest.mark.parametrize("choice", [Choice.HOLD, Choice.APPROVE, None])
-def test_no_notification_arrives_about_an_event_that_was_decided_in_the_meantime(kit, choice, is_started):
+def test_event_decided_in_the_meantime_causes_no_notification(kit, choice, is_started):
     with WebhookReceiver(503, 503) as receiver, closing(kit.sender(receiver.url)) as sender:
         sender.run_once()
         assert receiver.types() == ["undecided"]
@@ -215,7 +215,7 @@ def test_no_notification_arrives_about_an_event_that_was_decided_in_the_meantime
     assert kit.counted("failed") == 1
 
 
-def test_no_notification_arrives_about_an_agent_that_is_back(kit):
+def test_reconnected_agent_causes_no_notification(kit):
     _poll(kit, 0)
     with WebhookReceiver(503) as receiver, closing(kit.sender(receiver.url, Kind.AGENT_DISCONNECTED)) as sender:
         _run(kit, sender, rounds=4)
@@ -225,7 +225,7 @@ def test_no_notification_arrives_about_an_agent_that_is_back(kit):
         assert receiver.received.empty()
 
 
-def test_a_failed_notification_is_retried_with_the_same_id_and_a_redirect_is_not_followed(kit):
+def test_failed_notification_is_retried_with_the_same_id_without_redirects(kit):
     with WebhookReceiver(500, 302, 429) as receiver, closing(kit.sender(receiver.url)) as sender:
         for _ in range(3):
             sender.run_once()
@@ -254,7 +254,7 @@ def test_two_processes_send_one_notification(kit, receiver, database):
 
 
 @pytest.mark.parametrize("behaviour", [slow_peer.silent, slow_peer.drip_header, slow_peer.drip_body])
-def test_a_slow_webhook_delays_no_other_webhook_and_a_stop_ends_its_request(kit, receiver, behaviour):
+def test_slow_webhook_delays_no_other_webhook_and_a_stop_ends_its_request(kit, receiver, behaviour):
     peer = SlowPeer(behaviour)
     slow = kit.sender(peer.url)
     thread = threading.Thread(target=slow.run_once)
@@ -271,7 +271,7 @@ def test_a_slow_webhook_delays_no_other_webhook_and_a_stop_ends_its_request(kit,
 
 
 @pytest.mark.parametrize("has_ca", [True, False])
-def test_no_secret_is_logged_if_the_certificates_are_unusable_or_no_server_listens(kit, tmp_path, caplog, has_ca):
+def test_no_secret_is_logged_if_the_connection_fails(kit, tmp_path, caplog, has_ca):
     (tmp_path / "ca.pem").write_text("no certificate", encoding="utf-8")
     (tmp_path / "url").write_text("https://127.0.0.1:9/T0PSECRET/hook", encoding="utf-8")
     with closing(
@@ -298,7 +298,7 @@ def test_an_endless_response_counts_by_its_status(kit):
     peer.close()
 
 
-def test_a_vm_that_alone_reports_many_events_causes_one_notification_and_hides_no_other(kit, receiver):
+def test_many_events_of_one_vm_cause_one_notification_and_hide_no_other_event(kit, receiver):
     invented = [
         fleet_record(2, event_id=f"X-{number}", sequence=number + 1, resources=("vm_0", "vm_1", "vm_2"))
         for number in range(255)
@@ -312,7 +312,7 @@ def test_a_vm_that_alone_reports_many_events_causes_one_notification_and_hides_n
     assert "Only one VM reports this event and 254 other open events." in alone
 
 
-def test_a_vm_that_the_event_does_not_name_prevents_no_notification(kit, receiver):
+def test_vm_outside_resources_prevents_no_notification(kit, receiver):
     kinds = (Transition.STARTED, Transition.APPROVED, Transition.COMPLETED)
     add(kit.store, *[fleet_record(2, sequence=n, transition=kind, seconds=n) for n, kind in enumerate(kinds, start=1)])
     with closing(kit.sender(receiver.url)) as sender:
@@ -320,7 +320,7 @@ def test_a_vm_that_the_event_does_not_name_prevents_no_notification(kit, receive
     assert receiver.types() == ["undecided"]
 
 
-def test_a_vm_that_changes_its_event_all_the_time_causes_two_notifications_an_hour(kit, receiver):
+def test_constantly_changing_event_causes_two_notifications_per_hour(kit, receiver):
     with closing(kit.sender(receiver.url)) as sender:
         for number in range(10):
             changed = fleet_record(2, event_id="X", sequence=number + 1, seconds=number, duration_seconds=number)

@@ -90,7 +90,7 @@ def login(provider, database):
     return Login(provider, database)
 
 
-def test_login_that_one_process_starts_ends_in_a_session_of_both(login):
+def test_login_across_two_processes_starts_a_session_in_both(login):
     async def work(first, second):
         session = await login.finish(second, *await login.begin(first))
         person = await first.person({}, {COOKIE: session}, "192.0.2.1")
@@ -178,7 +178,7 @@ def test_forged_id_token_starts_no_session(login, forgery):
     login.run(work)
 
 
-def test_replayed_id_token_changed_state_and_reused_code_start_no_session(login):
+def test_replayed_token_changed_state_and_reused_code_start_no_session(login):
     async def work(users, _):
         secret, state = await login.begin(users)
         old = login.provider.id_token()
@@ -198,7 +198,7 @@ def test_replayed_id_token_changed_state_and_reused_code_start_no_session(login)
     login.run(work)
 
 
-def test_groups_are_read_again_after_15_minutes_and_a_failure_leaves_a_viewer(login):
+def test_groups_are_refreshed_after_15_minutes_and_a_failure_leaves_a_viewer(login):
     async def work(first, second):
         session = await begin_and_finish(login, first)
 
@@ -240,7 +240,7 @@ def test_disabled_user_cannot_log_in_and_local_users_need_a_listed_address(login
     login.run(work)
 
 
-def test_configuration_of_the_page_is_right():
+def test_documented_configuration_is_valid():
     text = doc_pages.marked(doc_pages.page("docs/operate/portal-login.md"), "login: configuration")
     people = read({"agents": {"token_env": "X"}, **tomllib.loads(text)}).people
     assert [grant.role.value for grant in people.oidc.grants(["ops", "everyone", "other"])] == ["approver", "viewer"]

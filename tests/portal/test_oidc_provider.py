@@ -84,12 +84,12 @@ def test_groups_determine_the_role_and_the_scope(logins):
     assert ("vm_0" in page.text, "vm_2" in page.text, role_in(page)) == (True, False, "approver")
 
 
-def test_user_without_a_mapped_group_and_group_overage_are_refused(logins):
+def test_user_without_a_mapped_group_or_with_group_overage_is_rejected(logins):
     assert "None of your groups has a role" in logins.refusal("bob")
     assert "too many groups" in logins.refusal("max")
 
 
-def test_changed_state_foreign_browser_and_reused_code_start_no_session(logins):
+def test_changed_state_other_browser_and_reused_code_start_no_session(logins):
     browser = logins.office.browser()
     back = logins.callback(browser, "ann")
     state = parse_qs(urlsplit(back).query)["state"][0]
@@ -110,7 +110,7 @@ def test_changed_state_foreign_browser_and_reused_code_start_no_session(logins):
     assert (browser.get(back).status_code, browser.cookie) == (403, None)
 
 
-def test_groups_are_read_again_and_a_failure_leaves_a_viewer(logins):
+def test_refresh_updates_the_role_and_a_failed_refresh_leaves_a_viewer(logins):
     browser = logins.log_in()
     logins.provider.change(ann={**ANN, "groups": ["all"]})
     assert role_in(browser.page("/")) == "approver"

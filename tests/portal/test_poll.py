@@ -1,4 +1,4 @@
-"""The long poll as PROTOCOL.md has it, sections 2 to 4, over HTTP; and decisions that come in signed."""
+"""The long poll of PROTOCOL.md, sections 2 to 4, and the endpoint for signed decisions."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def wait_until_held(portal, count, seconds=20):
         time.sleep(0.02)
 
 
-def test_index_0_is_answered_at_once_also_without_a_decision(portal):
+def test_poll_with_index_0_returns_immediately_without_decisions(portal):
     answer = ask(portal)
     assert answer.status_code == 200
     assert answer.json() == {"index": 1, "decisions": [], "epoch": answer.json()["epoch"]}
     assert len(answer.json()["epoch"]) == 36
 
 
-def test_a_decision_is_given_from_0_on_and_after_a_lower_index(portal, signer):
+def test_poll_returns_decisions_after_the_given_index(portal, signer):
     tokens = [signer.sign(), signer.sign()]
     one, other = brought(portal, *tokens)
     assert (one, other) == (2, 3)
@@ -81,7 +81,7 @@ def test_a_decision_is_given_from_0_on_and_after_a_lower_index(portal, signer):
     assert ask(portal, vm_id=vm_id_of(1)).json()["decisions"] == []
 
 
-def test_a_held_poll_is_answered_when_something_comes_for_its_vm_and_no_other(portal, signer):
+def test_held_poll_returns_only_for_a_decision_of_its_vm(portal, signer):
     with ThreadPoolExecutor(2) as pool:
         mine = pool.submit(ask, portal, index=1, wait=30)
         others = pool.submit(ask, portal, vm_id_of(1), index=1, wait=3)
@@ -96,21 +96,21 @@ def test_a_held_poll_is_answered_when_something_comes_for_its_vm_and_no_other(po
         assert (answer["index"], answer["decisions"]) == (2, [])
 
 
-def test_a_poll_is_answered_after_its_wait_and_a_little_earlier(portal):
+def test_poll_returns_shortly_before_its_wait_ends(portal):
     began = time.monotonic()
     answer = ask(portal, index=1, wait=2)
     assert 1.5 <= time.monotonic() - began < 8
     assert (answer.status_code, answer.json()["index"], answer.json()["decisions"]) == (200, 1, [])
 
 
-def test_an_index_that_is_too_high_is_answered_at_once_with_everything(portal, signer):
+def test_poll_with_a_too_high_index_returns_everything_immediately(portal, signer):
     token = signer.sign()
     brought(portal, token)
     answer = ask(portal, index=99).json()
     assert (answer["index"], answer["decisions"]) == (2, [token])
 
 
-def test_what_has_expired_is_given_no_more_but_a_hold_is_until_its_event_is_gone(tmp_path, signer):
+def test_expired_approval_is_omitted_but_a_hold_remains_until_the_event_ends(tmp_path, signer):
     ahead = timedelta()
     clock = Clock(now=lambda: datetime.now(timezone.utc) + ahead)
     running = RunningPortal(tmp_path, keys=[signer.table()], clock=clock)
@@ -128,7 +128,7 @@ def test_what_has_expired_is_given_no_more_but_a_hold_is_until_its_event_is_gone
         assert (answer["index"], answer["decisions"]) == (3, [])
 
 
-def test_a_thousand_decisions_and_a_mebibyte_are_the_most_of_an_answer(portal, signer, tmp_path):
+def test_response_is_limited_to_1000_decisions_and_one_mebibyte(portal, signer, tmp_path):
     long = [signer.sign(reason="x" * 256, jti=f"{number}-{'y' * 120}") for number in range(1_000)]
     for start in range(0, 1_000, 500):
         brought(portal, *long[start : start + 500])
@@ -172,20 +172,20 @@ def test_a_thousand_decisions_and_a_mebibyte_are_the_most_of_an_answer(portal, s
         ("/vms/%E2%80%AE/decisions", "index=0&wait=30", 404),
     ],
 )
-def test_what_the_protocol_does_not_have_is_refused(portal, path, query, status):
+def test_request_outside_the_protocol_is_rejected(portal, path, query, status):
     answer = requests.get(f"{portal.url}{path}?{query}", headers={"Authorization": f"Bearer {AGENT_TOKEN}"}, timeout=20)
     assert answer.status_code == status
 
 
 @pytest.mark.parametrize("token", [None, "wrong", "readers-token-1"])
-def test_who_is_no_agent_is_told_nothing(portal, signer, token):
+def test_poll_without_an_agent_token_is_rejected(portal, signer, token):
     brought(portal, signer.sign())
     answer = ask(portal, token=token)
     assert (answer.status_code, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
     assert set(answer.json()) == {"error"}
 
 
-def test_a_stop_answers_held_polls_and_ends_in_time(tmp_path):
+def test_stop_completes_held_polls_within_five_seconds(tmp_path):
     running = RunningPortal(tmp_path).start()
     with ThreadPoolExecutor(30) as pool:
         waiting = [pool.submit(ask, running, vm_id_of(vm), index=1, wait=600, timeout=60) for vm in range(30)]
@@ -198,11 +198,11 @@ def test_a_stop_answers_held_polls_and_ends_in_time(tmp_path):
     assert all(answer.json()["decisions"] == [] for answer in answers)
 
 
-def test_a_client_that_goes_away_is_held_no_more(portal):
+def test_poll_of_a_disconnected_client_is_released(portal):
     held = []
     for number in range(20):
         client = socket.create_connection(portal.portal.address, timeout=20)
-        if number % 2:  # the end by a reset
+        if number % 2:  # close with a reset
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         client.sendall(
             f"GET /api/v1/vms/{vm_id_of(number)}/decisions?index=1&wait=600 HTTP/1.1\r\nHost: x\r\n"
@@ -215,7 +215,7 @@ def test_a_client_that_goes_away_is_held_no_more(portal):
     wait_until_held(portal, 0)
 
 
-def test_of_many_polls_of_one_vm_the_oldest_are_answered(portal):
+def test_excess_polls_of_one_vm_complete_the_oldest_polls(portal):
     with ThreadPoolExecutor(6) as pool:
         waiting = [pool.submit(ask, portal, index=1, wait=600, timeout=60) for _ in range(6)]
         until = time.monotonic() + 20
@@ -227,7 +227,7 @@ def test_of_many_polls_of_one_vm_the_oldest_are_answered(portal):
         assert {each.result(20).status_code for each in waiting} == {200}
 
 
-def test_decisions_that_every_agent_would_refuse_are_refused_with_the_reason(portal, signer, tmp_path):
+def test_invalid_decisions_are_rejected_with_the_reason(portal, signer, tmp_path):
     good = signer.sign()
     header, payload, signature = good.split(".")
     stranger = Signer(tmp_path, "stranger")
@@ -247,15 +247,15 @@ def test_decisions_that_every_agent_would_refuse_are_refused_with_the_reason(por
     assert 'scheduled_events_portal_decisions_refused_total{reason="forged"} 1.0' in portal.metrics()
 
 
-def test_a_decision_that_comes_twice_is_one_and_who_decided_is_in_the_audit(portal, signer):
+def test_repeated_decision_is_stored_once_and_audited_with_its_approver(portal, signer):
     token = signer.sign(reason="month end")
     assert brought(portal, token) == brought(portal, token, token)[:1] == [2]
     [entry] = [each for each in portal.get("/audit").json()["entries"] if each["action"] == "decided_approve"]
     assert (entry["actor"], entry["details"]["reason"], entry["details"]["event_id"]) == ("ada", "month end", "A")
 
 
-def test_many_at_once_get_numbers_without_a_gap_and_polls_miss_none(portal, signer):
-    """Each of 20 agents follows its decisions as PROTOCOL.md says, while 4 people decide."""
+def test_concurrent_decisions_have_consecutive_indexes_and_reach_every_poll(portal, signer):
+    """20 agents poll for their decisions as in PROTOCOL.md while 4 users decide."""
     seen = {vm: [] for vm in range(20)}
     stop = threading.Event()
 

@@ -1,4 +1,4 @@
-"""PostgreSQL as the portal's database: away and back, its password, a role that may not rewrite the audit, commands."""
+"""PostgreSQL as the portal's database: outages, the password, roles that cannot change the audit, and commands."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def ready(portal):
     return answer.status_code, answer.json()
 
 
-# Away.
+# Outages.
 
 
-def test_while_the_database_is_away_the_portal_says_so_and_takes_it_up_again(tmp_path, postgresql, caplog):
+def test_portal_reports_a_database_outage_and_recovers(tmp_path, postgresql, caplog):
     caplog.set_level(logging.INFO)
     with postgresql.database() as database:
         pair = Pair(tmp_path, database)
@@ -95,7 +95,7 @@ def test_while_the_database_is_away_the_portal_says_so_and_takes_it_up_again(tmp
 
 @pytest.fixture
 def locked(tmp_path, postgresql, postgresql_database):
-    """The ``[database]`` of a role that must show a password, and what changes it."""
+    """The `[database]` table of a role with a password, the password file, and a function that changes the password."""
     name = postgresql_database.name
     postgresql.sql(name, f"DROP OWNED BY {LOCKED}" if _has_role(postgresql) else f"CREATE ROLE {LOCKED} LOGIN")
 
@@ -113,7 +113,7 @@ def _has_role(server):
     return bool(server.sql("postgres", "SELECT 1 FROM pg_roles WHERE rolname = %s", LOCKED))
 
 
-def test_a_password_comes_from_its_file_and_a_new_one_counts_for_the_next_connection(locked):
+def test_changed_password_file_applies_to_the_next_connection(locked):
     database, file, change = locked
     store = database.store()
     assert store.read(epoch)
@@ -124,14 +124,14 @@ def test_a_password_comes_from_its_file_and_a_new_one_counts_for_the_next_connec
     file.write_text("another-password\n", encoding="utf-8")
     assert store.read(epoch)
     file.unlink()
-    assert store.read(epoch)  # over the connection that is open
+    assert store.read(epoch)  # over the open connection
     store.close()
     with pytest.raises(StoreUnavailable, match=r"The file .*/password of database.password_file cannot be read"):
         store.read(epoch)
     database.close()
 
 
-def test_no_message_and_no_line_of_the_log_has_the_password(locked, caplog):
+def test_errors_and_logs_do_not_contain_the_password(locked, caplog):
     database, _, change = locked
     with caplog.at_level(logging.DEBUG):
         store = database.store()
@@ -145,18 +145,18 @@ def test_no_message_and_no_line_of_the_log_has_the_password(locked, caplog):
     assert PASSWORD not in whole + caplog.text
 
 
-# What the server holds.
+# Roles and transactions.
 
 
 def statements(mark):
-    """Return what the page has whoever runs the server type."""
+    """Return the SQL statements that the page shows to the database administrator."""
     text = doc_pages.marked(doc_pages.page("docs/operate/portal-postgresql.md"), mark)
     return [line for line in text.splitlines() if line]
 
 
 @pytest.fixture
 def roles_of_the_page(postgresql):
-    """A database named portal, of a role named portal, and one that may only add once that is granted."""
+    """A database `portal` of the role `portal`, and an insert-only role whose grants the fixture returns."""
     create_role, create_database = statements("postgresql: database")
     create_other, *grants = statements("postgresql: a role that may only add")
     for statement in (create_role, create_database, create_other):
@@ -167,7 +167,7 @@ def roles_of_the_page(postgresql):
         postgresql.sql("postgres", f"DROP ROLE {role}")
 
 
-def test_roles_of_the_page_serve_and_cannot_change_the_audit(tmp_path, postgresql, roles_of_the_page):
+def test_documented_roles_can_serve_but_not_change_the_audit(tmp_path, postgresql, roles_of_the_page):
     owner = Database({"url": postgresql.url("portal", "portal")})
     owner.store().migrate()
     for grant in roles_of_the_page:
@@ -183,7 +183,7 @@ def test_roles_of_the_page_serve_and_cannot_change_the_audit(tmp_path, postgresq
         database.close()
 
 
-def test_a_reader_sees_one_state_and_writes_nothing(postgresql_database):
+def test_read_transaction_has_one_snapshot_and_cannot_write(postgresql_database):
     store = postgresql_database.store()
     new = Entry(actor="ada", action="approved", subject="", details={})
 
@@ -199,7 +199,7 @@ def test_a_reader_sees_one_state_and_writes_nothing(postgresql_database):
 
 
 @pytest.mark.parametrize("path", ["/events/a%00b", "/events?group=labels.a:%00&state=all"])
-def test_an_address_with_nul_is_answered_as_any_other(tmp_path, database, path):
+def test_address_with_nul_is_handled(tmp_path, database, path):
     with RunningPortal(tmp_path / "portal", database=database.table) as portal:
         assert portal.get(path).status_code in {200, 404}
 
@@ -207,7 +207,7 @@ def test_an_address_with_nul_is_answered_as_any_other(tmp_path, database, path):
 # The commands.
 
 
-def test_a_database_without_tables_is_said(tmp_path, postgresql):
+def test_missing_tables_are_reported(tmp_path, postgresql):
     with postgresql.database(is_empty=True) as empty:
         config = written(tmp_path, empty.table)
         with pytest.raises(BridgeError, match=r"No database exists at postgresql:.* `portal migrate` creates it"):
@@ -216,7 +216,7 @@ def test_a_database_without_tables_is_said(tmp_path, postgresql):
         assert run("export", "--config", config).stdout == ""
 
 
-def test_backup_says_what_to_do_and_what_that_makes_has_another_history(
+def test_backup_prints_a_pg_dump_command_and_the_restored_copy_has_a_new_epoch(
     config, tmp_path, postgresql, postgresql_database
 ):
     with pytest.raises(BridgeError) as said:

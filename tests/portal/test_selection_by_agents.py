@@ -1,4 +1,4 @@
-"""A selection of 20 events that real agents approve: one confirmation, and one StartRequests for each event."""
+"""A selection of 20 events that real agents approve: one confirmation, and one StartRequests per event."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The server: health on a listener of its own, TLS, what keeps it from starting, and a stop in time."""
+"""The server: the operator listener, TLS, reasons not to start, and a stop within the grace period."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def portal(tmp_path):
         yield running
 
 
-def test_portal_does_not_start_without_the_secrets_that_it_is_told_of(tmp_path):
+def test_portal_does_not_start_without_its_configured_secrets(tmp_path):
     table = portal_table(tmp_path)
     (tmp_path / "agents").unlink()
     (tmp_path / "readers").write_text("\n", encoding="utf-8")
@@ -61,7 +61,7 @@ def test_portal_does_not_start_without_the_secrets_that_it_is_told_of(tmp_path):
         ("server", "key_file", {"cert_file": "/cert.pem"}),
     ],
 )
-def test_no_other_user_can_read_a_secret(tmp_path, section, key, rest):
+def test_secret_file_that_other_users_can_read_is_rejected(tmp_path, section, key, rest):
     table = portal_table(tmp_path, people={"origin": "https://portal.example.net"})
     table["database"] = {} if section == "database" else table["database"]
     secret = tmp_path / "secret"
@@ -82,7 +82,7 @@ def _toml(table):
     return "\n".join(lines)
 
 
-def test_health_needs_no_token_and_is_not_where_agents_are(portal):
+def test_health_needs_no_token_and_is_only_on_the_operator_listener(portal):
     assert requests.get(f"{portal.operator_url}/healthz", timeout=20).json() == {"status": "ok"}
     assert requests.get(f"{portal.operator_url}/readyz", timeout=20).json() == {"status": "ready"}
     public = portal.url.removesuffix("/api/v1")
@@ -90,7 +90,7 @@ def test_health_needs_no_token_and_is_not_where_agents_are(portal):
     assert requests.get(f"{portal.operator_url}/api/v1/events", timeout=20).status_code == 404
 
 
-def test_metrics_count_records_events_and_answers_by_route(portal):
+def test_metrics_count_records_events_and_responses_by_route(portal):
     portal.send(fleet_record(0), fleet_record(1))
     portal.get("/events/a-name-of-an-event")
     page = portal.metrics()
@@ -113,21 +113,21 @@ def test_metrics_count_undecided_events_that_start_in_less_than_10_minutes(porta
     assert f"scheduled_events_portal_undecided_soon_events {count:.1f}" in portal.metrics().splitlines()
 
 
-def test_on_loopback_health_answers_to_no_foreign_name(portal):
+def test_operator_listener_on_loopback_rejects_foreign_host_names(portal):
     answer = requests.get(f"{portal.operator_url}/metrics", headers={"Host": "evil.example"}, timeout=20)
     assert answer.status_code == 421
 
 
-def test_a_database_that_is_gone_is_not_ready(portal, tmp_path):
+def test_missing_database_does_not_affect_healthz(portal, tmp_path):
     for path in tmp_path.glob("portal.db*"):
         path.unlink()
-    (tmp_path / "portal.db").mkdir()  # so that nothing can be made in its place
+    (tmp_path / "portal.db").mkdir()  # so that no file can replace it
     answer = requests.get(f"{portal.operator_url}/readyz", timeout=20)
-    assert answer.status_code in {200, 503}  # connections that are open still see the file
+    assert answer.status_code in {200, 503}  # open connections still use the deleted file
     assert requests.get(f"{portal.operator_url}/healthz", timeout=20).status_code == 200
 
 
-def test_it_speaks_tls(tmp_path):
+def test_portal_accepts_records_over_tls(tmp_path):
     ca = PrivateCa(tmp_path / "ca")
     files = ca.issue("localhost")
     files.key_file.chmod(0o600)
@@ -142,7 +142,7 @@ def test_it_speaks_tls(tmp_path):
         assert answer.status_code == 204
 
 
-def test_a_port_that_is_taken_is_named(tmp_path):
+def test_occupied_port_is_named(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(BridgeError, match=f"operator.listen: cannot listen on {listen}"):
@@ -150,7 +150,7 @@ def test_a_port_that_is_taken_is_named(tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="no systemd")
-def test_systemd_is_told_once_requests_are_answered(tmp_path, monkeypatch):
+def test_systemd_is_notified_when_the_portal_is_ready(tmp_path, monkeypatch):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
         systemd.settimeout(20)
@@ -162,7 +162,7 @@ def test_systemd_is_told_once_requests_are_answered(tmp_path, monkeypatch):
             assert "NOTIFY_SOCKET" not in os.environ
 
 
-def test_the_command_serves_and_a_signal_stops_it_within_five_seconds(tmp_path, agent_env):
+def test_command_serves_and_stops_within_five_seconds_of_a_signal(tmp_path, agent_env):
     config = tmp_path / "portal.toml"
     config.write_text(_toml(portal_table(tmp_path)), encoding="utf-8")
     process = subprocess.Popen(
@@ -186,7 +186,7 @@ def test_the_command_serves_and_a_signal_stops_it_within_five_seconds(tmp_path, 
             f"POST /api/v1/records HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {AGENT_TOKEN}\r\n"
             "Content-Length: 10\r\n\r\n{".encode()
         )
-        time.sleep(0.2)  # let the request be under way
+        time.sleep(0.2)  # wait until the request has arrived
         began = time.monotonic()
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0

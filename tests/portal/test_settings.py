@@ -1,4 +1,4 @@
-"""The portal's file: every mistake at once, no secret in it, and nobody is let in by accident."""
+"""The configuration file of the portal: all errors at once, no secrets in errors, and no accidental access."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def mistakes_of(table):
     return caught.value.mistakes
 
 
-def test_without_a_way_in_for_agents_it_does_not_start():
+def test_configuration_without_agent_authentication_is_rejected():
     assert "agents is missing" in mistakes_of({})[0]
     assert "No agent can authenticate" in mistakes_of({"agents": {}})[0]
 
 
-def test_every_mistake_is_told_at_once():
+def test_all_mistakes_are_reported_at_once():
     found = mistakes_of(
         {
             "server": {"listen": "portal.example.net:8443", "cert_file": "a"},
@@ -49,18 +49,18 @@ def test_every_mistake_is_told_at_once():
 
 
 @pytest.mark.parametrize("table", [{"cert_file": "a"}, {"key_file": "a"}])
-def test_half_a_certificate_is_a_mistake(table):
+def test_cert_file_and_key_file_are_only_valid_together(table):
     assert "cert_file and key_file belong together" in mistakes_of({"server": table, **AGENTS})[0]
 
 
-def test_two_sources_of_a_secret_are_a_mistake():
+def test_secret_with_two_sources_is_rejected():
     assert "token_file and token_env are both set" in mistakes_of({"agents": {"token_file": "a", "token_env": "b"}})[0]
 
 
 URL = "postgresql://portal@db.example.net/portal?sslmode=verify-full"
 
 
-def test_a_database_of_postgresql_is_named_by_its_address_and_its_password_stands_elsewhere():
+def test_postgresql_is_configured_by_url_and_a_separate_password():
     settings = read({"database": {"url": URL, "password_file": "/run/password"}, **AGENTS})
     assert settings.database.url == URL
     assert settings.database.password().is_set
@@ -82,7 +82,7 @@ def test_a_database_of_postgresql_is_named_by_its_address_and_its_password_stand
         ({"url": "postgresql://[s3cret/portal"}, "url is not a valid URL"),
     ],
 )
-def test_a_mistake_about_the_database_is_said_without_its_password(table, words):
+def test_database_mistakes_are_reported_without_the_password(table, words):
     text = "\n".join(mistakes_of({"database": table, **AGENTS}))
     assert words in text
     assert "s3cret" not in text
@@ -92,7 +92,7 @@ def test_a_mistake_about_the_database_is_said_without_its_password(table, words)
     ("content", "message"),
     [(b"[agents", "is not valid TOML"), (b"\xff", "is not UTF-8 text"), (None, "cannot be read")],
 )
-def test_a_file_that_cannot_be_read_is_named(tmp_path, content, message):
+def test_unreadable_file_is_named(tmp_path, content, message):
     path = tmp_path / "portal.toml"
     if content is not None:
         path.write_bytes(content)
@@ -101,7 +101,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, content, message):
     assert str(path) in str(caught.value)
 
 
-def test_configurations_of_the_page_are_right():
+def test_documented_configurations_are_valid():
     names = ("howto/portal", "howto/portal-people", "operate/portal-postgresql")
     page = "\n".join(doc_pages.page(f"docs/{name}.md") for name in names)
     portal = read(tomllib.loads(doc_pages.marked(page, "file: portal.toml")))
@@ -118,7 +118,7 @@ def test_configurations_of_the_page_are_right():
 ATTESTED = {"subscriptions": ["8d10da13-8125-4ba9-a717-bf7490507b3d"], "secret_file": "/run/secret"}
 
 
-def test_attested_agents_are_a_way_in_of_their_own():
+def test_attested_agents_need_no_other_authentication():
     settings = read({"agents": {"attested": ATTESTED}}).agents.attested
     assert (settings.nonce, settings.roots_file) == ("required", None)
     assert settings.secret().is_set
@@ -137,6 +137,6 @@ def test_attested_agents_are_a_way_in_of_their_own():
         ({"intermediates_urls": ["https://x/y?z"]}, "an address with a path"),
     ],
 )
-def test_a_mistake_about_attested_agents_is_said(changes, words):
+def test_invalid_attested_settings_are_reported(changes, words):
     table = {key: value for key, value in {**ATTESTED, **changes}.items() if value is not None}
     assert words in "\n".join(mistakes_of({"agents": {"attested": table}}))

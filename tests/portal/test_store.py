@@ -1,4 +1,4 @@
-"""The database: what the fold says, whatever the order, and from two processes at once; migrations and the backup."""
+"""The database: the same events for any order of records and for concurrent writers, migrations, and the backup."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def batches(records, chance):
 
 
 def check_two_stores(new_database, records, chance):
-    """Compare two stores with records in any order, and twice, with one store that gets each record once."""
+    """Compare two stores with shuffled and duplicate records with one store that receives each record once."""
     with new_database() as database, new_database() as other:
         stores, in_order = [database.store(), database.store()], other.store()
         add(in_order, *records, at=AT)
@@ -62,7 +62,7 @@ def check_two_stores(new_database, records, chance):
 
 
 def views_in(store):
-    """Return what must not depend on the order: each VM's view, and the counts of the VMs."""
+    """Return the values that must not depend on the order: the view of each VM, and the counts."""
     return {
         key: ({vm.vm_key: (vm.state, vm.digest, vm.record_id, vm.is_member) for vm in event.vms}, event.counts)
         for key, event in events_in(store).items()
@@ -71,7 +71,7 @@ def views_in(store):
 
 @given(histories(most_vms=12), st.randoms(use_true_random=False))
 @settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_two_stores_on_one_database_come_to_the_events_of_the_fold(new_database, records, chance):
+def test_two_stores_with_shuffled_duplicates_have_the_same_events(new_database, records, chance):
     check_two_stores(new_database, records, chance)
 
 
@@ -79,19 +79,19 @@ def test_two_stores_on_one_database_come_to_the_events_of_the_fold(new_database,
 @pytest.mark.timeout(1800)
 @given(histories(most_vms=100), st.randoms(use_true_random=False))
 @settings(max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_two_stores_on_one_database_come_to_the_events_of_the_fold_whatever_comes(new_database, records, chance):
+def test_two_stores_have_the_same_events_for_500_random_histories(new_database, records, chance):
     check_two_stores(new_database, records, chance)
 
 
 def send(store, records):
-    """Store *records* as an agent sends them: again, when the portal answers that it cannot now."""
+    """Store *records* with retries while the store is unavailable, as an agent does."""
     for _ in range(100):
         with contextlib.suppress(StoreUnavailable):
             return store.write(add_records, records, AT)
     raise AssertionError("the database was never free")
 
 
-def test_a_hundred_vms_in_two_threads_at_once_come_to_the_events_of_the_fold(database):
+def test_concurrent_stores_have_the_same_events_for_100_vms(database):
     records = [
         fleet_record(vm, sequence=sequence, event_id=event_id, transition=transition, seconds=sequence)
         for vm in range(100)
@@ -126,9 +126,9 @@ def test_a_hundred_vms_in_two_threads_at_once_come_to_the_events_of_the_fold(dat
     assert len({entry.details["record_id"] for entry in outcomes}) == 200
 
 
-def test_nothing_of_a_batch_stays_when_it_fails_half_way(store):
+def test_failed_batch_is_rolled_back(store):
     good = fleet_record(0)
-    broken = ReceivedRecord(replace(fleet_record(1), id=None), "{}")  # an id that no row can have
+    broken = ReceivedRecord(replace(fleet_record(1), id=None), "{}")  # an invalid ID
     with pytest.raises(StoreUnavailable):
         store.write(add_records, [*received([good]), broken], AT)
     assert events_in(store) == {}
@@ -136,7 +136,7 @@ def test_nothing_of_a_batch_stays_when_it_fails_half_way(store):
     assert len(events_in(store)) == 1
 
 
-def test_heartbeats_are_not_stored_and_their_list_of_active_events_counts(store):
+def test_heartbeat_is_not_stored_but_its_active_event_ids_apply(store):
     store.write(add_records, received([fleet_record(0)]), AT)
     for sequence, active in ((2, ("A",)), (3, ())):
         life = fleet_record(0, sequence=sequence, transition=Transition.HEARTBEAT, seconds=5, active=active)
@@ -146,7 +146,7 @@ def test_heartbeats_are_not_stored_and_their_list_of_active_events_counts(store)
     assert store.read(lambda connection: connection.exec_driver_sql("SELECT count(*) FROM records").scalar()) == 1
 
 
-def test_record_that_comes_again_in_a_newer_stream_brings_its_list(store):
+def test_repeated_record_in_a_newer_stream_applies_its_active_event_ids(store):
     first = fleet_record(0, sequence=7, active=("A", "B"))
     other = fleet_record(0, sequence=8, event_id="B", active=("A", "B"))
     store.write(add_records, received([first, other]), AT)
@@ -189,14 +189,14 @@ def test_events_are_listed_page_by_page_and_by_state_and_group(store):
     assert total(types=("Freeze",)) == 50
 
 
-def test_migrations_make_the_tables_that_the_code_has(store):
+def test_migrations_create_the_tables_of_the_code(store):
     with store.engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         differences = compare_metadata(context, metadata)
     assert differences == []
 
 
-def test_two_processes_that_migrate_at_once_make_one_database(empty_database):
+def test_concurrent_migrations_create_one_database(empty_database):
     stores = [empty_database.store() for _ in range(4)]
     found = []
     threads = [threading.Thread(target=lambda store=store: found.append(store.migrate())) for store in stores]
@@ -208,13 +208,13 @@ def test_two_processes_that_migrate_at_once_make_one_database(empty_database):
     assert len({store.read(epoch) for store in stores}) == 1
 
 
-def test_a_database_of_a_later_version_is_refused(store):
+def test_database_of_a_later_version_is_rejected(store):
     store.write(lambda connection: connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'"))
     with pytest.raises(BridgeError, match="'9999' of a later version"):
         store.migrate()
 
 
-def test_a_backup_of_a_living_database_has_everything_and_another_history(file_store, tmp_path):
+def test_backup_of_a_live_database_is_complete_and_has_a_new_epoch(file_store, tmp_path):
     store = file_store
     store.write(add_records, received([fleet_record(0)]), AT)
     store.kind.back_up(tmp_path / "copy.db")
@@ -228,14 +228,14 @@ def test_a_backup_of_a_living_database_has_everything_and_another_history(file_s
         copy.close()
 
 
-def test_a_backup_never_goes_over_a_file(file_store, tmp_path):
+def test_backup_never_overwrites_a_file(file_store, tmp_path):
     (tmp_path / "copy.db").write_text("mine", encoding="utf-8")
     with pytest.raises(BridgeError, match="does not overwrite a file"):
         file_store.kind.back_up(tmp_path / "copy.db")
     assert (tmp_path / "copy.db").read_text(encoding="utf-8") == "mine"
 
 
-def test_a_database_without_a_free_connection_is_unavailable(store):
+def test_exhausted_connection_pool_is_unavailable(store):
     with contextlib.ExitStack() as held:
         for _ in range(store.engine.pool.size()):
             held.enter_context(store.engine.connect())

@@ -1,4 +1,4 @@
-"""Two processes of a portal on one PostgreSQL: what is decided at one reaches the agents at the other, at once."""
+"""Two portal processes on one PostgreSQL: a decision at one process immediately reaches agents at the other."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def held_polls(portal):
 
 
 def seconds_to_wake(portal, decide):
-    """Return after how many seconds a poll at *portal* is answered with what *decide* brings and returns."""
+    """Return the seconds until a poll at *portal* returns the decision of *decide*."""
     index = poll(portal.url)["index"]
     with ThreadPoolExecutor(1) as pool:
         held = pool.submit(poll, portal.url, index=index, wait=60)
@@ -63,21 +63,21 @@ def brought(portal, signer):
     return token
 
 
-def test_what_is_decided_at_one_wakes_the_polls_at_the_other(portals, pair):
+def test_decision_at_one_process_completes_polls_at_the_other(portals, pair):
     one, other = portals
     for at, elsewhere in ((one, other), (other, one)):
         assert seconds_to_wake(elsewhere, lambda at=at: brought(at, pair.signer)) < 10
 
 
 def cut(database, server):
-    """Cut every connection that listens, and return how many there were."""
+    """Close every LISTEN connection, and return their number."""
     pids = [pid for (pid,) in server.sql(database, LISTENS)]
     for pid in pids:
         server.sql(database, f"SELECT pg_terminate_backend({pid})")
     return len(pids)
 
 
-def test_a_listening_connection_that_is_cut_costs_no_decision(portals, pair, postgresql, postgresql_database):
+def test_closed_listen_connection_loses_no_decision(portals, pair, postgresql, postgresql_database):
     one, other = portals
     name = postgresql_database.name
     for _ in range(3):
@@ -90,7 +90,7 @@ def test_a_listening_connection_that_is_cut_costs_no_decision(portals, pair, pos
         assert seconds_to_wake(other, decide) < 10
 
 
-#: A decision as it is committed, of which nobody is told: as if the message about it were lost.
+#: Commits a decision without NOTIFY, as if the notification were lost.
 SILENT = (
     "WITH taken AS (UPDATE counters SET value = value + 1 WHERE name = 'decisions' RETURNING value) "
     "INSERT INTO decisions SELECT value, %s, NULL, NULL, 'approve', %s, %s, %s, %s, 0 FROM taken"
@@ -104,14 +104,14 @@ def decided_silently(database, server, signer):
     return token
 
 
-def test_a_decision_that_nobody_was_told_of_is_seen_all_the_same(portals, pair, postgresql, postgresql_database):
+def test_decision_without_a_notification_is_still_found(portals, pair, postgresql, postgresql_database):
     _, other = portals
     seconds = seconds_to_wake(other, lambda: decided_silently(postgresql_database, postgresql, pair.signer))
     assert seconds < 10
 
 
-def test_numbers_that_are_given_out_and_not_committed_yet_are_waited_for(portals, pair, postgresql_database):
-    """Index n is committed after the request that gets n+1: neither is passed over."""
+def test_decisions_wait_for_uncommitted_lower_indexes(portals, pair, postgresql_database):
+    """Index n is committed after the request that receives n+1. No poll misses either decision."""
     one, other = portals
     slow, quick = pair.signer.sign(), pair.signer.sign()
     store = postgresql_database.store()
@@ -132,12 +132,12 @@ def test_numbers_that_are_given_out_and_not_committed_yet_are_waited_for(portals
         first = pool.submit(store.write, hold)
         assert taken.wait(30)
         second = pool.submit(bring, other.url, quick)
-        time.sleep(1)  # longer than a sweep: nobody may see the second one now
+        time.sleep(1)  # longer than a sweep: the second decision must not be visible yet
         assert not second.done()
         assert not any(each.done() for each in polls)
         go_on.set()
         number = first.result(30)
-        # One that waited too long for the lock is refused, and is brought again.
+        # A request that waited too long for the lock is rejected, so the test sends it again.
         if second.result(30).status_code != 200:
             assert bring(other.url, quick).status_code == 200
         for held, portal in zip(polls, portals, strict=True):
@@ -153,7 +153,7 @@ def digest(portal):
     return portal.get(f"/events/{KEY}").json()["event"]["digest"]
 
 
-def test_two_people_at_two_processes_approve_what_an_agent_at_one_of_them_follows(tmp_path, postgresql_database):
+def test_approvals_at_two_processes_reach_agents_at_one_process(tmp_path, postgresql_database):
     pair = Pair(tmp_path / "two", postgresql_database, required=2)
     with pair.portal("one") as one, pair.portal("other") as other, ThreadPoolExecutor(2) as pool:
         assert send(one.url, [fleet_record(0)]).status_code == 204
@@ -167,7 +167,7 @@ def test_two_people_at_two_processes_approve_what_an_agent_at_one_of_them_follow
         again = say(other.url, "ann", "approve", key=KEY, digest=digest(other))
         assert again.json()["outcome"] == "waiting"
 
-        def approved():  # until this process has heard that the agents are at the other
+        def approved():  # until this process has read that the agents poll the other
             answer = say(one.url, "bob", "approve", key=KEY, digest=digest(one))
             assert answer.status_code == 201 or "No agent would follow an approval" in answer.text, answer.text
             return answer.status_code == 201 and answer.json()["outcome"] == "approved"
@@ -193,7 +193,7 @@ def follow(portal, count):
     return found
 
 
-def test_every_decision_of_two_processes_reaches_each_poll_once_and_in_order(portals, pair):
+def test_decisions_of_two_processes_reach_each_poll_once_and_in_order(portals, pair):
     """A poll with index 0 is answered at once, with the decisions that this process has read by then.
 
     The test also detects deadlocks: people and programs take the locks of both counters at the same time.

@@ -1,4 +1,4 @@
-"""Who is let in: passwords, sessions, a proxy's header; guessing, fixation and forged requests are refused."""
+"""Authentication of users: passwords, sessions, proxy headers, guessing, session fixation, and CSRF."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HOST = {"host": "portal.example.net", "origin": "https://portal.example.net"}
 
 
 class SessionKit:
-    """A portal's people, with Ann who approves, Vic who looks, and Pam who may decide for one team."""
+    """The users of a portal: the approver Ann, the viewer Vic, and Pam, who can decide for one team."""
 
     def __init__(self, directory, **settings):
         self.store = Store.of_file(directory / "portal.db")
@@ -76,7 +76,7 @@ async def refusal(awaitable):
     return refused.value.status
 
 
-def test_right_password_begins_a_session_that_the_cookie_names(kit):
+def test_correct_password_starts_a_session_with_a_cookie(kit):
     async def work(people):
         login = await sign_in(people, "ann")
         person = await people.person({}, {COOKIE: login}, "10.0.0.9")
@@ -90,7 +90,7 @@ def test_right_password_begins_a_session_that_the_cookie_names(kit):
     assert [entry.action for entry in kit.store.read(entries, after=0)] == ["signed_in", "signed_out"]
 
 
-def test_database_has_neither_a_password_nor_the_id_of_a_session(kit, tmp_path):
+def test_database_contains_no_password_and_no_session_id(kit, tmp_path):
     session_id = kit.run(sign_in)
     kit.store.close()
     stored = b"".join(path.read_bytes() for path in tmp_path.glob("portal.db*"))
@@ -99,7 +99,7 @@ def test_database_has_neither_a_password_nor_the_id_of_a_session(kit, tmp_path):
     assert b"$argon2id$" in stored
 
 
-def test_session_that_was_there_before_the_sign_in_is_no_session_after_it(kit):
+def test_login_invalidates_the_previous_session(kit):
     async def work(people):
         first = await sign_in(people)
         second = await sign_in(people, old=first)
@@ -113,7 +113,7 @@ def test_session_that_was_there_before_the_sign_in_is_no_session_after_it(kit):
     kit.run(work)
 
 
-def test_session_ends_by_its_time_and_with_its_person(kit):
+def test_session_ends_at_its_expiry_and_when_the_user_is_disabled(kit):
     async def work(people):
         ann, vic = await sign_in(people), await sign_in(people, "Vic")
         kit.disable("Vic")
@@ -125,13 +125,13 @@ def test_session_ends_by_its_time_and_with_its_person(kit):
     kit.run(work)
 
 
-def test_wrong_passwords_delay_only_their_own_address_for_five_minutes(kit):
+def test_wrong_passwords_block_only_their_address_for_five_minutes(kit):
     async def work(people):
         statuses = [await refusal(sign_in(people, "Ann", "wrong", address=f"10.0.{turn}.1")) for turn in range(5)]
         assert statuses == [401] * 5
         assert await sign_in(people, address="10.0.9.1")
         statuses = [await refusal(sign_in(people, f"user-{turn}", "x", address="10.0.2.1")) for turn in range(6)]
-        assert statuses == [401] * 4 + [429] * 2  # and one of the first loop
+        assert statuses == [401] * 4 + [429] * 2  # plus one guess of the first loop
         assert await refusal(sign_in(people, address="10.0.2.1")) == 429
         assert await sign_in(people, address="10.0.2.2")
         kit.clock.advance(301)
@@ -140,7 +140,7 @@ def test_wrong_passwords_delay_only_their_own_address_for_five_minutes(kit):
     kit.run(work)
 
 
-def test_client_with_an_ipv6_network_counts_as_one_address(kit):
+def test_ipv6_network_counts_as_one_address(kit):
     async def work(people):
         for turn in range(5):
             assert await refusal(sign_in(people, "Ann", "wrong", address=f"2001:db8::{turn + 1}")) == 401
@@ -150,7 +150,7 @@ def test_client_with_an_ipv6_network_counts_as_one_address(kit):
     kit.run(work)
 
 
-def test_user_logs_in_while_70_strangers_guess_from_changing_addresses(kit):
+def test_user_can_log_in_while_70_addresses_guess(kit):
     async def work(people):
         guesses = [
             asyncio.ensure_future(refusal(sign_in(people, "Ann", "wrong", address=f"10.{turn}.0.1")))
@@ -163,7 +163,7 @@ def test_user_logs_in_while_70_strangers_guess_from_changing_addresses(kit):
     kit.run(work)
 
 
-def test_session_ends_after_an_hour_without_activity_and_updates_are_no_activity(kit):
+def test_session_ends_after_an_idle_hour_and_live_updates_are_not_activity(kit):
     async def work(people):
         session = await sign_in(people)
         for _ in range(3):
@@ -177,7 +177,7 @@ def test_session_ends_after_an_hour_without_activity_and_updates_are_no_activity
     kit.run(work)
 
 
-def test_change_needs_a_page_of_this_portal(kit):
+def test_change_needs_the_csrf_token_and_the_origin_of_the_portal(kit):
     async def work(people):
         person = await people.person({}, {COOKIE: await sign_in(people)}, "10.0.0.1")
         people.check_change(HOST, person, person.csrf_token)
@@ -196,7 +196,7 @@ def test_change_needs_a_page_of_this_portal(kit):
     kit.run(work)
 
 
-def test_header_of_the_proxy_is_believed_from_its_addresses_only(tmp_path):
+def test_proxy_header_is_accepted_only_from_proxy_addresses(tmp_path):
     kit = SessionKit(tmp_path, proxy_header="X-Forwarded-User", proxy_addresses=("10.0.0.5",))
 
     async def work(people):
@@ -239,7 +239,7 @@ def test_scope_must_cover_every_vm_of_the_event():
     assert (payments.may_see(mixed), person("viewer", "labels.team:x").may_see(mixed)) == (True, False)
 
 
-def test_grants_add_up_and_an_operator_never_decides():
+def test_grants_are_combined_and_an_operator_never_decides():
     mixed = event_of(fleet_record(0), fleet_record(1, labels={"team": "search"}))
     both = (*grant("approver", "labels.team:payments"), *grant("approver", "labels.team:search"))
     viewer = (*grant("approver", "labels.team:payments"), *grant("viewer"))
@@ -252,7 +252,7 @@ def test_grants_add_up_and_an_operator_never_decides():
     assert operator.why_not_decide(mixed) == "You are an operator. Only an approver can decide."
 
 
-def test_name_is_one_persons_however_it_is_spelt(tmp_path):
+def test_user_name_spellings_identify_one_user(tmp_path):
     kit = SessionKit(tmp_path, proxy_header="X-Forwarded-User", proxy_addresses=("10.0.0.5",), proxy_role="approver")
     kit.store.write(put_user, local_user("Jos\u00e9 \u00c5sa", "viewer", password_hash=HASH))
 
@@ -261,7 +261,7 @@ def test_name_is_one_persons_however_it_is_spelt(tmp_path):
 
     async def work(people):
         spellings = ["JOS\u00c9 \u00c5SA", "jose\u0301 a\u030asa", "Jos\u00e9  \u00c5sa"]
-        # As the server reads the bytes of a header.
+        # The server decodes the bytes of a header as Latin-1.
         spellings.append("Jos\u00e9 \u00c5sa".encode().decode("latin-1"))
         for name in spellings:
             found = await by_proxy(people, name)
@@ -275,7 +275,7 @@ def test_name_is_one_persons_however_it_is_spelt(tmp_path):
     kit.store.close()
 
 
-def test_header_of_the_proxy_that_came_twice_or_is_no_name_lets_nobody_in(tmp_path):
+def test_repeated_or_invalid_proxy_header_is_rejected(tmp_path):
     kit = SessionKit(tmp_path, proxy_header="X-Forwarded-User", proxy_addresses=("10.0.0.5",), proxy_role="approver")
 
     async def work(people):
@@ -286,7 +286,7 @@ def test_header_of_the_proxy_that_came_twice_or_is_no_name_lets_nobody_in(tmp_pa
     kit.store.close()
 
 
-def test_guesses_of_one_address_at_once_are_counted_and_do_not_pile_up(kit):
+def test_concurrent_guesses_of_one_address_are_limited(kit):
     async def work(people):
         guesses = [refusal(sign_in(people, "Ann", "wrong", address="10.0.1.7")) for _ in range(60)]
         statuses = await asyncio.gather(*guesses)

@@ -1,4 +1,4 @@
-"""`portal users`: who is let in, by the database that the portal reads and with a line in the audit."""
+"""`portal users`: changes of users in the database, their sessions, and the audit entries."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(tmp_path):
     return invoke
 
 
-def test_people_are_added_listed_changed_and_disabled(run):
+def test_users_are_added_listed_changed_and_disabled(run):
     assert run("users", "add", "ann", "--role", "approver", typed=f"{PASSWORD}\n") == "ann is now an approver.\n"
     assert run("users", "add", "vic", "--no-password", "--scope", "resource_group:West") == "vic is now a viewer.\n"
     assert run("users", "list") == "ann  approver  all VMs\nvic  viewer  resource_group:west\n"
@@ -57,7 +57,7 @@ def test_people_are_added_listed_changed_and_disabled(run):
 
 @pytest.fixture
 def session(run, tmp_path):
-    """Return what says whether the session of Ann, an approver for one team, goes on."""
+    """Return a function that returns the user of Ann's session, or None after the session has ended."""
     run("users", "add", "Ann", "--role", "approver", "--scope", "labels.team:a", typed=f"{PASSWORD}\n")
     store = Store.of_file(tmp_path / "state" / "portal.db")
     at, until = "2030-01-01T00:00:00.000Z", "2030-01-02T00:00:00.000Z"
@@ -93,7 +93,7 @@ def session(run, tmp_path):
         (("sign-out", "Ann"), "The sessions of Ann have ended.\n", ("user_signed_out", {})),
     ],
 )
-def test_each_change_ends_the_sessions_at_once_and_is_in_the_audit(run, session, words, said, entry):
+def test_each_change_ends_the_sessions_immediately_and_is_in_the_audit(run, session, words, said, entry):
     assert run("users", *words, typed="another horse battery\n") == said
     assert session() is None
     found = json.loads(run("export").splitlines()[-1])
@@ -101,7 +101,7 @@ def test_each_change_ends_the_sessions_at_once_and_is_in_the_audit(run, session,
     assert (found["action"], found["details"]) == entry
 
 
-def test_people_are_let_in_as_the_page_shows(tmp_path, monkeypatch):
+def test_documented_commands_create_the_users(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "agents.token").write_text("token\n", encoding="utf-8")
     page = doc_pages.page("docs/howto/portal-people.md")

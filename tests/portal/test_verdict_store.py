@@ -1,4 +1,4 @@
-"""Verdicts in the database: on the event as it stands, one after the other, with signed decisions for their VMs."""
+"""Verdicts in the database: serialized, on the current version of the event, with signed decisions for the VMs."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Office:
         return self.store.read(event_of, KEY, now=format_time(DECIDED))
 
     def told(self):
-        """Return for each decision that an agent is told of its VM and what it says, as that agent verifies it."""
+        """Verify each delivered decision as its agent does, and return the VM, the verdict, and the reason."""
         found = self.store.read(live_decisions, now_seconds=DECIDED.timestamp()).found
         keys, words = [self.public], []
         for each in found:
@@ -98,7 +98,7 @@ def office(tmp_path, store):
     return Office(tmp_path, store)
 
 
-def test_approval_is_signed_for_one_vm_of_the_event_and_a_spare(office):
+def test_approval_is_signed_for_one_vm_and_a_spare(office):
     taken = office.say("approve", "ann")
     assert taken.ruling.outcome is Outcome.APPROVED
     assert set(taken.sent_to) == {vm_id_of(0), vm_id_of(1)}
@@ -106,7 +106,7 @@ def test_approval_is_signed_for_one_vm_of_the_event_and_a_spare(office):
     assert office.audited() == [("ann", "approved")]
 
 
-def test_first_of_two_people_decides_nothing_and_the_same_one_twice_neither(office):
+def test_first_approver_alone_decides_nothing_even_after_approving_twice(office):
     assert office.say("approve", "ann", required=2).sent_to == ()
     assert office.say("approve", "Ann", required=2, after_seconds=1).ruling.outcome is Outcome.WAITING
     assert office.told() == []
@@ -115,13 +115,13 @@ def test_first_of_two_people_decides_nothing_and_the_same_one_twice_neither(offi
     assert {reason for _, _, reason in office.told()} == {"Ann: because; bob: because"}
 
 
-def test_one_person_under_two_spellings_of_a_name_is_one(office):
+def test_spellings_of_a_user_name_count_as_one_person(office):
     for turn, name in enumerate(("Jos\u00e9", "JOSE\u0301", "jos\u00e9 ", "\uff4aos\u00e9")):
         assert office.say("approve", name, required=2, after_seconds=turn).ruling.outcome is Outcome.WAITING
     assert office.told() == []
 
 
-def test_nothing_is_approved_while_somebody_holds_nor_by_taking_the_hold_back(office):
+def test_hold_blocks_approvals_and_withdrawing_it_approves_nothing(office):
     hold = office.say("hold", "ann").verdict
     with pytest.raises(VerdictRefused, match=r"held by ann\. Withdraw the hold") as refused:
         office.say("approve", "bob", after_seconds=1)
@@ -133,7 +133,7 @@ def test_nothing_is_approved_while_somebody_holds_nor_by_taking_the_hold_back(of
     assert (taken.ruling.outcome, len(taken.sent_to)) == (Outcome.APPROVED, 2)
 
 
-def test_withdrawn_approval_is_stopped_by_a_hold_and_a_withdrawn_hold_lets_others_approve(office):
+def test_withdrawn_approval_sends_holds_and_withdrawn_hold_allows_approvals(office):
     approval = office.say("approve", "ann").verdict
     told = office.withdraw(approval.verdict_id, "bob", now=DECIDED).sent_to
     assert set(told) == {vm_id_of(vm) for vm in (0, 1, 2)}
@@ -145,7 +145,7 @@ def test_withdrawn_approval_is_stopped_by_a_hold_and_a_withdrawn_hold_lets_other
     assert ("bob", "withdrew") in office.audited()
 
 
-def test_two_people_at_once_are_one_after_the_other(office):
+def test_concurrent_approvals_are_serialized(office):
     together = threading.Barrier(8)
     outcomes = []
 
@@ -161,7 +161,7 @@ def test_two_people_at_once_are_one_after_the_other(office):
     assert sorted(outcome.value for outcome in outcomes) == ["approved", *["waiting"] * 7]
 
 
-def test_first_of_two_people_takes_an_approval_back_that_agents_were_told_of(office):
+def test_first_approver_can_withdraw_a_delivered_approval(office):
     first = office.say("approve", "ann", required=2)
     office.say("approve", "bob", required=2, after_seconds=1)
     later = DECIDED + timedelta(seconds=2)
@@ -171,7 +171,7 @@ def test_first_of_two_people_takes_an_approval_back_that_agents_were_told_of(off
 
 
 @pytest.mark.parametrize("change", ["disabled", "viewer"])
-def test_approval_of_somebody_who_may_approve_no_more_does_not_count_and_a_hold_does(office, change):
+def test_approval_of_a_former_approver_is_void_but_a_hold_remains_valid(office, change):
     user = local_user("Ann")
     office.store.write(put_user, user)
     office.say("approve", "Ann", required=2)
@@ -197,7 +197,7 @@ def test_local_user_and_oidc_user_never_count_as_two_people(office):
     assert taken.ruling.outcome is Outcome.APPROVED
 
 
-def test_lifting_the_hold_of_another_person_needs_as_many_people_as_an_approval(office):
+def test_lifting_the_hold_of_another_person_needs_the_required_approvals(office):
     hold = office.say("hold", "ann", required=2).verdict
     for name in ("bob", "bob", f"{OIDC} bob"):
         assert office.withdraw(hold.verdict_id, name, required=2).ruling.needed == 1, name
@@ -209,13 +209,13 @@ def test_lifting_the_hold_of_another_person_needs_as_many_people_as_an_approval(
     assert lifting == ["agreed_to_lift"] * 3 + ["withdrew"]
 
 
-def test_consent_to_lift_a_hold_ends_after_an_hour(office):
+def test_consent_to_lift_a_hold_expires_after_an_hour(office):
     hold = office.say("hold", "ann", required=2).verdict
     office.withdraw(hold.verdict_id, "bob", required=2)
     later = DECIDED + timedelta(minutes=61)
     assert office.withdraw(hold.verdict_id, "cat", required=2, now=later).ruling.needed == 1
 
 
-def test_holder_withdraws_the_own_hold_alone(office):
+def test_holder_can_withdraw_the_hold_alone(office):
     hold = office.say("hold", "ann", required=2).verdict
     assert office.withdraw(hold.verdict_id, "Ann", required=2).ruling.needed == 0

@@ -1,4 +1,4 @@
-"""A person decides over HTTP: agents that hold a poll are told at once, and everybody else is refused."""
+"""Decisions of users over HTTP: delivery to held polls, authorization, and validation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KEY = key_of_event_id("A")
 
 
 class Office:
-    """A portal with Ann, Bob and Vic, and what a browser has of each: a cookie and the token of the page."""
+    """A portal with the users Ann, Bob, and Vic, and their session cookies and CSRF tokens."""
 
     def __init__(self, directory, **people):
         pair = generate_key(directory / "portal.key")
@@ -67,7 +67,7 @@ class Office:
         return requests.get(url, headers=headers, timeout=wait + 20).json()
 
     def told(self, vm):
-        """Return what the agent of *vm* is told, as it verifies it."""
+        """Verify the decisions for *vm* as its agent does, and return the verdicts."""
         keys = [self.public]
         found = self.poll(vm)["decisions"]
         past = utc_now().replace(year=2020)
@@ -103,7 +103,7 @@ def connected(office):
     return office
 
 
-def test_held_poll_is_told_of_an_approval_as_soon_as_it_is_made(connected):
+def test_held_poll_receives_an_approval_immediately(connected):
     index = connected.poll(0)["index"]
     answers = []
     waiting = threading.Thread(target=lambda: answers.append(connected.poll(0, index=index, wait=30)))
@@ -116,7 +116,7 @@ def test_held_poll_is_told_of_an_approval_as_soon_as_it_is_made(connected):
     assert connected.told(0) == ["approve"]
 
 
-def test_hold_reaches_every_vm_of_the_group_and_an_approval_nobody_after_it(connected):
+def test_hold_reaches_every_vm_of_the_group_and_blocks_approvals(connected):
     assert connected.say("ann", "hold").status_code == 201
     answer = connected.say("bob", "approve")
     assert (answer.status_code, answer.json()["error"]) == (
@@ -127,7 +127,7 @@ def test_hold_reaches_every_vm_of_the_group_and_an_approval_nobody_after_it(conn
     assert [connected.told(vm) for vm in (0, 1, 2)] == [["hold"]] * 3
 
 
-def test_approval_that_no_agent_would_follow_is_refused_with_the_reason_of_each(office):
+def test_approval_that_no_agent_would_follow_is_rejected_with_each_reason(office):
     office.poll(0, header={"version": "1", "kids": ["other"]})
     answer = office.say("ann", "approve")
     assert answer.status_code == 409
@@ -150,7 +150,7 @@ def test_approval_that_no_agent_would_follow_is_refused_with_the_reason_of_each(
         ("ann", {"Cookie": None, "X-Forwarded-User": "ann"}, 401),
     ],
 )
-def test_nobody_else_decides(connected, name, headers, status):
+def test_unauthorized_request_cannot_decide(connected, name, headers, status):
     assert connected.say(name, "approve", headers=headers).status_code == status
     assert connected.told(0) == []
 
@@ -159,13 +159,13 @@ def test_nobody_else_decides(connected, name, headers, status):
     "change",
     [{"verdict": "deny"}, {"digest": "x"}, {"valid_seconds": 0}, {"valid_seconds": 1e9}, {"unknown": 1}, {"reason": 1}],
 )
-def test_body_that_is_none_of_ours_is_refused(connected, change):
+def test_invalid_body_is_rejected(connected, change):
     body = {"verdict": "approve", "digest": connected.digest(), **change}
     url = f"{connected.portal.url}/events/{KEY}/verdicts"
     assert requests.post(url, json=body, headers=connected.headers("ann"), timeout=20).status_code == 400
 
 
-def test_approval_is_withdrawn_by_a_hold_on_every_vm(connected):
+def test_withdrawn_approval_sends_a_hold_to_every_vm(connected):
     verdict_id = connected.say("ann", "approve").json()["verdict_id"]
     url = f"{connected.portal.url}/verdicts/{verdict_id}"
     assert requests.delete(url, headers=connected.headers("vic"), timeout=20).status_code == 403
@@ -176,7 +176,7 @@ def test_approval_is_withdrawn_by_a_hold_on_every_vm(connected):
     assert ("bob", "withdrew") in audited
 
 
-def test_reason_is_one_line_of_what_can_be_printed(connected):
+def test_reason_is_one_printable_line(connected):
     connected.say("ann", "approve", reason="<script>\r\nSet-Cookie: x\x00\u202e" + "y" * 500)
     [entry] = [each for each in connected.portal.get("/audit").json()["entries"] if each["action"] == "approved"]
     assert entry["details"]["reason"].startswith("<script>  Set-Cookie: x  y")
@@ -184,7 +184,7 @@ def test_reason_is_one_line_of_what_can_be_printed(connected):
 
 
 @pytest.mark.parametrize("verdict", ["approve", "hold"])
-def test_verdict_on_a_recommendation_is_refused_and_the_page_shows_why(connected, verdict):
+def test_verdict_on_a_recommendation_is_rejected_and_the_page_shows_the_reason(connected, verdict):
     risk = fleet_record(0, sequence=2, event_id="R", event_type="SpotRebalanceRecommendation")
     connected.portal.send(risk)
     answer = connected.say("ann", verdict, key=key_of_event_id("R"))

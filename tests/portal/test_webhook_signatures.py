@@ -1,4 +1,4 @@
-"""Records that are signed as Standard Webhooks."""
+"""Records with Standard Webhooks signatures."""
 
 import base64
 import time
@@ -47,11 +47,11 @@ def test_signature_is_valid_for_five_minutes(at):
         {"webhook-signature": signed()["webhook-signature"].replace("v1", "v2")},
     ],
 )
-def test_changed_signature_is_refused(changes):
+def test_changed_signature_is_rejected(changes):
     assert not is_signed({**signed(), **changes}, BODY, [KEY], NOW)
 
 
-def test_changed_body_and_other_keys_are_refused():
+def test_changed_body_and_other_keys_are_rejected():
     assert not is_signed(signed(), BODY + b" ", [KEY], NOW)
     assert not is_signed(signed(), BODY, [bytes(32)], NOW)
 

@@ -51,7 +51,7 @@ def test_each_decision_is_one_row_with_its_number_of_vms(office):
     assert "signed in" in ann.page("/audit?show=all").text
 
 
-def test_filters_are_in_the_address_and_the_export_has_the_same_entries(office):
+def test_filters_are_in_the_url_and_apply_to_the_export(office):
     ann, bob = office.browser("ann"), office.browser("bob")
     ann.submit(f"/events/{A}", "hold")
     bob.submit(f"/events/{B}", "hold", reason="=1+1")
@@ -72,7 +72,7 @@ def test_filters_are_in_the_address_and_the_export_has_the_same_entries(office):
     assert ann.get("/audit/export.pdf").status_code == 404
 
 
-def test_pages_go_back_with_the_total(office):
+def test_pages_show_older_entries_and_the_total(office):
     ann = office.browser("ann")
     for _ in range(30):
         ann.submit(f"/events/{A}", "hold", reason="r")
@@ -96,7 +96,7 @@ def test_scope_limits_the_rows_the_count_and_the_export(office):
     assert [(each["actor"], each["action"]) for each in exported] == [("ann", "held"), ("sam", "signed_in")]
 
 
-def test_operator_reads_every_page_and_decides_nothing(office):
+def test_operator_can_read_every_page_but_cannot_decide(office):
     olga = office.browser("olga")
     assert (
         "Operators manage users on the command line: scheduled-events-bridge portal users" in olga.page("/audit").text
@@ -107,7 +107,7 @@ def test_operator_reads_every_page_and_decides_nothing(office):
     assert (refused.status_code, "You are an operator. Only an approver can decide." in refused.text) == (403, True)
 
 
-def test_entry_of_many_events_is_found_by_each_event_and_hidden_from_a_part_of_them(store):
+def test_entry_of_many_events_needs_a_scope_for_all_events(store):
     add(store, fleet_record(0), fleet_record(2, event_id="B", resources=("vm_2",), labels={"team": "search"}))
 
     def entry(*keys):

@@ -25,7 +25,7 @@ def office(tmp_path):
 
 
 def history_of(page):
-    """Return the texts of the entries."""
+    """Return the texts of the history entries."""
     part = page.html.partition('<ol class="history">')[2].partition("</ol>")[0]
     return [" ".join(re.sub("<[^>]*>", " ", each).split())[23:] for each in part.split("<li")[1:] if each]
 
@@ -72,7 +72,7 @@ def test_started_event_offers_no_hold_and_no_withdrawal(office):
     assert "unknown time" not in page.text
 
 
-def test_vms_have_their_agent_and_records_their_text(office):
+def test_event_page_shows_the_agent_of_each_vm_and_the_records(office):
     office.portal.send(fleet_record(7, seconds=7))
     page = office.browser("vic").page(f"/events/{A}")
     assert "vm_0 announced connected" in page.text

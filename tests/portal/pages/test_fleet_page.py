@@ -31,7 +31,7 @@ def heartbeat(vm, **more):
     return fleet_record(vm, transition=Transition.HEARTBEAT, event_id=None, active=(), **more)
 
 
-def test_counts_come_first_and_then_the_agents_that_would_not_follow(office):
+def test_fleet_page_shows_counts_and_agents_that_would_not_follow(office):
     office.portal.send(heartbeat(0), heartbeat(1), heartbeat(2))
     office.poll(0, **ABLE)
     office.poll(1, version="9.8", kids=["other"], dry_run=True)

@@ -1,4 +1,4 @@
-"""The pages in a browser: an event is watched from its announcement to its end without a reload, by several people."""
+"""The pages in a browser: live updates for several users, the keyboard, accessibility, and the demo."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _say(row, text):
     row.get_by_text(text).first.wait_for(timeout=WAIT_MS)
 
 
-def test_event_is_decided_by_two_people_and_followed_without_a_reload(office, window):
+def test_two_users_decide_an_event_and_see_each_change_without_a_reload(office, window):
     ann, bob, vic = (window(office.origin).sign_in(name) for name in ("ann", "bob", "vic"))
     for each in (ann, bob, vic):
         each.is_live()
@@ -91,7 +91,7 @@ def test_event_is_decided_by_two_people_and_followed_without_a_reload(office, wi
         assert each.page.evaluate("window.notReloaded") is True
 
 
-def test_selection_stays_and_the_changed_event_is_not_selected_any_more(office, window):
+def test_update_keeps_the_selection_except_for_changed_events(office, window):
     office.portal.send(fleet_record(2, event_id="B", resources=("vm_2",)))
     ann = window(office.origin).sign_in("ann")
     ann.is_live()
@@ -118,9 +118,9 @@ def event_page(office, window):
     return open_for
 
 
-def test_word_that_is_taken_leaves_no_reason_behind_and_one_that_is_refused_says_why(event_page, office):
+def test_accepted_decision_clears_the_reason_and_a_failed_one_keeps_it(event_page, office):
     ann, bob = (event_page(name) for name in ("ann", "bob"))
-    for address in ("**/events/*?part=*", "**/decide"):  # Bob's page stays as it was, and sends nothing yet
+    for address in ("**/events/*?part=*", "**/decide"):  # Bob's page receives no updates and sends no requests
         bob.page.route(address, lambda route: route.abort())
     ann.press(ann.event(), "approve", reason="now")
     _say(ann.event(), "“now”")
@@ -136,7 +136,7 @@ def test_word_that_is_taken_leaves_no_reason_behind_and_one_that_is_refused_says
     assert bob.page.url == f"{office.origin}/decide"
 
 
-def test_click_right_after_a_change_counts_for_nothing_and_the_page_says_so_and_is_live_again(event_page, office):
+def test_click_right_after_a_change_is_ignored_with_a_message(event_page, office):
     ann = event_page("ann")
     ann.page.evaluate(
         """(button) => new MutationObserver((_, observer) => {
@@ -154,7 +154,7 @@ def test_click_right_after_a_change_counts_for_nothing_and_the_page_says_so_and_
     _say(ann.event(), "“now”")
 
 
-def test_button_that_is_held_down_while_the_page_changes_is_pressed_and_not_lost(event_page):
+def test_button_pressed_during_an_update_is_submitted(event_page):
     ann, bob = (event_page(name) for name in ("ann", "bob"))
     ann.event().locator("button.approve").hover()
     ann.page.mouse.down()
@@ -166,7 +166,7 @@ def test_button_that_is_held_down_while_the_page_changes_is_pressed_and_not_lost
     _say(ann.page, "Withdraw the hold to approve the event.")
 
 
-def test_page_that_cannot_fetch_what_has_changed_says_so_and_asks_again(office, window):
+def test_page_reports_a_failed_update_and_retries(office, window):
     ann = window(office.origin).sign_in("ann")
     ann.is_live()
     ann.page.wait_for_timeout(2_500)
@@ -182,7 +182,7 @@ def test_page_that_cannot_fetch_what_has_changed_says_so_and_asks_again(office, 
         ann.page.wait_for_selector("#live[data-state=live]")
 
 
-def test_signing_out_elsewhere_leads_to_the_door(office, window):
+def test_logout_in_another_tab_shows_the_login_page(office, window):
     ann = window(office.origin).sign_in("ann")
     ann.is_live()
     second = ann.context.new_page()
@@ -191,7 +191,7 @@ def test_signing_out_elsewhere_leads_to_the_door(office, window):
     ann.page.wait_for_selector("h1:has-text('Sign in')")
 
 
-def test_with_scripts_off_login_filter_hold_and_approve(office, window):
+def test_pages_work_without_javascript(office, window):
     office.portal.send(fleet_record(2, event_id="B", resources=("vm_2",), event_type="Reboot"))
     office.poll(2, **ABLE)
     ann = window(office.origin, java_script_enabled=False).sign_in("ann")
@@ -216,7 +216,7 @@ def test_with_scripts_off_login_filter_hold_and_approve(office, window):
     _say(ann.row(B), "Azure has started it")
 
 
-def test_keyboard_alone_filters_holds_and_approves(office, window):
+def test_pages_work_with_the_keyboard_only(office, window):
     office.portal.send(fleet_record(2, event_id="B", resources=("vm_2",), event_type="Reboot"))
     office.poll(2, **ABLE)
     ann = window(office.origin).sign_in("ann")
@@ -257,7 +257,7 @@ def _to_the_reason(window):
             return
 
 
-def test_what_azure_says_runs_nothing(office, window):
+def test_text_from_azure_executes_no_script(office, window):
     evil = fleet_record(0, sequence=2, event_id="E", resources=(EVIL,), event_type=EVIL, description=EVIL)
     office.portal.send(evil)
     ann = window(office.origin).sign_in("ann")
@@ -269,12 +269,12 @@ def test_what_azure_says_runs_nothing(office, window):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_axe_finds_nothing(office, window, theme):
+def test_axe_reports_no_accessibility_violations(office, window, theme):
     script = _axe()
     office.browser("bob").submit(f"/events/{A}", "hold", reason="batch")
     office.portal.send(fleet_record(2, event_id="B", resources=("vm_2",)))
     office.poll(2, **ABLE)
-    # axe puts its script into the page, which the policy forbids; the policy is held by every other test.
+    # The content security policy blocks the script of axe. All other tests use the policy.
     ann = window(office.origin, color_scheme=theme, bypass_csp=True).sign_in("ann")
     found = []
     paths = (
@@ -306,7 +306,7 @@ def _axe():
 
 @pytest.fixture
 def demo(agent_env, tmp_path):
-    """The process of `demo --portal`, its address and the password, and when it was started."""
+    """The process of `demo --portal`, its URL, the password, and the start time."""
     began = time.monotonic()
     environment = {**agent_env, "TMPDIR": str(tmp_path)}
     process = subprocess.Popen(
@@ -325,13 +325,13 @@ def demo(agent_env, tmp_path):
         process.stdout.close()
 
 
-def test_three_agents_follow_a_click_in_the_demo(demo, window, tmp_path):
+def test_three_agents_follow_an_approval_in_the_demo(demo, window, tmp_path):
     process, origin, password, began = demo
     ann = window(origin).sign_in("ann", password)
     ann.page.get_by_role("link", name=re.compile("Freeze")).first.click()
     row = ann.event()
     row.locator("button.approve").wait_for()
-    assert time.monotonic() - began < 60  # from nothing to a page with an event to approve
+    assert time.monotonic() - began < 60  # from the start to a page with an event to approve
     ann.is_live()
     ann.page.evaluate("window.notReloaded = true")
     assert row.locator("button.approve span").inner_text() == f"starts the event now, for these 3 VMs: {', '.join(VMS)}"

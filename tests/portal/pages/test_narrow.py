@@ -1,4 +1,4 @@
-"""The pages on a telephone: 390 pixels wide, and nothing is off the screen."""
+"""The pages on a phone with a width of 390 pixels: no element is off the screen."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bridge.portal.fleet import key_of_event_id
 
 A = key_of_event_id("A")
 NAMES = ("web-0", "web-1", "web-2")
-#: Elements that reach beyond the window, or that a box with a scroll bar cuts.
+#: Elements that extend beyond the window, or that a scrolling box clips.
 OFF_SCREEN = """() => [...document.querySelectorAll("main *")].filter((each) => {
   const box = each.getBoundingClientRect();
   return box.width > 1 && (box.right > innerWidth + 1 || each.scrollWidth > each.clientWidth + 1 && each.clientWidth > 1

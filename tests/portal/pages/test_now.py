@@ -35,7 +35,7 @@ def lines(page):
     return re.findall('id="event-([0-9a-f]{32})"', page.html.partition('id="below"')[0])
 
 
-def test_line_states_when_and_what_starts_and_who_decided(office):
+def test_line_contains_the_start_the_event_and_the_decision(office):
     office.browser("ann").submit(f"/events/{B}", "hold")
     office.browser("bob").submit(f"/events/{A}", "approve")
     page = office.browser("vic").page("/")
@@ -79,7 +79,7 @@ def test_counts_are_links_to_the_filtered_list(office):
         ("state=completed", []),
     ],
 )
-def test_filters_are_in_the_address_and_stay_chosen(office, query, found):
+def test_filters_are_in_the_url_and_stay_selected(office, query, found):
     page = office.browser("vic").page(f"/?{query}")
     assert lines(page) == found
     assert "clear" in page.text
@@ -89,7 +89,7 @@ def test_filters_are_in_the_address_and_stay_chosen(office, query, found):
 
 
 @pytest.mark.parametrize("query", ["group=nonsense", "state=x", "decision=x", "cursor=x", "cursor=1~2026~" + "0" * 32])
-def test_invalid_filter_is_refused(office, query):
+def test_invalid_filter_is_rejected(office, query):
     assert office.browser("vic").get(f"/?{query}").status_code == 400
 
 
@@ -104,7 +104,7 @@ def test_filter_never_shows_an_event_outside_the_scope(tmp_path):
             assert "payments" not in page.html or "payments" in query
 
 
-def test_pages_of_the_list_have_a_total_and_lead_to_each_other(tmp_path):
+def test_pages_of_the_list_show_the_total_and_link_to_each_other(tmp_path):
     with Office(tmp_path) as office:
         records = [
             fleet_record(
@@ -125,7 +125,7 @@ def test_pages_of_the_list_have_a_total_and_lead_to_each_other(tmp_path):
         assert path == ""
 
 
-def test_unknown_address_is_a_page_for_a_browser_only(office):
+def test_unknown_address_returns_a_page_only_to_browsers(office):
     vic = office.browser("vic")
     answer = vic.get("/nothing", headers={"Accept": "text/html"})
     assert (answer.status_code, "This address does not exist." in answer.text) == (404, True)
@@ -147,7 +147,7 @@ def test_pages_are_compressed_and_each_has_another_csrf_token(office):
     assert "Content-Encoding" not in events.headers
 
 
-def test_wave_is_one_line_that_leads_to_its_events_and_is_held_with_others(tmp_path):
+def test_wave_is_one_line_and_can_be_held_with_other_events(tmp_path):
     with Office(tmp_path) as office:
         wave = [fleet_record(vm, event_id=f"E{vm}", resources=(f"vm_{vm}",)) for vm in range(6)]
         office.portal.send(*wave, fleet_record(8, event_id="B", resources=("vm_8",), event_type="Reboot"))

@@ -1,4 +1,4 @@
-"""What a page lets nobody do: run a script, act for somebody else, keep a session, or read what is another's."""
+"""Security of the pages: script injection, CSRF, sessions, redirects, and invalid forms."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def office(tmp_path):
         yield office
 
 
-def test_every_answer_forbids_what_a_page_does_not_need(office):
+def test_every_response_has_restrictive_security_headers(office):
     ann = office.browser("ann")
     answers = [ann.get(path) for path in (*PAGES, "/login", "/events/nothing", "/static/portal.js")]
     answers += [office.browser().get("/"), ann.post("/decide", {"csrf": "x"})]
@@ -37,7 +37,7 @@ def test_every_answer_forbids_what_a_page_does_not_need(office):
         assert answer.headers["X-Frame-Options"] == "DENY"
 
 
-def test_nothing_in_a_page_is_inline(office):
+def test_pages_contain_no_inline_script_or_style(office):
     ann = office.browser("ann")
     for path in (*PAGES, "/login"):
         page = ann.page(path)
@@ -51,7 +51,7 @@ def test_nothing_in_a_page_is_inline(office):
                 assert (found.get(name) or "/").startswith(("/", "#"))
 
 
-def test_scripts_and_controls_in_what_azure_and_people_say_stay_text(office):
+def test_text_from_azure_and_users_is_escaped(office):
     office.portal.send(
         fleet_record(
             0,
@@ -80,7 +80,7 @@ def test_scripts_and_controls_in_what_azure_and_people_say_stay_text(office):
     assert "{{7*7}}" in shown
 
 
-def test_form_of_another_site_and_of_another_session_is_refused(office):
+def test_form_from_another_site_or_session_is_rejected(office):
     ann, bob = office.browser("ann"), office.browser("bob")
     form, pressed = ann.page(f"/events/{A}").form_with("approve")
     for fields, origin in (
@@ -97,13 +97,13 @@ def test_form_of_another_site_and_of_another_session_is_refused(office):
     assert office.poll(0, **ABLE)["decisions"] == []
 
 
-def test_login_of_another_site_is_refused(office):
+def test_login_from_another_site_is_rejected(office):
     answer = office.browser().post("/login", {"name": "ann", "password": PASSWORD}, origin="https://evil.example")
     assert answer.status_code == 403
     assert "Set-Cookie" not in answer.headers
 
 
-def test_cookie_is_for_this_host_and_no_script(office):
+def test_session_cookie_has_the_host_prefix_and_is_http_only(office):
     answer = office.browser().sign_in("ann")
     cookie = answer.headers["Set-Cookie"]
     assert cookie.startswith("__Host-scheduled-events-portal=")
@@ -112,7 +112,7 @@ def test_cookie_is_for_this_host_and_no_script(office):
     assert "Domain" not in cookie
 
 
-def test_who_signs_out_is_out(office):
+def test_logout_invalidates_the_session_cookie(office):
     ann = office.browser("ann")
     cookie = ann.cookie
     answer = ann.submit("/", "Sign out")
@@ -122,7 +122,7 @@ def test_who_signs_out_is_out(office):
     assert ann.get("/").status_code == 303
 
 
-def test_stranger_is_led_to_the_login_page_and_back(office):
+def test_anonymous_user_is_redirected_to_the_login_page_and_back(office):
     stranger = office.browser()
     answer = stranger.get(f"/events/{A}")
     assert answer.status_code == 303
@@ -134,12 +134,12 @@ def test_stranger_is_led_to_the_login_page_and_back(office):
 @pytest.mark.parametrize(
     "wanted", ["//evil.example", "https://evil.example", "/\\evil.example", "/events/../x", "/live"]
 )
-def test_login_leads_to_own_pages_only(office, wanted):
+def test_login_redirects_only_to_pages_of_the_portal(office, wanted):
     assert office.browser().sign_in("ann", next=wanted).headers["Location"] == "/"
     assert "evil" not in office.browser().get("/login", params={"next": wanted}).text
 
 
-def test_wrong_password_says_nothing_of_whether_the_name_is_known(office):
+def test_wrong_password_does_not_reveal_whether_the_user_exists(office):
     answers = [office.browser().sign_in(name, "wrong") for name in ("ann", "nobody-here")]
     assert [answer.status_code for answer in answers] == [401, 401]
     assert len({Page(answer.text).text for answer in answers}) == 1
@@ -156,7 +156,7 @@ def test_wrong_password_says_nothing_of_whether_the_name_is_known(office):
         (b"csrf=x", "text/plain", 400),
     ],
 )
-def test_body_that_is_no_form_is_refused(office, body, kind, status):
+def test_body_that_is_not_a_form_is_rejected(office, body, kind, status):
     ann = office.browser("ann")
     ann.headers["Content-Type"] = kind
     assert ann.post("/decide", body).status_code == status
@@ -175,13 +175,13 @@ def test_body_that_is_no_form_is_refused(office, body, kind, status):
         [("verdict", "hold"), ("verdict", "approve"), ("event", f"{A}:{'0' * 64}")],
     ],
 )
-def test_form_that_means_nothing_is_refused(office, fields):
+def test_invalid_form_is_rejected(office, fields):
     ann = office.browser("ann")
     csrf = dict(ann.page("/").forms[0].fields)["csrf"]
     assert ann.post("/decide", [("csrf", csrf), *fields]).status_code == 400
 
 
-def test_unknown_event_is_refused_without_saying_whether_it_is_anywhere(office):
+def test_unknown_event_is_rejected_as_not_reported(office):
     ann = office.browser("ann")
     csrf = dict(ann.page("/").forms[0].fields)["csrf"]
     answer = ann.post("/decide", {"csrf": csrf, "verdict": "hold", "event": f"{'0' * 32}:{'0' * 64}"})

@@ -1,4 +1,4 @@
-"""The pages without a script: what they say, what a click does, and who gets no button."""
+"""The pages without JavaScript: their texts, decisions, and permissions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _results(answer):
     return Page(answer.text).text
 
 
-def test_buttons_name_every_vm_and_what_becomes_of_them(office):
+def test_buttons_name_every_vm_and_the_consequence(office):
     page = office.browser("ann").page(f"/events/{A}")
     assert "Approve starts the event now, for these 2 VMs: vm_0, vm_1" in page.buttons
     assert (
@@ -40,7 +40,7 @@ def test_buttons_name_every_vm_and_what_becomes_of_them(office):
     assert "Why it has not started: No one has decided." in page.text
 
 
-def test_approval_is_signed_and_its_way_is_shown(office):
+def test_approval_is_signed_and_its_delivery_is_shown(office):
     ann = office.browser("ann")
     answer = ann.submit(f"/events/{A}", "approve", reason="while it is quiet")
     assert (answer.status_code, answer.headers["Location"]) == (303, f"/events/{A}")
@@ -62,14 +62,14 @@ def test_approval_is_signed_and_its_way_is_shown(office):
         (Transition.APPROVAL_REFUSED, "brand_new", "refused a sentence (brand_new)"),
     ],
 )
-def test_what_an_agent_told_of_a_decision_is_shown_where_it_was_made(office, transition, result, shown):
+def test_event_page_shows_the_outcome_from_the_agent(office, transition, result, shown):
     ann = office.browser("ann")
     ann.submit(f"/events/{A}", "approve")
     office.tell_outcome(transition, result)
     assert shown in ann.page(f"/events/{A}").text
 
 
-def test_event_that_changed_between_page_and_click_is_refused_with_what_changed(office):
+def test_decision_on_a_changed_event_is_rejected_with_the_differences(office):
     ann = office.browser("ann")
     form, pressed = ann.page(f"/events/{A}").form_with("approve")
     office.portal.send(
@@ -85,7 +85,7 @@ def test_event_that_changed_between_page_and_click_is_refused_with_what_changed(
     assert office.poll(0, **ABLE)["decisions"] == []
 
 
-def test_hold_is_taken_back_and_then_approved(office):
+def test_withdrawn_hold_allows_an_approval(office):
     ann, bob = office.browser("ann"), office.browser("bob")
     assert ann.submit(f"/events/{A}", "hold", reason="batch").headers["Location"] == f"/events/{A}"
     page = bob.page(f"/events/{A}")
@@ -100,7 +100,7 @@ def _why_not_yet(browser):
     return browser.page(f"/events/{A}").text.partition("Why it has not started: ")[2]
 
 
-def test_approval_of_what_was_held_meanwhile_is_refused_and_never_counts(office):
+def test_approval_of_an_event_held_meanwhile_is_rejected(office):
     ann, bob = office.browser("ann"), office.browser("bob")
     form, pressed = ann.page(f"/events/{A}").form_with("approve")
     bob.submit(f"/events/{A}", "hold")
@@ -112,7 +112,7 @@ def test_approval_of_what_was_held_meanwhile_is_refused_and_never_counts(office)
     assert "ann approved it" not in ann.page(f"/events/{A}").text
 
 
-def test_approval_that_a_hold_came_after_is_called_so_and_can_be_given_again(office):
+def test_approval_stopped_by_a_later_hold_can_be_repeated(office):
     ann, bob = office.browser("ann"), office.browser("bob")
     ann.submit(f"/events/{A}", "approve")
     bob.submit(f"/events/{A}", "hold")
@@ -128,7 +128,7 @@ def test_approval_that_a_hold_came_after_is_called_so_and_can_be_given_again(off
     assert len(office.poll(0, **ABLE)["decisions"]) == len(before["decisions"]) + 1
 
 
-def test_two_people_and_never_the_same_twice(tmp_path):
+def test_required_approvals_need_two_different_users(tmp_path):
     with Office(tmp_path, people={"required_approvals": 2}) as office:
         office.portal.send(fleet_record(0, resources=("vm_0",)))
         office.poll(0, **ABLE)
@@ -144,7 +144,7 @@ def test_two_people_and_never_the_same_twice(tmp_path):
         assert len(office.poll(0, **ABLE)["decisions"]) == 1
 
 
-def test_rule_that_nobody_can_satisfy_is_said_at_start_and_at_the_button(tmp_path, caplog):
+def test_unsatisfiable_required_approvals_are_reported(tmp_path, caplog):
     said = "3 different people must approve, and only 2 can. Add approvers with `portal users`."
     with Office(tmp_path, people={"required_approvals": 3}) as office:
         assert f"No event can be approved: {said}" in caplog.text
@@ -156,7 +156,7 @@ def test_rule_that_nobody_can_satisfy_is_said_at_start_and_at_the_button(tmp_pat
         assert f"You approved the event. Another person must also approve it. {said}" in ann.page(f"/events/{A}").text
 
 
-def test_many_at_once_with_one_reason_and_a_result_each(office):
+def test_decision_on_many_events_has_one_reason_and_a_result_for_each(office):
     office.portal.send(fleet_record(2, event_id="B", resources=("vm_2",)))
     office.poll(2, **ABLE)
     ann, bob = office.browser("ann"), office.browser("bob")
@@ -170,11 +170,13 @@ def test_many_at_once_with_one_reason_and_a_result_each(office):
     assert answer.status_code == 200
     assert "Accepted: Freeze of these 2 VMs: vm_0, vm_1 Approved. The approval was sent to 1 agent." in shown
     assert "Refused: Freeze of this VM: vm_2 The event is held by bob. Withdraw the hold to approve the event." in shown
-    assert len(office.poll(0, **ABLE)["decisions"]) == 2  # the approval, and the hold of the other, of the same group
+    assert (
+        len(office.poll(0, **ABLE)["decisions"]) == 2
+    )  # the approval, and the hold of the other event in the same group
     assert "“all of them”" in ann.page(f"/events/{A}").text
 
 
-def test_viewer_gets_no_button_and_a_403(office):
+def test_viewer_sees_no_buttons_and_receives_403(office):
     vic, ann = office.browser("vic"), office.browser("ann")
     for path in ("/", f"/events/{A}"):
         assert vic.page(path).buttons in (["Sign out"], ["Sign out", "Filter"])
@@ -189,7 +191,7 @@ def test_viewer_gets_no_button_and_a_403(office):
     assert "ann holds it" in vic.page(f"/events/{A}").text
 
 
-def test_who_has_a_scope_sees_those_events_only(tmp_path):
+def test_user_sees_only_events_within_the_scope(tmp_path):
     users = (*PEOPLE, ("sam", "approver", "labels.team:search"))
     with Office(tmp_path, users=users) as office:
         office.portal.send(
@@ -206,7 +208,7 @@ def test_who_has_a_scope_sees_those_events_only(tmp_path):
         assert A not in sam.page(f"/?part={A}").html
 
 
-def test_nobody_who_would_follow_is_named_instead_of_a_button(tmp_path):
+def test_page_lists_reasons_if_no_agent_would_follow_an_approval(tmp_path):
     with Office(tmp_path) as office:
         office.portal.send(fleet_record(0), fleet_record(1))
         office.poll(1, kids=["p1"], disabled=True)
@@ -218,7 +220,7 @@ def test_nobody_who_would_follow_is_named_instead_of_a_button(tmp_path):
         assert not any(text.startswith("Approve") for text in page.buttons)
 
 
-def test_portal_without_a_key_says_so(tmp_path):
+def test_portal_without_a_signing_key_shows_a_message(tmp_path):
     with Office(tmp_path, signs=False) as office:
         office.portal.send(fleet_record(0))
         page = office.browser("ann").page(f"/events/{A}")
@@ -226,7 +228,7 @@ def test_portal_without_a_key_says_so(tmp_path):
         assert page.buttons == ["Sign out"]
 
 
-def test_what_is_over_has_no_button_and_leaves_the_first_page_after_an_hour(office):
+def test_ended_event_has_no_buttons_and_leaves_the_first_page_after_an_hour(office):
     ann = office.browser("ann")
     office.portal.send(
         fleet_record(0, sequence=2, transition=Transition.COMPLETED, seconds=20),

@@ -1,4 +1,4 @@
-"""The pictures of the documentation show the pages as they look now."""
+"""The screenshots of the documentation match the current pages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def browser():
 
 
 @pytest.mark.parametrize("name", SHOTS)
-def test_picture_of_the_documentation_is_current(browser, name):
+def test_screenshot_in_the_documentation_is_current(browser, name):
     _, description = shown(browser, name)
     text = (IMAGES / f"{name}.txt").read_text(encoding="utf-8")
     assert description == text, "run: python docs/screenshots.py"

@@ -1,4 +1,4 @@
-"""The stream that tells open pages what has changed: who is told, when it ends, and what a slow reader costs."""
+"""The stream of changes to open pages: its messages, its end, and slow subscribers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Stream:
         self.answer = self._connection.getresponse()
 
     def events(self):
-        """Yield the name and the words of each message, until the stream ends."""
+        """Yield the event name and the data words of each message until the stream ends."""
         name = ""
         for line in self.answer:
             field, _, value = line.decode().rstrip("\n").partition(": ")
@@ -60,7 +60,7 @@ class Stream:
                 yield name, set(value.split())
 
     def until(self, word):
-        """Return when a message has *word*."""
+        """Read the stream up to a message that contains *word*."""
         for name, words in self.events():
             if name == "changed" and word in words:
                 return
@@ -72,7 +72,7 @@ class Stream:
 
 
 @pytest.fixture
-def stream(office):  # noqa: ARG001  # the streams are closed before the portal is stopped
+def stream(office):  # noqa: ARG001  # closes the streams before the portal stops
     opened = []
 
     def open_for(browser):
@@ -84,7 +84,7 @@ def stream(office):  # noqa: ARG001  # the streams are closed before the portal 
         each.close()
 
 
-def test_page_is_told_of_records_verdicts_and_agents(office, stream):
+def test_stream_reports_records_verdicts_and_agents(office, stream):
     ann = office.browser("ann")
     found = stream(office.browser("vic"))
     assert found.answer.headers["Content-Type"] == "text/event-stream"
@@ -99,7 +99,7 @@ def test_page_is_told_of_records_verdicts_and_agents(office, stream):
     found.until(B)
 
 
-def test_after_a_restart_agents_reconnect_and_the_page_offers_the_approval_again(tmp_path):
+def test_page_offers_the_approval_again_after_agents_reconnect(tmp_path):
     clock, able = ManualClock(NOW + timedelta(minutes=1)), {"kids": ["p1"]}
     with Office(tmp_path, clock=clock.clock) as office:
         office.portal.send(fleet_record(0), fleet_record(1))
@@ -127,15 +127,15 @@ def test_after_a_restart_agents_reconnect_and_the_page_offers_the_approval_again
         assert shown == {"vm_0": (True, False), "vm_1": (False, False)}
 
 
-def test_page_is_told_when_somebody_may_approve_no_more(office, stream):
+def test_stream_reports_a_changed_role(office, stream):
     found = stream(office.browser("vic"))
     office.portal.send(fleet_record(2, event_id="B", resources=("vm_2",)))
-    found.until(B)  # and what a new stream is told is behind it
+    found.until(B)  # the initial messages of the stream precede it
     office.change_user("ann", grants=grant("viewer"))
     found.until(ALL)
 
 
-def test_signing_out_ends_the_stream_of_that_session_only(office, stream):
+def test_logout_ends_only_the_stream_of_its_session(office, stream):
     ann, other = office.browser("ann"), office.browser("ann")
     mine, theirs = stream(ann), stream(other)
     ann.submit("/", "Sign out")
@@ -144,11 +144,11 @@ def test_signing_out_ends_the_stream_of_that_session_only(office, stream):
     theirs.until(B)
 
 
-def test_stranger_gets_no_stream(office, stream):
+def test_anonymous_user_receives_no_stream(office, stream):
     assert stream(office.browser()).answer.status == 401
 
 
-def test_stop_of_the_portal_ends_the_stream_in_time(office, stream):
+def test_portal_stop_ends_the_stream_within_five_seconds(office, stream):
     found = stream(office.browser("ann"))
     found.until(ALL)
     began = time.monotonic()
@@ -158,7 +158,7 @@ def test_stop_of_the_portal_ends_the_stream_in_time(office, stream):
 
 
 class _EndsElsewhere:
-    """People of whom one was let in, and is not any more: signed out in another process, or disabled."""
+    """Users whose session ends in another process after two requests."""
 
     def __init__(self):
         self.asked = 0
@@ -170,7 +170,7 @@ class _EndsElsewhere:
         return Person(key="local ann", name="ann", grants=grant("viewer"), csrf_token="", session_sha256="x")
 
 
-def test_stream_ends_when_its_session_was_ended_by_another_process():
+def test_stream_ends_after_another_process_ends_its_session():
     async def served():
         sent = []
 
@@ -197,14 +197,14 @@ def test_stream_ends_when_its_session_was_ended_by_another_process():
 
 
 class _Stays:
-    """People of whom everybody is let in."""
+    """Users with access for every request."""
 
     async def person_of(self, _request):
         return Person(key="local ann", name="ann", grants=grant("viewer"), csrf_token="", session_sha256="x")
 
 
 class _Changes:
-    """A store in which ninety events have changed whenever somebody looks."""
+    """A store in which 90 events have changed at each read."""
 
     def __init__(self):
         self.asked = 0
@@ -221,7 +221,7 @@ async def _ask(listening):
 
 
 async def _slow_and_quick(listening):
-    """Send 200 changes to a subscriber that reads nothing and one that reads all; return the largest write buffer."""
+    """Send 200 changes to a slow and a fast subscriber, and return the size of the largest write buffer."""
     live = LiveUpdates(store=_Changes(), users=_Stays(), connected_agents=ConnectedAgents(REAL_CLOCK), clock=REAL_CLOCK)
     protocol = partial(
         LimitedHttp, limits=HttpLimits(), metrics=PortalMetrics(), log=ThrottledLog(logging.getLogger(__name__))
@@ -252,11 +252,11 @@ async def _slow_and_quick(listening):
 
 def test_slow_subscriber_uses_little_memory_and_delays_no_other():
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)  # or megabytes fit on the way
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)  # otherwise, kernel buffers hold megabytes
         assert asyncio.run(_slow_and_quick(listening)) < 256 * 1024
 
 
-def test_one_person_with_many_streams_leaves_the_streams_of_others_live(office):
+def test_many_streams_of_one_user_do_not_block_other_users(office):
     ann, bob = office.browser("ann"), office.browser("bob")
     with ExitStack() as streams:
         statuses = [streams.enter_context(ann.get("/live", stream=True)).status_code for _ in range(40)]

@@ -27,7 +27,7 @@ def office(tmp_path):
 
 
 def bars(page):
-    """Return the address of each bar."""
+    """Return the link of each bar."""
     return [found["href"] for tag, found in page.tags if tag == "a" and "type-" in (found.get("class") or "")]
 
 
@@ -75,7 +75,7 @@ def test_count_is_stated_when_more_events_match(office):
 
 
 @pytest.mark.parametrize("query", ["from=x", "hours=0", "hours=99999", "from=2026-11-20"])
-def test_invalid_period_is_refused(office, query):
+def test_invalid_period_is_rejected(office, query):
     assert office.browser("vic").get(f"/timeline?{query}").status_code == 400
 
 

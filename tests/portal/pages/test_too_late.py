@@ -1,4 +1,4 @@
-"""What the pages say once Azure took an approval, and of what was taken back: the past does not read as what holds."""
+"""The pages after Azure has accepted an approval, and after a withdrawal: past states are not shown as current."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def office(tmp_path):
         yield office
 
 
-def test_accepted_approval_leads_the_row_and_a_hold_may_be_too_late(office):
+def test_accepted_approval_is_shown_first_and_a_hold_might_be_too_late(office):
     ann, bob = office.browser("ann"), office.browser("bob")
     ann.submit(f"/events/{A}", "approve")
     office.tell_outcome(Transition.APPROVED, "accepted")
@@ -41,7 +41,7 @@ def test_accepted_approval_leads_the_row_and_a_hold_may_be_too_late(office):
     ("transition", "result"),
     [(Transition.APPROVED, "dry_run"), (Transition.APPROVAL_FAILED, "rejected"), (Transition.APPROVED, "accepted")],
 )
-def test_what_azure_did_not_take_or_changed_afterwards_can_be_held(office, transition, result):
+def test_event_that_azure_did_not_accept_or_changed_later_can_be_held(office, transition, result):
     ann = office.browser("ann")
     ann.submit(f"/events/{A}", "approve")
     office.tell_outcome(transition, result)
@@ -54,12 +54,12 @@ def test_what_azure_did_not_take_or_changed_afterwards_can_be_held(office, trans
     assert ann.submit(f"/events/{A}", "hold").status_code == 303
 
 
-def test_approval_taken_back_after_azure_was_told_is_called_too_late(office):
+def test_approval_withdrawn_after_its_post_to_azure_is_marked_too_late(office):
     ann = office.browser("ann")
     ann.submit(f"/events/{A}", "approve")
     ann.submit(f"/events/{A}", "Withdraw")
     assert "Hold for the agent of vm_0: queued" in ann.page(f"/events/{A}").text
-    office.tell_outcome(Transition.APPROVED, "accepted")  # it had been told; the record came later
+    office.tell_outcome(Transition.APPROVED, "accepted")  # Azure had the approval already; the record arrives later
     started = {"sequence": 3, "seconds": 60, "transition": Transition.STARTED, "not_before_raw": ""}
     office.portal.send(fleet_record(0, **started), fleet_record(1, **started))
     shown = ann.page(f"/events/{A}").text
@@ -67,7 +67,7 @@ def test_approval_taken_back_after_azure_was_told_is_called_too_late(office):
     assert "does not start the event early" not in shown
 
 
-def test_hold_that_was_taken_back_is_told_as_past(office):
+def test_withdrawn_hold_is_shown_as_no_longer_in_effect(office):
     ann = office.browser("ann")
     ann.submit(f"/events/{A}", "hold")
     told = office.poll(0, **ABLE)

@@ -41,7 +41,7 @@ def audit(office, action):
 
 
 def decide(browser, verdict, numbers, **fields):
-    """Submit the confirmation for the events with *numbers*."""
+    """Submit the confirmation page for the events with *numbers*."""
     query = "&".join(f"event={key_of_event_id(f'E-{number}')}" for number in numbers)
     return browser.submit(f"/decide?verdict={verdict}&{query}", verdict, **fields)
 
@@ -74,7 +74,7 @@ def test_selection_of_different_groups_is_approved_with_one_confirmation(office)
     assert [list(each["decisions"]) for each in entry["details"]["events"]] == [[vm_id_of(vm)] for vm in range(20)]
 
 
-def test_selection_with_two_events_of_one_group_is_refused_with_the_reason(office):
+def test_selection_with_two_events_of_one_group_is_rejected_with_the_reason(office):
     announce(office, events=2, vms=2)
     other = announced(2, 2, ("vm_2",))
     office.portal.send(replace(other, vm=replace(other.vm, resource_group="RG-0")))
@@ -88,7 +88,7 @@ def test_selection_with_two_events_of_one_group_is_refused_with_the_reason(offic
 
 
 @pytest.mark.parametrize("verdict", ["approve", "hold"])
-def test_event_that_changed_since_the_page_is_left_out_and_listed(office, verdict):
+def test_event_changed_since_the_page_load_is_skipped_and_listed(office, verdict):
     announce(office, events=3, vms=3)
     for vm in range(3):
         office.poll(vm, **ABLE)
