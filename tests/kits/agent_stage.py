@@ -45,7 +45,7 @@ Key = tuple[str, str]
 
 
 class Azure:
-    """A metadata service that shows the events it is given."""
+    """A metadata service with the given events."""
 
     def __init__(self) -> None:
         self.incarnation = 1
@@ -56,7 +56,7 @@ class Azure:
         self.posted: list[tuple[str, float]] = []
         self.on_approval: Callable[[str], None] = lambda _event_id: None
         self.identity: Answer | None = Answer(body=b'{"name": "vm_0", "vmId": "AAAA"}')
-        """None: a request for the identity gets no answer."""
+        """If this is None, requests for the identity get no response."""
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._not_before = format_datetime(datetime.now(timezone.utc) + timedelta(days=2), usegmt=True)
@@ -74,7 +74,7 @@ class Azure:
         self._set(event_id, "started", EventStatus="Started", NotBefore="", **fields)
 
     def end(self, *event_ids: str) -> None:
-        """Remove events; those that have begun are completed."""
+        """Remove events. Started events are completed."""
         with self._lock:
             self.incarnation += 1
             for event_id in event_ids:
@@ -115,7 +115,7 @@ class Azure:
         self.polled_at.append(time.monotonic())
 
     def document(self) -> bytes:
-        """Return the document as it is now."""
+        """Return the current document."""
         with self._lock:
             body = {"DocumentIncarnation": self.incarnation, "Events": list(self.events.values())}
         return json.dumps(body).encode()
@@ -167,7 +167,7 @@ class Receiver:
 
 
 class Stage:
-    """The VM; its agent runs on *state*, by default a directory in *directory*.
+    """The VM and its agent. The state directory is *state*, by default a directory in *directory*.
 
     With *preload*, a library for LD_PRELOAD, the agent gets the variables of *env* as well.
     """

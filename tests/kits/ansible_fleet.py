@@ -1,4 +1,4 @@
-"""Machines side by side that Ansible manages, each a bare Debian with a systemd and a network of its own."""
+"""Machines that Ansible manages, each a bare Debian with its own systemd and network."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROLE = "scheduled_events_bridge"
 ETC = f"/etc/{NAME}"
 SECRET = "what-nobody-may-read"
 STDOUT = '[[sinks]]\ntype = "stdout"\n'
-#: The configurations that machines get, by the name of their file.
+#: The configurations of the machines, by file name.
 CONFIGURATIONS = {
     "good": f'{STDOUT}[[sinks]]\ntype = "webhook"\nurl = "http://127.0.0.1:9/"\nbearer_token_file = "{ETC}/token"\n'
     'transitions = ["canceled"]\n',
@@ -32,12 +32,12 @@ CONFIGURATIONS = {
     "refusing-sink-never-ready": f'{STDOUT}[[sinks]]\ntype = "webhook"\nname = "refusing"\n'
     'url = "http://169.254.169.254/hook"\n[imds]\nendpoint = "http://127.0.0.1:1"\n',
 }
-#: How long a machine is waited for that gets never-ready; and then for the version before, so it is no less.
+#: The wait for a machine with never-ready, and for its previous version after the rollback, which needs as long.
 SECONDS_IN_VAIN = 20
 
 
 class Done(NamedTuple):
-    """A playbook that has ended: its exit code, what it said, and for each host the figures of the recap."""
+    """The result of a playbook: its exit code, its output, and the recap figures of each host."""
 
     code: int
     said: str
@@ -48,7 +48,7 @@ class Done(NamedTuple):
 
 
 class Fleet:
-    """Machines with an inventory; *archives* has those of two versions, and *goods* what ansible/drive.sh wants."""
+    """Machines with an inventory. *archives* has two versions, and *goods* the files for ansible/drive.sh."""
 
     def __init__(
         self, directory: Path, playbooks: Path, archives: Path, *, bare: str | None = None, goods: Path | None = None
@@ -61,7 +61,7 @@ class Fleet:
             (directory / f"{name}.toml").write_text(text)
 
     def start(self, name: str, *, with_version_before: bool) -> None:
-        """Boot a machine, and return before it is up."""
+        """Start to boot a machine, without waiting."""
         assert self.bare
         assert self.goods
         place = self.directory / name
@@ -77,7 +77,7 @@ class Fleet:
             )  # fmt: skip
 
     def wait_until_up(self) -> None:
-        """Wait for all machines, and note the process 1 of each."""
+        """Wait for all machines, and record the process 1 of each."""
         mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
         hierarchy = next(where for _, where, kind, *_ in mounts if kind == "cgroup2")
         for name, process in self.processes.items():
@@ -130,7 +130,7 @@ class Fleet:
         return done.stdout.strip()
 
     def readyz(self, name: str) -> tuple[int, str]:
-        """Return the status of /readyz and the version that answers; (0, "") when nobody does."""
+        """Return the status of /readyz and the version, or (0, "") without a response."""
         ask = (
             "import json, urllib.request as u\n"
             "try: a = u.urlopen('http://127.0.0.1:9464/readyz')\n"
@@ -141,7 +141,7 @@ class Fleet:
         return status, version
 
     def state(self, name: str) -> tuple[str, str]:
-        """Return every file of the agent and of the machine's settings with size, mode and time, and its process."""
+        """Return the size, mode, and time of every file of the agent and the settings, and the agent's process."""
         files = self.on(name, "find /opt /etc /usr/local -printf '%p %s %m %T@\\n' | sort; ls -A /tmp")
         return files, self.on(name, f"systemctl show {NAME} -p MainPID")
 
@@ -153,7 +153,7 @@ class Fleet:
         config: str = "good",
         of_host: Mapping[str, str] | None = None,
     ) -> Done:
-        """Run a line of the page against all machines, *more* added to it; *of_host* names other configurations."""
+        """Run a command of the page with the arguments *more*. *of_host* maps hosts to other configurations."""
         of_host = of_host or {}
         configs = {name: of_host.get(name, config) for name in self.names}
         hosts = {
@@ -191,7 +191,7 @@ class Fleet:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Return the environment of Ansible, which keeps its files below *home* and has no settings of this machine's."""
+    """Return the environment of Ansible, with files below *home* and without the settings of this machine."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("ANSIBLE_", "PYTHON"))}
     own = {"ANSIBLE_HOME": str(home), "ANSIBLE_NOCOLOR": "1", "NO_COLOR": "1", "LC_ALL": "C.UTF-8"}
     beside = f"{Path(sys.executable).parent}:{kept['PATH']}"  # ansible-lint calls ansible
@@ -199,7 +199,7 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def wait_for(is_true: Callable[[], bool], *, otherwise: Callable[[], str], seconds: float = 180) -> None:
-    """Wait until *is_true*; fail with what *otherwise* says."""
+    """Wait until *is_true*, or fail with the message of *otherwise*."""
     until = time.monotonic() + seconds
     while not is_true():
         assert time.monotonic() < until, otherwise()

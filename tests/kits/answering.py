@@ -1,4 +1,4 @@
-"""A small HTTP server that answers each request as it is told."""
+"""A small HTTP server with configurable responses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @contextmanager
 def answering(answer: Callable[[str], tuple[int, bytes]]) -> Iterator[int]:
-    """Answer GET, POST and OPTIONS with the status and the body that *answer* has for a path; yield the port."""
+    """Respond to GET, POST, and OPTIONS with the status and body of *answer* for the path. Yield the port."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

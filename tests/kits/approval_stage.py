@@ -1,4 +1,4 @@
-"""One VM under attack: its agent as a process, a simulated Azure, and a portal written from PROTOCOL.md alone."""
+"""One VM under attack: its agent as a process, a simulated Azure, and an independent portal from PROTOCOL.md."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def is_in(record: Record, found: Mapping[str, int]) -> bool:
 
 
 def only(*records: Record) -> Counter[str]:
-    """Return what was posted when each of *records* was approved once, and nothing else."""
+    """Return the expected posts if each of *records* is approved exactly once."""
     return Counter(record["event"]["event_id"] for record in records)
 
 
 class Stage:
-    """*agent* on one VM of *azure*, and its portal; `anne` and `boris` sign. Keys are in *directory*."""
+    """*agent* on one VM of *azure* with its portal and the signers `anne` and `boris`. Keys are in *directory*."""
 
     def __init__(self, agent: Any, azure: Simulator, directory: Path) -> None:
         self.agent, self.azure = agent, azure
@@ -40,23 +40,23 @@ class Stage:
         self.vm_id = azure.machines[0].vm_id
 
     def signer(self, kid: str) -> Signer:
-        """Return a new person with a key."""
+        """Return a new signer with a key."""
         return Signer(self._keys, kid)
 
     # The agent.
 
     def configure(self, *signers: Signer, rules: str = "", **options: Any) -> None:
-        """Write a configuration that trusts *signers*; without any, anne and boris."""
+        """Write a configuration that trusts *signers*, by default anne and boris."""
         self.agent.configure(self.azure.endpoint, f"[approval]\n{rules}{self.portal.toml(*signers, **options)}")
 
     def start(self, *signers: Signer, **options: Any) -> None:
-        """Start the agent, and wait until it has asked the portal and Azure."""
+        """Start the agent, and wait until it has polled the portal and Azure."""
         self.configure(*signers, **options)
         self.restart()
         self.wait(self.portal.is_read)
 
     def restart(self) -> None:
-        """Start it with the configuration as it is, and wait until it has asked Azure."""
+        """Start the agent with the existing configuration, and wait until it has polled Azure."""
         self.agent.start()
         self.wait_for_polls(2)
 
@@ -65,7 +65,7 @@ class Stage:
         self.agent.wait_for(condition, timeout_seconds)
 
     def wait_for_polls(self, count: int) -> None:
-        """Wait until Azure has given *count* more documents."""
+        """Wait until Azure has returned *count* more documents."""
 
         def polls() -> int:
             return sum("scheduledevents" in each.path and each.status == 200 for each in list(self.azure.requests))
@@ -74,12 +74,12 @@ class Stage:
         self.wait(lambda: polls() >= wanted)
 
     def end(self) -> None:
-        """Stop the agent, which must have had no fault of its own."""
+        """Stop the agent, and check that it logged no internal error."""
         assert self.agent.stop() == 0
         assert "Traceback" not in self.agent.log, self.agent.log
 
     def close(self) -> None:
-        """End whatever is left."""
+        """Stop the agent, the portal, and the simulator."""
         if self.agent.process is not None and self.agent.process.poll() is None:
             self.agent.kill()
         self.portal.close()
@@ -87,7 +87,7 @@ class Stage:
     # Azure.
 
     def event(self, *, is_seen: bool = True, **options: Any) -> Record:
-        """Announce an event that stays Scheduled, and return what a portal learns of it."""
+        """Announce an event that stays Scheduled, and return its record."""
         given = {"event_type": "Freeze", "on_approval": "never", "notice_seconds": 3600, "resources": ("vm_0", "vm_1")}
         event_id = self.azure.world.add_event(EventSpec(**{**given, **options}))
         if is_seen:
@@ -95,7 +95,7 @@ class Stage:
         return self.record(event_id)
 
     def hidden(self, **options: Any) -> Record:
-        """Announce an event that another VM's Azure shows already, and this one's does not yet; see `show`."""
+        """Announce an event that another VM already sees and this VM does not see until `show`."""
         self.azure.world.set_fault(Fault(kind="status", status=500, method="GET"))
         record = self.event(is_seen=False, **options)
         self.azure.world.replace_document(NOTHING.encode())
@@ -104,12 +104,12 @@ class Stage:
         return record
 
     def show(self, record: Record) -> None:
-        """Show what was hidden, *record* among it, and wait until the agent has seen it."""
+        """Show the hidden events, and wait until the agent has seen the event of *record*."""
         self.azure.world.replace_document(None)
         self.wait(lambda: record["event"]["event_id"] in self.agent.out.read_text())
 
     def record(self, event_id: str) -> Record:
-        """Return the event as the record of any VM would have it."""
+        """Return the event as in the record of any VM."""
         events = json.loads(self.azure.world.document())["Events"]
         found = next(each for each in events if each["EventId"] == event_id)
         duration = found.get("DurationInSeconds", -1)
@@ -125,29 +125,29 @@ class Stage:
 
     @property
     def posted(self) -> Counter[str]:
-        """Return how often Azure was told to start each event."""
+        """Return the number of StartRequests for each event."""
         return Counter(each.event_id for each in self.azure.world.approvals)
 
     # The portal.
 
     def put(self, *tokens: str) -> None:
-        """Have *tokens* ready at the portal, and wait until the agent has taken them."""
+        """Add *tokens* to the portal, and wait until the agent has received them."""
         self.portal.put(self.vm_id, *tokens)
         self.wait(self.portal.is_read)
 
     def control(self, signer: Signer | None = None) -> Record:
-        """Have a valid approval arrive last: what came before it has been looked at."""
+        """Send a valid approval last. Its effect shows that the agent has processed all earlier decisions."""
         record = self.event()
         self.put((signer or self.anne).decide(record))
         self.wait_posted(record)
         return record
 
     def wait_posted(self, *records: Record) -> None:
-        """Wait until Azure was told of each of *records*, and two polls longer, for what nobody gave."""
+        """Wait for the StartRequests of *records*, and two more polls for unexpected ones."""
         self.wait(lambda: all(is_in(record, self.posted) for record in records))
         self.wait_for_polls(2)
 
     def refusals(self) -> Counter[str]:
-        """Return how many records refuse a decision, by reason."""
+        """Return the number of records about refused decisions, by reason."""
         refused = [each for each in self.agent.records if each["transition"] == "approval_refused"]
         return Counter(each["approval"]["result"] for each in refused)

@@ -1,4 +1,4 @@
-"""An approver under test: a clock that the test moves, a metadata service that notes requests, and new keys."""
+"""An approver under test with a manual clock, a metadata service that records requests, and new keys."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class OneSink:
 
 
 class NotingImds:
-    """Shows a document and takes StartRequests; `answer` and `get_answer` are exceptions to raise instead."""
+    """Returns a document and accepts StartRequests, or raises the exceptions `answer` and `get_answer`."""
 
     def __init__(self) -> None:
         self.document = Document(incarnation=1)
@@ -57,7 +57,7 @@ class NotingImds:
         self.on_get: Any = None
 
     def shows(self, *events: ScheduledEvent) -> None:
-        """Show *events* from now on."""
+        """Return *events* from now on."""
         self.document = Document(incarnation=int(str(self.document.incarnation)) + 1, events=events)
 
     def scheduled_events_again(self) -> Document:
@@ -85,7 +85,7 @@ class NotingImds:
 
 
 class ApproverKit:
-    """One VM, its outbox, its approver; `turn` does what the approver's thread would."""
+    """One VM with its outbox and its approver. `turn` runs one iteration of the approver's thread."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -113,7 +113,7 @@ class ApproverKit:
     def wait(self, seconds: float) -> None:
         self.seconds += seconds
 
-    # What is configured.
+    # Configuration.
 
     def key(self, kid: str) -> Path:
         if kid not in self.keys:
@@ -131,10 +131,10 @@ class ApproverKit:
     def rules(self, *rules: RuleSettings, **options: Any) -> None:
         self.settings = ApprovalSettings(rules=rules, **options)
 
-    # Life.
+    # Start and stop.
 
     def start(self, *, hears_portal: bool = True) -> None:
-        """Start an agent; unless *hears_portal* is False, the portal has sent all of its decisions."""
+        """Start an agent. Unless *hears_portal* is False, it has received all decisions of the portal."""
         self.state.mkdir(mode=0o700, exist_ok=True)
         self.outbox = Outbox(
             self.state,
@@ -193,7 +193,7 @@ class ApproverKit:
         self.approver = self.service.approver
 
     def hear_portal(self) -> None:
-        """Have all decisions of the portal received from index 0."""
+        """Receive all decisions of the portal from index 0."""
         assert self.outbox is not None
         self.outbox.awaits_portal = False
 
@@ -217,7 +217,7 @@ class ApproverKit:
         if self.outbox is not None:
             self.outbox.close(5)
 
-    # What happens.
+    # Events and decisions.
 
     def event(self, event_id: str = "E-1", **fields: Any) -> ScheduledEvent:
         values: dict[str, Any] = {
@@ -232,7 +232,7 @@ class ApproverKit:
         return ScheduledEvent(event_id=event_id, **{**values, **fields})
 
     def see(self, *events: ScheduledEvent, shown: bool = True, **options: Any) -> None:
-        """Have the metadata service respond now with *events*; without *shown*, the next response differs."""
+        """Let the metadata service respond now with *events*. Without *shown*, the next response differs."""
         assert self.approver is not None
         if events != self.document.events:
             self.document = Document(incarnation=int(str(self.document.incarnation)) + 1, events=events)
@@ -241,7 +241,7 @@ class ApproverKit:
         self.approver.observe(self.document, Instant(wall=self.now(), monotonic=self.monotonic()), **options)
 
     def record(self, *events: ScheduledEvent) -> None:
-        """Store *events* as the poll does before the approver hears of them."""
+        """Store *events* as the poll does before it notifies the approver."""
         self.record_change(Transition.SCHEDULED, *events)
 
     def record_change(self, transition: Transition, *events: ScheduledEvent) -> None:
@@ -250,7 +250,7 @@ class ApproverKit:
         self.outbox.append_observation(self.document, changes, active_event_ids=None)
 
     def until(self, condition: Callable[[], object]) -> None:
-        """Take turns, in real time, until *condition* holds: what a command of the approver does takes its own."""
+        """Run turns in real time until *condition* is true, because commands of the approver take real time."""
         assert self.approver is not None
         deadline = time.monotonic() + _UNTIL_SECONDS
         while not condition():
@@ -269,7 +269,7 @@ class ApproverKit:
         return self.approver.run_once()
 
     def go(self, seconds: float, *events: ScheduledEvent) -> None:
-        """Let *seconds* pass, with an answer and a turn each second."""
+        """Let *seconds* pass, with a response and a turn each second."""
         for _ in range(int(seconds)):
             self.wait(1)
             self.see(*events)
@@ -305,7 +305,7 @@ class ApproverKit:
     def approve_here(
         self, event: ScheduledEvent, overruled: Collection[StoredDecision] = ()
     ) -> tuple[StoredDecision, ...]:
-        """Approve *event* as a person on the VM does, who was told of the holds *overruled*; return the other holds."""
+        """Approve *event* like a user on the VM who overrules the holds *overruled*. Return the other holds."""
         moment = self.now().timestamp()
         decision = cli_decision(approver="root", decision_id=f"here-{moment}", event=event)
         decision = msgspec.structs.replace(

@@ -33,7 +33,7 @@ _ABLE = {"version": "1", "kids": ["p1"], "required_approvals": 1, "dry_run": Fal
 
 
 class AttestedFleet:
-    """The portals. Each request goes to another one in turn."""
+    """The portals. Requests rotate among them."""
 
     def __init__(self, directory: Path, database: Database, clock: ManualClock, **tables: Any) -> None:
         self.clock = clock
@@ -99,7 +99,7 @@ class AttestedFleet:
         return {"decisions": list(decisions)}
 
     def page(self, person: str, path: str = "/") -> Page:
-        """Return a page as *person* sees it."""
+        """Return a page for *person*."""
         origin = self.portal().url.removesuffix("/api/v1")
         answer = requests.get(f"{origin}{path}", headers=_cookie_of(person), timeout=20)
         assert answer.status_code == 200, answer.text
@@ -111,12 +111,12 @@ class AttestedFleet:
         return found
 
     def events(self, **query: str) -> dict[str, Any]:
-        """Return the answer of the API with the open events."""
+        """Return the API response with the open events."""
         found: dict[str, Any] = self.portal().get("/events", **query).json()
         return found
 
     def decide(self, person: str, verdict: str, event_id: str, *confirm: str) -> requests.Response:
-        """Submit a verdict of *person* by the form of the page."""
+        """Submit a verdict of *person* with the form of the page."""
         event = self.event(event_id)
         fields = {
             "csrf": f"token-of-{person}",
@@ -164,7 +164,7 @@ def client_at(address: str) -> requests.Session:
 
 
 def log_in_at(client: requests.Session, portal: RunningPortal, name: str, password: str) -> int:
-    """Submit the login form, and return the status of the answer."""
+    """Submit the login form, and return the status of the response."""
     origin = portal.url.removesuffix("/api/v1")
     form = {"name": name, "password": password, "next": "/"}
     answer = client.post(f"{origin}/login", form, headers={"Origin": origin}, allow_redirects=False, timeout=60)

@@ -1,7 +1,7 @@
-"""The part of a portal that gives tokens for attested documents, as a stub: it believes every document.
+"""A stub of the part of a portal that issues tokens for attested documents, without verification.
 
-It reads no PKCS#7: the signed content stands in a document in plain. Who must not believe everything is
-`bridge.portal.attested`, which has tests of its own.
+The stub finds the plain content in the document and parses no PKCS#7. `bridge.portal.attested` verifies documents and
+has its own tests.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ _CONTENT = re.compile(rb'\{"licenseType".*?"vmId":"[^"]*"\}')
 
 
 class Attesting:
-    """Answers below ``/api/v1``: challenges, tokens, and records that come with a token of it."""
+    """Responses below `/api/v1`: challenges, tokens, and records with an issued token."""
 
     def __init__(self, *, lifetime_seconds: int = 3600) -> None:
         self.lifetime_seconds = lifetime_seconds
         self.refuses: list[tuple[int, str]] = []
-        """What the next documents are refused with: a status and a reason."""
+        """The status and reason that reject the next documents."""
         self.challenges: list[str] = []
         self.documents: list[dict[str, str]] = []
-        """The contents of the documents that came, and whether one was refused or not."""
+        """The contents of all received documents, including rejected ones."""
         self.tokens: dict[str, str] = {}
-        """The vmId that each token stands for; take one out to have it refused."""
+        """The vmId of each valid token. A removed token is rejected."""
         self.records: list[tuple[str, dict[str, object]]] = []
-        """The token that each record came with, and the record."""
+        """The token and the record of each accepted request."""
         self._lock = threading.Lock()
 
     def vm_of(self, request: Request) -> str | None:
-        """Return the vmId that *request* shows a token of."""
+        """Return the vmId of the token in *request*."""
         return self.tokens.get(request.headers.get("authorization", "").removeprefix("Bearer "))
 
     def answer(self, request: Request) -> Answer:
-        """Return the answer to a POST."""
+        """Return the response to a POST."""
         with self._lock:
             path = request.path.removeprefix("/api/v1")
             if request.method != "POST":
@@ -51,7 +51,7 @@ class Attesting:
 
     def _token(self, request: Request) -> Answer:
         found = _CONTENT.search(base64.b64decode(json.loads(request.body)["document"]))
-        assert found is not None, "it is no document of the simulator"
+        assert found is not None, "the document is not from the simulator"
         content = json.loads(found[0])
         self.documents.append(content)
         if self.refuses:

@@ -1,4 +1,4 @@
-"""Attested documents for the portal's tests: the simulator's, and others that it does not make."""
+"""Attested documents for the portal's tests, including documents that the simulator does not create."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SUBSCRIPTION_ID = "8d10da13-8125-4ba9-a717-bf7490507b3d"
 
 
 def said(nonce: str, now: datetime, /, **changes: Any) -> bytes:
-    """Return what a document of *now* says, with *changes*; a change to None takes the member out."""
+    """Return the content of a document issued at *now*, with *changes*. None removes a member."""
     content = {
         "nonce": nonce,
         "subscriptionId": SUBSCRIPTION_ID,
@@ -42,9 +42,9 @@ _KEY_USES = (
 
 
 class Authority:
-    """A root, an intermediate below it, and the signers that it issues; each certificate as the test wants it.
+    """A root, its intermediate, and the signers of the intermediate, with configurable certificates.
 
-    *path_length* of the intermediate: how many more may be below it.
+    *path_length* is the path length constraint of the intermediate.
     """
 
     def __init__(self, now: datetime, *, name: str = "Root", key: Any = None, path_length: int | None = None) -> None:
@@ -58,14 +58,14 @@ class Authority:
         self.key = key or rsa.generate_private_key(public_exponent=65537, key_size=2048)
 
     def below(self, **more: Any) -> Authority:
-        """Return an authority that the intermediate has issued, with *more* as the test wants it."""
+        """Return an authority below the intermediate, with the certificate options *more*."""
         found = Authority(self.now, name=f"{self._name} CA", key=self.key)
         found.root = self.intermediate
         found.intermediate = found._issued(f"{self._name} CA CA", f"{self._name} CA", found._key, self._key, **more)
         return found
 
     def signer(self, *names: str, at: str | None = None, **more: Any) -> x509.Certificate:
-        """Return a certificate of `key` for *names*, whose issuer's is said to be *at*."""
+        """Return a certificate of `key` for *names* whose issuer certificate is at the URL *at*."""
         return self._issued(
             names[0] if names else "nobody", f"{self._name} CA", self.key, self._key, names=names, at=at, **more
         )
@@ -127,7 +127,7 @@ class Authority:
         digest: Any = None,
         again: x509.Certificate | None = None,
     ) -> bytes:
-        """Return the SignedData of *content* by *signer*, DER, with the certificates *beside*; *again* signs too."""
+        """Return the SignedData (DER) of *content* by *signer* and *again*, with the certificates *beside*."""
         builder = pkcs7.PKCS7SignatureBuilder().set_data(content)
         builder = builder.add_signer(signer, key or self.key, digest or hashes.SHA256())
         if again is not None:
@@ -139,7 +139,7 @@ class Authority:
 
 
 def base64_of(der: bytes) -> str:
-    """Return *der* as the metadata service gives it."""
+    """Return *der* in the encoding of the metadata service."""
     return base64.b64encode(der).decode()
 
 

@@ -1,9 +1,9 @@
-"""A small Azure Policy: it judges a resource by a deployIfNotExists rule, and does what the rule's template would.
+"""A small Azure Policy engine that evaluates a deployIfNotExists rule and applies the template of the rule.
 
-Only what the rules of deploy/azure/fleet use is there; anything else is a ValueError, never a guess. The conditions are
-those of Microsoft's "Azure Policy definition structure", the functions those of "ARM template functions". Strings are
-compared without case, as Azure does. What Azure makes of a template (`put`) is that an application of its own is set
-among the others of a VM, and that a scale set's list is replaced.
+The engine supports only the language features in deploy/azure/fleet. Any other feature raises ValueError. The
+conditions follow Microsoft's "Azure Policy definition structure", and the functions follow "ARM template functions".
+String comparisons ignore case, as in Azure. A deployment (`put`) adds an application resource to the applications of a
+VM, and replaces the list of a scale set.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Expression:
     """One ARM expression, the text between its outer brackets."""
 
     def __init__(self, text: str, scope: Scope) -> None:
-        """Read *text*; *scope* has the functions that differ from place to place."""
+        """Parse *text*. *scope* has the context-dependent functions."""
         self.tokens: list[tuple[str, str]] = []
         while text.strip():
             found = TOKEN.match(text)
@@ -34,14 +34,14 @@ class Expression:
         self.scope = scope
 
     def value(self) -> Json:
-        """Return what all of it is."""
+        """Return the value of the expression."""
         found = self.operand()
         if self.tokens:
             raise ValueError(f"not read: {self.tokens}")
         return found()
 
     def operand(self) -> Callable[[], Json]:
-        """Read one operand with what follows it; what is returned computes it, so that `if` computes one branch."""
+        """Parse one operand with its suffixes. The result is evaluated later, so that `if` evaluates one branch."""
         kind, text = self.tokens.pop(0)
         found: Callable[[], Json]
         if kind == "text":
@@ -121,7 +121,7 @@ FUNCTIONS: dict[str, Callable[..., Json]] = {
 
 
 def evaluate(value: Json, scope: Scope) -> Json:
-    """Return *value* with every expression in it computed; an escaped bracket loses one."""
+    """Return *value* with all expressions evaluated and escaped brackets unescaped."""
     if isinstance(value, dict):
         return {key: evaluate(inner, scope) for key, inner in value.items()}
     if isinstance(value, list):
@@ -137,14 +137,14 @@ class Policy:
     """A definition with the values of its parameters."""
 
     def __init__(self, rule: Json, declared: Json, values: Mapping[str, Json]) -> None:
-        """Take *rule* with its *declared* parameters; one without a value and a default is a KeyError."""
+        """Create the policy of *rule* with its *declared* parameters. A missing parameter raises KeyError."""
         self.rule = rule
         self.values = {
             name: values[name] if name in values else spec["defaultValue"] for name, spec in declared.items()
         }
 
     def scope(self, resource: Json) -> Scope:
-        """Return the functions that ask for *resource*."""
+        """Return the functions that read *resource*."""
         return {
             "parameters": self.values.__getitem__,
             "field": lambda name: field(resource, name),
@@ -152,15 +152,15 @@ class Policy:
         }
 
     def applies(self, resource: Json) -> bool:
-        """Return whether the policy is about *resource*."""
+        """Return whether the policy applies to *resource*."""
         return self.holds(self.rule["if"], resource)
 
     def complies(self, resource: Json) -> bool:
-        """Return whether *resource* is as the policy wants it."""
+        """Return whether *resource* complies with the policy."""
         return not self.applies(resource) or self.holds(self.rule["then"]["details"]["existenceCondition"], resource)
 
     def holds(self, condition: Json, resource: Json, item: Json = None) -> bool:
-        """Return whether *condition* holds; *item* is the element of a list that `count` looks at."""
+        """Return whether *condition* is true. *item* is the current list element of `count`."""
         if "allOf" in condition:
             return all(self.holds(one, resource, item) for one in condition["allOf"])
         if "anyOf" in condition:
@@ -180,7 +180,7 @@ class Policy:
         return compare(operator, found, wanted)
 
     def remediate(self, resource: Json) -> Json:
-        """Return *resource* as it is after the deployment; the same when nothing is to be done."""
+        """Return *resource* after the deployment, or unchanged if no deployment is necessary."""
         if self.values["effect"] != "DeployIfNotExists" or self.complies(resource):
             return resource
         deployment = self.rule["then"]["details"]["deployment"]["properties"]
@@ -191,7 +191,7 @@ class Policy:
 
 
 def field(resource: Json, name: str) -> Json:
-    """Return a field or an alias of *resource*; None where there is nothing."""
+    """Return a field or an alias of *resource*, or None."""
     if name in {"id", "name", "type", "location"}:
         return resource[name]
     tag = re.fullmatch(r"tags\['?([^']+?)'?\]", name)
@@ -208,7 +208,7 @@ def field(resource: Json, name: str) -> Json:
 
 
 def compare(operator: str, found: Json, wanted: Json) -> bool:
-    """Return the answer of one operator; strings have no case."""
+    """Return the result of one operator. String comparisons ignore case."""
 
     def plain(value: Json) -> Json:
         if isinstance(value, list):
@@ -230,7 +230,7 @@ def compare(operator: str, found: Json, wanted: Json) -> bool:
 
 
 def deploy(template: Json, given: Mapping[str, Json], resource: Json) -> list[Json]:
-    """Return the resources that *template* makes, those of its inner templates in their place."""
+    """Return the resources of *template*, with those of nested templates in place."""
     if given.keys() != template["parameters"].keys():
         raise ValueError(f"{sorted(given)} are given, {sorted(template['parameters'])} are asked for")
     variables = template.get("variables", {})
@@ -243,7 +243,7 @@ def deploy(template: Json, given: Mapping[str, Json], resource: Json) -> list[Js
         if each["type"] != "Microsoft.Resources/deployments":
             made.append(evaluate(each, scope))
             continue
-        # A template may ask for what is there already only where it does not make the same: at the outer level.
+        # Only an outer template can reference an existing resource, because the inner one creates it.
         asking = {**scope, "reference": lambda name, _: {resource["id"]: resource["properties"]}[name]}
         evaluate(each["name"], asking)
         inner = each["properties"]
@@ -255,7 +255,7 @@ def deploy(template: Json, given: Mapping[str, Json], resource: Json) -> list[Js
 
 
 def put(made: Json, resource: Json) -> Json:
-    """Return *resource* after Azure was given *made*."""
+    """Return *resource* after the deployment of *made*."""
     changed = copy.deepcopy(resource)
     if made["location"] != resource["location"]:
         raise ValueError("a resource cannot move")
@@ -279,7 +279,7 @@ def put(made: Json, resource: Json) -> Json:
 
 
 def merge(old: dict[str, Json], new: Mapping[str, Json]) -> None:
-    """Put *new* over *old*: objects are merged, lists replaced."""
+    """Merge *new* into *old*: objects are merged, and lists are replaced."""
     for key, value in new.items():
         if isinstance(value, dict) and isinstance(old.get(key), dict):
             merge(old[key], value)

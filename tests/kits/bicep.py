@@ -1,4 +1,4 @@
-"""Reading Bicep without its compiler: the tree of tree-sitter-bicep, and what stands in it literally."""
+"""Reads Bicep files without the compiler: the tree of tree-sitter-bicep, and literal values."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 AZURE = Path(__file__).parents[2] / "deploy" / "azure"
 
 Node = Any
-"""A node of the tree; its library is there only where deploy/ is judged."""
+"""A node of the tree. Its library is installed only for the tests of deploy/."""
 
 UNKNOWN = object()
-"""The value of an expression that only Azure can tell."""
+"""The value of an expression that only Azure can evaluate."""
 
 
 def text(node: Node) -> str:
-    """Return what stands there."""
+    """Return the source text of the node."""
     return str(node.text.decode())
 
 
 def nodes(node: Node, *types: str) -> Iterator[Node]:
-    """Yield *node* and all below it, in order, of *types*."""
+    """Yield *node* and its descendants of *types*, in order."""
     if node.type in types:
         yield node
     for child in node.children:
@@ -29,7 +29,7 @@ def nodes(node: Node, *types: str) -> Iterator[Node]:
 
 
 def literal(node: Node) -> Any:
-    """Return what *node* says by itself, else UNKNOWN."""
+    """Return the literal value of *node*, or UNKNOWN."""
     if node.type == "string":
         is_literal = not any(child.type == "interpolation" for child in node.children)
         return text(node)[1:-1].replace("\\'", "'") if is_literal else UNKNOWN
@@ -41,19 +41,19 @@ def literal(node: Node) -> Any:
 
 
 def properties(node: Node) -> dict[Any, Node]:
-    """Return the properties of an object node by their names; a computed name is UNKNOWN."""
+    """Return the properties of an object node by name. A computed name is UNKNOWN."""
     found: dict[Any, Node] = {}
     for child in node.named_children:
         if child.type == "object_property":
             key, value = (part for part in child.named_children if part.type != "comment")
             name = literal(key) if key.type == "string" else text(key)
-            assert name is UNKNOWN or name not in found, f"{name} stands twice"
+            assert name is UNKNOWN or name not in found, f"{name} is a duplicate property"
             found[name] = value
     return found
 
 
 def plain(node: Node) -> Any:
-    """Return an object or array node as Python has it, with UNKNOWN for every expression."""
+    """Return an object or array node as a Python value, with UNKNOWN for every expression."""
     if node.type == "object":
         return {name: plain(value) for name, value in properties(node).items()}
     if node.type == "array":
@@ -62,7 +62,7 @@ def plain(node: Node) -> Any:
 
 
 def declared(root: Node, kind: str) -> dict[str, Node]:
-    """Return the declarations of a *kind* (parameter, variable, resource, module, output) by their names."""
+    """Return the declarations of a *kind* (parameter, variable, resource, module, output) by name."""
     found: dict[str, Node] = {}
     for node in nodes(root, f"{kind}_declaration"):
         name = text(node.named_children[0])
@@ -72,7 +72,7 @@ def declared(root: Node, kind: str) -> dict[str, Node]:
 
 
 def body(declaration: Node) -> Node:
-    """Return the object of a resource or module, that of a loop too."""
+    """Return the object of a resource or module, also inside a loop."""
     return next(nodes(declaration, "object"))
 
 

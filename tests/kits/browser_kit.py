@@ -1,4 +1,4 @@
-"""Debian's Chromium, driven by Playwright: pages that are watched for what they must never do."""
+"""Debian's Chromium, driven by Playwright, with checks for forbidden requests and errors in each page."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import pytest
 from page_kit import PASSWORD
 
 CHROMIUM = Path("/usr/bin/chromium")
-#: As much as a machine that does other things too may take.
+#: Generous, for a busy machine.
 WAIT_MS = 60_000
-#: What the page says of a click that comes right after a change of it.
+#: The message of the page after a click right after an update.
 JUST_CHANGED = "The page has just changed. Check it again."
 _MOST_CLICKS = 10
 
 
 def why_not() -> str | None:
-    """Return why there is no browser here; None when there is."""
+    """Return the reason why no browser can run, or None."""
     if find_spec("playwright") is None:
         return "the Python package playwright is not installed"
     return None if CHROMIUM.exists() else f"there is no {CHROMIUM}"
@@ -30,14 +30,14 @@ def why_not() -> str | None:
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """Yield a browser; the test is skipped where there is none."""
+    """Yield a browser, or skip the test without one."""
     why = why_not()
     if why is not None:
         pytest.skip(why)
     from playwright.sync_api import sync_playwright  # noqa: PLC0415  # where it is
 
     with sync_playwright() as playwright:
-        # No sandbox: CI is root. Nothing but our own pages is opened.
+        # No sandbox, because CI runs as root. The browser opens only pages of the tests.
         browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
         try:
             yield browser
@@ -46,7 +46,7 @@ def chromium() -> Iterator[Any]:
 
 
 class Watched:
-    """A person's browser window; at its end it has asked no other host, and the policy has forbidden nothing."""
+    """A user's browser window. At the end, it checks for requests to other hosts and violations of the policy."""
 
     def __init__(self, browser: Any, origin: str, **options: Any) -> None:
         self.origin = origin
@@ -60,7 +60,7 @@ class Watched:
         self.page.on("pageerror", lambda error: self._complaints.append(str(error)))
 
     def sign_in(self, name: str, password: str = PASSWORD) -> Watched:
-        """Sign in, and be on the first page."""
+        """Sign in, and wait for the first page."""
         self.go("/login")
         self.page.fill("[name=name]", name)
         self.page.fill("[name=password]", password)
@@ -73,7 +73,7 @@ class Watched:
         self.page.goto(f"{self.origin}{path}")
 
     def is_live(self) -> None:
-        """Wait until the page is told of changes, and has been told of those before."""
+        """Wait until the page receives live updates and has applied the earlier ones."""
         self.page.wait_for_selector("#live[data-state=live]")
 
     def row(self, key: str) -> Any:
@@ -85,7 +85,7 @@ class Watched:
         return self.page.locator("#whole")
 
     def press(self, row: Any, verdict: str, *, reason: str = "") -> None:
-        """Fill in the reason and press the button, again where the page says that it has changed under the click."""
+        """Fill in the reason and press the button, and retry if the page has just changed."""
         for _ in range(_MOST_CLICKS):
             self.page.wait_for_timeout(1_000)
             row.locator("[name=reason]").fill(reason)
@@ -95,7 +95,7 @@ class Watched:
         raise AssertionError(f"the page changed under each of {_MOST_CLICKS} clicks")
 
     def close(self) -> None:
-        """Close the window, and hold it to what it must never do; a test that fails shows what was in it."""
+        """Close the window, and check for violations. A failed test prints the content of the page."""
         if self.page.url.startswith(self.origin):
             sys.stdout.write(f"{self.page.url}\n{self.page.locator('body').inner_text()}\n")
         self.context.close()
@@ -107,6 +107,6 @@ class Watched:
             self._foreign.append(request.url)
 
     def _note_message(self, message: Any) -> None:
-        # A stream that ends with its session, and a connection that a stop cuts, are no faults of the page.
+        # Errors of a stream that ends with its session, or of a connection that a stop closes, are expected.
         if message.type in {"error", "warning"} and "Content Security Policy" in message.text:
             self._complaints.append(message.text)

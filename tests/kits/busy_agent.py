@@ -95,7 +95,7 @@ class BusyAgent:
         )
 
     def wait_for(self, is_so: Callable[[Scrape], object]) -> None:
-        """Wait until a scrape is as *is_so* says."""
+        """Wait until *is_so* is true for a scrape."""
         self._wait(lambda: is_so(self.scrape()))
 
     def _wait(self, is_so: Callable[[], object]) -> None:
@@ -159,7 +159,7 @@ def _have_trouble(agent: BusyAgent) -> None:
 
 
 def series_of(scrapes: tuple[Scrape, Scrape], *, minutes: int) -> list[str]:
-    """Return lines of YAML in which every value goes on for *minutes* as it did between *scrapes*."""
+    """Return lines of YAML that extrapolate every value between *scrapes* for *minutes*."""
     early, late = scrapes
     seconds = late.at - early.at
     lines = [f"- {{series: 'up{_shown(())}', values: '1x{minutes}'}}"]
@@ -173,6 +173,6 @@ def series_of(scrapes: tuple[Scrape, Scrape], *, minutes: int) -> list[str]:
 
 
 def _shown(labels: tuple[tuple[str, str], ...]) -> str:
-    """Return *labels* and those of Prometheus, as PromQL writes them."""
+    """Return *labels* and the labels of Prometheus in PromQL syntax."""
     target = (("instance", "vm-0"), ("job", "scheduled-events-bridge"))
     return "{" + ", ".join(f'{name}="{value}"' for name, value in sorted((*labels, *target))) + "}"

@@ -1,4 +1,4 @@
-"""An HTTP proxy on 127.0.0.1 that tunnels by CONNECT, asks for a password if it is given one, or stays silent."""
+"""An HTTP proxy on 127.0.0.1 that supports CONNECT, requires a password if configured, or stays silent."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ _ASKED = b"HTTP/1.1 407 Proxy Authentication Required\r\nProxy-Authenticate: Bas
 
 
 class ConnectProxy:
-    """Listens on a free port; *password* is ``user:password``, None for a proxy that everybody may use."""
+    """Listens on a free port. *password* is `user:password`, or None for a proxy without authentication."""
 
     def __init__(self, *, password: str | None = None) -> None:
         self._wanted = None if password is None else "Basic " + base64.b64encode(password.encode()).decode()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.targets: list[str] = []
-        """Where tunnels were asked for, those that were refused included."""
+        """The targets of all requested tunnels, including refused ones."""
         self.is_silent = False
         self._sockets: list[socket.socket] = []
         threading.Thread(target=self._serve, daemon=True).start()
 
     def close(self) -> None:
-        """End every tunnel."""
+        """Close every tunnel."""
         for each in (self._listener, *self._sockets):
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)

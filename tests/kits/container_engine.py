@@ -1,8 +1,7 @@
-"""A Dockerfile carried out without an engine, instruction by instruction, by tests/deploy/docker/engine.sh.
+"""Executes a Dockerfile without a container engine, instruction by instruction, with tests/deploy/docker/engine.sh.
 
-Each RUN line is executed as it stands, as root on an overlay of this machine's files with the Python of these tests at
-/usr/local, where the base image has its own. What comes of it runs with a read-only root, as the image's user and
-without capabilities.
+Each RUN line runs unchanged as root on an overlay of this machine's files. The Python of the tests is at /usr/local, as
+in the base image. The container runs with a read-only root, as the user of the image, and without capabilities.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ENGINE = Path(__file__).parents[1] / "deploy/docker/engine.sh"
-#: What the base image sets, or has said to the linker.
+#: The variables of the base image, and its linker configuration.
 STAND_IN = "export PATH=/usr/local/bin:/usr/bin:/bin LD_LIBRARY_PATH=/usr/local/lib"
 
 Stage = list[tuple[str, str]]
 
 
 def read_stages(text: str) -> list[Stage]:
-    """Return for each FROM its instructions, as (name, text) with continued lines joined."""
+    """Return the instructions of each stage as (name, text), with continued lines joined."""
     lines = re.sub(r"(?m)^\s*#.*\n", "", text).replace("\\\n", " ")
     stages: list[Stage] = [[]]
     for line in filter(str.strip, lines.splitlines()):
@@ -38,7 +37,7 @@ def read_stages(text: str) -> list[Stage]:
 
 
 class Image:
-    """The final stage's instructions by name, each with the list of its texts."""
+    """The instructions of the final stage by name, each with a list of texts."""
 
     def __init__(self, stages: Sequence[Stage]) -> None:
         self.stages = stages
@@ -48,12 +47,12 @@ class Image:
 
     @property
     def command(self) -> list[str]:
-        """Return what a container runs."""
+        """Return the command of a container."""
         return [*json.loads(self.words["ENTRYPOINT"][0]), *json.loads(self.words["CMD"][0])]
 
     @property
     def health_command(self) -> list[str]:
-        """Return what the engine asks by."""
+        """Return the command of the health check."""
         found: list[str] = json.loads(self.words["HEALTHCHECK"][0].partition("CMD ")[2])
         return found
 
@@ -61,14 +60,14 @@ class Image:
 def engine(
     what: str, layer: Path, base: Path = Path("/"), script: Path | None = None, *, volume: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """Run the stand-in for an engine, with a *volume* for what is run; return how it ended."""
+    """Run the stand-in for an engine with a *volume*, and return the completed process."""
     command: list[str | Path] = ["bash", ENGINE, what, layer, base, *([script] if script else [])]
     environment = {**os.environ, "VOLUME": volume}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
 
 
 def context_of(dockerfile: Path, checkout: Path, into: Path) -> Path:
-    """Copy to *into* what goes to the builder: of what git knows, that which the .dockerignore leaves."""
+    """Copy the build context to *into*: the files of git without those that .dockerignore excludes."""
     patterns = dockerfile.with_name(f"{dockerfile.name}.dockerignore").read_text(encoding="utf-8").splitlines()
     patterns = [line for line in patterns if line and not line.startswith("#")]
     listed = ["git", "ls-files", "-co", "--exclude-standard"]
@@ -81,7 +80,7 @@ def context_of(dockerfile: Path, checkout: Path, into: Path) -> Path:
 
 
 def _is_ignored(path: Path, patterns: Sequence[str]) -> bool:
-    """Return whether a .dockerignore of *patterns* keeps *path* from the builder; the last that fits decides."""
+    """Return whether *patterns* of a .dockerignore exclude *path*. The last matching pattern decides."""
     parts = [path.as_posix(), *(parent.as_posix() for parent in path.parents)]
     verdict = False
     for pattern in patterns:
@@ -93,7 +92,7 @@ def _is_ignored(path: Path, patterns: Sequence[str]) -> bool:
 
 
 class Builder:
-    """Carries out the instructions of one stage after the other, each into a layer of its own."""
+    """Executes the instructions of the stages in order, each into its own layer."""
 
     def __init__(self, *, context: Path, directory: Path, base: Path = Path(sys.base_prefix)) -> None:
         self.context = context
@@ -110,14 +109,14 @@ class Builder:
             layer = self._directory / str(number)
             self._layers[source.partition(" AS ")[2] or str(number)] = layer
             self.environment, self.workdir = {}, "/"
-            # Docker's python images hold none
+            # Docker's Python images contain none
             self._run(layer, "find /usr/local/lib -name '*.pyc' -not -path '*/site-packages/*' -delete")
             for name, text in rest:
                 self._carry_out(layer, name, text)
         return layer
 
     def words(self, image: Image) -> Mapping[str, str]:
-        """Return what a container of *image* has in its environment, with what it runs and who it is."""
+        """Return the environment of a container of *image*, with its command and its user."""
         return {
             **self.environment,
             "WORKDIR": self.workdir,
@@ -163,7 +162,7 @@ class Builder:
 
 
 def why_not_here(directory: Path) -> str | None:
-    """Return what was said when nothing can stand in for an engine, with layers in *directory*; None when it can."""
+    """Return the error if this machine cannot stand in for an engine with layers in *directory*, or None."""
     probe = engine("probe", directory / "probe")
     return None if probe.returncode == 0 else probe.stderr
 
@@ -171,11 +170,11 @@ def why_not_here(directory: Path) -> str | None:
 def run_in_container(
     builder: Builder, image: Image, layer: Path, script: Path, directory: Path, *, volume: str
 ) -> dict[str, str]:
-    """Run *script* in a container of *image*, and return the facts that it wrote; *directory* is /run/engine there."""
+    """Run *script* in a container of *image* and return its facts. *directory* is mounted at /run/engine."""
     lines = [f"export {key}={shlex.quote(value)}\n" for key, value in builder.words(image).items()]
     (directory / "image.env").write_text("".join([STAND_IN, "\n", *lines]), encoding="utf-8")
     shutil.copy(script, directory)
-    directory.chmod(0o755)  # the image's user reads its configuration there
+    directory.chmod(0o755)  # the user of the image reads its configuration there
     done = engine("run", layer, Path(sys.base_prefix), directory / script.name, volume=volume)
     for name in ("err", "health"):  # shown when a test fails
         said = directory / name

@@ -59,7 +59,7 @@ class CoreProcess:
         return value
 
     def kill(self) -> None:
-        """Kill the outbox with SIGKILL; the server stays."""
+        """Kill the outbox with SIGKILL, but not the server."""
         assert self._server.stdout is not None
         os.kill(self.pid, signal.SIGKILL)
         assert json.loads(self._server.stdout.readline()) == "killed"

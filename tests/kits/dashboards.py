@@ -1,4 +1,4 @@
-"""A comparison of dashboards before and after Grafana's own types have read them."""
+"""Compares a dashboard before and after a round trip through Grafana's types."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 
 def lost(before: object, after: object, path: str = "") -> Iterator[str]:
-    """Yield the paths of *before* that are missing or different in *after*, which can have more defaults."""
+    """Yield the paths of *before* that are missing or different in *after*. *after* can have additional defaults."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key, value in before.items():
             yield from lost(value, after.get(key), f"{path}/{key}")

@@ -119,7 +119,7 @@ class DeliveryKit:
         self.notify()
 
     def retry(self, name: str = "s") -> None:
-        """Do what the agent does for `outbox retry`."""
+        """Perform `outbox retry` as the agent does."""
         self.outbox.change(deliveries.retry, name, now=self.outbox.clock.timestamp())
         self._workers[name].resume()
 
@@ -148,15 +148,15 @@ class DeliveryKit:
         return {state: count for state, count in totals.items() if count}
 
     def until(self, condition: Callable[[], object], seconds: float = SOON_SECONDS) -> None:
-        """Wait until *condition* holds."""
+        """Wait until *condition* is true."""
         deadline = time.monotonic() + seconds
         pause = threading.Event()
         while not condition():
-            assert time.monotonic() < deadline, "It did not happen in time."
+            assert time.monotonic() < deadline, "The condition was not met in time."
             pause.wait(0.005)
 
     def until_failed(self, times: int, name: str = "s", *, reason: str = "failed") -> None:
-        """Wait until so many sends failed."""
+        """Wait until that many sends have failed."""
         self.until(lambda: self.sample("sink_retries_total", name, reason=reason) == times)
 
     def until_totals(self, name: str = "s", **wanted: int) -> None:

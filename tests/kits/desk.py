@@ -1,6 +1,6 @@
-"""The desk of a reader: a folder, and terminals in which the blocks of a page are run as they stand.
+"""A folder and terminals in which tests run the blocks of a documentation page unchanged.
 
-Only the directory and the ports are others, because the tests of two checkouts may run on one machine.
+Only the directory and the ports differ, because the tests of two checkouts might run on one machine.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import doc_pages
 if sys.platform != "win32":
     import pty
 
-#: As much as a machine that does other things too may take.
+#: Generous, for a busy machine.
 SECONDS = 60.0
 
 
 class Desk:
-    """The folder *home*, beside a `.venv` with the program; *elsewhere*: words of the page -> those that hold here."""
+    """The folder *home* next to a `.venv` with the program. *elsewhere* maps words of the page to replacements."""
 
     def __init__(self, page: str, home: Path, environment: dict[str, str], elsewhere: dict[str, str]) -> None:
         self.home = home
@@ -37,14 +37,14 @@ class Desk:
         self._started: list[subprocess.Popen[bytes]] = []
 
     def text(self, mark: str) -> str:
-        """Return the block after *mark*, for this desk."""
+        """Return the block after *mark* with the replacements."""
         text = doc_pages.marked(self._page, mark)
         for shown, here in self._elsewhere.items():
             text = text.replace(shown, here)
         return text
 
     def begin(self, script: str) -> subprocess.Popen[bytes]:
-        """Start *script* in a terminal of its own, whose output goes to the screen."""
+        """Start *script* in its own terminal, with output to the screen."""
         with self.screen.open("ab") as screen:
             process = subprocess.Popen(
                 ["bash", "-c", script],
@@ -59,7 +59,7 @@ class Desk:
         return process
 
     def do(self, script: str, typed: str = "") -> str:
-        """Return what *script* prints, with *typed* at its prompts; it may not fail."""
+        """Run *script* with the input *typed*, check that it succeeds, and return its output."""
         done = subprocess.run(
             ["bash", "-e", "-o", "pipefail", "-c", script],
             cwd=self.home,
@@ -74,7 +74,7 @@ class Desk:
         return done.stdout + done.stderr
 
     def show(self, script: str) -> str:
-        """Return what *script* prints on a terminal of 80 columns."""
+        """Return the output of *script* on a terminal with 80 columns."""
         here, there = pty.openpty()
         environment = {**self.environment, "COLUMNS": "80", "NO_COLOR": "1"}
         subprocess.run(
@@ -82,21 +82,21 @@ class Desk:
         )
         os.close(there)
         shown = b""
-        with suppress(OSError):  # EIO: all is read
+        with suppress(OSError):  # EIO: end of the output
             while part := os.read(here, 65_536):
                 shown += part
         os.close(here)
         return shown.decode().replace("\r\n", "\n")
 
     def wait_for(self, wanted: str) -> None:
-        """Wait until the pattern *wanted* stands on the screen."""
+        """Wait until the screen contains the pattern *wanted*."""
         deadline = time.monotonic() + SECONDS
         while not re.search(wanted, self.screen.read_text()):
             assert time.monotonic() < deadline, f"{wanted!r} is not on the screen:\n{self.screen.read_text()}"
             time.sleep(0.1)
 
     def leave(self) -> None:
-        """End all that was started."""
+        """Stop all started processes."""
         for process in self._started:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The Markdown pages of this repository taken apart: sections, tables, fenced blocks, words in backticks."""
+"""Parses the Markdown pages of this repository: sections, tables, fenced blocks, and words in backticks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 
-#: In a list a block is indented, with its comment.
+#: In a list, a block and its comment are indented.
 _FENCE = re.compile(
     r"^(?P<indent> *)(?:<!-- (?P<mark>[^>]*?) -->\n(?P=indent))?```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$",
     re.MULTILINE | re.DOTALL,
@@ -31,14 +31,14 @@ def page(name: str) -> str:
 
 
 def pages() -> list[str]:
-    """Return the names of all pages that a user reads, as paths from the root."""
+    """Return the names of all user-facing pages, as paths from the root."""
     found = [*ROOT.glob("*.md"), *(ROOT / "bridge").rglob("*.md"), *(ROOT / "sinks").glob("*.md")]
     found += [*(ROOT / "deploy").rglob("*.md"), *(ROOT / "docs").rglob("*.md")]
     return sorted(str(path.relative_to(ROOT)) for path in found)
 
 
 def book(*folders: str) -> str:
-    """Return the README, or the pages of *folders* of docs/, as one page: each page's title is a heading of level 2."""
+    """Return the README, or the pages of *folders* in docs/ as one page with page titles at heading level 2."""
     if not folders:
         return "\n".join([page("README.md"), book("start", "concepts", "howto", "reference", "operate")])
     found = [path for folder in folders for path in sorted((ROOT / "docs" / folder).glob("*.md"))]
@@ -56,7 +56,7 @@ def _one_level_down(text: str) -> str:
 
 
 def blocks(text: str, language: str = "") -> list[Block]:
-    """Return the fenced blocks of *text*, in order; with *language* only those in it."""
+    """Return the fenced blocks of *text* in order, optionally only those in *language*."""
     found = [Block(each["mark"] or "", each["language"], dedent(each["text"])) for each in _FENCE.finditer(text)]
     return [each for each in found if not language or each.language == language]
 
@@ -68,7 +68,7 @@ def marked(text: str, mark: str) -> str:
 
 
 def section(text: str, heading: str, level: int = 2) -> str:
-    """Return what stands under *heading*, up to the next of its *level* or above."""
+    """Return the section below *heading*, up to the next heading of its *level* or above."""
     hashes = "#" * level
     found = re.search(rf"^{hashes} {re.escape(heading)}\n(.*?)(?=^#{{1,{level}}} |\Z)", text, re.MULTILINE | re.DOTALL)
     assert found, f"There is no heading {hashes} {heading}"
@@ -81,12 +81,12 @@ def headings(text: str, level: int) -> list[str]:
 
 
 def table(text: str, first: str) -> list[list[str]]:
-    """Return the cells of the rows of the table in *text* whose first column is headed *first*."""
+    """Return the cells of each row of the table in *text* whose first column header is *first*."""
     found = re.search(rf"^\| {re.escape(first)} \|.*\n\|[-| :]+\n((?:\|.*\n)+)", text, re.MULTILINE)
     assert found, f"There is no table that begins with {first}"
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in found[1].splitlines()]
 
 
 def spans(text: str) -> list[str]:
-    """Return what stands in backticks in *text*, outside of fenced blocks."""
+    """Return the words in backticks in *text*, outside of fenced blocks."""
     return _SPAN.findall(_FENCE.sub("", text))

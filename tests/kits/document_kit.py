@@ -24,7 +24,7 @@ VM = "vm_0"
 
 
 def event(status: str = "Scheduled", **fields: Any) -> ScheduledEvent:
-    """Return a Reboot of this VM in ten minutes, but for *fields*."""
+    """Return a Reboot of this VM in ten minutes, with *fields* replaced."""
     fields = {"event_id": "A-1", "event_type": "Reboot", "resources": (VM,), "not_before": SOON, **fields}
     return ScheduledEvent(event_status=status, **fields)
 
@@ -139,7 +139,7 @@ _events: st.SearchStrategy[ScheduledEvent] = st.builds(
     duration_seconds=st.sampled_from([None, 0, 5]),
     extra=st.sampled_from([{}, {"X": 1}]),
 )
-#: Documents of up to four events, no two of which share a key.
+#: Documents of up to four events with distinct keys.
 DOCUMENTS: st.SearchStrategy[Document] = st.builds(
     Document,
     incarnation=st.one_of(st.none(), st.integers(0, 5), st.sampled_from(["1", "2", "abc"])),
@@ -148,12 +148,12 @@ DOCUMENTS: st.SearchStrategy[Document] = st.builds(
 
 
 def same_content(one: Document, other: Document) -> bool:
-    """Return whether both documents hold the same events, whatever their incarnation and order."""
+    """Return whether both documents contain the same events, regardless of incarnation and order."""
     return Counter(map(_content, one.events)) == Counter(map(_content, other.events))
 
 
 def _content(event: ScheduledEvent) -> str:
-    """Return *event* as text, Resources as a set, the text of NotBefore only where it could not be read."""
+    """Return *event* as text, with Resources as a set, and the text of NotBefore only if it is unreadable."""
     plain = msgspec.to_builtins(event)
     if event.resources is not None:
         plain["resources"] = sorted(set(event.resources))

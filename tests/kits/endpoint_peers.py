@@ -1,4 +1,4 @@
-"""Peers of an endpoint over HTTP."""
+"""HTTP peers for the tests of the endpoint."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from sinks.http.endpoint import Endpoint
 
 DEADLINE = 1.0
 
-#: For a peer that answers.
+#: Timeout for a peer that responds.
 PATIENCE_SECONDS = 30.0
 
 
 class Peer:
-    """A server that answers as it is told and keeps what it was asked."""
+    """A server with a configurable response that records requests."""
 
     def __init__(self, *, tls: ssl.SSLContext | None = None) -> None:
         self.requests: queue.Queue[Request] = queue.Queue()
@@ -30,7 +30,7 @@ class Peer:
         self._server = HttpServer(("127.0.0.1", 0), self._respond, threading.Event())
         if tls is not None:
             self._server.socket = tls.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
-        self._seen: list[Any] = []  # kept alive: the id of one that is gone is soon another's
+        self._seen: list[Any] = []  # kept alive, because the id of a deleted object is soon reused
         self._server.start()
         self.scheme = "http" if tls is None else "https"
         self.port = self._server.server_port
@@ -51,7 +51,7 @@ class Peer:
 
 
 class RawPeer:
-    """A socket that runs *behaviour* on each connection after its request was read."""
+    """A socket that reads a request on each connection and then runs *behaviour*."""
 
     def __init__(self, behaviour: Any) -> None:
         self._behaviour = behaviour
@@ -84,7 +84,7 @@ class RawPeer:
 
 
 def outcome(endpoint: Endpoint) -> tuple[str, frozenset[str]]:
-    """Return what a POST came to, in a word, and what was said of it."""
+    """Send a POST, and return its outcome and the flags of its error."""
     try:
         endpoint.post(b"{}", {"Content-Type": "application/json"})
     except DeliveryRejected:

@@ -1,4 +1,4 @@
-"""Records of many VMs about a few events, as their agents would have written them, for Hypothesis and by hand."""
+"""Records of many VMs about a few events, for Hypothesis and for single tests."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def fleet_record(
 
 @st.composite
 def histories(draw: st.DrawFn, *, most_vms: int = MOST_VMS) -> list[TransitionRecord]:
-    """Draw what the agents of up to *most_vms* VMs wrote, each in its streams, in the order of each stream."""
+    """Draw the records of up to *most_vms* agents, each in its streams, in the order of each stream."""
     found = []
     for vm in draw(st.lists(st.integers(0, MOST_VMS - 1), min_size=1, max_size=most_vms, unique=True)):
         for stream in range(draw(st.integers(1, 2))):
@@ -111,7 +111,7 @@ def histories(draw: st.DrawFn, *, most_vms: int = MOST_VMS) -> list[TransitionRe
     return found
 
 
-#: Times are few, so that many are the same, and clocks go back.
+#: A small range of times, so that many are equal and clocks go back.
 _STEPS = st.tuples(
     st.sampled_from((*_EVENT_IDS, None)),
     st.sampled_from([each for each in Transition if each is not Transition.TEST]),

@@ -1,4 +1,4 @@
-"""Texts that are no valid decision, of every kind that PROTOCOL.md refuses before an agent looks at the event."""
+"""Invalid decisions of every kind that PROTOCOL.md rejects before the agent checks the event."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WRONG_VALUES: tuple[Any, ...] = (None, "", 7, True, [], {}, "x" * 300, "\u0000",
 
 
 def claims_gone_wrong() -> Iterator[dict[str, Any]]:
-    """Return changes of claims, each of which makes a decision that counts for nothing; `...` leaves one out."""
+    """Return changes of claims that each make a decision invalid. `...` omits a claim."""
     now = time.time()
     for name in ("iss", "aud", "sub", "jti", "iat", "exp", "decision", "event_digest"):
         yield {name: ...}
@@ -63,7 +63,7 @@ def headers_gone_wrong(kid: str) -> Iterator[dict[str, Any]]:
 
 
 def forgeries(anne: Signer, boris: Signer, mallory: Signer, record: Mapping[str, Any]) -> Iterator[str]:
-    """Return texts of every kind, none of which is a valid decision on *record* by a key that the VM trusts."""
+    """Return texts of every kind that are not valid decisions on *record* by a trusted key."""
     good = anne.decide(record)
     header, payload, sealed = good.split(".")
     claims = anne.claims(record)

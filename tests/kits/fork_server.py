@@ -1,4 +1,4 @@
-"""Starts the command line by forking a process that has imported it: two thirds of a start is Python and its imports.
+"""Starts the command line by forking a process with all imports, which saves two thirds of the start time.
 
 A test gets a process of its own all the same, with its own environment, directory, descriptors, signals and exit code;
 it runs ``bridge`` as ``python -m bridge`` does. For each set of the variables that Python itself reads when it starts
@@ -30,7 +30,7 @@ from typing import IO, Any
 _HEADER = struct.Struct("!I")
 _REPORT = struct.Struct("!i")
 _READ_AT_START = ("PYTHON", "LC_", "LANG", "TZ")
-#: What an agent with a webhook, `status`, `approve` and `decide` have imported in the end.
+#: The modules that an agent with a webhook, `status`, `approve`, and `decide` import.
 _IMPORTED = (
     "bridge.cli.commands",
     "bridge.cli.approve",
@@ -47,7 +47,7 @@ _IMPORTED = (
 
 
 class ForkedProcess:
-    """What tests use of `subprocess.Popen`, for a process whose parent is the server."""
+    """The part of `subprocess.Popen` that tests use, for a process whose parent is the server."""
 
     def __init__(self, report: int) -> None:
         self.returncode: int | None = None
@@ -58,13 +58,13 @@ class ForkedProcess:
         return int(_REPORT.unpack(os.read(self._report, _REPORT.size))[0])
 
     def poll(self) -> int | None:
-        """Return its exit code, below 0 for a signal; None while it runs."""
+        """Return the exit code (negative for a signal), or None while the process runs."""
         with suppress(subprocess.TimeoutExpired):
             self.wait(0)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return its exit code when it has ended; raise TimeoutExpired after *timeout* seconds."""
+        """Wait for the exit code. Raises TimeoutExpired after *timeout* seconds."""
         if self.returncode is None:
             if not select.select([self._report], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(f"the forked process {self.pid}", timeout or 0.0)
@@ -73,7 +73,7 @@ class ForkedProcess:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Send it the signal *number*, unless it has ended."""
+        """Send the signal *number* unless the process has ended."""
         if self.poll() is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -87,12 +87,12 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
 
-#: A process of the command, however it was started.
+#: A process of the command, forked or started directly.
 Process = ForkedProcess | subprocess.Popen  # type: ignore[type-arg]
 
 
 class _Server:
-    """The process that forks, for one set of the variables that are read when Python starts."""
+    """The forking process for one set of the variables that Python reads at start."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self._control, its_end = socket.socketpair()
@@ -129,7 +129,7 @@ def start(
     stderr: IO[Any] | int,
     stdin: IO[Any] | int | None = None,
 ) -> Process:
-    """Start the command with *arguments*; without *stdin* it has nothing to read."""
+    """Start the command with *arguments*. Without *stdin*, its standard input is empty."""
     words = list(map(str, arguments))
     with ExitStack() as stack:
         stdin = stack.enter_context(open(os.devnull, "rb")) if stdin is None else stdin  # noqa: PTH123  # no Path
@@ -149,7 +149,7 @@ def start(
 def call(
     *arguments: object, env: Mapping[str, str], cwd: Path, stdin: bytes = b"", timeout_seconds: float = 60
 ) -> tuple[int, str, str]:
-    """Run the command to its end; return (exit code, standard output, standard error)."""
+    """Run the command, and return (exit code, standard output, standard error)."""
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         given.write(stdin)
         given.seek(0)
@@ -167,10 +167,10 @@ def call(
 
 
 def _serve(control: socket.socket) -> dict[str, Any]:
-    """Fork for each request until the tests end; return a request in the process that was forked for it."""
+    """Fork for each request until the tests end. Return the request in the forked process."""
     while True:
         header, descriptors, _, _ = socket.recv_fds(control, _HEADER.size, 4)
-        with suppress(ChildProcessError):  # there is none
+        with suppress(ChildProcessError):  # no child
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         if not header:
@@ -185,7 +185,7 @@ def _serve(control: socket.socket) -> dict[str, Any]:
         control.close()
         *streams, report = descriptors
         if child := os.fork():
-            for each in streams:  # or a reader would wait for this one to end, too
+            for each in streams:  # otherwise, readers also wait for the end of this process
                 os.close(each)
             os.write(report, _REPORT.pack(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
             os._exit(0)
@@ -197,7 +197,7 @@ def _serve(control: socket.socket) -> dict[str, Any]:
 
 
 def _become(request: Mapping[str, Any]) -> None:
-    """Make of this process what Python finds when it starts."""
+    """Restore the state of a freshly started Python process."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(request["cwd"])
     os.umask(request["umask"])
@@ -219,6 +219,6 @@ if __name__ == "__main__":
     for each in _IMPORTED:
         importlib.import_module(each)
     gc.collect()
-    gc.freeze()  # a collection would write to every page, which is then copied
+    gc.freeze()  # a collection writes to every page, which copies it
     _become(_serve(socket.socket(fileno=int(sys.argv[1]))))
     runpy.run_module("bridge", run_name="__main__", alter_sys=True)

@@ -1,8 +1,8 @@
-"""A port that is a test's own: it refuses connections until a server of the test listens there.
+"""A reserved port that refuses connections until a server of the test listens on it.
 
-A port that was found and let go may be another test's a moment later, which then answers where nobody was to. This one
-stays bound without listening: the system gives it to nobody, and a server that sets SO_REUSEADDR, as those of Python
-and of the agent do, can still listen there.
+A port that is found and released can be taken by another test, which then responds unexpectedly. The reserved port
+stays bound without listening, so the system assigns it to no other process. A server with SO_REUSEADDR, such as the
+servers of Python and of the agent, can still listen on the port.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def held_port() -> Iterator[int]:
-    """Yield a port of 127.0.0.1 that nobody listens on, and keep it from everybody else."""
+    """Yield a reserved port of 127.0.0.1 without a listener."""
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""Manifests of Kubernetes: as kustomize builds them, and what is looked up in them."""
+"""Builds Kubernetes manifests with kustomize, and finds parts of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Manifest = Mapping[str, Any]
 
 
 def built(directory: Path, *, kustomize: str, yaml: Any) -> list[Manifest]:
-    """Return what the kustomization in *directory* builds, without a warning."""
+    """Build the kustomization in *directory*, and check that there are no warnings."""
     command = [kustomize, "build", str(directory)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
@@ -26,14 +26,14 @@ def only(manifests: Iterable[Manifest], kind: str) -> Manifest:
 
 
 def mount(container: Manifest, path: str) -> Manifest:
-    """Return the mount that holds *path*."""
+    """Return the mount that contains *path*."""
     inside = [found for found in container["volumeMounts"] if f"{path}/".startswith(f"{found['mountPath']}/")]
     assert inside, f"nothing is mounted at {path}"
     return max(inside, key=lambda found: len(found["mountPath"]))
 
 
 def volume_of(pod: Manifest, found: Manifest) -> Manifest:
-    """Return the volume behind the mount that was *found*."""
+    """Return the volume of the mount *found*."""
     volumes: list[Manifest] = [volume for volume in pod["volumes"] if volume["name"] == found["name"]]
     assert len(volumes) == 1, found["name"]
     return volumes[0]

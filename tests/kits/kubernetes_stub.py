@@ -1,7 +1,7 @@
-"""A strict API server of Kubernetes on loopback: nodes, pods and evictions, as much as a drain sees of it.
+"""A strict Kubernetes API server on loopback with the nodes, pods, and evictions that a drain uses.
 
-It answers 401, 403, 404, 405, 409, 415 and 422 where the real one does, with its Status objects, and keeps a list of
-what was changed. Rules: the API reference of Kubernetes 1.31 (Node v1, Pod v1, Eviction policy/v1, Event v1).
+The server responds with 401, 403, 404, 405, 409, 415, and 422 and with Status objects like the real one, and records
+all changes. Rules: the API reference of Kubernetes 1.31 (Node v1, Pod v1, Eviction policy/v1, Event v1).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 from private_ca import PrivateCa
 
 Json = dict[str, Any]
-#: Resource and verb: what a drain needs, and nothing else is allowed here.
+#: The allowed resources and verbs: exactly those that a drain needs.
 RIGHTS = frozenset(
     {("nodes", "get"), ("nodes", "patch"), ("pods", "list"), ("pods/eviction", "create"), ("events", "create")}
 )
@@ -28,7 +28,7 @@ _MERGE_PATCH = "application/merge-patch+json"
 
 
 class KubernetesStub:
-    """The API of a cluster; `directory` is what a pod has mounted of its service account."""
+    """The API of a cluster. `directory` is the mounted service account directory of a pod."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -37,29 +37,29 @@ class KubernetesStub:
         self.nodes: dict[str, Json] = {}
         self.pods: dict[tuple[str, str], Json] = {}
         self.kept: set[str] = set()
-        """Names of pods that a PodDisruptionBudget keeps."""
+        """Names of pods that a PodDisruptionBudget protects."""
         self.rights = RIGHTS
         self.used: set[tuple[str, str]] = set()
         self.changes: list[tuple[str, str, Json]] = []
-        """Method, path and body of every request that may change something, refused ones too."""
+        """Method, path, and body of every modifying request, including rejected ones."""
         self.evictions: dict[str, Json] = {}
-        """The options of each eviction that was accepted, by the pod's name."""
+        """The options of each accepted eviction, by pod name."""
         self.events: dict[str, Json] = {}
         """The Events of the namespace "default", by their names."""
         self.refused_tokens: list[str] = []
         self.broken: set[str] = set()
-        """Verbs that are answered 500."""
+        """Verbs that return 500."""
         self.conflicts = 0
-        """How many patches come too late, because somebody else has just changed the node."""
+        """The number of patches that fail with a conflict, because another client has just changed the node."""
         self.lists_until_gone = 1
-        """How many lists still show a pod that was evicted."""
+        """The number of lists that still contain an evicted pod."""
         self.page = 500
         self.set_token("token-1")
         self._server = _Server(self, self._authority.server_context())
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop the server."""
         self._server.shutdown()
         self._server.server_close()
 
@@ -69,18 +69,18 @@ class KubernetesStub:
         return int(self._server.server_address[1])
 
     def set_token(self, token: str, *, in_file: bool = True) -> None:
-        """Let *token* be the only good one, and write it to where the pod reads it."""
+        """Make *token* the only valid token, and write it to the file of the pod."""
         self.token = token
         if in_file:
             (self.directory / "token").write_text(f"{token}\n")
 
     def add_node(self, name: str, **spec: object) -> Json:
-        """Make a node and return it."""
+        """Create and return a node."""
         self.nodes[name] = {"metadata": {"name": name, "resourceVersion": "1"}, "spec": spec}
         return self.nodes[name]
 
     def add_pod(self, name: str, node: str, owner: str | None = "ReplicaSet", **more: Any) -> Json:
-        """Make a pod on *node* that a controller of the kind *owner* made; *more* is annotations, phase, grace."""
+        """Create a pod on *node* with a controller of the kind *owner*. *more* is annotations, phase, and grace."""
         metadata: Json = {"name": name, "namespace": more.get("namespace", "shop"), "uid": str(uuid.uuid4())}
         if owner:
             metadata["ownerReferences"] = [{"kind": owner, "name": "owner", "controller": True}]
@@ -91,7 +91,7 @@ class KubernetesStub:
         self.pods[metadata["namespace"], name] = pod
         return pod
 
-    # What the API does.
+    # The API.
 
     def get_node(self, name: str) -> tuple[int, Json]:
         """Return the node."""
@@ -143,7 +143,7 @@ class KubernetesStub:
                     del self.pods[pod["metadata"]["namespace"], pod["metadata"]["name"]]
 
     def evict(self, namespace: str, name: str, body: Json) -> tuple[int, Json]:
-        """Let the pod go, unless a budget keeps it."""
+        """Evict the pod, unless a budget protects it."""
         wanted = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": namespace}}
         if {key: value for key, value in body.items() if key != "deleteOptions"} != wanted:
             return _status(400, "BadRequest", "no such Eviction is known, or its name is not that of the URL")
@@ -163,7 +163,7 @@ class KubernetesStub:
         return 201, {"kind": "Status", "apiVersion": "v1", "status": "Success", "code": 201}
 
     def add_event(self, namespace: str, body: Json) -> tuple[int, Json]:
-        """Keep an Event about a node, unless an Event of this name exists."""
+        """Store an Event about a node, unless an Event with this name exists."""
         metadata, node = body["metadata"], body["involvedObject"]
         if namespace != "default" or metadata["namespace"] != namespace:
             return _status(422, "Invalid", "involvedObject.namespace: Invalid value: does not match event.namespace")
@@ -220,7 +220,7 @@ class _Server(ThreadingHTTPServer):
         self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
 
     def handle_error(self, *_: object) -> None:
-        """Say nothing of a client that goes away, or that trusts another authority."""
+        """Log nothing about clients that disconnect or trust another CA."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -297,4 +297,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(text)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""

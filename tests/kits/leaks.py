@@ -1,4 +1,4 @@
-"""What a block of a test leaves behind: threads and descriptors, looked at until what is on its way out is gone."""
+"""Detects leaked threads and descriptors of a block, with a wait for those that are about to close."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-#: For threads that end and sockets that another thread closes; far above what that takes.
+#: Generous time for threads to end and for other threads to close sockets.
 _PATIENCE_SECONDS = 15.0
 _DESCRIPTORS = Path("/proc/self/fd")
 
@@ -18,7 +18,7 @@ _DESCRIPTORS = Path("/proc/self/fd")
 @contextmanager
 def nothing_left_behind() -> Iterator[None]:
     """Fail if the block leaves additional threads or descriptors that do not go away."""
-    gc.collect()  # an exception of before may hold a socket that is closed already
+    gc.collect()  # an earlier exception might reference a closed socket
     before = _threads(), _descriptors()
     yield
     deadline = time.monotonic() + _PATIENCE_SECONDS
@@ -50,5 +50,5 @@ def _descriptors() -> set[threading.Thread | str]:
         try:
             found.add(f"{each} -> {(_DESCRIPTORS / each).readlink()}")
         except OSError:
-            continue  # the listing's own, or closed meanwhile
+            continue  # the descriptor of the listing, or closed in the meantime
     return found

@@ -1,7 +1,7 @@
-"""The least time that something takes, for bounds that are tighter than a busy machine keeps each time.
+"""Measures the minimum time of a call, for bounds that a busy machine cannot meet on every attempt.
 
-What else runs makes a call late now and then; a call that takes too long by itself does so every time. So it is called
-again when it was late, and the least of a few times is what counts, as with `timeit`.
+Other processes delay a call occasionally, but a call that is slow by itself is slow every time. Therefore, a late call
+is repeated, and the minimum of a few attempts counts, as with `timeit`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ _TRIES = 5
 
 
 def least_seconds(call: Callable[[], object], *, below: float, tries: int = _TRIES) -> float:
-    """Return the least time that *call* took, of so many *tries*; the first below *below* is enough."""
+    """Return the minimum time of *call* in at most *tries* attempts. Stops at the first time below *below*."""
     return least(lambda: _seconds(call), below=below, tries=tries)
 
 
 def least(measure: Callable[[], float], *, below: float, tries: int = _TRIES) -> float:
-    """Return the least of what *measure* returned, of so many *tries*; the first below *below* is enough."""
+    """Return the minimum of *measure* in at most *tries* attempts. Stops at the first value below *below*."""
     lowest = measure()
     for _ in range(tries - 1):
         if lowest < below:

@@ -1,4 +1,4 @@
-"""The documents of Microsoft's scheduled-events-mock-server, rebuilt from how it behaves.
+"""The documents of Microsoft's scheduled-events-mock-server, reconstructed from its behavior.
 
 It holds one event at a time. At each status it draws a new EventId and raises the incarnation; NotBefore is in ISO 8601
 and 15 minutes after the announcement; a status that ends an event shows an empty document; choosing a scenario empties
@@ -20,7 +20,7 @@ VM = "vmss_vm1"
 
 @dataclass(frozen=True, kw_only=True)
 class MockScenario:
-    """One scenario: the event, and for how many minutes it has each status before the last one."""
+    """One scenario: the event, and the minutes of each status except the last one."""
 
     name: str
     event_type: str
@@ -38,7 +38,7 @@ class MockScenario:
         return "Started" not in dict(self.statuses)
 
     def seconds(self, minutes: int) -> int:
-        """Return how long a status of *minutes* lasts."""
+        """Return the duration of a status of *minutes*."""
         return minutes if self.is_dev_timing else minutes * 60
 
 
@@ -72,13 +72,13 @@ SCENARIOS: tuple[MockScenario, ...] = (
 
 
 class MockServer:
-    """The state of the mock server, from one scenario to the next."""
+    """The state of the mock server across scenarios."""
 
     def __init__(self) -> None:
         self.incarnation = 1
 
     def play(self, scenario: MockScenario, now: datetime) -> Iterator[tuple[str, int, dict[str, Any]]]:
-        """Yield each status from *now* on, how many seconds it lasts, and the document then; at last ``Over``."""
+        """Yield each status from *now* on with its duration in seconds and its document. The last one is `Over`."""
         not_before = (now + NOTICE).strftime("%Y-%m-%dT%H:%M:%SZ")
         yield "Chosen", 1, self._document()
         for status, minutes in scenario.statuses:

@@ -1,4 +1,4 @@
-"""An OpenID Connect provider that signs whatever a test wants."""
+"""An OpenID Connect provider that signs arbitrary tokens for tests."""
 
 from __future__ import annotations
 

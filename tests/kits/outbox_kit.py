@@ -1,4 +1,4 @@
-"""Opens outboxes in one directory and feeds them, with a clock that moves only when a test moves it."""
+"""Opens outboxes in one directory and adds records, with a manual clock."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RouteAll:
 
 
 class RouteBy(RouteAll):
-    """A router that asks a function."""
+    """A router that calls a function."""
 
     def __init__(self, route: Callable[[TransitionRecord, str | None], list[str]]) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""An ops portal and its signers, written from PROTOCOL.md alone: no line is shared with the agent.
+"""An independent ops portal with signers, written only from PROTOCOL.md, which shares no code with the agent.
 
-The stub beside it signs as `decide` does, so a mistake that both ends make would pass there. Here the digest, the token
-and the long poll are made anew from the words of the page, out of records as any sink gets them.
+The stub in portal_stub.py signs with the code of `decide`, so it cannot detect an error that both sides share. This
+portal creates the digest, the token, and the long poll from the text of the page, with records as a sink receives them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def digest(event: Mapping[str, Any]) -> str:
 
 
 class Signer:
-    """A person with a key of their own (section 5); the public half is in *directory*."""
+    """A signer with a key pair (section 5). The public key is in *directory*."""
 
     def __init__(self, directory: Path, kid: str, approver: str | None = None) -> None:
         self.kid, self.approver = kid, approver or kid
@@ -59,7 +59,7 @@ class Signer:
         self.publish()
 
     def publish(self) -> None:
-        """Write the public key where the VM's configuration says."""
+        """Write the public key to the file in the VM's configuration."""
         self.public_key_file.write_bytes(self.public_pem)
 
     def table(self) -> str:
@@ -70,7 +70,7 @@ class Signer:
         )
 
     def claims(self, record: Mapping[str, Any], decision: str = "approve", **changes: Any) -> dict[str, Any]:
-        """Return the claims of a decision on what *record* tells; a change to None leaves the claim out."""
+        """Return the claims of a decision on the event of *record*. None removes a claim."""
         now = time.time()
         claims = {
             "iss": self.approver,
@@ -91,16 +91,16 @@ class Signer:
         return f"{signed}.{b64(self.signature(signed.encode()))}"
 
     def signature(self, content: bytes) -> bytes:
-        """Return the 64 bytes under *content*."""
+        """Return the 64-byte signature of *content*."""
         return self._key.sign(content)
 
     def decide(self, record: Mapping[str, Any], decision: str = "approve", **changes: Any) -> str:
-        """Return a token with the claims that `claims` gives."""
+        """Return a token with the claims of `claims`."""
         return self.sign(json.dumps(self.claims(record, decision, **changes)).encode())
 
 
 class OutsidePortal:
-    """Answers long polls (sections 2 to 4) on a free port of 127.0.0.1; *signers* are whom the VM is told to trust."""
+    """Responds to long polls (sections 2 to 4) on a free port of 127.0.0.1. The VM trusts *signers*."""
 
     def __init__(self, *signers: Signer) -> None:
         self.signers = signers
@@ -115,7 +115,7 @@ class OutsidePortal:
         self._thread.start()
 
     def close(self) -> None:
-        """Let every request go, and end."""
+        """Complete every request, and stop."""
         self._server.stopped.set()
         with self._changed:
             self._changed.notify_all()
@@ -124,7 +124,7 @@ class OutsidePortal:
         self._server.server_close()
 
     def toml(self, *signers: Signer, required_approvals: int = 1) -> str:
-        """Return `[approval.remote]` for an agent that trusts *signers*; without any, all."""
+        """Return `[approval.remote]` for an agent that trusts *signers*, by default all."""
         keys = "".join(signer.table() for signer in signers or self.signers)
         return (
             f'[approval.remote]\nurl = "http://127.0.0.1:{self._server.server_port}/api/v1"\nwait_seconds = 5\n'
@@ -132,7 +132,7 @@ class OutsidePortal:
         )
 
     def put(self, vm_id: str, *tokens: str) -> None:
-        """Have *tokens*, any texts, ready for the VM *vm_id*, and wait until its agent asks for what comes after."""
+        """Add *tokens* (any texts) for the VM *vm_id*, and wait until its agent polls with the next index."""
         with self._changed:
             for token in tokens:
                 self._index += 1
@@ -140,18 +140,18 @@ class OutsidePortal:
             self._changed.notify_all()
 
     def lose(self) -> None:
-        """Forget every decision and the index, as a portal does whose database is lost."""
+        """Delete every decision and reset the index, like a portal with a lost database."""
         with self._changed:
             self.epoch, self._index, self._decisions = str(uuid.uuid4()), 1, []
             self._changed.notify_all()
 
     def is_read(self) -> bool:
-        """Return whether the agent has asked for what comes after the last decision: it has taken them all."""
+        """Return whether the agent has polled with the last index, so that it has received every decision."""
         with self._changed:
             return bool(self._asked) and self._asked[-1] == self._index
 
     def answer(self, vm_id: str, index: int, wait_seconds: float) -> bytes:
-        """Return the body for one request, when it is time (section 3)."""
+        """Wait (section 3), and return the body for one request."""
         deadline = time.monotonic() + wait_seconds
         with self._changed:
             self._asked.append(index)
@@ -168,7 +168,7 @@ class OutsidePortal:
                 self._changed.wait(left_seconds)
 
     def _page(self, new: list[tuple[int, str]]) -> bytes:
-        """Return as many of *new*, the oldest first, as one answer may hold."""
+        """Return as many of *new* as fit into one response, oldest first."""
         page, size = [], 0
         for at, token in new[:_MOST_DECISIONS]:
             size += len(token) + 3
@@ -191,7 +191,7 @@ class _Server(ThreadingHTTPServer):
         self.stopped = threading.Event()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: an agent that is killed leaves broken connections."""
+        """Log nothing, because a killed agent leaves broken connections."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -199,7 +199,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def do_GET(self) -> None:
-        """Answer one long poll."""
+        """Respond to one long poll."""
         parts, query = urlsplit(self.path), parse_qs(urlsplit(self.path).query)
         *_, vms, vm_id, decisions = parts.path.split("/")
         if (vms, decisions) != ("vms", "decisions"):
@@ -213,4 +213,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""

@@ -1,4 +1,4 @@
-"""A portal with people, and browsers of theirs without a script: a session's cookie, and the forms of a page."""
+"""A portal with users, and browsers without JavaScript that keep a session cookie and submit forms."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from bridge.portal.store.users import put_user
 from bridge.portal.users import COOKIE
 
 PASSWORD = "correct horse battery staple"  # of a test
-#: argon2 takes its time, which is not what these tests are about: test_users.py is.
+#: A fast argon2 hash. test_users.py tests the real parameters.
 QUICK_HASH = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1).hash(PASSWORD)
-#: A minute after the events of `fleet_records` were told of; it stands still, so an agent that asked stays connected.
+#: A minute after the records of `fleet_records`. The clock stands still, so agents stay connected after a poll.
 AT_11_01 = Clock(now=lambda: NOW + timedelta(minutes=1), monotonic=lambda: 1_000.0)
 PEOPLE = (("ann", "approver", ""), ("bob", "approver", ""), ("vic", "viewer", ""))
 
 
 class Office:
-    """A portal with Ann and Bob, who approve, and Vic, who looks; a context manager."""
+    """A portal with the approvers Ann and Bob and the viewer Vic. A context manager."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Office:
     ) -> None:
         key = directory / "portal.key"
         self.public_key_file = key.with_name("portal.key.pub")
-        if not key.exists():  # else a portal was here before
+        if not key.exists():  # otherwise, an earlier portal created it
             generate_key(key)
         tables: dict[str, Any] = {"people": people or {}}
         if signs:
@@ -75,17 +75,17 @@ class Office:
 
     @property
     def origin(self) -> str:
-        """Return what a browser calls the portal."""
+        """Return the origin of the portal."""
         return self.portal.url.removesuffix("/api/v1")
 
     def change_user(self, name: str, **change: Any) -> None:
-        """Store the user of that name with *change*, as `portal users` does beside a portal that runs."""
+        """Store the user with *change*, as `portal users` does while the portal runs."""
         entry = Entry(actor="portal users", action="user_added", subject=name, details={})
         self.store.write(put_user, replace(self._users[name], **change))
         self.store.write(add_entries, [entry], at="2026-11-20T11:01:00.000Z")
 
     def browser(self, name: str | None = None) -> Browser:
-        """Return a browser, in which *name* has signed in."""
+        """Return a browser with a session of *name*."""
         browser = Browser(self.origin)
         if name is not None:
             answer = browser.sign_in(name)
@@ -101,7 +101,7 @@ class Office:
             time.sleep(0.05)
 
     def tell_outcome(self, transition: Transition, result: str) -> None:
-        """Have the agent of the first VM tell what became of the first approval."""
+        """Send the outcome of the first approval from the agent of the first VM."""
         entries = self.portal.get("/audit").json()["entries"]
         entry = next(each for each in entries if each["action"] == "approved")
         outcome = fleet_record(0, sequence=2, transition=transition, seconds=30)
@@ -110,7 +110,7 @@ class Office:
         self.portal.send(replace(outcome, approval=approval))
 
     def poll(self, vm: int, *, index: int = 0, wait: int = 1, **says: Any) -> dict[str, Any]:
-        """Ask for decisions as the agent of *vm*, which *says* this of itself."""
+        """Poll for decisions as the agent of *vm*, which reports *says*."""
         headers = {"Authorization": f"Bearer {AGENT_TOKEN}", "Scheduled-Events-Agent": json.dumps(says)}
         url = f"{self.portal.url}/vms/{vm_id_of(vm)}/decisions?index={index}&wait={wait}"
         found: dict[str, Any] = requests.get(url, headers=headers, timeout=wait + 20).json()
@@ -118,7 +118,7 @@ class Office:
 
 
 class Browser:
-    """A browser without a script; it keeps one cookie, which the library would send over TLS only."""
+    """A browser without JavaScript. It keeps one cookie itself, because the library would send it only over TLS."""
 
     def __init__(self, origin: str) -> None:
         self.origin = origin
@@ -126,11 +126,11 @@ class Browser:
         self.headers: dict[str, str] = {}
 
     def get(self, path: str, **more: Any) -> requests.Response:
-        """GET a page; where it leads to is not followed."""
+        """GET a page without following redirects."""
         return self._ask("GET", path, **more)
 
     def post(self, path: str, fields: Any, *, origin: str | None = "own", **more: Any) -> requests.Response:
-        """POST a form as this portal's page would, or as one of *origin*."""
+        """POST a form from a page of this portal, or from *origin*."""
         headers = {} if origin is None else {"Origin": self.origin if origin == "own" else origin}
         return self._ask("POST", path, data=fields, headers=headers, **more)
 
@@ -139,13 +139,13 @@ class Browser:
         return self.post("/login", {"name": name, "password": password, **fields})
 
     def page(self, path: str) -> Page:
-        """Return the page at *path*, which must be there."""
+        """Return the page at *path*, which must exist."""
         answer = self.get(path)
         assert answer.status_code == 200, (answer.status_code, answer.text)
         return Page(answer.text)
 
     def submit(self, path: str, button: str, **fields: str) -> requests.Response:
-        """Press *button* (its verdict, or its first word) on the page at *path*, with *fields* filled in."""
+        """Press *button* (its verdict, or its first word) on the page at *path* with *fields*."""
         form, pressed = self.page(path).form_with(button)
         return self.post(form.action, [*({**dict(form.single), **fields}.items()), *form.repeated, *pressed])
 
@@ -169,23 +169,23 @@ class Form:
         self.action, self.method = action, method
         self.fields: list[tuple[str, str]] = []
         self.buttons: list[tuple[str, str, str]] = []
-        """Name, value, and the text that a person reads."""
+        """The name, value, and visible text of each button."""
 
     @property
     def single(self) -> list[tuple[str, str]]:
-        """Return the fields that are there once."""
+        """Return the fields that occur once."""
         names = [name for name, _ in self.fields]
         return [(name, value) for name, value in self.fields if names.count(name) == 1]
 
     @property
     def repeated(self) -> list[tuple[str, str]]:
-        """Return the fields that are there more than once."""
+        """Return the fields that occur more than once."""
         names = [name for name, _ in self.fields]
         return [(name, value) for name, value in self.fields if names.count(name) > 1]
 
 
 class Page(HTMLParser):
-    """A page as a browser without a script has it: its text and its forms."""
+    """A parsed page: its text and its forms."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -202,12 +202,12 @@ class Page(HTMLParser):
         return " ".join("".join(self._parts).split())
 
     def form_with(self, button: str) -> tuple[Form, list[tuple[str, str]]]:
-        """Return the first form that has *button*, and what pressing it sends."""
+        """Return the first form that has *button*, and the fields of the pressed button."""
         for form in self.forms:
             for name, value, text in form.buttons:
                 if button in (value, text) or text.startswith(button):
                     return form, [(name, value)] if name else []
-        raise AssertionError(f"there is no button {button!r}; there are {[form.buttons for form in self.forms]}")
+        raise AssertionError(f"no button {button!r} on the page, only {[form.buttons for form in self.forms]}")
 
     @property
     def buttons(self) -> list[str]:
@@ -215,7 +215,7 @@ class Page(HTMLParser):
         return [text for form in self.forms for _, _, text in form.buttons]
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Take a tag."""
+        """Handle a start tag."""
         found = dict(attrs)
         self.tags.append((tag, found))
         if tag == "form":
@@ -226,7 +226,7 @@ class Page(HTMLParser):
             self._button = [found.get("name") or "", found.get("value") or "", ""]
 
     def handle_endtag(self, tag: str) -> None:
-        """Take the end of a button; what stands apart on the screen has a space between here."""
+        """Handle an end tag. Separate elements on the screen get a space between their texts."""
         if tag not in {"b", "a", "time", "span"}:
             self._parts.append(" ")
         if tag == "button" and self._button is not None:
@@ -235,7 +235,7 @@ class Page(HTMLParser):
             self._button = None
 
     def handle_data(self, data: str) -> None:
-        """Take text."""
+        """Handle text."""
         self._parts.append(data)
         if self._button is not None:
             self._button[2] += data

@@ -27,7 +27,7 @@ PAGE = (resources.files("bridge.approval") / "PROTOCOL.md").read_text(encoding="
 
 
 class Desk:
-    """Takes what the channel offers."""
+    """Accepts the tokens of the channel."""
 
     def __init__(self) -> None:
         self.tokens: list[str] = []
@@ -51,7 +51,7 @@ class Desk:
 
 
 class Rest:
-    """Stands in for waiting: hours pass at once on *clock*, and each delay is kept."""
+    """Replaces waiting: hours pass immediately on *clock*, and each delay is recorded."""
 
     def __init__(self, clock: ManualClock) -> None:
         self.delays: list[float] = []
@@ -66,7 +66,7 @@ class Rest:
 def stop_in_time(channel: PortalPoller) -> None:
     channel.stop()
     if channel._thread.ident is not None:
-        channel._thread.join(HELD_SECONDS / 2)  # a busy machine lets it end a moment later
+        channel._thread.join(HELD_SECONDS / 2)  # on a busy machine, the thread ends slightly later
     assert not channel._thread.is_alive()
 
 

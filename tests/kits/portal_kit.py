@@ -1,4 +1,4 @@
-"""A portal that runs in a thread of the test, on free ports, with a database of its own; and requests to it."""
+"""A portal in a thread of the test, on free ports, with its own database, and requests to it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _STOP_SECONDS = 20.0
 
 
 def portal_table(directory: Path, **tables: Any) -> dict[str, Any]:
-    """Return the configuration of a portal in *directory*, with *tables* beside or over it; its tokens are written."""
+    """Write the tokens, and return the configuration of a portal in *directory*, merged with *tables*."""
     directory.mkdir(parents=True, exist_ok=True)
     for name, token in (("agents", AGENT_TOKEN), ("readers", READER_TOKEN)):
         (directory / name).write_text(f"{token}\n", encoding="utf-8")
@@ -55,7 +55,9 @@ def _empty_database() -> bytes:
         path = Path(directory) / "portal.db"
         store = Store.of_file(path)
         store.migrate()
-        store.write(lambda connection: connection.exec_driver_sql("DELETE FROM properties"))  # each gets its own epoch
+        store.write(
+            lambda connection: connection.exec_driver_sql("DELETE FROM properties")
+        )  # each database gets its own epoch
         store.close()
         return path.read_bytes()
 
@@ -79,17 +81,17 @@ class RunningPortal:
         self.portal = Portal(self._settings, **self._more)
 
     def start(self) -> RunningPortal:
-        """Have it listen."""
+        """Start the portal, and wait until it listens."""
         self._make_database()
         self.portal = Portal(self._settings, **self._more)
         self._thread = threading.Thread(target=self._run, args=(self.portal,), name="portal", daemon=True)
         self._thread.start()
         if not self.portal.is_up.wait(_UP_SECONDS):
-            raise AssertionError(f"the portal did not come up: {self._failed!r}")
+            raise AssertionError(f"the portal did not start: {self._failed!r}")
         return self
 
     def _make_database(self) -> None:
-        """Do what a first start does, in a tenth of the time: put an empty SQLite database of this version there."""
+        """Copy a migrated, empty SQLite database, which takes a tenth of the time of a first start."""
         if self._settings.database.file is not None and not Path(self._settings.database.file).exists():
             path = Path(self._settings.database.file)
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -97,7 +99,7 @@ class RunningPortal:
             path.write_bytes(_empty_database())
 
     def stop(self) -> None:
-        """Stop it as a signal would."""
+        """Stop the portal as a signal does."""
         self.portal.stop()
         if self._thread is not None:
             self._thread.join(_STOP_SECONDS)
@@ -118,20 +120,20 @@ class RunningPortal:
 
     @property
     def url(self) -> str:
-        """Return what `approval.remote.url` is to be."""
+        """Return the value for `approval.remote.url`."""
         assert self.portal.address is not None
         return f"http://127.0.0.1:{self.portal.address[1]}/api/v1"
 
     @property
     def operator_url(self) -> str:
-        """Return where health and metrics are."""
+        """Return the URL of the operator listener."""
         assert self.portal.operator_address is not None
         return f"http://127.0.0.1:{self.portal.operator_address[1]}"
 
     def post(
         self, body: bytes, *, content_type: str = STRUCTURED, token: str | None = AGENT_TOKEN, **headers: str
     ) -> requests.Response:
-        """POST *body* as records; an underscore in the name of a header is a hyphen."""
+        """POST *body* as records. An underscore in a header name becomes a hyphen."""
         shown = {} if token is None else {"Authorization": f"Bearer {token}"}
         more = {name.replace("_", "-"): value for name, value in headers.items()}
         return requests.post(
@@ -139,7 +141,7 @@ class RunningPortal:
         )
 
     def send(self, *records: TransitionRecord) -> None:
-        """POST *records* as one batch, and hold it to a 204."""
+        """POST *records* as one batch, and check for status 204."""
         answer = self.post(batch(records), content_type=BATCH)
         assert answer.status_code == 204, answer.text
 

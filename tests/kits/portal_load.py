@@ -141,7 +141,7 @@ class PortalUnderLoad:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def request(self, method: str, path: str, body: bytes = b"", **headers: str) -> bytes:
-        """Send a request as a person whom the proxy has authenticated, and return the body of the answer."""
+        """Send a request as a user whom the proxy has authenticated, and return the body of the response."""
         host = f"127.0.0.1:{self.port}"
         connection: http.client.HTTPConnection
         if self.ca is None:
@@ -181,7 +181,7 @@ class PortalUnderLoad:
         return key_of_event_id("held"), digest(event)
 
     def report_wave(self, *, events: int, vms: int) -> str:
-        """Report a wave of *events* events to *vms* VMs. Return the address of its confirmation."""
+        """Report a wave of *events* events to *vms* VMs. Return the path of its confirmation page."""
         records = []
         for number in range(vms):
             resources = tuple(f"vm_{vm}" for vm in range(number % events, vms, events))
@@ -195,7 +195,7 @@ class PortalUnderLoad:
         return "/decide?wave=Freeze|westeurope|2026-11-20T11"
 
     def confirm(self, path: str, verdict: str) -> None:
-        """Load the confirmation at *path*, and submit its form."""
+        """Load the confirmation page at *path*, and submit its form."""
         page = self.request("GET", path).decode()
         fields = dict(re.findall(r'<input type="hidden" name="(csrf|event)" value="([^"]+)"', page))
         body = urlencode({**fields, "verdict": verdict, "reason": "not now"}).encode()
@@ -242,9 +242,9 @@ class PortalUnderLoad:
     async def post_records(
         self, bodies: Sequence[bytes], *, within_seconds: float, token: str = AGENT_TOKEN
     ) -> list[tuple[int, float, float]]:
-        """POST each of *bodies* over a connection of its own, at a steady rate.
+        """POST each of *bodies* over its own connection, at a steady rate.
 
-        Return the status, and the times of the request and of the answer.
+        Return the status, and the times of the request and of the response.
         """
         began = time.monotonic()
         answers: list[tuple[int, float, float]] = []
@@ -347,7 +347,7 @@ class PollingAgents:
         return sorted(self.received_at[number] - began for number in numbers)
 
     async def vanish(self) -> None:
-        """End every connection by a reset."""
+        """Reset every connection."""
         for writer in self._writers:
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             writer.transport.abort()

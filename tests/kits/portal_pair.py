@@ -1,4 +1,4 @@
-"""Two portals on one database, as behind a load balancer; and what agents and people do there, each at either."""
+"""Two portals on one database, as behind a load balancer, and requests of agents and users to either portal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PEOPLE = ("ann", "bob")
 
 
 class Pair:
-    """The tables of both, *database* is theirs; Ann and Bob have signed in somewhere."""
+    """The configuration of both portals with the shared *database*, and sessions of Ann and Bob."""
 
     def __init__(self, directory: Path, database: Database, *, required: int = 1) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -53,12 +53,12 @@ class Pair:
             )
 
     def portal(self, name: str) -> RunningPortal:
-        """Return one of the portals; it does not run yet."""
+        """Return one of the portals, not started."""
         return RunningPortal(self.directory / name, **self.tables)
 
 
 def poll(url: str, vm: int = 0, *, index: int = 0, wait: float = 1, **says: Any) -> dict[str, Any]:
-    """Ask at *url* for decisions, as the agent of *vm* that *says* this of itself."""
+    """Poll *url* for decisions as the agent of *vm*, which reports *says*."""
     headers = {"Authorization": f"Bearer {AGENT_TOKEN}", "Scheduled-Events-Agent": json.dumps(says)}
     answer = requests.get(
         f"{url}/vms/{vm_id_of(vm)}/decisions?index={index}&wait={wait}", headers=headers, timeout=wait + 30
@@ -69,18 +69,18 @@ def poll(url: str, vm: int = 0, *, index: int = 0, wait: float = 1, **says: Any)
 
 
 def send(url: str, records: Sequence[TransitionRecord]) -> requests.Response:
-    """Give *records* to the portal at *url*."""
+    """Send *records* to the portal at *url*."""
     headers = {"Content-Type": BATCH, "Authorization": f"Bearer {AGENT_TOKEN}"}
     return requests.post(f"{url}/records", data=batch(records), headers=headers, timeout=30)
 
 
 def bring(url: str, *tokens: str) -> requests.Response:
-    """Give decisions that were signed elsewhere to the portal at *url*."""
+    """Send decisions that were signed elsewhere to the portal at *url*."""
     return requests.post(f"{url}/decisions", json={"decisions": tokens}, timeout=30)
 
 
 def say(url: str, name: str, verdict: str, *, key: str, digest: str) -> requests.Response:
-    """Say *verdict* at *url* as *name*, in a session that was begun anywhere."""
+    """Submit *verdict* at *url* as *name*, with the shared session."""
     headers = {
         "Cookie": f"{COOKIE}=session-of-{name}",
         "X-CSRF-Token": f"token-of-{name}",

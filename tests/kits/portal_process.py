@@ -1,4 +1,4 @@
-"""A portal as a process that can be killed: forked from one that has imported it, so that a start takes no second."""
+"""A portal as a process that can be killed. It is forked from a process with all imports, so it starts quickly."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _context.set_forkserver_preload(["bridge.portal.serve", "bridge.portal.store.pos
 
 
 class PortalProcess:
-    """A portal of *tables* in *directory*, from `start` to `kill`, again and again."""
+    """A portal of *tables* in *directory* that can be started and killed repeatedly."""
 
     def __init__(self, directory: Path, tables: dict[str, Any]) -> None:
         self._table = portal_table(directory, **tables)
@@ -27,17 +27,17 @@ class PortalProcess:
         self.url = ""
 
     def start(self) -> None:
-        """Have it listen, on a port of its own."""
+        """Start the portal on a free port, and wait until it listens."""
         receiver, sender = _context.Pipe(duplex=False)
         self._process = _context.Process(target=_serve, args=(self._table, sender), daemon=True)
         self._process.start()
         sender.close()
-        assert receiver.poll(_UP_SECONDS), "the portal did not come up"
+        assert receiver.poll(_UP_SECONDS), "the portal did not start"
         self.url = f"http://127.0.0.1:{receiver.recv()}/api/v1"
         receiver.close()
 
     def kill(self) -> None:
-        """End it by SIGKILL."""
+        """Kill the portal with SIGKILL."""
         if self._process is not None:
             self._process.kill()
             self._process.join()

@@ -1,7 +1,7 @@
-"""The queries, run: duckdb-kql translates them for DuckDB, and refuses what it would only translate about right.
+"""Runs the KQL queries with duckdb-kql, which translates them for DuckDB and rejects inexact translations.
 
-It is not Kusto. Its authors hold it against Microsoft's emulator; what it lacks (ingestion_time) is a column here.
-Rows come in on the same road as in Azure: through the ingestion mapping, or through the transformation.
+The engine is not Kusto, but its authors compare it with Microsoft's emulator. The missing ingestion_time is a column.
+Rows arrive as in Azure: through the ingestion mapping, or through the transformation.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _TYPES = {
 _INGESTED = "ingested_at_of_the_engine"
 
 Row = dict[str, Any]
-#: A CloudEvent, when the event hub had it, when the table had it.
+#: A CloudEvent with its arrival times in the event hub and in the table.
 Arrival = tuple[dict[str, Any], datetime, datetime]
 
 
 class Database:
-    """One platform's table, filled with what arrived."""
+    """The table of one platform, filled with arrivals."""
 
     def __init__(self, engine: Any, kql: Kql, platform: str, arrivals: Iterable[Arrival], *, now: datetime) -> None:
         self._engine, self._now = engine, now
@@ -63,7 +63,7 @@ class Database:
         self._connection.execute(f"INSERT INTO {self._platform.table} VALUES ({marks})", [*values, _naive(ingested)])
 
     def _value(self, column: str, value: Any) -> Any:
-        """Return *value* as Kusto stores it: no text is null, and what is no text becomes one in a text column."""
+        """Return *value* as Kusto stores it: a text is never null, and a text column converts other values."""
         kind = self._platform.columns[column]
         if kind == "string":
             return "" if value is None else value if isinstance(value, str) else json.dumps(value)
@@ -74,7 +74,7 @@ class Database:
         return value
 
     def ask(self, query: str) -> list[Row]:
-        """Return the rows that *query* answers with."""
+        """Return the rows of *query*."""
         body = self._platform.function_body.replace("ingestion_time()", _INGESTED)
         functions = [f"function ScheduledEventRecords(period: timespan) {{ {body} }}"]
         answer = self._engine.query(self._connection, query, functions=functions, query_now=self._now)
@@ -82,7 +82,7 @@ class Database:
 
 
 def _at(message: Mapping[str, Any], path: str) -> Any:
-    """Return what stands at ``$.a.b`` of *message*; None when nothing does."""
+    """Return the value at the path `$.a.b` of *message*, or None."""
     found: Any = message
     for name in path.removeprefix("$.").split("."):
         found = found.get(name) if isinstance(found, Mapping) else None
@@ -90,5 +90,5 @@ def _at(message: Mapping[str, Any], path: str) -> Any:
 
 
 def _naive(moment: datetime) -> datetime:
-    """Return *moment*, which is UTC, as the engine keeps times."""
+    """Return the UTC time *moment* in the format of the engine."""
     return moment.replace(tzinfo=None)

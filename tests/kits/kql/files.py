@@ -1,4 +1,4 @@
-"""What stands in deploy/azure/kql/, taken apart: the table, its mapping, the function, the queries."""
+"""Parses the files of deploy/azure/kql/: the table, its mapping, the function, and the queries."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _TABLE = re.compile(r"^\.create-merge table (\w+) \((.*?)^\)", re.DOTALL | re.MU
 _MAPPING = re.compile(r"ingestion json mapping \"\w+\"\s+```(.*?)```", re.DOTALL)
 _FUNCTION = re.compile(r"^ScheduledEventRecords\((.*?)\) \{(.*?)^\}", re.DOTALL | re.MULTILINE)
 _HEADER_COLUMN = re.compile(r"^//   (\w+)  +\S")
-#: A workspace's names of types, in Data Explorer's words.
+#: Type names of a workspace -> type names of Data Explorer.
 _TYPES = {"boolean": "bool", "dateTime": "datetime"}
 
 
 @dataclass(frozen=True)
 class Platform:
-    """A database that the queries run in: its table, and the function that they read."""
+    """The database of the queries: its table and its function."""
 
     table: str
     columns: dict[str, str]
@@ -26,7 +26,7 @@ class Platform:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """Return it as kusto_check.cjs takes it."""
+        """Return the schema in the format of kusto_check.cjs."""
         columns = ", ".join(f"{name}: {kind}" for name, kind in self.columns.items())
         function = {"parameters": "(period: timespan)", "body": f"{{ {self.function_body} }}"}
         return {"tables": {self.table: f"({columns})"}, "functions": {"ScheduledEventRecords": function}}
@@ -66,12 +66,12 @@ class Kql:
 
 
 def header_columns(query: str) -> list[str]:
-    """Return the columns that the comment at the top of *query* promises, in order."""
+    """Return the columns in the header comment of *query*, in order."""
     header = query.partition("\nlet ")[0].partition("// Columns:\n")[2]
     return [found[1] for line in header.splitlines() if (found := _HEADER_COLUMN.match(line))]
 
 
 def _found(pattern: re.Pattern[str], text: str) -> tuple[str, ...]:
     found = pattern.search(text)
-    assert found, f"{pattern.pattern!r} is not there any more"
+    assert found, f"{pattern.pattern!r} was not found"
     return found.groups()

@@ -1,4 +1,4 @@
-"""Two real agents in a simulated availability set, and the CloudEvents that they sent: what an event hub would hold."""
+"""Two real agents in a simulated availability set, and the CloudEvents that they send to an event hub."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class _Fleet:
         return [json.loads(request.body) for request in self._hub.requests]
 
     def wait_for(self, count: int, transition: str, event_id: str | None) -> None:
-        """Return once *count* records say *transition* of *event_id*; None is a heartbeat's."""
+        """Wait for *count* records with *transition* of *event_id*. A heartbeat has the EventId None."""
         self._until(lambda: self._count(transition, event_id) >= count, f"{count} x {transition} of {event_id}")
 
     def _count(self, transition: str, event_id: str | None) -> int:
@@ -79,7 +79,7 @@ class _Fleet:
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while not found():
             logs = [(self._directory / vm / "log").read_text() for vm in self.agents]
-            assert time.monotonic() < deadline, f"{what} did not come: {logs}"
+            assert time.monotonic() < deadline, f"{what} did not arrive: {logs}"
             never.wait(_LOOK_SECONDS)
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ class _Fleet:
 
 
 def run_fleet(directory: Path, env: Mapping[str, str]) -> list[CloudEvent]:
-    """Return what both agents sent of six events, in the order of arrival; the second agent is killed at the end.
+    """Return the CloudEvents of both agents about six events, in arrival order. The second agent is killed at the end.
 
     The events: "freeze" of both VMs, announced, started, over; "reboot" of the first, by its user, approved by a rule;
     "redeploy" of the second, called off; "failure" of the second, without a warning; "open", a freeze of the first
