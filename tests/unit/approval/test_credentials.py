@@ -1,4 +1,4 @@
-"""The token for the portal that stands in a file or in the environment."""
+"""The portal token, from a file or from the environment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def token(**settings):
     return secret_token(RemoteSettings(url="https://portal.invalid", keys=keys, **settings))
 
 
-def test_the_token_may_stand_in_the_environment(monkeypatch):
+def test_token_is_read_from_the_environment(monkeypatch):
     monkeypatch.setenv("PORTAL_TOKEN", "abc")
     assert token(token_env="PORTAL_TOKEN") == "abc"
 
@@ -24,7 +24,7 @@ def test_the_token_may_stand_in_the_environment(monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["two words", "ümlaut", "bell\a"])
-def test_a_token_that_no_header_can_carry_is_refused_without_showing_it(tmp_path, text):
+def test_token_invalid_in_a_header_is_rejected_and_not_shown(tmp_path, text):
     (tmp_path / "token").write_text(text, encoding="utf-8")
     with pytest.raises(CredentialFailed) as caught:
         token(token_file=str(tmp_path / "token"))

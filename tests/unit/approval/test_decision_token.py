@@ -1,4 +1,4 @@
-"""Decisions under attack: what is not exactly right is refused, with the right word, and says nothing it should not."""
+"""Verification of decision tokens: invalid tokens are refused with the exact reason, which reveals no claims."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ def refusal(text, keys, **circumstances):
 
 
 @pytest.mark.parametrize("name", ["decisions.json", "digests.json"])
-def test_the_vectors_are_what_the_code_makes(name):
+def test_generated_tokens_match_the_vectors(name):
     assert (VECTORS / name).read_text(encoding="ascii") == make.rendered()[name], "run tests/unit/vectors/make.py"
 
 
 @pytest.mark.parametrize("case", ACCEPTED, ids=lambda case: case["name"])
-def test_a_good_decision_is_accepted(case, keys):
+def test_valid_decision_is_accepted(case, keys):
     decision = checked(case["token"], keys)
     said = json.loads(unb64(case["token"].split(".")[1]))
 
@@ -83,7 +83,7 @@ def test_a_good_decision_is_accepted(case, keys):
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: f"{case['refused']}: {case['name']}")
-def test_anything_else_is_refused_for_the_right_reason(case, keys):
+def test_invalid_decision_is_refused_with_the_correct_reason(case, keys):
     refused = refusal(case["token"], keys)
 
     assert refused.reason == RefusalReason(case["refused"])
@@ -92,7 +92,7 @@ def test_anything_else_is_refused_for_the_right_reason(case, keys):
 
 
 def _everything_said(error):
-    """Return all that a record, a log or a traceback could show of *error* and of what led to it."""
+    """Return all text that a record, a log, or a traceback could contain about *error* and its causes."""
     said = []
     while error is not None:
         said.append(repr((type(error), error.args, vars(error), getattr(error, "doc", None))))
@@ -100,7 +100,7 @@ def _everything_said(error):
     return " ".join(said)
 
 
-def test_claims_of_a_token_that_did_not_verify_are_nowhere_in_the_refusal(keys):
+def test_refusal_never_contains_claims_of_an_unverified_token(keys):
     marked = claims(iss="MARKED", sub="MARKED", jti="MARKED", reason="MARKED", decision="MARKED")
     marked_header = header(kid="MARKED", extra="MARKED")
     tokens = [
@@ -122,7 +122,7 @@ def test_claims_of_a_token_that_did_not_verify_are_nowhere_in_the_refusal(keys):
 
 
 @given(st.data())
-def test_no_single_character_of_a_token_can_be_changed(keys, data):
+def test_change_of_any_character_of_a_token_is_refused(keys, data):
     good = token()
     at = data.draw(st.integers(0, len(good) - 1))
     other = data.draw(st.sampled_from([*(ALPHABET + ".=+/ \n"), "", "é", "\ud800", "\u0000"]))
@@ -137,7 +137,7 @@ def test_no_single_character_of_a_token_can_be_changed(keys, data):
         st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.integers(), max_size=2),
     )
 )
-def test_whatever_an_approver_signs_is_accepted_or_refused_with_a_reason(keys, changes):
+def test_any_signed_claims_are_accepted_or_refused_with_a_reason(keys, changes):
     text = token(json.dumps(claims(**changes)).encode())
     try:
         decision = checked(text, keys)
@@ -148,17 +148,17 @@ def test_whatever_an_approver_signs_is_accepted_or_refused_with_a_reason(keys, c
         assert decision.expires_at - decision.issued_at <= timedelta(hours=24)
 
 
-def test_no_audience_matches_when_the_vm_does_not_know_its_own(keys):
+def test_decision_is_refused_while_the_vm_id_is_unknown(keys):
     assert refusal(token(), keys, audience="").reason is RefusalReason.WRONG_AUDIENCE
 
 
-def test_a_reason_is_fit_for_a_line_of_log(keys):
+def test_reason_is_truncated_and_has_no_control_characters(keys):
     assert checked(token(claims(reason="a\r\n\x1b[31mb\u202ec\x00")), keys).reason == "a   [31mb c "
     assert checked(token(claims(reason="x" * 999)), keys).reason == "x" * 256
     assert checked(token(claims(reason="\ud800")), keys).reason == " "
 
 
-def test_a_decision_holds_until_the_skew_is_over_and_no_longer(keys):
+def test_decision_is_valid_within_the_clock_skew_only(keys):
     text = token(claims(iat=NOW, exp=NOW + 10))
 
     assert checked(text, keys, now=NOW - 60)
@@ -167,7 +167,7 @@ def test_a_decision_holds_until_the_skew_is_over_and_no_longer(keys):
     assert refusal(text, keys, now=NOW + 70).reason is RefusalReason.EXPIRED
 
 
-def test_a_decision_of_the_moment_the_database_was_made_counts(keys):
+def test_decision_issued_when_the_outbox_was_created_is_accepted(keys):
     assert checked(token(claims(iat=NOW)), keys, created_at=NOW)
     assert refusal(token(claims(iat=NOW)), keys, created_at=NOW + 0.001).reason is (
         RefusalReason.ISSUED_BEFORE_THIS_OUTBOX
@@ -202,7 +202,7 @@ def _small_order(y):
         (_small_order(2**255 - 20), "small order"),
     ],
 )
-def test_a_key_file_without_an_ed25519_key_is_refused_with_a_sentence(tmp_path, content, says):
+def test_key_file_without_an_ed25519_key_is_rejected_with_the_reason(tmp_path, content, says):
     path = tmp_path / "key.pub"
     path.write_bytes(content)
     key = TrustedKey(kid="ops", approver="portal", public_key_file=path)
@@ -213,7 +213,7 @@ def test_a_key_file_without_an_ed25519_key_is_refused_with_a_sentence(tmp_path, 
     assert str(caught.value).endswith(".")
 
 
-def test_a_missing_key_file_refuses_and_is_picked_up_when_it_comes_and_dropped_when_it_goes(tmp_path):
+def test_key_file_is_loaded_when_created_and_dropped_when_deleted(tmp_path):
     path = tmp_path / "ops.pub"
     keys = [TrustedKey(kid=PORTAL.kid, approver="portal", public_key_file=path)]
 
@@ -230,18 +230,18 @@ def test_a_missing_key_file_refuses_and_is_picked_up_when_it_comes_and_dropped_w
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs a named pipe")
-def test_a_pipe_in_place_of_a_key_does_not_hang(tmp_path):
+def test_named_pipe_as_key_file_does_not_hang(tmp_path):
     os.mkfifo(tmp_path / "key")
 
     with pytest.raises(KeyUnusable, match=r"not a regular file\. Put a public key in PEM there"):
         TrustedKey(kid="ops", approver="portal", public_key_file=tmp_path / "key").load()
 
 
-def test_two_keys_of_one_name_are_no_key(keys):
+def test_keys_with_a_duplicate_kid_are_unusable(keys):
     assert refusal(token(), [*keys, keys[0]]).reason is RefusalReason.KEY_UNUSABLE
 
 
-def test_every_mistake_among_the_keys_is_said_at_once(tmp_path, keys):
+def test_all_errors_in_the_keys_are_reported_together(tmp_path, keys):
     path = keys[0].public_key_file
     wrong = (
         TrustedKey(kid="ops-2026", approver="x", public_key_file=path),
@@ -263,7 +263,7 @@ def test_every_mistake_among_the_keys_is_said_at_once(tmp_path, keys):
     assert str(tmp_path / "gone") in why
 
 
-def test_a_new_pair_is_private_and_signs_decisions_that_count(tmp_path):
+def test_generated_key_pair_is_private_and_signs_valid_decisions(tmp_path):
     pair = generate_key(tmp_path / "ops")
     public = serialization.load_pem_public_key(pair.public_key_file.read_bytes())
 
@@ -281,7 +281,7 @@ def test_a_new_pair_is_private_and_signs_decisions_that_count(tmp_path):
 
 
 @pytest.mark.parametrize("existing", ["ops", "ops.pub"])
-def test_a_key_is_never_overwritten_and_no_half_is_left(tmp_path, existing):
+def test_existing_key_is_never_overwritten_and_no_partial_pair_remains(tmp_path, existing):
     (tmp_path / existing).write_text("precious")
 
     with pytest.raises(SigningFailed, match="never overwritten"):
@@ -291,7 +291,7 @@ def test_a_key_is_never_overwritten_and_no_half_is_left(tmp_path, existing):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs symbolic links")
-def test_a_key_is_not_written_through_a_link(tmp_path):
+def test_key_is_not_written_through_a_symbolic_link(tmp_path):
     (tmp_path / "ops").symlink_to(tmp_path / "elsewhere")
 
     with pytest.raises(SigningFailed):
@@ -313,7 +313,7 @@ def signed(private_key_file, **changes):
     return sign_decision(private_key_file, **values)
 
 
-def test_what_no_agent_would_accept_is_not_signed(tmp_path):
+def test_decision_that_agents_would_reject_is_not_signed(tmp_path):
     private = generate_key(tmp_path / "ops").private_key_file
     (tmp_path / "rsa").write_bytes(
         rsa.generate_private_key(65537, 2048).private_bytes(
@@ -340,7 +340,7 @@ def test_what_no_agent_would_accept_is_not_signed(tmp_path):
             signed(path)
 
 
-def test_a_library_that_nobody_here_configured_reads_our_tokens(tmp_path):
+def test_pyjwt_with_default_settings_reads_the_token(tmp_path):
     pair = generate_key(tmp_path / "ops")
     text = signed(pair.private_key_file, now=datetime.now(timezone.utc))
     public = serialization.load_pem_public_key(pair.public_key_file.read_bytes())
@@ -350,7 +350,7 @@ def test_a_library_that_nobody_here_configured_reads_our_tokens(tmp_path):
     assert read["sub"] == EVENT.event_id
 
 
-def test_cryptography_is_imported_only_when_a_decision_comes(agent_env):
+def test_cryptography_is_imported_only_when_a_decision_arrives(agent_env):
     program = (
         "import sys, bridge.approval.decision_token, bridge.approval.signing\n"
         "sys.exit(bool({'cryptography', 'jwt'} & sys.modules.keys()))"

@@ -61,7 +61,7 @@ def wanted(decision, event=EVENT):
 
 
 @pytest.mark.parametrize("shown", [(), (STARTED,), (LONGER,)], ids=["absent", "started", "changed"])
-def test_an_unconfirmed_change_closes_no_decision_and_ends_no_approval(shown):
+def test_unconfirmed_change_closes_no_decision_and_no_approval(shown):
     new = decision_on(EVENT)
     waiting = decision_on(EVENT, arrival=2, state=DecisionStage.WAITING)
     state = state_of(new, waiting, approvals=[wanted(waiting)])

@@ -1,4 +1,4 @@
-"""Rules: which one speaks for an event, whose drain counts, and who acts first."""
+"""Rules: the matching rule of an event, the scope of its command, and the order of the VMs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def matches(one, vm_name=ME, **fields):
         ({}, {"event_type": None, "event_source": None, "duration_seconds": None}, True),
     ],
 )
-def test_filters_compare_exactly_and_what_is_unknown_matches_none_of_them(filters, event, expected):
+def test_filters_compare_exactly_and_unknown_values_never_match(filters, event, expected):
     assert matches(rule(**filters), **{"event_source": "Platform"} | event) is expected
 
 
@@ -53,7 +53,7 @@ def test_filters_compare_exactly_and_what_is_unknown_matches_none_of_them(filter
         ({}, None, True),
     ],
 )
-def test_bounds_include_their_ends_and_an_unknown_duration_matches_no_bound(bounds, duration, expected):
+def test_duration_bounds_are_inclusive_and_unknown_duration_never_matches(bounds, duration, expected):
     assert matches(rule(**bounds), duration_seconds=duration) is expected
 
 
@@ -71,13 +71,13 @@ def test_bounds_include_their_ends_and_an_unknown_duration_matches_no_bound(boun
         ("any", (OTHER,), True),
     ],
 )
-def test_resources_are_compared_by_whole_name(wanted, resources, expected):
+def test_resources_are_compared_by_full_name(wanted, resources, expected):
     assert matches(rule(resources=wanted), resources=resources) is expected
 
 
 @pytest.mark.parametrize("wanted", ["only_me", "includes_me", "any"])
 @pytest.mark.parametrize(("resources", "vm_name"), [((), ME), (None, ME), ((ME,), None), ((ME,), "")])
-def test_nobody_consents_while_it_is_unknown_for_whom(wanted, resources, vm_name):
+def test_no_rule_approves_while_the_affected_vm_is_unknown(wanted, resources, vm_name):
     approving = rule(resources=wanted, act="each")
     event = sample_event(resources=resources)
     assert first_match((approving,), event, vm_name=vm_name) is None
@@ -85,7 +85,7 @@ def test_nobody_consents_while_it_is_unknown_for_whom(wanted, resources, vm_name
 
 
 @pytest.mark.parametrize(("resources", "vm_name"), [((), ME), (None, ME), ((ME,), None)])
-def test_a_hold_for_any_vm_matches_also_while_it_is_unknown_for_whom(resources, vm_name):
+def test_hold_rule_for_any_vm_matches_while_the_affected_vm_is_unknown(resources, vm_name):
     assert matches(rule(action="hold", resources="any"), vm_name, resources=resources)
     assert not matches(rule(action="hold"), vm_name, resources=resources)
 
@@ -94,7 +94,7 @@ def test_a_hold_for_any_vm_matches_also_while_it_is_unknown_for_whom(resources, 
     ("covers_all", "resources", "expected"),
     [(False, (ME,), True), (False, (ME, OTHER), False), (True, (ME, OTHER), True), (True, (), False)],
 )
-def test_a_command_speaks_for_this_vm_alone_unless_it_covers_all(covers_all, resources, expected):
+def test_rule_with_command_matches_other_vms_only_if_it_covers_all(covers_all, resources, expected):
     draining = rule(command=("/bin/drain",), command_covers_all=covers_all)
     event = sample_event(resources=resources)
     assert (first_match((draining,), event, vm_name=ME) is draining) is expected
@@ -116,7 +116,7 @@ def test_a_rule_with_a_command_does_not_match_while_the_vm_is_unknown():
         ("each", "d", 0),
     ],
 )
-def test_the_kth_vm_in_resources_waits_k_times_and_one_not_named_never_leads(act, vm_name, expected):
+def test_delay_depends_on_act_and_the_position_in_resources(act, vm_name, expected):
     event = sample_event(resources=("a", "_A", "b", "c", "b"))
     delay = act_delay_seconds(rule(act=act, resources="any"), event, vm_name=vm_name, fallback_seconds=30)
     assert delay == expected
