@@ -19,7 +19,7 @@ class Refusing:
 
 
 @pytest.mark.parametrize("error", [OutboxError("The outbox failed."), RuntimeError("can't start new thread")])
-def test_a_reload_that_fails_halfway_is_logged_and_does_not_end_the_agent(tmp_path, caplog, error):
+def test_failed_reload_is_logged_and_the_agent_continues(tmp_path, caplog, error):
     config = tmp_path / "config.toml"
     config.write_text("stop_grace_seconds = 1\n")
     agent = Refusing(error)

@@ -21,10 +21,10 @@ from bridge.text import duration
         (-3_700, "1 h 1 min ago"),
     ],
 )
-def test_a_countdown_is_in_the_units_that_count(seconds, said):
+def test_countdown_uses_its_largest_units(seconds, said):
     assert countdown(seconds) == said
 
 
-def test_durations_and_sizes_are_in_words():
+def test_durations_and_sizes_are_formatted_with_units():
     assert (duration(0), duration(59.9), duration(86_400), ago(0.42)) == ("0 s", "59 s", "1 d", "0.4 s ago")
     assert (size(0), size(512 * 1024), size(268_435_456)) == ("0 KiB", "512 KiB", "256.0 MiB")
