@@ -1,4 +1,4 @@
-"""The [approval] table: its defaults, and every mistake that would only show on the night it matters."""
+"""The [approval] table: its defaults, and errors that must appear before an approval depends on the table."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _key(path, kid="ops-2026", approver="portal"):
     return f'[[approval.remote.keys]]\nkid = "{kid}"\napprover = "{approver}"\npublic_key_file = \'{path}\'\n'
 
 
-def test_everything_of_a_rule_is_read():
+def test_every_key_of_a_rule_is_read():
     (rule,) = _approval(
         _rule(
             'event_types = ["Freeze", "FutureType"]\nevent_sources = ["Platform"]\nmin_duration_seconds = 0\n'
@@ -103,7 +103,7 @@ def test_portal_is_read_with_its_keys(keys):
         (_rule('command = ["bin/drain"]'), "must be a program with its absolute path"),
     ],
 )
-def test_mistake_in_a_rule_is_said(text, sentence):
+def test_error_in_a_rule_is_reported(text, sentence):
     [said] = _mistakes(text)
     assert sentence in said
 
@@ -125,7 +125,7 @@ def test_mistake_in_a_rule_is_said(text, sentence):
         ("command_timeout_seconds = 86401", "must be a number above 0 and at most 86400"),
     ],
 )
-def test_mistake_in_the_portal_is_said(text, sentence, keys):
+def test_error_in_the_portal_table_is_reported(text, sentence, keys):
     [said] = _mistakes(_remote(text.replace("CERT", str(keys[0])), key_tables=_key(keys[0])))
     assert sentence in said
     assert "hunter2" not in said
@@ -145,30 +145,30 @@ def test_mistake_in_the_portal_is_said(text, sentence, keys):
         "https://[portal",
     ],
 )
-def test_url_that_is_not_https_or_holds_more_than_a_place_is_refused(url, keys):
+def test_url_without_https_or_with_invalid_parts_is_rejected(url, keys):
     [said] = _mistakes(_remote(url=url, key_tables=_key(keys[0])))
     assert said.startswith("approval.remote.url is ")
     assert "hunter2" not in said
 
 
 @pytest.mark.parametrize("host", ["localhost:8443", "[::1]:8080"])
-def test_plain_http_goes_to_loopback(host, keys):
+def test_plain_http_is_allowed_to_loopback(host, keys):
     assert _approval(_remote(url=f"http://{host}/api", key_tables=_key(keys[0]))).remote.url == f"http://{host}/api"
 
 
-def test_a_portal_without_keys_is_refused():
+def test_portal_without_keys_is_rejected():
     assert "keys is missing" in _mistakes(_remote())[0]
     assert "`scheduled-events-bridge keygen` creates a key pair" in _mistakes(_remote("keys = []"))[0]
 
 
-def test_two_keys_of_one_approver_are_one_approver(keys):
+def test_two_keys_of_an_approver_count_as_one_approver(keys):
     of_one = _key(keys[0]) + _key(keys[1], kid="ops-2027")
     of_two = _key(keys[0]) + _key(keys[1], kid="ops-2027", approver="night shift")
     assert "to 1 approver," in _mistakes(_remote("required_approvals = 2", key_tables=of_one))[0]
     assert _approval(_remote("required_approvals = 2", key_tables=of_two)).remote.required_approvals == 2
 
 
-def test_a_client_key_with_a_passphrase_is_refused(keys, tmp_path):
+def test_client_key_with_a_passphrase_is_rejected(keys, tmp_path):
     encrypted = tmp_path / "client.pem"
     encrypted.write_text("-----BEGIN ENCRYPTED PRIVATE KEY-----\n-----END ENCRYPTED PRIVATE KEY-----\n")
     [said] = _mistakes(_remote(f"client_cert_file = '{encrypted}'", key_tables=_key(keys[0])))

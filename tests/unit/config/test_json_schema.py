@@ -1,4 +1,4 @@
-"""The JSON schema of the configuration: it takes what the agent takes, and refuses what only a slip makes."""
+"""The JSON schema of the configuration accepts valid configurations and rejects typical errors."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ VALIDATOR = jsonschema.Draft202012Validator(configuration_schema())
 
 
 def paths_of(table):
-    """Return where the schema has something against *table*."""
+    """Return the paths at which the schema rejects *table*."""
     return {".".join(map(str, error.path)) for error in VALIDATOR.iter_errors(table)}
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_it_takes_every_recipe(name):
+def test_schema_accepts_every_recipe(name):
     assert paths_of(tomllib.loads(configuration([name]))) == set()
 
 
-def test_it_takes_a_sink_of_ones_own():
+def test_schema_accepts_a_custom_sink():
     assert paths_of({"sinks": [{"type": "acme.sinks:PagerSink", "pages": 3}]}) == set()
 
 
@@ -47,5 +47,5 @@ def test_it_takes_a_sink_of_ones_own():
         ({"approval": {"rules": [{"name": "x", "action": "aprove"}]}}, "approval"),
     ],
 )
-def test_it_refuses_what_the_agent_refuses(table, path):
+def test_schema_rejects_tables_that_the_agent_rejects(table, path):
     assert path in paths_of(table)

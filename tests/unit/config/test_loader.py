@@ -1,4 +1,4 @@
-"""The configuration file: every mistake at once, no secret repeated, and the right paths."""
+"""The configuration file: all errors in one report, no secret in messages, and the default paths."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def mistakes_of(settings_of: Load) -> Refuse:
     return mistakes_of
 
 
-def test_no_file_means_one_stdout_sink_and_the_documented_defaults() -> None:
+def test_without_a_file_a_stdout_sink_and_documented_defaults_apply() -> None:
     settings = load(None)
     assert [(sink.name, sink.type_name) for sink in settings.sinks] == [("stdout", "stdout")]
     assert settings.stop_grace_seconds == 10
@@ -116,7 +116,7 @@ def test_every_table_is_read(settings_of: Load) -> None:
     assert settings.sinks[0].build().config is config
 
 
-def test_all_mistakes_of_a_file_come_at_once(mistakes_of: Refuse) -> None:
+def test_all_errors_of_a_file_are_reported_together(mistakes_of: Refuse) -> None:
     said = mistakes_of(
         'stop_grace_secnds = 5\n[imds]\ntimeout_seconds = "5"\n[state]\nmax_bytes = 1\n[approval]\ndry_run = 1\n'
         '[[sinks]]\ntype = "stdot"\n[[sinks]]\ntype = "acme_config_test:Hook"\nmax_batch = 0\n'
@@ -163,7 +163,7 @@ def test_all_mistakes_of_a_file_come_at_once(mistakes_of: Refuse) -> None:
         (HOOK + "stop_grace_seconds = 3", "Unknown key `sinks[0].stop_grace_seconds` (sink 'hook'). Valid keys: "),
     ],
 )
-def test_mistake_names_key_value_and_what_to_write(mistakes_of: Refuse, text: str, sentence: str) -> None:
+def test_error_reports_key_value_and_valid_values(mistakes_of: Refuse, text: str, sentence: str) -> None:
     (said,) = mistakes_of(text)
     assert sentence in said
     assert "\n" not in said
@@ -194,19 +194,19 @@ def test_mistake_names_key_value_and_what_to_write(mistakes_of: Refuse, text: st
         ),
     ],
 )
-def test_mistake_in_a_sink_names_the_sink(mistakes_of: Refuse, line: str, sentence: str) -> None:
+def test_error_in_a_sink_names_the_sink(mistakes_of: Refuse, line: str, sentence: str) -> None:
     (said,) = mistakes_of(HOOK + line + "\n")
     assert sentence in said
 
 
 @pytest.mark.parametrize("name", ["", "x" * 65, "a/b"])
-def test_sink_names_are_plain(mistakes_of: Refuse, name: str) -> None:
+def test_sink_name_with_special_characters_is_rejected(mistakes_of: Refuse, name: str) -> None:
     (said,) = mistakes_of(f'[[sinks]]\ntype = "stdout"\nname = "{name}"\n')
     assert "sinks[0].name" in said
     assert "1 to 64 characters" in said
 
 
-def test_two_sinks_of_one_name_are_both_said(mistakes_of: Refuse) -> None:
+def test_duplicate_sink_name_is_reported_for_both_sinks(mistakes_of: Refuse) -> None:
     (said,) = mistakes_of('[[sinks]]\ntype = "stdout"\n' * 2)
     assert said.startswith("sinks[1] (sink 'stdout'): sinks[0] has the same name.")
 
@@ -233,7 +233,7 @@ def test_two_sinks_of_one_name_are_both_said(mistakes_of: Refuse) -> None:
         "[sinks.token]\nx = 'hunter2'",
     ],
 )
-def test_secret_in_the_wrong_place_is_never_repeated(mistakes_of: Refuse, line: str) -> None:
+def test_misplaced_secret_is_never_shown(mistakes_of: Refuse, line: str) -> None:
     said = "\n".join(mistakes_of('[[sinks]]\ntype = "acme_config_test:Hook"\n' + line))
     assert "hunter2" not in said
 
@@ -266,7 +266,7 @@ def test_syntax_error_names_line_and_column(mistakes_of: Refuse, text: str, wher
     assert "config.toml" in said
 
 
-def test_files_that_are_no_text_get_a_sentence(mistakes_of: Refuse, settings_of: Load) -> None:
+def test_file_that_is_not_text_is_reported(mistakes_of: Refuse, settings_of: Load) -> None:
     assert "Save it as UTF-8." in mistakes_of("[imds]\n".encode("utf-16"))[0]
     assert "is not valid TOML" in mistakes_of("x = " + "[" * 50_000)[0]
     if sys.version_info >= (3, 11):
@@ -305,7 +305,7 @@ def test_explicit_path_wins_over_the_environment(tmp_path: Path) -> None:
     assert find_config(None, {CONFIG_VARIABLE: str(two)}) == two
 
 
-def test_windows_looks_below_program_data(tmp_path: Path) -> None:
+def test_windows_default_path_is_below_program_data(tmp_path: Path) -> None:
     environ = {"PROGRAMDATA": str(tmp_path), CONFIG_VARIABLE: ""}
     assert find_config(None, environ, windows=True) is None
     ours = tmp_path / "scheduled-events-bridge"

@@ -1,4 +1,4 @@
-"""A secret in a URL is detected, and a plain URL is not taken for one."""
+"""Detection of secrets in URLs, without false positives for plain URLs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings that the environment sets before the file: only those, checked as in the file, and named."""
+"""Environment variables that override settings of the file, with the same validation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def config(tmp_path):
     return path
 
 
-def test_environment_goes_before_the_file_and_leaves_the_rest(config):
+def test_environment_overrides_only_its_settings_of_the_file(config):
     settings = load(config, {LISTEN: "[::1]:9464", DIRECTORY: "/of/the/manifest"})
     assert settings.status.address == ("::1", 9464)
     assert state_directory(settings, {"STATE_DIRECTORY": "/of/systemd"}).as_posix() == "/of/the/manifest"
@@ -30,12 +30,12 @@ def test_environment_goes_before_the_file_and_leaves_the_rest(config):
 
 
 @pytest.mark.parametrize("environ", [{}, {LISTEN: "", DIRECTORY: ""}, {"SCHEDULED_EVENTS_BRIDGE_VM_NAME": "node"}])
-def test_what_is_not_set_or_empty_or_no_setting_changes_nothing(config, environ):
+def test_unset_empty_and_unrelated_variables_change_nothing(config, environ):
     settings = load(config, environ)
     assert (settings, settings.overrides) == (load(config), ())
 
 
-def test_wrong_value_is_a_mistake_of_its_key(tmp_path):
+def test_invalid_value_is_reported_for_its_key(tmp_path):
     path = tmp_path / "config.toml"
     path.write_text("stop_grace_seconds = -1\n")
     with pytest.raises(ConfigurationError) as caught:

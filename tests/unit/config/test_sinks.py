@@ -1,4 +1,4 @@
-"""Sink types: found by entry point or by module:Class, and never imported unasked."""
+"""Sink types are found by entry point or by module:Class, and imported only when configured."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Plain:
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
-    """An importable module with a name of this test's own, and a distribution with entry points beside it."""
+    """An importable module with a unique name, and a distribution with entry points for it."""
     name = f"acme_{abs(hash(request.node.nodeid))}"
     (tmp_path / f"{name}.py").write_text(SINK)
     (tmp_path / f"{name}_lonely.py").write_text("import acme_sdk_that_is_nowhere\n")
@@ -53,33 +53,33 @@ def message(type_name: str, kind: type[ConfigurationError] = ConfigurationError)
 
 
 @pytest.mark.usefixtures("package")
-def test_own_and_foreign_sinks_come_by_the_same_road() -> None:
+def test_built_in_and_third_party_sinks_load_through_entry_points() -> None:
     assert {"stdout", "acme-good", "acme-trap"} <= set(installed())
     assert list(installed()) == sorted(installed())
     assert issubclass(sink_class("acme-good"), Sink)
 
 
-def test_module_and_class_need_no_packaging(package: str) -> None:
+def test_module_and_class_load_without_a_package(package: str) -> None:
     assert sink_class(f"{package}:Good").__name__ == "Good"
 
 
-def test_listing_and_choosing_import_no_other_sink(package: str) -> None:
+def test_listing_and_selecting_sinks_import_no_other_sink(package: str) -> None:
     installed()
     sink_class("acme-good")
     assert f"{package}_broken" not in sys.modules
 
 
 @pytest.mark.parametrize("odd", [":", "acme:", "a:b:c", "../x:C"])
-def test_odd_type_names_get_a_sentence(odd: str) -> None:
+def test_malformed_type_name_is_rejected_with_the_valid_form(odd: str) -> None:
     assert "Installed:" in message(odd, ConfigurationError) or "'module:Class'" in message(odd, ConfigurationError)
 
 
 @pytest.mark.parametrize("wrong", ["http://h/hunter2", "stdout --token hunter2"])
-def test_type_that_may_hold_a_secret_is_not_repeated(wrong: str) -> None:
+def test_type_that_may_contain_a_secret_is_not_shown(wrong: str) -> None:
     assert "hunter2" not in message(wrong, ConfigurationError)
 
 
-def test_missing_module_class_and_misspelling_are_told_apart(package: str) -> None:
+def test_missing_module_class_and_typo_have_distinct_messages(package: str) -> None:
     assert "the module 'nowhere_at_all' does not exist" in message("nowhere_at_all.sinks:Good", ConfigurationError)
     assert "Did you mean 'Good'?" in message(f"{package}:Goood", ConfigurationError)
 
@@ -89,10 +89,10 @@ def test_missing_package_is_named(package: str) -> None:
 
 
 @pytest.mark.usefixtures("package")
-def test_module_that_raises_is_quoted() -> None:
+def test_error_of_the_module_is_quoted() -> None:
     assert "ZeroDivisionError: division by zero" in message("acme-trap")
 
 
-def test_class_that_is_no_sink_and_config_that_is_no_struct_are_refused(package: str) -> None:
+def test_class_must_be_a_sink_and_its_config_a_struct(package: str) -> None:
     assert "not a subclass of bridge.sink.Sink" in message(f"{package}:Plain")
     assert "Make it a frozen subclass of bridge.sink.SinkConfig" in message(f"{package}:BadConfig")
