@@ -1,4 +1,4 @@
-"""An Entra token is renewed aside, kept while it counts, and never waited for without an end."""
+"""An Entra token is renewed in the background, used until it expires, and requested with a deadline."""
 
 import threading
 import time
@@ -23,7 +23,7 @@ def manual():
 
 
 def counted(manual, lifetime):
-    """Return a fetch of token 1, token 2 and so on, and what it was called."""
+    """Return a function that fetches token 1, token 2, and so on, and the list of its calls."""
     fetched = []
 
     def fetch():
@@ -61,7 +61,7 @@ def test_token_is_renewed_in_the_background_after_two_thirds_of_its_life(manual)
     assert len(fetched) == 2
 
 
-def test_refused_token_is_exchanged_once_in_five_minutes(manual):
+def test_refused_token_is_replaced_at_most_once_in_five_minutes(manual):
     fetch, fetched = counted(manual, 3_600)
     token = token_of(fetch, manual.clock)
     for _ in range(4):
@@ -72,7 +72,7 @@ def test_refused_token_is_exchanged_once_in_five_minutes(manual):
     assert token.current(wait_seconds=PATIENCE_SECONDS).token == "token 3"
 
 
-def test_refusal_of_a_token_that_is_not_used_any_more_changes_nothing(manual):
+def test_refusal_of_a_replaced_token_has_no_effect(manual):
     fetch, fetched = counted(manual, 3_600)
     token = token_of(fetch, manual.clock)
     first = token.current(wait_seconds=PATIENCE_SECONDS)
@@ -93,7 +93,7 @@ def test_expired_token_is_never_used(manual):
         token.current(wait_seconds=PATIENCE_SECONDS)
 
 
-def test_endpoint_that_hangs_costs_one_thread_and_what_it_brings_late_is_used(manual):
+def test_hung_endpoint_uses_one_thread_and_its_late_token_is_used(manual):
     let_go = threading.Event()
     asked = []
 
@@ -115,7 +115,7 @@ def test_endpoint_that_hangs_costs_one_thread_and_what_it_brings_late_is_used(ma
     assert token.current(wait_seconds=PATIENCE_SECONDS).token == "late"
 
 
-def test_identity_that_is_not_assigned_needs_a_person_and_says_the_same_each_time():
+def test_unassigned_identity_needs_attention_with_a_stable_message():
     def fetch():
         raise RuntimeError("No identity has been assigned. Trace ID: 4711\nTimestamp: 12:00")
 

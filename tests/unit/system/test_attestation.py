@@ -1,4 +1,4 @@
-"""The agent's token for an attested document: the three steps, what is done about each refusal, and nothing hangs."""
+"""The exchange of an attested document for a token: three steps, each refusal, and deadlines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def refused(status, reason, **headers):
 
 
 class Portal:
-    """Answers the n-th document with the n-th of *answers*, the last for ever; a challenge with *challenge*."""
+    """Returns *challenge*, and the n-th of *answers* for the n-th document. The last answer repeats."""
 
     def __init__(self, *answers, challenge=None):
         self.answers = list(answers) or [answer(200, TOKEN)]
@@ -57,7 +57,7 @@ def clock():
 
 @pytest.fixture
 def token(clock):
-    """Return what makes a token; while it waits, hours pass at once, and each wait is in `waits`."""
+    """Return a factory of tokens with a manual clock, which lists the waits in `waits`."""
     made = []
 
     def make(portal, document=lambda nonce: f"document of {nonce}", **options):
@@ -82,14 +82,14 @@ def current(token):
     return token.current(wait_seconds=PATIENCE_SECONDS).token
 
 
-def test_the_token_is_what_the_portal_gives_for_the_document_of_its_challenge(token):
+def test_portal_exchanges_the_document_for_its_challenge_for_a_token(token):
     portal = Portal()
 
     assert current(token(portal)) == "t1"
     assert portal.asked == [(CHALLENGE_PATH, {}), (TOKEN_PATH, {"document": "document of abc"})]
 
 
-def test_a_document_of_an_earlier_request_is_asked_for_again_with_the_same_challenge(token):
+def test_stale_document_is_requested_again_with_the_same_challenge(token):
     portal = Portal(refused(409, "old_nonce"), refused(409, "replayed"), refused(409, "too_old"), answer(200, TOKEN))
     documents = []
     made = token(portal, lambda nonce: documents.append(nonce) or f"document {len(documents)}")
@@ -101,7 +101,7 @@ def test_a_document_of_an_earlier_request_is_asked_for_again_with_the_same_chall
 
 
 @pytest.mark.parametrize("reason", ["old_nonce", "replayed"])
-def test_a_challenge_that_does_not_count_any_more_is_exchanged_at_the_next_try(token, reason):
+def test_expired_challenge_is_replaced_at_the_next_attempt(token, reason):
     portal = Portal(refused(409, reason), answer(200, TOKEN))
     made = token(portal, lambda nonce: base64.b64encode(b"signed: " + nonce.encode()).decode())
 
@@ -114,9 +114,7 @@ def test_a_challenge_that_does_not_count_any_more_is_exchanged_at_the_next_try(t
 
 
 @pytest.mark.parametrize(("expires_in", "most_seconds"), [(360, 300), (30, 30)])
-def test_it_is_asked_for_five_minutes_at_most_and_no_longer_than_the_challenge_counts(
-    token, clock, expires_in, most_seconds
-):
+def test_stale_document_is_retried_until_the_challenge_expires_or_five_minutes(token, clock, expires_in, most_seconds):
     portal = Portal(refused(409, "old_nonce"), challenge=answer(200, {"nonce": "abc", "expires_in": expires_in}))
     made = token(portal)
     began = clock.monotonic()
@@ -128,7 +126,7 @@ def test_it_is_asked_for_five_minutes_at_most_and_no_longer_than_the_challenge_c
 
 
 @pytest.mark.parametrize("reason", [DocumentRefusal.FORGED, DocumentRefusal.SUBSCRIPTION_NOT_LISTED])
-def test_each_refusal_is_named_once_and_waits_for_nothing(token, reason):
+def test_refusal_is_reported_with_its_reason_and_without_a_retry(token, reason):
     made = token(Portal(refused(403, reason.value)))
 
     with pytest.raises(CredentialFailed, match=rf"403 Forbidden to /agents/token \({reason.value}\)") as caught:
@@ -139,7 +137,7 @@ def test_each_refusal_is_named_once_and_waits_for_nothing(token, reason):
 
 
 @pytest.mark.parametrize("body", [b"{", b'{"reason": "<script>"}', b"[" * 9000])
-def test_no_word_that_is_not_known_is_repeated(token, body):
+def test_unknown_reason_of_the_portal_is_not_shown(token, body):
     with pytest.raises(CredentialFailed) as caught:
         current(token(Portal(answer(403, body))))
     assert str(caught.value) == (
@@ -149,13 +147,13 @@ def test_no_word_that_is_not_known_is_repeated(token, body):
 
 
 @pytest.mark.parametrize(("status", "needs_attention"), [(404, True), (500, False)])
-def test_a_portal_that_gives_no_challenge_is_named_with_its_status(token, status, needs_attention):
+def test_missing_challenge_is_reported_with_portal_and_status(token, status, needs_attention):
     with pytest.raises(CredentialFailed, match=f"responded with {status} .* to /agents/challenge") as caught:
         current(token(Portal(challenge=answer(status, b""))))
     assert caught.value.needs_attention is needs_attention
 
 
-def test_a_portal_that_says_when_is_asked_then(token):
+def test_retry_after_of_the_portal_is_used(token):
     with pytest.raises(CredentialFailed) as caught:
         current(token(Portal(answer(503, b"", **{"Retry-After": "7"}))))
     assert caught.value.retry_after_seconds == 7
@@ -172,7 +170,7 @@ def test_a_portal_that_says_when_is_asked_then(token):
         {"nonce": "abc\n"},
     ],
 )
-def test_a_challenge_that_is_none_is_not_used(token, wrong):
+def test_malformed_challenge_is_not_used(token, wrong):
     asked = []
     with pytest.raises(CredentialFailed, match="not a valid Challenge"):
         current(token(Portal(challenge=answer(200, wrong)), asked.append))
@@ -189,12 +187,12 @@ def test_a_challenge_that_is_none_is_not_used(token, wrong):
         {"token": "t", "expires_in": 10**9},
     ],
 )
-def test_a_token_that_no_header_could_carry_or_that_never_ends_is_not_used(token, wrong):
+def test_token_invalid_in_a_header_or_without_expiry_is_not_used(token, wrong):
     with pytest.raises(CredentialFailed, match="not a valid TokenAnswer"):
         current(token(Portal(answer(200, wrong))))
 
 
-def test_a_metadata_service_without_a_document_is_a_fault_that_passes(token):
+def test_missing_attested_document_is_a_transient_failure(token):
     def document(_):
         raise ImdsUnreachable("The metadata service gave no answer.")
 

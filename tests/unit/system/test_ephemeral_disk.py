@@ -1,4 +1,4 @@
-"""The places that do not survive a redeploy: memory, layers of containers, emptyDirs, and the temporary disk."""
+"""Detection of storage that a redeploy erases: memory, container layers, emptyDirs, and the temporary disk."""
 
 import os
 import sys
@@ -73,7 +73,7 @@ def test_mount_of_a_file_server_is_not_accessed(machine):
     assert machine.why("/share/state") is None
 
 
-def test_deepest_mount_and_the_later_of_two_on_one_point_count(machine):
+def test_deepest_and_latest_mount_applies(machine):
     machine.mount("/data", "0:25", kind="tmpfs")
     machine.mount("/data", "8:33")
     assert machine.why("/data/state") is None
@@ -88,7 +88,7 @@ def test_symbolic_links_are_followed(machine, tmp_path):
     assert "in memory" in machine.why(tmp_path / "state/deeper")
 
 
-def test_path_that_is_not_unicode_gives_a_sentence_that_can_be_logged(machine):
+def test_non_unicode_path_gives_a_message_that_can_be_logged(machine):
     machine.mount("/run", "0:25", kind="tmpfs")
     assert "in memory" in machine.why(Path(os.fsdecode(b"/run/\xff"))).encode().decode()
 
@@ -97,5 +97,5 @@ def test_without_mount_information_the_directory_counts_as_durable(tmp_path):
     assert why_ephemeral(Path("/var"), root=tmp_path) is None
 
 
-def test_memory_of_this_machine_is_found():
+def test_memory_file_system_of_this_machine_is_detected():
     assert "state.directory" in why_ephemeral(Path("/dev/shm"))

@@ -30,37 +30,37 @@ def why(path: Path, *users: int, mounts: Path = Path("/nowhere")) -> str:
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o600])
-def test_what_only_its_owner_may_write_is_right(file: Path, mode: int) -> None:
+def test_file_writable_only_by_its_owner_is_accepted(file: Path, mode: int) -> None:
     file.chmod(mode)
     assert why(file) == ""
 
 
 @pytest.mark.parametrize(("mode", "who"), [(0o664, "Its group"), (0o646, "Every user")])
-def test_a_file_that_others_may_write_is_wrong(file: Path, mode: int, who: str) -> None:
+def test_file_writable_by_others_is_rejected(file: Path, mode: int, who: str) -> None:
     file.chmod(mode)
     assert f"{who} can write to {file}: its mode is {mode:04o}" in why(file)
 
 
 @pytest.mark.parametrize("mode", [0o775, 0o757])
-def test_so_is_one_in_a_directory_in_which_it_can_be_exchanged(file: Path, mode: int) -> None:
+def test_file_in_a_directory_writable_by_others_is_rejected(file: Path, mode: int) -> None:
     file.parent.chmod(mode)
     assert f"can write to {file.parent}:" in why(file)
 
 
-def test_in_a_sticky_directory_the_owner_counts(file: Path) -> None:
+def test_file_of_the_owner_in_a_sticky_directory_is_accepted(file: Path) -> None:
     file.parent.chmod(0o1777)
     assert why(file) == ""
 
 
 @needs_root
-def test_what_belongs_to_somebody_else_is_wrong_in_a_sticky_directory_too(file: Path) -> None:
+def test_file_of_another_user_in_a_sticky_directory_is_rejected(file: Path) -> None:
     file.parent.chmod(0o1777)
     os.chown(file, NOBODY, NOBODY)
     assert f"{file} belongs to " in why(file)
     assert why(file, NOBODY) == ""
 
 
-def test_a_link_is_followed_and_both_ends_count(file: Path, tmp_path: Path) -> None:
+def test_symbolic_link_and_its_target_are_both_checked(file: Path, tmp_path: Path) -> None:
     link = tmp_path / "links" / "config.toml"
     link.parent.mkdir(mode=0o755)
     link.symlink_to(Path("..") / "etc" / "config.toml")
@@ -73,7 +73,7 @@ def test_a_link_is_followed_and_both_ends_count(file: Path, tmp_path: Path) -> N
 
 
 @needs_root
-def test_a_link_that_somebody_else_made_is_wrong(file: Path, tmp_path: Path) -> None:
+def test_symbolic_link_of_another_user_is_rejected(file: Path, tmp_path: Path) -> None:
     link = tmp_path / "tmp" / "config.toml"
     link.parent.mkdir()
     link.parent.chmod(0o1777)
@@ -82,13 +82,13 @@ def test_a_link_that_somebody_else_made_is_wrong(file: Path, tmp_path: Path) -> 
     assert f"{link} belongs to " in why(link)
 
 
-def test_links_in_a_circle_come_to_an_end(tmp_path: Path) -> None:
+def test_symbolic_link_loop_is_reported(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     assert "too many symbolic links" in why(tmp_path / "a")
 
 
-def test_a_config_map_of_kubernetes_is_open_and_out_of_reach(file: Path, tmp_path: Path) -> None:
+def test_kubernetes_config_map_is_accepted_despite_its_mode(file: Path, tmp_path: Path) -> None:
     file.parent.chmod(0o2777)
     mounts = tmp_path / "mountinfo"
     place = "/var/lib/kubelet/pods/6a3f/volumes/kubernetes.io~{}/config"

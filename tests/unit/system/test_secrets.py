@@ -1,4 +1,4 @@
-"""Secrets in files: plain ones, small ones, and never one that hangs whoever reads it."""
+"""Secrets in files must be regular, small files, so that reading never hangs."""
 
 import os
 import threading
@@ -19,7 +19,7 @@ def test_file_is_read_again_when_it_changes(tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes in the file system here")
-def test_pipe_and_device_are_refused_at_once(tmp_path):
+def test_named_pipe_and_device_are_rejected_immediately(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     said = []
 
@@ -35,7 +35,7 @@ def test_pipe_and_device_are_refused_at_once(tmp_path):
     assert said == [True, True]
 
 
-def test_huge_file_is_refused_and_not_read_in_part(tmp_path):
+def test_oversized_file_is_rejected_and_not_truncated(tmp_path):
     file = tmp_path / "token"
     with file.open("wb") as writing:
         writing.write(b"token\n")
