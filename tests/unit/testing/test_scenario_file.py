@@ -8,7 +8,7 @@ from bridge.testing import ManualClock, World, load_scenario, parse_scenario, sc
 
 
 def statuses(name, *, vms=("web_0", "web_1"), step_seconds=10.0):
-    """Play a scenario, looking every *step_seconds*; return each change of what is shown, in order."""
+    """Play a scenario and poll every *step_seconds*. Return each change of the document, in order."""
     scenario = load_scenario(name)
     clock = ManualClock()
     world = World(vms, clock=clock)
@@ -24,7 +24,7 @@ def statuses(name, *, vms=("web_0", "web_1"), step_seconds=10.0):
 
 
 @pytest.mark.parametrize("name", scenario_names())
-def test_a_demo_of_each_built_in_scenario_ends_within_twenty_seconds(name):
+def test_demo_of_each_built_in_scenario_ends_within_twenty_seconds(name):
     scenario = load_scenario(name)
     clock = ManualClock()
     world = World(clock=clock, speed=scenario.demo_speed)
@@ -34,7 +34,7 @@ def test_a_demo_of_each_built_in_scenario_ends_within_twenty_seconds(name):
     assert world.is_finished
 
 
-def test_there_is_a_scenario_for_every_event_type_azure_has():
+def test_every_azure_event_type_has_a_scenario():
     shown = {
         state[0]
         for name in scenario_names()
@@ -45,7 +45,7 @@ def test_there_is_a_scenario_for_every_event_type_azure_has():
     assert shown == set(EVENT_TYPES)
 
 
-def test_live_migration_is_microsofts_freeze_of_five_seconds():
+def test_live_migration_is_a_freeze_of_five_seconds():
     assert statuses("live-migration") == [
         [],
         [("Freeze", "Scheduled", 5)],
@@ -73,7 +73,7 @@ def test_a_predicted_failure_is_announced_a_week_ahead():
     assert event.not_before_seconds - world.seconds() == 7 * 86_400
 
 
-def test_placeholders_stand_for_the_simulators_vms():
+def test_placeholders_are_replaced_with_vms_of_the_simulator():
     clock = ManualClock()
     world = World(["web_1", "web_2"], clock=clock)
     load_scenario("several-at-once").play(world)
@@ -82,7 +82,7 @@ def test_placeholders_stand_for_the_simulators_vms():
     assert world.incarnation == 2
 
 
-def test_a_step_on_an_event_that_is_over_already_is_left_out_and_told():
+def test_step_on_a_completed_event_is_skipped_and_reported():
     clock = ManualClock()
     world = World(clock=clock)
     told = []
@@ -95,7 +95,7 @@ def test_a_step_on_an_event_that_is_over_already_is_left_out_and_told():
     assert [what for what in told if "skipped" in what]
 
 
-def test_a_file_of_ones_own_may_use_every_verb(tmp_path):
+def test_custom_file_can_use_every_action(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(
         """
@@ -144,7 +144,7 @@ def test_a_file_of_ones_own_may_use_every_verb(tmp_path):
     assert scenario.name == "mine"
 
 
-def test_every_mistake_of_a_file_is_told_at_once_with_its_step_and_the_nearest_name():
+def test_all_errors_are_reported_with_step_and_nearest_name():
     text = """
         descripton = "x"
         [[steps]]
@@ -200,7 +200,7 @@ def test_every_mistake_of_a_file_is_told_at_once_with_its_step_and_the_nearest_n
         assert [line for line in lines if wanted in line], wanted
 
 
-def test_names_of_events_are_added_first_and_once():
+def test_event_name_must_be_added_first_and_only_once():
     text = """
         [[steps]]
         at = 4
@@ -222,13 +222,13 @@ def test_names_of_events_are_added_first_and_once():
     ]
 
 
-def test_an_unknown_name_is_answered_with_the_nearest_one():
+def test_unknown_name_suggests_the_nearest_name():
     with pytest.raises(ScenarioError, match="Did you mean 'live-migration'"):
         load_scenario("live-migraton")
 
 
 @pytest.mark.parametrize("content", [b"steps = [", b"\xff\xfe"])
-def test_a_file_that_is_no_toml_or_no_text_is_a_scenario_error(tmp_path, content):
+def test_file_that_is_not_toml_or_not_text_is_a_scenario_error(tmp_path, content):
     path = tmp_path / "broken.toml"
     path.write_bytes(content)
     with pytest.raises(ScenarioError, match="broken"):

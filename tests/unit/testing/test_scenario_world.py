@@ -29,7 +29,7 @@ def freeze(**keys):
     return EventSpec(**{"event_type": "Freeze", "duration_seconds": 5, "impact_seconds": 240, **keys})
 
 
-def test_an_event_keeps_one_upper_case_event_id_and_raises_the_incarnation_at_each_status(world, clock):
+def test_event_keeps_its_id_and_each_status_increases_the_incarnation(world, clock):
     assert read(world) == {"DocumentIncarnation": 1, "Events": []}
     event_id = world.add_event(freeze())
     scheduled = read(world)
@@ -47,7 +47,7 @@ def test_an_event_keeps_one_upper_case_event_id_and_raises_the_incarnation_at_ea
     assert read(world)["Events"] == []
 
 
-def test_the_newest_version_shows_every_field_in_microsofts_order(world):
+def test_newest_api_version_has_every_field_in_azure_order(world):
     event_id = world.add_event(freeze(description="Host server is undergoing maintenance."))
     assert list(read(world)["Events"][0].items()) == [
         ("EventId", event_id),
@@ -63,7 +63,7 @@ def test_the_newest_version_shows_every_field_in_microsofts_order(world):
 
 
 @pytest.mark.parametrize("speed", [1, 60, 90])
-def test_not_before_is_where_the_agents_own_clock_meets_the_start(clock, speed):
+def test_not_before_follows_the_real_clock_at_any_speed(clock, speed):
     world = World(clock=clock, speed=speed)
     clock.advance(1)
     world.add_event(freeze(notice_seconds=900))
@@ -75,7 +75,7 @@ def test_not_before_is_where_the_agents_own_clock_meets_the_start(clock, speed):
     assert read(world)["Events"][0]["EventStatus"] == "Started"
 
 
-def test_each_version_shows_only_the_fields_and_types_it_has(world):
+def test_each_api_version_has_only_its_fields_and_types(world):
     for event_type in ("Freeze", "Preempt", "Terminate"):
         world.add_event(EventSpec(event_type=event_type, resources=("web_0",)))
 
@@ -104,7 +104,7 @@ def test_an_approved_event_starts_before_its_not_before(world, clock):
     assert world.approvals[0].at == START + timedelta(seconds=10)
 
 
-def test_an_approval_may_take_effect_late_or_only_at_not_before_or_never(world, clock):
+def test_approval_takes_effect_late_or_at_not_before_or_never(world, clock):
     late = world.add_event(freeze(approval_delay_seconds=60))
     others = world.add_event(freeze(on_approval="wait"))
     never = world.add_event(freeze(on_approval="never"))
@@ -124,7 +124,7 @@ def test_an_approval_may_take_effect_late_or_only_at_not_before_or_never(world, 
     assert [event.event_id for event in world.events()] == [never]
 
 
-def test_one_unknown_event_id_refuses_the_whole_approval(world):
+def test_unknown_event_id_rejects_the_entire_approval(world):
     event_id = world.add_event(freeze())
     with pytest.raises(UnknownEvent, match="nobody"):
         world.approve([event_id, "nobody"], vm="web_0")
@@ -132,7 +132,7 @@ def test_one_unknown_event_id_refuses_the_whole_approval(world):
     assert read(world)["Events"][0]["EventStatus"] == "Scheduled"
 
 
-def test_a_canceled_event_vanishes_and_the_incarnation_is_one_higher(world, clock):
+def test_canceled_event_disappears_and_increases_the_incarnation(world, clock):
     event_id = world.add_event(freeze())
     clock.advance(30)
     world.cancel(event_id)
@@ -141,7 +141,7 @@ def test_a_canceled_event_vanishes_and_the_incarnation_is_one_higher(world, cloc
     assert world.incarnation == 3
 
 
-def test_what_happens_at_one_instant_is_one_change_of_the_document(world, clock):
+def test_simultaneous_changes_increase_the_incarnation_once(world, clock):
     world.schedule(60, lambda: world.add_event(freeze()))
     world.schedule(60, lambda: world.add_event(EventSpec(event_type="Reboot")))
     clock.advance(60)
@@ -149,7 +149,7 @@ def test_what_happens_at_one_instant_is_one_change_of_the_document(world, clock)
     assert len(world.events()) == 2
 
 
-def test_a_world_nobody_looked_at_for_long_catches_up_through_every_change(world, clock):
+def test_rarely_polled_world_applies_every_change_in_order(world, clock):
     changes = []
     world.listen(lambda change: changes.append((change.at_seconds, change.what)))
     world.schedule(60, lambda: world.add_event(freeze()))
@@ -159,7 +159,7 @@ def test_a_world_nobody_looked_at_for_long_catches_up_through_every_change(world
     assert world.is_finished
 
 
-def test_an_update_moves_not_before_and_may_change_the_type(world, clock):
+def test_update_moves_not_before_and_can_change_the_type(world, clock):
     event_id = world.add_event(EventSpec(event_type="Reboot"))
     clock.advance(600)
     world.update(event_id, event_type="Freeze", notice_seconds=1800)
@@ -187,7 +187,7 @@ def test_extra_fields_are_shown_as_they_are(world):
     assert event["EventStatus"] == "Completed"
 
 
-def test_what_an_event_does_not_allow_is_said(world):
+def test_invalid_action_on_an_event_is_reported(world):
     event_id = world.add_event(freeze(event_id="AB"))
     with pytest.raises(WrongState, match="AB has the status Scheduled"):
         world.complete(event_id)
@@ -199,6 +199,6 @@ def test_what_an_event_does_not_allow_is_said(world):
 
 
 @pytest.mark.parametrize("speed", [0, -1, math.inf, math.nan])
-def test_a_speed_that_is_none_is_refused(speed):
+def test_invalid_speed_is_rejected(speed):
     with pytest.raises(WrongRequest, match="speed"):
         World(speed=speed)
