@@ -1,6 +1,6 @@
-"""What the agent runs on has no known hole: declared and installed versions against the floors in pyproject.toml.
+"""Declared and installed dependencies are at or above the floors without known vulnerabilities in pyproject.toml.
 
-No service is asked, so that the answer is the same on every day and behind every proxy.
+The test calls no service, so that the result is reproducible and independent of proxies.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ USERS = [
 DEVELOPERS = PROJECT["optional-dependencies"]["dev"]
 
 
-def test_every_dependency_of_a_user_was_looked_up_and_no_other_stands_in_the_table():
+def test_table_lists_exactly_the_dependencies_of_users():
     assert {name for name, _ in _requirements(USERS)} == set(FLOORS)
     assert set(PROJECT["optional-dependencies"]) == {*USERS_EXTRAS, "dev"}
 
 
-def test_every_floor_has_its_reason():
+def test_every_floor_has_a_reason():
     assert [name for name, entry in FLOORS.items() if not ADVISORY.fullmatch(entry["why"])] == []
 
 

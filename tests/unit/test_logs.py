@@ -1,4 +1,4 @@
-"""Logs: one line each, never in the way of what they are about."""
+"""Each log event is one line, and logging never blocks the agent."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_piped_logs_are_json_lines_with_the_extra_fields(agent_env: dict[str, st
     assert done.stdout == b""
 
 
-def test_journal_gets_its_priority_and_no_time(agent_env: dict[str, str]) -> None:
+def test_journal_lines_have_a_priority_and_no_time(agent_env: dict[str, str]) -> None:
     code = (
         "configure(form='journal'); log.info('calm', extra={'sinks': ['a', 'b'], 'why': 'two words', 'is_on': True, "
         "'lost': {'rows': 2}, 'vm': None, 'names': [], 'reason': ''})\n"
@@ -70,7 +70,7 @@ def test_journal_gets_its_priority_and_no_time(agent_env: dict[str, str]) -> Non
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a journal")
-def test_journal_is_known_by_its_stream_and_by_nothing_else(agent_env: dict[str, str], tmp_path: Path) -> None:
+def test_journal_is_detected_only_by_its_stream(agent_env: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "journal"
     for is_same, begins in ((True, "<6>calm"), (False, "{")):
         with file.open("wb") as stream:
@@ -88,13 +88,13 @@ def test_exception_is_one_field(agent_env: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("close", ["os.close(2)", "sys.stderr.close()", "sys.stderr = None"])
-def test_closed_standard_error_harms_nobody(agent_env: dict[str, str], close: str) -> None:
+def test_closed_standard_error_does_not_affect_the_agent(agent_env: dict[str, str], close: str) -> None:
     first, then = (close, "configure()") if close.endswith("None") else ("configure()", close)
     done = run(f"import os; {first}; {then}; log.error('lost %s'); log.error('x', 1); print('alive')", agent_env)
     assert done.stdout == b"alive\n"
 
 
-def test_reader_that_stalls_holds_up_neither_the_agent_nor_its_end(agent_env: dict[str, str]) -> None:
+def test_stalled_reader_delays_neither_the_agent_nor_its_exit(agent_env: dict[str, str]) -> None:
     reader, writer = os.pipe()
     code = (
         "configure(); before = time.monotonic()\n"
@@ -140,7 +140,7 @@ def test_terminal_gets_short_coloured_lines(agent_env: dict[str, str]) -> None:
     assert "\x1b[33mWARNING\x1b[0m slow sink=x" in shown
 
 
-def test_remote_text_cannot_forge_a_line_or_paint_the_terminal() -> None:
+def test_remote_text_cannot_inject_log_lines_or_terminal_escapes() -> None:
     line = LineFormatter(colour=False).format(made("a\n12:00:00 ERROR b\x1b[2J\ud800", body="\x9b\r"))
     assert line.isprintable()
     assert "\\n12:00:00" in line
@@ -162,7 +162,7 @@ def test_same_error_is_logged_once_and_counted(
     assert (last["failures"], last["lasted_seconds"], last["sink"]) == (5, 50.0, "x")
 
 
-def test_kind_of_a_failure_is_logged_once_although_its_message_differs_each_time(
+def test_failure_with_varying_message_is_logged_once(
     report: ThrottledLog, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     for attempt in range(5):
@@ -172,7 +172,7 @@ def test_kind_of_a_failure_is_logged_once_although_its_message_differs_each_time
     assert [entry.getMessage() for entry in caplog.records] == ["503: request 0", "No response."]
 
 
-def test_reminder_comes_once_an_hour_and_says_how_often(
+def test_repeated_error_is_logged_again_hourly_with_its_count(
     report: ThrottledLog, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(7201):
@@ -184,7 +184,7 @@ def test_reminder_comes_once_an_hour_and_says_how_often(
     ]
 
 
-def test_the_end_waits_half_a_second_at_most_for_a_reader_that_stalls(agent_env: dict[str, str]) -> None:
+def test_shutdown_waits_at_most_half_a_second_for_a_stalled_reader(agent_env: dict[str, str]) -> None:
     reader, writer = os.pipe()
     code = (
         "configure(form='json')\nfor n in range(5000): log.error('x' * 200)\n"
@@ -199,7 +199,7 @@ def test_the_end_waits_half_a_second_at_most_for_a_reader_that_stalls(agent_env:
         os.close(reader)
 
 
-def test_no_peer_can_turn_the_direction_of_writing_in_a_line():
+def test_bidirectional_control_characters_are_escaped():
     line = LineFormatter(colour=False).format(made("a \u202egnp.exe", body="\u2067x"))
     assert "\\u202egnp.exe" in line
     assert "\\u2067x" in line

@@ -5,7 +5,7 @@ import pytest
 from bridge import strict_json
 
 
-def test_plain_json_is_read():
+def test_valid_json_is_parsed():
     assert strict_json.loads('{"a": [1, 2.5, null, "x"], "b": {}}') == {"a": [1, 2.5, None, "x"], "b": {}}
 
 
@@ -20,18 +20,18 @@ def test_plain_json_is_read():
         ("[" * 100_000, "it is nested too deeply"),
     ],
 )
-def test_what_parsers_read_differently_is_refused_without_a_word_of_it(text, reason):
+def test_ambiguous_json_is_rejected_without_quoting_it(text, reason):
     with pytest.raises(strict_json.JsonRefused) as refused:
         strict_json.loads(text)
     assert str(refused.value) == reason
 
 
-def test_bounds_are_the_callers():
+def test_caller_sets_the_limits():
     assert strict_json.loads('{"a": 1, "a": 2}', allows_duplicates=True) == {"a": 2}
     with pytest.raises(strict_json.JsonRefused):
         strict_json.loads("123", most_digits=2)
 
 
-def test_what_is_no_json_is_a_value_error():
+def test_invalid_json_is_a_value_error():
     with pytest.raises(ValueError, match="Expecting"):
         strict_json.loads("{")

@@ -5,7 +5,7 @@ import pytest
 from bridge.text import duration, escaped, nearest, one_line
 
 
-def test_one_line_shows_a_space_for_what_could_break_a_line_or_move_a_cursor():
+def test_one_line_replaces_control_characters_with_a_space():
     assert one_line("a\nb\x1b[31mc\u2028d\ud800é") == "a b [31mc d é"
 
 
@@ -26,17 +26,17 @@ UNSEEN = [
 
 
 @pytest.mark.parametrize("unseen", UNSEEN, ids=ascii)
-def test_what_is_not_seen_is_shown_as_its_escape_or_as_a_space(unseen):
+def test_invisible_characters_are_replaced_with_an_escape_or_a_space(unseen):
     assert escaped(f"vm{unseen}1") == f"vm{ascii(unseen)[1:-1]}1"
     assert one_line(f"vm{unseen}1") == "vm 1"
 
 
 @pytest.mark.parametrize("text", ["Grüße, Ωμέγα, 日本 \u00a0", "עברית العربية", "\U0001f600 5 %"])
-def test_what_is_seen_stays_as_it_is(text):
+def test_visible_characters_are_unchanged(text):
     assert escaped(text) == text
 
 
-def test_one_line_is_cut_at_its_limit():
+def test_one_line_is_truncated_at_its_limit():
     assert one_line("abc\ndef", 4) == "abc "
 
 
@@ -53,10 +53,10 @@ def test_one_line_is_cut_at_its_limit():
         (600_000, "6 d 22 h"),
     ],
 )
-def test_duration_is_in_its_two_largest_units(seconds, text):
+def test_duration_uses_its_two_largest_units(seconds, text):
     assert duration(seconds) == text
 
 
 @pytest.mark.parametrize("word", ["Poll-Interval", "poll_intervall", "POLL_INTERVAL"])
-def test_nearest_known_word_is_found_whatever_its_case_and_hyphens(word):
+def test_nearest_known_word_ignores_case_and_hyphens(word):
     assert nearest(word, ["timeout", "poll_interval"]) == " Did you mean 'poll_interval'?"
